@@ -1,0 +1,68 @@
+"""Where a server leaves its tokens for clients of the same user on the same machine.
+
+The file is readable by its owner alone, so a local client needs no configuration, while another user
+of the machine gets nothing. A remote client is given its token by a person (``AJET_TOKEN``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTokens:
+    """The tokens of one server.
+
+    :param control: may configure, start and stop runs, and all that `client` may.
+    :param client: may claim episodes and read status.
+    """
+
+    control: str = field(repr=False)
+    client: str = field(repr=False)
+
+
+def state_dir() -> Path:
+    """The directory of the token files: ``$XDG_STATE_HOME/agentjet/servers`` or its usual default."""
+    root = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local/state")
+    return Path(root) / "agentjet" / "servers"
+
+
+def publish_local(port: int, tokens: ServerTokens) -> Path:
+    """Write the token file of the server that listens on `port` of this machine, mode 0600."""
+    directory = state_dir()
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # A temporary file is created with mode 0600 and renamed, so that no reader ever sees a half.
+    descriptor, temporary = tempfile.mkstemp(dir=directory)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump({"control": tokens.control, "client": tokens.client}, file)
+    target = directory / f"{port}.json"
+    os.replace(temporary, target)
+    return target
+
+
+def withdraw_local(port: int) -> None:
+    """Remove the token file of `port`, if there is one."""
+    (state_dir() / f"{port}.json").unlink(missing_ok=True)
+
+
+def find_local(url: str) -> ServerTokens | None:
+    """The tokens of the server at `url`, if it is on this machine and belongs to this user."""
+    parts = urlsplit(url)
+    if parts.hostname not in LOOPBACK_HOSTS:
+        return None
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    path = state_dir() / f"{port}.json"
+    try:
+        if path.stat().st_uid != os.getuid():
+            return None
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return ServerTokens(control=str(found["control"]), client=str(found["client"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

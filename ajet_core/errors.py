@@ -1,0 +1,310 @@
+"""Every error agentjet raises, as one tree.
+
+```
+AjetError                         internal_error          500
+├── ConfigError (ValueError)      invalid_config          400
+│   ├── UnknownComponentError     unknown_component       400
+│   ├── ModelDirectoryError       invalid_model           400
+│   └── ChannelError              no_weight_channel       400
+├── PluginError                   plugin_error            500
+│   ├── PluginConflictError       plugin_conflict         500
+│   ├── PluginApiError            plugin_api_mismatch     500
+│   └── PluginLoadError           plugin_broken           500
+├── RequestError (ValueError)     invalid_request_error   400
+│   ├── UnsupportedError          unsupported_parameter   400
+│   ├── ContextLengthError        context_length_exceeded 400
+│   ├── BodyTooLargeError         body_too_large          413
+│   ├── NotFoundError             not_found               404
+│   └── VersionError              unsupported_version     426
+├── AuthError (PermissionError)   invalid_api_key         401
+│   └── ForbiddenError            forbidden               403
+├── EpisodeError                  episode_error           409
+│   ├── EpisodeNotFoundError      episode_not_found       404
+│   └── EpisodeClosedError        episode_closed          410
+├── StateError (RuntimeError)     wrong_state             409
+│   ├── NotRollingError           not_rolling             503
+│   └── BusyError                 busy                    429
+├── StoreError                    store_error             500
+│   └── StoreFullError            storage_full            507
+├── WorkerError                   worker_error            503
+│   ├── WorkerDiedError           worker_died             503
+│   └── WorkerBootError           worker_boot_failed      500
+├── EngineError                   engine_error            503
+├── TrainerError                  trainer_error           500
+├── DeadlineError (TimeoutError)  deadline_exceeded       504
+└── ServerUnreachableError (ConnectionError)  server_unreachable 503
+```
+
+An error crosses a process or the network as its ``type``, ``message``, ``param`` and
+``retry_after`` (`AjetError.to_payload`, `error_from_payload`) and arrives as the same class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+class AjetError(Exception):
+    """Base of all agentjet errors.
+
+    :param message: what happened, to which object, and what to do next.
+    :param param: the request field or setting that is at fault, if one is.
+    :param retry_after: seconds after which the same request may succeed; None if repeating it is useless.
+    """
+
+    type: ClassVar[str] = "internal_error"
+    status: ClassVar[int] = 500
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.param, self.retry_after))
+
+    def to_payload(self) -> dict[str, Any]:
+        """The error as plain data: ``{"type", "message", "param", "retry_after"}``."""
+        return {
+            "type": self.type,
+            "message": self.message,
+            "param": self.param,
+            "retry_after": self.retry_after,
+        }
+
+
+def _rebuild(
+    cls: type[AjetError], message: str, param: str | None, retry_after: float | None
+) -> AjetError:
+    return cls(message, param=param, retry_after=retry_after)
+
+
+class ConfigError(AjetError, ValueError):
+    """A setting or run configuration that cannot be used."""
+
+    type = "invalid_config"
+    status = 400
+
+
+class UnknownComponentError(ConfigError):
+    """A component name that no installed plugin provides."""
+
+    type = "unknown_component"
+
+
+class ModelDirectoryError(ConfigError):
+    """A model directory that is missing, incomplete or outside the allowed roots."""
+
+    type = "invalid_model"
+
+
+class ChannelError(ConfigError):
+    """Trainer and engine have no weight channel in common."""
+
+    type = "no_weight_channel"
+
+
+class PluginError(AjetError):
+    """A plugin misbehaved; the message names its distribution and version."""
+
+    type = "plugin_error"
+
+
+class PluginConflictError(PluginError):
+    """Two plugins provide a component of the same kind and name."""
+
+    type = "plugin_conflict"
+
+
+class PluginApiError(PluginError):
+    """A plugin was made for a hook API that this version does not offer."""
+
+    type = "plugin_api_mismatch"
+
+
+class PluginLoadError(PluginError):
+    """A plugin could not be imported, or one of its hooks raised."""
+
+    type = "plugin_broken"
+
+
+class RequestError(AjetError, ValueError):
+    """A request that can never succeed as it is."""
+
+    type = "invalid_request_error"
+    status = 400
+
+
+class UnsupportedError(RequestError):
+    """A request for something this server cannot do."""
+
+    type = "unsupported_parameter"
+
+
+class ContextLengthError(RequestError):
+    """Prompt and requested completion do not fit into the model's context."""
+
+    type = "context_length_exceeded"
+
+
+class BodyTooLargeError(RequestError):
+    """A request body over the server's limit."""
+
+    type = "body_too_large"
+    status = 413
+
+
+class NotFoundError(RequestError):
+    """A route or object that does not exist."""
+
+    type = "not_found"
+    status = 404
+
+
+class VersionError(RequestError):
+    """Client and server share no protocol version."""
+
+    type = "unsupported_version"
+    status = 426
+
+
+class AuthError(AjetError, PermissionError):
+    """A missing, unknown or revoked token or key."""
+
+    type = "invalid_api_key"
+    status = 401
+
+
+class ForbiddenError(AuthError):
+    """A valid token that does not open this route."""
+
+    type = "forbidden"
+    status = 403
+
+
+class EpisodeError(AjetError):
+    """Something an episode's present condition does not allow."""
+
+    type = "episode_error"
+    status = 409
+
+
+class EpisodeNotFoundError(EpisodeError):
+    """An episode id that this server never issued, or that belongs to another client."""
+
+    type = "episode_not_found"
+    status = 404
+
+
+class EpisodeClosedError(EpisodeError):
+    """An episode that was ended, aborted or whose lease ran out."""
+
+    type = "episode_closed"
+    status = 410
+
+
+class StateError(AjetError, RuntimeError):
+    """An action that the server's state does not allow."""
+
+    type = "wrong_state"
+    status = 409
+
+
+class NotRollingError(StateError):
+    """Episodes cannot be claimed now; ``retry_after`` says when to ask again, if at all."""
+
+    type = "not_rolling"
+    status = 503
+
+
+class BusyError(StateError):
+    """A limit is reached; the request may be repeated after ``retry_after`` seconds."""
+
+    type = "busy"
+    status = 429
+
+
+class StoreError(AjetError):
+    """The sample store failed."""
+
+    type = "store_error"
+
+
+class StoreFullError(StoreError):
+    """The disk or the store's quota is full; nothing was written."""
+
+    type = "storage_full"
+    status = 507
+
+
+class WorkerError(AjetError):
+    """A worker process failed."""
+
+    type = "worker_error"
+    status = 503
+
+
+class WorkerDiedError(WorkerError):
+    """A worker process ended while it was needed."""
+
+    type = "worker_died"
+
+
+class WorkerBootError(WorkerError):
+    """A worker process did not come up; the message shows its last lines."""
+
+    type = "worker_boot_failed"
+    status = 500
+
+
+class EngineError(AjetError):
+    """The inference engine failed."""
+
+    type = "engine_error"
+    status = 503
+
+
+class TrainerError(AjetError):
+    """The trainer failed."""
+
+    type = "trainer_error"
+
+
+class DeadlineError(AjetError, TimeoutError):
+    """Something did not happen in its time."""
+
+    type = "deadline_exceeded"
+    status = 504
+
+
+class ServerUnreachableError(AjetError, ConnectionError):
+    """The client could not reach the server, after all its retries."""
+
+    type = "server_unreachable"
+    status = 503
+
+
+def _by_type() -> dict[str, type[AjetError]]:
+    found: dict[str, type[AjetError]] = {}
+    queue: list[type[AjetError]] = [AjetError]
+    while queue:
+        cls = queue.pop()
+        found[cls.type] = cls
+        queue.extend(cls.__subclasses__())
+    return found
+
+
+def error_from_payload(payload: Mapping[str, Any]) -> AjetError:
+    """The error that `AjetError.to_payload` described; an unknown type becomes `AjetError`."""
+    cls = _by_type().get(str(payload.get("type")), AjetError)
+    retry_after = payload.get("retry_after")
+    param = payload.get("param")
+    return cls(
+        str(payload.get("message", "no message")),
+        param=str(param) if param is not None else None,
+        retry_after=float(retry_after) if isinstance(retry_after, int | float) else None,
+    )

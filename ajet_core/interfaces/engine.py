@@ -1,0 +1,178 @@
+"""The inference engine: token ids in, token ids with logprobs out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ajet_core.interfaces.context import ComponentSettings, WorkerContext
+from ajet_core.protocol.run import ModelConfig
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample one completion.
+
+    :param max_tokens: sample at most this many tokens, >= 1.
+    :param temperature: >= 0; 0 takes the most likely token.
+    :param top_p: 0 < top_p <= 1, 1 is off.
+    :param top_k: 0 is off.
+    :param seed: the same seed, prompt and weights give the same tokens.
+    :param stop_token_ids: sampling one of them ends the completion; it is part of the sampled ids.
+    :param top_logprobs: also return the logprobs of this many most likely tokens per position.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    top_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One completion to sample.
+
+    :param prompt_ids: [P], P >= 1.
+    :param stream: True asks for chunks as tokens are made; False allows to hold them back to the end.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateChunk:
+    """The next T >= 0 tokens of a completion, all sampled by the same weights.
+
+    :param token_ids: [T] sampled ids, a stop token included.
+    :param logprobs: [T] as `ajet_core.timeline.Call.logprobs` defines them.
+    :param policy_version: version of the weights that sampled these tokens.
+    :param finish_reason: set in the last chunk, which alone may hold no tokens.
+    :param top_logprobs: [T][K] (token id, logprob) pairs, most likely first, when asked for.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    policy_version: int
+    finish_reason: FinishReason | None = None
+    top_logprobs: list[list[tuple[int, float]]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    """What an engine can do; the gateway refuses requests that need more.
+
+    :param weight_channels: names of the weight channels it accepts, best first.
+    :param max_top_logprobs: the most `SamplingParams.top_logprobs` it answers.
+    :param seed: whether `SamplingParams.seed` is honoured.
+    :param sleep: whether `sleep` and `wake` free and regain device memory.
+    """
+
+    weight_channels: tuple[str, ...]
+    max_top_logprobs: int = 0
+    seed: bool = False
+    sleep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Facts known once an engine has started.
+
+    :param max_context: most tokens a prompt and its completion may have together.
+    """
+
+    max_context: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the engine started (seconds, tokens) and present load (requests).
+
+    :param forward_seconds: wall seconds spent in forward passes and sampling.
+    :param prompt_tokens: prompt tokens of all requests.
+    :param cached_tokens: those of them that were not computed again.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    forward_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """Says where the next weights are.
+
+    :param channel: name of a weight channel both sides declared, such as ``in_process`` or
+        ``safetensors_dir``.
+    :param policy_version: the version these weights are.
+    :param location: a key of `WorkerContext.shared`, or a directory, as the channel defines it.
+    """
+
+    channel: str
+    policy_version: int
+    location: str
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+class Engine(ABC):
+    """An inference engine. All methods run on one asyncio event loop and must not block it.
+
+    Failures raise `ajet_core.errors.EngineError`; a prompt that does not fit raises
+    `ajet_core.errors.ContextLengthError`.
+    """
+
+    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+        self.settings = settings
+        self.context = context
+
+    @abstractmethod
+    async def start(self, model: ModelConfig) -> EngineInfo:
+        """Load `model` and get ready to serve; called once."""
+
+    @abstractmethod
+    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        """Sample one completion, an async generator of chunks whose last has a finish reason.
+
+        Closing the generator cancels the request. Requests that are running when the engine is
+        paused or its weights change go on afterwards, with the new weights.
+        """
+
+    @abstractmethod
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Serve `update`'s weights from the next sampled token on, with no stale cache."""
+
+    @abstractmethod
+    async def pause(self) -> None:
+        """Stop sampling; returns when no forward pass is running. Requests are kept."""
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """Go on sampling."""
+
+    async def sleep(self) -> None:
+        """Free device memory while a colocated trainer works. Needs the capability `sleep`."""
+
+    async def wake(self) -> None:
+        """Undo `sleep`."""
+
+    @abstractmethod
+    async def stats(self) -> EngineStats:
+        """Counters; answering at all says the engine is healthy."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Free everything; requests that are running end with finish reason "abort"."""

@@ -1,0 +1,158 @@
+"""The sample store: episodes, calls, batches, steps; the single source of truth of a run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ajet_core.interfaces.context import ComponentSettings, WorkerContext
+from ajet_core.timeline import Call
+
+EpisodeState = Literal["open", "ended", "aborted"]
+EpisodeKind = Literal["train", "eval"]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """One episode.
+
+    :param key_hash: hex SHA-256 of the episode's API key; the key itself is stored nowhere.
+    :param client_id: who claimed it (id of the client token).
+    :param claim_version: policy version when it was claimed.
+    :param lease_seconds: silence after which it is aborted.
+    :param reason: why it was aborted, "" otherwise.
+    :param batch_id: the batch that consumed it, if one did.
+    :param created_at: unix seconds.
+    """
+
+    episode_id: str
+    key_hash: str
+    task_id: str
+    group: str
+    kind: EpisodeKind
+    tag: str
+    client_id: str
+    claim_version: int
+    lease_seconds: float
+    created_at: float
+    state: EpisodeState = "open"
+    reward: float | None = None
+    components: dict[str, float] = field(default_factory=dict)
+    call_rewards: dict[str, float] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    reason: str = ""
+    finished_at: float | None = None
+    batch_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """Episodes that are trained together; `step` is the step that consumes them (1-based)."""
+
+    batch_id: str
+    step: int
+    episode_ids: list[str]
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One finished training step."""
+
+    step: int
+    batch_id: str
+    metrics: dict[str, float]
+    finished_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The run of a store. `config_json` is the `RunConfig` it was started with."""
+
+    run_id: str
+    config_json: str
+    created_at: float
+
+
+class SampleStore(ABC):
+    """Durable record of a run. Every write is on disk when its coroutine returns.
+
+    Writes of concurrent callers may be committed together; a write that was requested earlier is
+    never durable later than one that was requested after it. A full disk or quota raises
+    `ajet_core.errors.StoreFullError` and writes nothing of that call.
+    """
+
+    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+        self.settings = settings
+        self.context = context
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Open or create the store in `context.run_dir`."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Finish pending writes and release the files."""
+
+    @abstractmethod
+    async def put_run(self, run: RunRecord) -> None:
+        """Write or replace the run."""
+
+    @abstractmethod
+    async def get_run(self) -> RunRecord | None:
+        """The run, if one was started."""
+
+    @abstractmethod
+    async def add_episode(self, episode: EpisodeRecord) -> None:
+        """Add a claimed episode; its id must be new."""
+
+    @abstractmethod
+    async def finish_episode(self, episode: EpisodeRecord) -> EpisodeRecord:
+        """Write an ended or aborted episode.
+
+        The first outcome stands: if the stored episode is finished already it is returned unchanged.
+        """
+
+    @abstractmethod
+    async def get_episode(self, episode_id: str) -> EpisodeRecord | None:
+        """One episode."""
+
+    @abstractmethod
+    async def episodes(
+        self, *, state: EpisodeState | None = None, batched: bool | None = None
+    ) -> list[EpisodeRecord]:
+        """Episodes in the order they were claimed, filtered by state and by whether a batch has them."""
+
+    @abstractmethod
+    async def add_call(self, call: Call) -> None:
+        """Record one model call."""
+
+    @abstractmethod
+    async def calls(self, episode_ids: Sequence[str]) -> dict[str, list[Call]]:
+        """Calls of the episodes, each list in order of `Call.index`; an unknown id has an empty list."""
+
+    @abstractmethod
+    async def add_batch(self, batch: BatchRecord) -> None:
+        """Add a batch and give it its episodes, all or nothing.
+
+        :raises StoreError: an episode is not ended or has a batch already.
+        """
+
+    @abstractmethod
+    async def batches(self, *, after_step: int) -> list[BatchRecord]:
+        """Batches for steps after `after_step`, in order of step."""
+
+    @abstractmethod
+    async def add_step(self, step: StepRecord) -> None:
+        """Record a finished step; a repeated step number replaces it (a resumed run trains again)."""
+
+    @abstractmethod
+    async def steps(self) -> list[StepRecord]:
+        """All finished steps, in order."""
+
+    @abstractmethod
+    async def counters(self) -> dict[str, int]:
+        """Totals: ``episodes``, ``episodes_ended``, ``episodes_aborted``, ``calls``,
+        ``tokens_raw`` (prompt + sampled over all calls), ``tokens_sampled``."""

@@ -1,0 +1,97 @@
+"""The trainer: batches in, weights out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ajet_core.interfaces.context import ComponentSettings, WorkerContext
+from ajet_core.interfaces.engine import WeightUpdate
+from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+from ajet_core.timeline import TrainBatch
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerCapabilities:
+    """What a trainer can do.
+
+    :param weight_channels: names of the weight channels it offers, best first.
+    :param algorithm_fields: names of the `AlgorithmConfig` fields it honours; any other field that
+        differs from its default is refused before the trainer starts.
+    """
+
+    weight_channels: tuple[str, ...]
+    algorithm_fields: frozenset[str]
+    lora: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerInfo:
+    """Facts known once a trainer has started."""
+
+    parameters: int
+    trainable_parameters: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did.
+
+    :param metrics: named numbers. Common names: ``loss``, ``entropy`` (nats), ``kl`` (to the reference,
+        nats), ``clip_fraction``, ``grad_norm`` (before clipping), ``logprob_gap`` (largest absolute
+        difference of behaviour and trainer logprob before the step, for tokens of the current
+        policy version), ``learning_rate``.
+    :param tokens_trained: tokens with a loss.
+    :param tokens_processed: tokens that went through the forward pass, padding left out.
+    :param seconds: wall seconds of the step.
+    """
+
+    step: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    tokens_trained: int = 0
+    tokens_processed: int = 0
+    sequences: int = 0
+    seconds: float = 0.0
+
+
+class Trainer(ABC):
+    """A trainer. All methods are called from one thread, one after the other.
+
+    Failures raise `ajet_core.errors.TrainerError`; after a failed `step` the weights and the
+    optimiser are as they were before it.
+    """
+
+    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+        self.settings = settings
+        self.context = context
+
+    @abstractmethod
+    def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
+        """Load `model` and make the optimiser; called once."""
+
+    @abstractmethod
+    def step(self, batch: TrainBatch) -> StepReport:
+        """Train on one batch. Weights served by an engine do not change before `publish`,
+        except through the channel ``in_process``, for which the engine is paused meanwhile."""
+
+    @abstractmethod
+    def publish(self, channel: str, policy_version: int) -> WeightUpdate:
+        """Make the present weights available on `channel` as `policy_version`."""
+
+    @abstractmethod
+    def save(self, directory: Path) -> None:
+        """Write all that `load` needs to go on bit by bit: weights, optimiser, RNG, step."""
+
+    @abstractmethod
+    def load(self, directory: Path) -> None:
+        """Go on from what `save` wrote."""
+
+    @abstractmethod
+    def export(self, directory: Path) -> None:
+        """Write the model as a Hugging Face directory (adapters merged in)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything."""

@@ -1,0 +1,91 @@
+"""What a plugin says of its components: plain data, nothing heavy imported.
+
+`target` and `settings` are ``"package.module:Name"``. The module of `settings` must be light: the server
+validates settings in its own process, while `target` is imported where the component runs, which
+may be another interpreter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ajet_core.interfaces import EngineCapabilities, TrainerCapabilities
+
+NO_SETTINGS = "ajet_core.interfaces:ComponentSettings"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentSpec:
+    """A component under its unique name.
+
+    :param name: what settings and run configurations call it; unique among its kind.
+    :param target: the class, a subclass of the kind's interface.
+    :param settings: its settings type, a subclass of `ajet_core.interfaces.ComponentSettings`.
+    :param summary: one line for ``ajet plugins``.
+    """
+
+    name: str
+    target: str
+    settings: str = NO_SETTINGS
+    summary: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec(ComponentSpec):
+    """An `ajet_core.interfaces.Engine`."""
+
+    capabilities: EngineCapabilities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSpec(ComponentSpec):
+    """An `ajet_core.interfaces.Trainer`."""
+
+    capabilities: TrainerCapabilities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSpec(ComponentSpec):
+    """An `ajet_core.interfaces.SampleStore`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergerSpec(ComponentSpec):
+    """An `ajet_core.interfaces.Merger`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSpec(ComponentSpec):
+    """An `ajet_core.interfaces.AgentAdapter`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggerSpec(ComponentSpec):
+    """A `ajet_core.interfaces.MetricsLogger`: receives every step's metrics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSpec(ComponentSpec):
+    """A subcommand of ``ajet``: `target` is a `click.Command`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginInfo:
+    """One installed plugin, known from metadata alone unless it was loaded.
+
+    :param name: entry-point name.
+    :param hook_api: the (major, minor) it was made for; None if it declares none.
+    :param hooks: names of the hooks it implements, once loaded.
+    :param components: "kind:name" of what it registers, once loaded.
+    :param problem: why it cannot be used, "" if it can.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    module: str
+    hook_api: tuple[int, int] | None
+    hooks: tuple[str, ...] = ()
+    components: tuple[str, ...] = ()
+    problem: str = ""
+    blocked: bool = field(default=False)

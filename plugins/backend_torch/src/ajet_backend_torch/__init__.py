@@ -1,0 +1,1 @@
+"""agentjet's embedded engine and trainer on PyTorch and Hugging Face models."""
