@@ -30,8 +30,8 @@ class ServerTokens:
 
 def state_dir() -> Path:
     """The directory of the token files: ``$XDG_STATE_HOME/agentjet/servers`` or its usual default."""
-    root = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local/state")
-    return Path(root) / "agentjet" / "servers"
+    root = os.environ.get("XDG_STATE_HOME")
+    return (Path(root) if root else Path.home() / ".local/state") / "agentjet" / "servers"
 
 
 def publish_local(port: int, tokens: ServerTokens) -> Path:
@@ -43,8 +43,7 @@ def publish_local(port: int, tokens: ServerTokens) -> Path:
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump({"control": tokens.control, "client": tokens.client}, file)
     target = directory / f"{port}.json"
-    os.replace(temporary, target)
-    return target
+    return Path(temporary).replace(target)
 
 
 def withdraw_local(port: int) -> None:

@@ -14,7 +14,7 @@ from .engine import (
     WeightUpdate,
 )
 from .logger import MetricsLogger
-from .merger import Merger, MergePolicy
+from .merger import MergePolicy, Merger
 from .store import (
     BatchRecord,
     EpisodeKind,

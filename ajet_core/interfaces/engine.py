@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ajet_core.errors import EngineError
 from ajet_core.interfaces.context import ComponentSettings, WorkerContext
 from ajet_core.protocol.run import ModelConfig
 
@@ -165,9 +166,11 @@ class Engine(ABC):
 
     async def sleep(self) -> None:
         """Free device memory while a colocated trainer works. Needs the capability `sleep`."""
+        raise EngineError(f"{type(self).__name__} cannot sleep")
 
     async def wake(self) -> None:
         """Undo `sleep`."""
+        raise EngineError(f"{type(self).__name__} cannot sleep")
 
     @abstractmethod
     async def stats(self) -> EngineStats:

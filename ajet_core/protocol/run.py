@@ -82,9 +82,10 @@ class AlgorithmConfig(Message):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     weight_decay: NonNegative = 0.0
-    adam_betas: tuple[
-        Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]
-    ] = (0.9, 0.999)
+    adam_betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.999,
+    )
     max_grad_norm: NonNegative = 1.0
     token_budget: PositiveInt | None = None
 

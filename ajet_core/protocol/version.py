@@ -20,9 +20,7 @@ def parse_version(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def negotiate(
-    theirs: Sequence[str], ours: Sequence[str] = SUPPORTED_VERSIONS
-) -> str | None:
+def negotiate(theirs: Sequence[str], ours: Sequence[str] = SUPPORTED_VERSIONS) -> str | None:
     """The version to speak: of the majors both sides know, the highest, at the lower of the two minors.
 
     Within a major version a later minor only adds, so the lower minor is understood by both.

@@ -1,0 +1,89 @@
+"""Interface dataclasses as plain msgpack values and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from ajet_core.interfaces import EngineInfo, GenerateChunk, TrainerInfo
+from ajet_core.protocol import AlgorithmConfig, ModelConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentPlan:
+    """A component a worker has to make: import targets and plain settings."""
+
+    name: str
+    target: str
+    settings_target: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BootPlan:
+    """What a worker hosts.
+
+    :param checkpoint: directory the trainer goes on from, None for a new run.
+    """
+
+    run_dir: str
+    seed: int
+    model: ModelConfig
+    algorithm: AlgorithmConfig
+    engine: ComponentPlan | None
+    trainer: ComponentPlan | None
+    checkpoint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BootReport:
+    """What came up; None for a component the worker does not host."""
+
+    engine: EngineInfo | None
+    trainer: TrainerInfo | None
+
+
+_adapters: dict[type, TypeAdapter[Any]] = {}
+
+
+def _adapter(cls: type) -> TypeAdapter[Any]:
+    if (found := _adapters.get(cls)) is None:
+        found = _adapters[cls] = TypeAdapter(cls)
+    return found
+
+
+def to_plain(value: object) -> Any:
+    """`value`, a dataclass or pydantic model of the interfaces, as dicts, lists and scalars."""
+    return _adapter(type(value)).dump_python(value, mode="python")
+
+
+def from_plain(cls: type[T], plain: Any) -> T:
+    """The `cls` that `to_plain` wrote.
+
+    :raises pydantic.ValidationError: it is not one.
+    """
+    result: T = _adapter(cls).validate_python(plain)
+    return result
+
+
+def pack_chunk(chunk: GenerateChunk) -> list[Any]:
+    """A chunk as a flat array: it is sent once or more per call, so it skips the generic path."""
+    return [
+        chunk.token_ids,
+        chunk.logprobs,
+        chunk.policy_version,
+        chunk.finish_reason,
+        chunk.top_logprobs,
+    ]
+
+
+def unpack_chunk(plain: list[Any]) -> GenerateChunk:
+    """The chunk that `pack_chunk` wrote."""
+    token_ids, logprobs, policy_version, finish_reason, top = plain
+    if top is not None:
+        top = [[(int(i), float(x)) for i, x in row] for row in top]
+    return GenerateChunk(token_ids, logprobs, policy_version, finish_reason, top)

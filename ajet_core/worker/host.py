@@ -1,0 +1,199 @@
+"""The worker's side: makes the components and serves the server's calls.
+
+The engine lives on the event loop, the trainer on one thread of its own, so that a training step does
+not keep the engine from answering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import traceback
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ajet_core.errors import AjetError, WorkerBootError, WorkerError
+from ajet_core.interfaces import (
+    ComponentSettings,
+    Engine,
+    EngineInfo,
+    GenerateRequest,
+    Trainer,
+    TrainerInfo,
+    WeightUpdate,
+    WorkerContext,
+)
+from ajet_core.timeline import TrainBatch
+from ajet_core.worker import frames
+from ajet_core.worker.codec import (
+    BootPlan,
+    BootReport,
+    ComponentPlan,
+    from_plain,
+    pack_chunk,
+    to_plain,
+)
+
+T = TypeVar("T")
+
+
+def _import(target: str) -> Any:
+    module, _, name = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise WorkerBootError(
+            f"cannot import {target!r} in this worker's interpreter: {error}; install the plugin there, "
+            "or name another interpreter in the setting workers.python"
+        ) from error
+
+
+def _make(plan: ComponentPlan, context: WorkerContext) -> Any:
+    settings_type: type[ComponentSettings] = _import(plan.settings_target)
+    return _import(plan.target)(settings_type.model_validate(plan.settings), context)
+
+
+class WorkerHost:
+    """Serves one connection until it ends."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._engine: Engine | None = None
+        self._trainer: Trainer | None = None
+        self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._chunks: list[list[Any]] = []
+        self._methods: dict[str, Callable[[int, Any], Awaitable[Any]]] = {
+            "boot": self._boot,
+            "generate": self._generate,
+            "engine.update_weights": self._update_weights,
+            "engine.pause": self._pause,
+            "engine.resume": self._resume,
+            "engine.stats": self._stats,
+            "trainer.step": self._step,
+            "trainer.publish": self._publish,
+            "trainer.save": self._save,
+            "trainer.export": self._export,
+        }
+
+    async def serve(self) -> None:
+        """Answer calls until the server closes the connection, then free the components."""
+        while (frame := await frames.read(self._reader)) is not None:
+            kind, call_id, *rest = frame
+            if kind == frames.CALL:
+                method, params = rest
+                task = asyncio.create_task(self._answer(call_id, method, params))
+                self._tasks[call_id] = task
+                task.add_done_callback(functools.partial(self._forget, call_id))
+            elif kind == frames.CANCEL and (running := self._tasks.get(call_id)) is not None:
+                running.cancel()
+        for task in list(self._tasks.values()):
+            task.cancel()
+        if self._engine is not None:
+            await self._engine.close()
+        if self._trainer is not None:
+            await self._on_trainer(lambda trainer: trainer.close())
+        self._trainer_thread.shutdown(wait=False)
+
+    def _forget(self, call_id: int, _: asyncio.Task[None]) -> None:
+        self._tasks.pop(call_id, None)
+
+    async def _answer(self, call_id: int, method: str, params: Any) -> None:
+        try:
+            handler = self._methods.get(method)
+            if handler is None:
+                raise WorkerError(f"unknown method {method!r}")
+            answer = [frames.RESULT, call_id, await handler(call_id, params)]
+        except asyncio.CancelledError:
+            answer = [frames.RESULT, call_id, None]
+        except AjetError as error:
+            answer = [frames.ERROR, call_id, error.to_payload()]
+        # A component may raise anything; its caller is in another process and must hear of it.
+        except Exception as error:  # noqa: BLE001
+            text = "".join(traceback.format_exception(error)[-12:])
+            cls = WorkerBootError if method == "boot" else WorkerError
+            answer = [frames.ERROR, call_id, cls(f"{method} failed:\n{text}").to_payload()]
+        self._flush_chunks()
+        self._writer.write(frames.pack(answer))
+        try:
+            await self._writer.drain()
+        except ConnectionError:
+            # The server is gone; `serve` sees the end of the stream and closes everything.
+            return
+
+    def _need_engine(self) -> Engine:
+        if self._engine is None:
+            raise WorkerError("this worker hosts no engine")
+        return self._engine
+
+    async def _on_trainer(self, work: Callable[[Trainer], T]) -> T:
+        trainer = self._trainer
+        if trainer is None:
+            raise WorkerError("this worker hosts no trainer")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._trainer_thread, work, trainer)
+
+    async def _boot(self, _: int, params: Any) -> Any:
+        plan = from_plain(BootPlan, params)
+        context = WorkerContext(run_dir=Path(plan.run_dir), seed=plan.seed)
+        trainer_info: TrainerInfo | None = None
+        engine_info: EngineInfo | None = None
+        # The trainer comes first: an engine in the same process then takes over its weights.
+        if plan.trainer is not None:
+            self._trainer = _make(plan.trainer, context)
+            trainer_info = await self._on_trainer(lambda t: t.start(plan.model, plan.algorithm))
+            if plan.checkpoint is not None:
+                directory = Path(plan.checkpoint)
+                await self._on_trainer(lambda t: t.load(directory))
+        if plan.engine is not None:
+            self._engine = _make(plan.engine, context)
+            engine_info = await self._need_engine().start(plan.model)
+        return to_plain(BootReport(engine_info, trainer_info))
+
+    async def _generate(self, call_id: int, params: Any) -> None:
+        request = from_plain(GenerateRequest, params)
+        # An engine's generator is closed even if this call is cancelled: that frees its slot.
+        async with aclosing(self._need_engine().generate(request)) as chunks:
+            async for chunk in chunks:
+                if not self._chunks:
+                    asyncio.get_running_loop().call_soon(self._flush_chunks)
+                self._chunks.append([call_id, pack_chunk(chunk)])
+
+    def _flush_chunks(self) -> None:
+        """Send in one frame what all running calls produced in this turn of the event loop."""
+        if self._chunks:
+            self._writer.write(frames.pack([frames.CHUNKS, self._chunks]))
+            self._chunks = []
+
+    async def _update_weights(self, _: int, params: Any) -> None:
+        await self._need_engine().update_weights(from_plain(WeightUpdate, params))
+
+    async def _pause(self, _: int, __: Any) -> None:
+        await self._need_engine().pause()
+
+    async def _resume(self, _: int, __: Any) -> None:
+        await self._need_engine().resume()
+
+    async def _stats(self, _: int, __: Any) -> Any:
+        return to_plain(await self._need_engine().stats())
+
+    async def _step(self, _: int, params: Any) -> Any:
+        batch = from_plain(TrainBatch, params)
+        return to_plain(await self._on_trainer(lambda trainer: trainer.step(batch)))
+
+    async def _save(self, _: int, params: Any) -> None:
+        directory = Path(params["directory"])
+        await self._on_trainer(lambda trainer: trainer.save(directory))
+
+    async def _export(self, _: int, params: Any) -> None:
+        directory = Path(params["directory"])
+        await self._on_trainer(lambda trainer: trainer.export(directory))
+
+    async def _publish(self, _: int, params: Any) -> Any:
+        channel, version = params["channel"], params["policy_version"]
+        return to_plain(await self._on_trainer(lambda trainer: trainer.publish(channel, version)))

@@ -1,0 +1,215 @@
+"""The server's side: spawns a worker, calls it, and notices when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from ajet_core.errors import WorkerBootError, WorkerDiedError, error_from_payload
+from ajet_core.interfaces import (
+    EngineStats,
+    GenerateChunk,
+    GenerateRequest,
+    StepReport,
+    WeightUpdate,
+)
+from ajet_core.timeline import TrainBatch
+from ajet_core.worker import frames
+from ajet_core.worker.codec import BootPlan, BootReport, from_plain, to_plain, unpack_chunk
+
+_TAIL_LINES = 15
+_TAIL_BYTES = 16384
+
+
+class WorkerProcess:
+    """One worker process. Made by `WorkerProcess.spawn`.
+
+    Any call raises `WorkerDiedError` with the last lines of the worker's log if the process ends first.
+
+    :ivar died: becomes done, with the description of the death as its result, when the process ends.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self._process = process
+        self._log = log
+        self._ids = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._streams: dict[int, asyncio.Queue[GenerateChunk | None]] = {}
+        self._closing = False
+        self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._writer: asyncio.StreamWriter
+        self._read_task: asyncio.Task[None]
+
+    @classmethod
+    async def spawn(cls, log: Path, python: str | None = None) -> WorkerProcess:
+        """Start a worker.
+
+        :param log: file its stdout and stderr are appended to.
+        :param python: interpreter to run it in, this one by default.
+        :raises WorkerBootError: the interpreter cannot be started.
+        """
+        ours, theirs = socket.socketpair()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with log.open("ab") as output:
+                process = await asyncio.create_subprocess_exec(
+                    python or sys.executable,
+                    "-m",
+                    "ajet_core.worker",
+                    "--fd",
+                    str(theirs.fileno()),
+                    pass_fds=[theirs.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"},
+                )
+        except OSError as error:
+            ours.close()
+            raise WorkerBootError(
+                f"cannot start a worker with {python or sys.executable!r}: {error}"
+            ) from error
+        finally:
+            theirs.close()
+        worker = cls(process, log)
+        reader, worker._writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
+        worker._read_task = asyncio.create_task(worker._read(reader))
+        return worker
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    async def boot(self, plan: BootPlan, timeout: float) -> BootReport:
+        """Make the plan's components.
+
+        :param timeout: seconds after which the boot has failed.
+        :raises WorkerBootError: it died, hung, or a component refused; the message shows why.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                return from_plain(BootReport, await self.call("boot", to_plain(plan)))
+        except WorkerDiedError as error:
+            raise WorkerBootError(f"the worker died while it booted: {error.message}") from error
+        except TimeoutError as error:
+            raise WorkerBootError(
+                f"the worker was not ready after {timeout:.0f} s (setting server.boot_timeout_seconds). "
+                f"Last lines of {self._log}:\n{self.log_tail()}"
+            ) from error
+
+    async def call(self, method: str, params: Any = None) -> Any:
+        """Call `method` and return its result as plain data; cancelling cancels it in the worker."""
+        call_id = next(self._ids)
+        return await self._call(call_id, method, params)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        """As `Engine.generate`."""
+        call_id = next(self._ids)
+        queue: asyncio.Queue[GenerateChunk | None] = asyncio.Queue()
+        self._streams[call_id] = queue
+        call = asyncio.create_task(self._call(call_id, "generate", to_plain(request)))
+        call.add_done_callback(lambda _: queue.put_nowait(None))
+        try:
+            while (chunk := await queue.get()) is not None:
+                yield chunk
+            await call
+        finally:
+            del self._streams[call_id]
+            call.cancel()
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """As `Engine.update_weights`."""
+        await self.call("engine.update_weights", to_plain(update))
+
+    async def stats(self) -> EngineStats:
+        """As `Engine.stats`."""
+        return from_plain(EngineStats, await self.call("engine.stats"))
+
+    async def step(self, batch: TrainBatch) -> StepReport:
+        """As `Trainer.step`."""
+        return from_plain(StepReport, await self.call("trainer.step", to_plain(batch)))
+
+    async def publish(self, channel: str, policy_version: int) -> WeightUpdate:
+        """As `Trainer.publish`."""
+        params = {"channel": channel, "policy_version": policy_version}
+        return from_plain(WeightUpdate, await self.call("trainer.publish", params))
+
+    async def close(self, grace: float = 10.0) -> None:
+        """End the process: close the connection, wait `grace` seconds, then kill it."""
+        self._closing = True
+        self._writer.close()
+        try:
+            async with asyncio.timeout(grace):
+                await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+        await self._read_task
+
+    def kill(self) -> None:
+        """SIGKILL, by pid; harmless if it has ended."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    def log_tail(self) -> str:
+        """The last lines of the worker's log."""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
+                lines = file.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            return "(no log)"
+        return "\n".join(lines[-_TAIL_LINES:]) or "(the log is empty)"
+
+    async def _call(self, call_id: int, method: str, params: Any) -> Any:
+        if self.died.done():
+            raise WorkerDiedError(self.died.result())
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._pending[call_id] = future
+        try:
+            self._writer.write(frames.pack([frames.CALL, call_id, method, params]))
+            await self._writer.drain()
+            return await future
+        except ConnectionError as error:
+            # The reader task sees the same end and says how the process ended.
+            raise WorkerDiedError(await asyncio.shield(self.died)) from error
+        except asyncio.CancelledError:
+            if not self.died.done() and not self._closing:
+                self._writer.write(frames.pack([frames.CANCEL, call_id]))
+            raise
+        finally:
+            self._pending.pop(call_id, None)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while (frame := await frames.read(reader)) is not None:
+            kind, *rest = frame
+            if kind == frames.CHUNKS:
+                for call_id, chunk in rest[0]:
+                    if (queue := self._streams.get(call_id)) is not None:
+                        queue.put_nowait(unpack_chunk(chunk))
+                continue
+            call_id, value = rest
+            future = self._pending.get(call_id)
+            if future is None or future.done():
+                continue
+            if kind == frames.RESULT:
+                future.set_result(value)
+            else:
+                future.set_exception(error_from_payload(value))
+        # A worker that closed its end but lives on is of no use to anybody.
+        if not self._closing:
+            self.kill()
+        code = await self._process.wait()
+        how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+        text = f"worker {self.pid} ended ({how}). Last lines of {self._log}:\n{self.log_tail()}"
+        self.died.set_result(text)
+        for future in list(self._pending.values()):
+            if not future.done():
+                future.set_exception(WorkerDiedError(text))
