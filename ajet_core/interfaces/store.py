@@ -69,11 +69,16 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The run of a store. `config_json` is the `RunConfig` it was started with."""
+    """The run of a store.
+
+    :param config_json: the `RunConfig` it was configured with.
+    :param active: it was started and not stopped: it goes on when its server is started again.
+    """
 
     run_id: str
     config_json: str
     created_at: float
+    active: bool = False
 
 
 class SampleStore(ABC):

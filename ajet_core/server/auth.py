@@ -1,0 +1,77 @@
+"""Tokens and keys: made from 256 random bits, kept as hashes, compared in constant time."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from typing import Literal
+
+from ajet_core.credentials import ServerTokens
+from ajet_core.errors import AuthError, ForbiddenError
+from ajet_core.settings import ServerSettings
+
+Scope = Literal["control", "client"]
+
+EPISODE_KEY_PREFIX = "ajet-ep-"
+
+
+def hash_secret(secret: str) -> str:
+    """Hex SHA-256. A fast hash suffices: the secrets are random, not chosen by people."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def new_episode_key() -> str:
+    """A new API key for one episode."""
+    return EPISODE_KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def bearer(headers: Mapping[str, str]) -> str:
+    """The secret of the ``Authorization`` (or ``x-api-key``) header, "" if there is none."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and value:
+        return value.strip()
+    return headers.get("x-api-key", "").strip()
+
+
+def make_tokens(settings: ServerSettings) -> ServerTokens:
+    """The tokens from the settings; new random ones where none are set."""
+    control, client = settings.control_token, settings.client_token
+    return ServerTokens(
+        control=control.get_secret_value() if control else "ajet-ct-" + secrets.token_urlsafe(32),
+        client=client.get_secret_value() if client else "ajet-cl-" + secrets.token_urlsafe(32),
+    )
+
+
+class TokenGuard:
+    """Knows the hashes of the server's tokens."""
+
+    def __init__(self, tokens: ServerTokens) -> None:
+        self._hashes: dict[Scope, str] = {
+            "control": hash_secret(tokens.control),
+            "client": hash_secret(tokens.client),
+        }
+
+    def check(self, headers: Mapping[str, str], needed: Scope) -> Scope:
+        """The scope of the token in `headers`.
+
+        :raises AuthError: there is none, or it is unknown.
+        :raises ForbiddenError: it is valid, but `needed` asks for more.
+        """
+        secret = bearer(headers)
+        if not secret:
+            raise AuthError(
+                "this route needs a token: send 'Authorization: Bearer TOKEN' "
+                "(the client takes it from its token argument or AJET_TOKEN)"
+            )
+        digest = hash_secret(secret)
+        # All hashes are compared, so that the time does not tell which scope came close.
+        matches = [s for s, known in self._hashes.items() if hmac.compare_digest(digest, known)]
+        if not matches:
+            if secret.startswith(EPISODE_KEY_PREFIX):
+                raise ForbiddenError("an episode's API key does not open this route")
+            raise AuthError("unknown or revoked token")
+        if needed == "control" and "control" not in matches:
+            raise ForbiddenError("this route needs the control token; this is the client token")
+        return matches[0]

@@ -1,0 +1,41 @@
+"""Work for a client that may hang up before it is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+T = TypeVar("T")
+
+# What proxies log for a client that closed the connection; nobody is there to read it.
+_CLIENT_CLOSED_REQUEST = 499
+
+
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled if the client goes away first.
+
+    Call it after the body has been read: what comes next from the client can only be its farewell.
+
+    :raises HTTPException: status 499, if the client went away.
+    """
+    task = asyncio.ensure_future(work)
+    farewell = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, farewell}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise HTTPException(_CLIENT_CLOSED_REQUEST, "the client closed the connection")
+        return task.result()
+    finally:
+        farewell.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

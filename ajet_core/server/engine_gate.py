@@ -1,0 +1,94 @@
+"""Between the dialects and the engine: calls wait for a live worker and survive its death."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
+
+from ajet_core.errors import DeadlineError, NotRollingError, WorkerDiedError
+from ajet_core.interfaces import GenerateChunk, GenerateRequest
+from ajet_core.protocol import ServerState
+from ajet_core.server.state import StateBoard
+from ajet_core.worker.process import WorkerProcess
+
+
+class EngineGate:
+    """Hands calls to the engine's worker.
+
+    While the server boots or its worker is being replaced, calls wait. A call whose worker died goes on
+    in the next one from the tokens that were sampled so far, so its client notices only a pause.
+
+    :param deadline: seconds a call may wait for a worker.
+    """
+
+    def __init__(self, board: StateBoard, deadline: float) -> None:
+        self._board = board
+        self._deadline = deadline
+        self._worker: WorkerProcess | None = None
+
+    def open(self, worker: WorkerProcess) -> None:
+        """Send calls to `worker` from now on."""
+        self._worker = worker
+        self._board.touch()
+
+    def shut(self) -> None:
+        """Let calls wait."""
+        self._worker = None
+        self._board.touch()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        """As `ajet_core.interfaces.Engine.generate`.
+
+        :raises NotRollingError: no run is active.
+        :raises DeadlineError: no worker came in time.
+        """
+        rest = request
+        version = 0
+        while True:
+            if rest.sampling.max_tokens <= 0:
+                yield GenerateChunk([], [], version, "length")
+                return
+            worker = await self._alive()
+            chunks = worker.generate(rest)
+            try:
+                async for chunk in chunks:
+                    version = chunk.policy_version
+                    if chunk.token_ids:
+                        rest = _continued(rest, chunk)
+                    yield chunk
+                return
+            except WorkerDiedError:
+                if self._worker is worker:
+                    self.shut()
+            finally:
+                # Closing at once, not at garbage collection, is what cancels the call in the worker.
+                if isinstance(chunks, AsyncGenerator):
+                    await chunks.aclose()
+
+    async def _alive(self) -> WorkerProcess:
+        def decided() -> bool:
+            return self._worker is not None or self._board.state is ServerState.OFFLINE
+
+        try:
+            async with asyncio.timeout(self._deadline):
+                await self._board.wait_until(decided)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"no engine was ready within {self._deadline:.0f} s "
+                f"(the server is {self._board.state}; setting server.call_deadline_seconds)",
+                retry_after=5.0,
+            ) from error
+        if self._worker is None:
+            raise NotRollingError("no run is active: the server is OFFLINE")
+        return self._worker
+
+
+def _continued(request: GenerateRequest, chunk: GenerateChunk) -> GenerateRequest:
+    sampling = request.sampling
+    left = sampling.max_tokens - len(chunk.token_ids)
+    return replace(
+        request,
+        prompt_ids=request.prompt_ids + chunk.token_ids,
+        sampling=replace(sampling, max_tokens=left),
+    )

@@ -1,0 +1,88 @@
+"""Errors as HTTP answers: in our own form, and in OpenAI's on the routes agents use."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from ajet_core.errors import AjetError, BodyTooLargeError, NotFoundError, RequestError
+from ajet_core.protocol import ErrorBody, ErrorDetail
+
+LLM_ROUTES = ("/v1/chat/", "/v1/models")
+
+
+def error_response(error: AjetError, path: str) -> JSONResponse:
+    """The answer for `error`, in the form that callers of `path` understand."""
+    headers = {}
+    if error.retry_after is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after))
+    if path.startswith(LLM_ROUTES):
+        content = openai_error(error)
+        # The official SDKs repeat on some statuses by themselves; this header tells them when it is useless.
+        headers["x-should-retry"] = "true" if error.retry_after is not None else "false"
+    else:
+        content = ErrorBody(error=ErrorDetail(**error.to_payload())).model_dump()
+    return JSONResponse(content, status_code=error.status, headers=headers)
+
+
+def openai_error(error: AjetError) -> dict[str, Any]:
+    """OpenAI's error object; `code` is our type, which is what its SDKs show."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {
+        "error": {
+            "message": error.message,
+            "type": kind,
+            "param": error.param,
+            "code": error.type,
+        }
+    }
+
+
+async def on_ajet_error(request: Request, error: Exception) -> JSONResponse:
+    """Handler for our own errors."""
+    assert isinstance(error, AjetError)
+    return error_response(error, request.url.path)
+
+
+async def on_validation_error(request: Request, error: Exception) -> JSONResponse:
+    """Handler for bodies and parameters that are not what the protocol says."""
+    assert isinstance(error, RequestValidationError)
+    return error_response(request_error(error.errors()), request.url.path)
+
+
+async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
+    """Handler for unknown routes and methods."""
+    assert isinstance(error, HTTPException)
+    described: AjetError
+    if error.status_code == BodyTooLargeError.status:
+        described = BodyTooLargeError(error.detail)
+    elif error.status_code in (404, 405):
+        described = NotFoundError(f"{request.method} {request.url.path}: {error.detail}")
+    else:
+        described = RequestError(error.detail)
+    answer = error_response(described, request.url.path)
+    answer.status_code = error.status_code
+    return answer
+
+
+async def on_unexpected(request: Request, _: Exception) -> JSONResponse:
+    """Handler for defects: the server logs the traceback, the client gets a plain error."""
+    error = AjetError("internal error; the server's log has the details")
+    return error_response(error, request.url.path)
+
+
+def request_error(problems: list[Any]) -> RequestError:
+    """One error for pydantic's list of problems; names each field, and does not repeat its value."""
+    texts = []
+    for problem in problems[:5]:
+        where = ".".join(str(part) for part in problem["loc"] if part != "body") or "body"
+        texts.append(f"{where}: {problem['msg']}")
+    if len(problems) > 5:
+        texts.append(f"and {len(problems) - 5} more")
+    first = ".".join(str(part) for part in problems[0]["loc"] if part != "body") or None
+    return RequestError("; ".join(texts), param=first)

@@ -1,0 +1,188 @@
+"""From a run configuration to what will really be started: everything is checked before anything is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet_core.errors import ConfigError, ModelDirectoryError
+from ajet_core.interfaces import EngineCapabilities, Merger, WorkerContext
+from ajet_core.plugin import (
+    ComponentSpec,
+    EngineSpec,
+    PluginManager,
+    TrainerSpec,
+    negotiate_channel,
+)
+from ajet_core.protocol import AlgorithmConfig, ComponentChoice, RunConfig
+from ajet_core.server.rendering.renderer import ChatRenderer, make_renderer
+from ajet_core.settings import Settings
+from ajet_core.worker.codec import BootPlan, ComponentPlan
+
+# Changing one of these in the middle of a run would make its samples or weights meaningless.
+_FIXED_FOR_A_RUN = ("model", "trainer.name", "merger", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRun:
+    """A run whose parts exist and fit together.
+
+    :param channel: the weight channel trainer and engine agreed on.
+    :param together: engine and trainer share a process (and, in it, the weights).
+    """
+
+    run_id: str
+    config: RunConfig
+    engine: ComponentPlan
+    trainer: ComponentPlan
+    capabilities: EngineCapabilities
+    channel: str
+    renderer: ChatRenderer
+    merger: Merger
+    python: dict[str, str]
+
+    @property
+    def together(self) -> bool:
+        """Whether one worker process hosts both components."""
+        return self.channel == "in_process"
+
+    def boot_plan(
+        self, run_dir: Path, *, engine: bool, trainer: bool, checkpoint: Path | None
+    ) -> BootPlan:
+        """The plan of a worker that hosts the engine, the trainer, or both."""
+        return BootPlan(
+            run_dir=str(run_dir),
+            seed=self.config.seed,
+            model=self.config.model,
+            algorithm=self.config.algorithm,
+            engine=self.engine if engine else None,
+            trainer=self.trainer if trainer else None,
+            checkpoint=str(checkpoint) if checkpoint is not None else None,
+        )
+
+
+def resolve_run(
+    run_id: str, config: RunConfig, settings: Settings, plugins: PluginManager
+) -> ResolvedRun:
+    """Check `config` against what is installed and on disk. Reads files; call it off the event loop.
+
+    :raises ConfigError: an unknown component or setting, an impossible combination, or a model
+        directory that cannot be used; `param` names the field.
+    """
+    directory = resolve_model_directory(config.model.path, settings)
+    config = config.model_copy(
+        update={"model": config.model.model_copy(update={"path": str(directory)})}
+    )
+    engine = plugins.engine(config.engine.name)
+    trainer = plugins.trainer(config.trainer.name)
+    merger = plugins.merger(config.merger.name)
+    _check_algorithm(config, trainer)
+    python = _interpreters(settings, engine, trainer)
+    channel = negotiate_channel(trainer, engine)
+    if channel == "in_process" and python.get("engine") != python.get("trainer"):
+        raise ConfigError(
+            f"engine {engine.name!r} and trainer {trainer.name!r} share weights in process, so "
+            "workers.python must name the same interpreter for both",
+            param="workers.python",
+        )
+    merger_settings = plugins.validate_settings(merger, config.merger.settings)
+    context = WorkerContext(run_dir=settings.server.run_dir, seed=config.seed)
+    return ResolvedRun(
+        run_id=run_id,
+        config=config,
+        engine=_plan(plugins, engine, config.engine),
+        trainer=_plan(plugins, trainer, config.trainer),
+        capabilities=engine.capabilities,
+        channel=channel,
+        renderer=make_renderer(config.model, directory),
+        merger=plugins.load_target(merger)(merger_settings, context),
+        python=python,
+    )
+
+
+def resolve_model_directory(path: str, settings: Settings) -> Path:
+    """The absolute model directory that `path` names, complete and inside a model root.
+
+    :raises ModelDirectoryError: it is outside the roots, missing, or lacks a file.
+    """
+    roots = [settings.server.run_dir, *settings.server.model_roots]
+    resolved = [root.resolve() for root in roots]
+    directory = Path(path) if Path(path).is_absolute() else resolved[0] / path
+    directory = directory.resolve()
+    if not any(directory.is_relative_to(root) for root in resolved):
+        raise ModelDirectoryError(
+            f"model path {path!r} is outside this server's model roots "
+            f"({', '.join(map(str, resolved))}); the setting server.model_roots adds one",
+            param="model.path",
+        )
+    if not directory.is_dir():
+        raise ModelDirectoryError(f"no model directory at {directory}", param="model.path")
+    if not (directory / "config.json").is_file():
+        raise ModelDirectoryError(f"{directory} has no config.json", param="model.path")
+    if not any(directory.glob("*.safetensors")):
+        raise ModelDirectoryError(
+            f"{directory} has no weights: no *.safetensors file in it", param="model.path"
+        )
+    return directory
+
+
+def check_same_run(stored_json: str, config: RunConfig) -> None:
+    """Refuse to go on with a run under a configuration that contradicts its first steps.
+
+    :raises ConfigError: names the fields that differ.
+    """
+    before = RunConfig.model_validate(json.loads(stored_json))
+    differing = [path for path in _FIXED_FOR_A_RUN if _at(before, path) != _at(config, path)]
+    if differing:
+        raise ConfigError(
+            f"this run directory holds a run with another {', '.join(differing)}; "
+            "start the server with another run_dir for a new run",
+            param=differing[0],
+        )
+
+
+def _at(config: RunConfig, path: str) -> Any:
+    value: Any = config
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _plan(plugins: PluginManager, spec: ComponentSpec, choice: ComponentChoice) -> ComponentPlan:
+    settings = plugins.validate_settings(spec, choice.settings)
+    return ComponentPlan(
+        name=spec.name,
+        target=spec.target,
+        settings_target=spec.settings,
+        settings=settings.model_dump(mode="json"),
+    )
+
+
+def _check_algorithm(config: RunConfig, trainer: TrainerSpec) -> None:
+    honoured = trainer.capabilities.algorithm_fields
+    default = AlgorithmConfig()
+    for name in AlgorithmConfig.model_fields:
+        changed = getattr(config.algorithm, name) != getattr(default, name)
+        if changed and name not in honoured:
+            raise ConfigError(
+                f"trainer {trainer.name!r} does not honour algorithm.{name}; "
+                f"it honours {', '.join(sorted(honoured))}",
+                param=f"algorithm.{name}",
+            )
+    if config.model.lora is not None and not trainer.capabilities.lora:
+        raise ConfigError(f"trainer {trainer.name!r} cannot train LoRA", param="model.lora")
+
+
+def _interpreters(settings: Settings, engine: EngineSpec, trainer: TrainerSpec) -> dict[str, str]:
+    """Interpreter by kind, for the kinds that have one of their own.
+
+    `workers.python` is keyed by ``engine:NAME``, ``trainer:NAME``, or just ``NAME`` for both.
+    """
+    chosen = settings.workers.python
+    found: dict[str, str] = {}
+    for kind, name in (("engine", engine.name), ("trainer", trainer.name)):
+        if (python := chosen.get(f"{kind}:{name}") or chosen.get(name)) is not None:
+            found[kind] = python
+    return found

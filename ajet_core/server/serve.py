@@ -1,0 +1,158 @@
+"""``ajet serve``: one process that listens until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import uvicorn
+
+from ajet_core import credentials
+from ajet_core.errors import ConfigError
+from ajet_core.plugin import PluginManager
+from ajet_core.server.app import create_app
+from ajet_core.server.auth import TokenGuard, make_tokens
+from ajet_core.server.service import SwarmService, build_service
+from ajet_core.settings import ServerSettings, Settings
+
+_log = logging.getLogger("ajet.server")
+_BACKLOG = 2048
+_CLOSE_SECONDS = 10
+
+
+def serve(settings: Settings) -> None:
+    """Run a server until SIGINT or SIGTERM. An active run goes on when the server is started again.
+
+    While it listens, ``<run_dir>/server.json`` holds its URL and process id.
+
+    :raises ConfigError: the address cannot be bound, or a setting cannot be used.
+    :raises StoreError: another server uses the run directory.
+    """
+    logging.basicConfig(
+        level=settings.server.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    plugins = PluginManager(blocked=settings.plugins.blocked)
+    service = build_service(settings, plugins)
+    listener = bind(settings.server)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(settings, service, listener))
+    finally:
+        listener.close()
+
+
+def bind(server: ServerSettings) -> socket.socket:
+    """A socket that listens on the server's address.
+
+    :raises ConfigError: the port is in use, or the address is not one of this machine.
+    """
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((server.host, server.port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        why = "the port is in use" if error.errno == errno.EADDRINUSE else str(error.strerror)
+        raise ConfigError(
+            f"cannot listen on {server.host}:{server.port}: {why} "
+            "(the flag --port or the setting server.port chooses another; 0 takes any free one)",
+            param="server.port",
+        ) from error
+    return listener
+
+
+async def _serve(settings: Settings, service: SwarmService, listener: socket.socket) -> None:
+    server = settings.server
+    port = int(listener.getsockname()[1])
+    tokens = make_tokens(server)
+    app = create_app(
+        service,
+        TokenGuard(tokens),
+        max_body_bytes=server.max_body_bytes,
+        public_url=server.public_url,
+    )
+    # The store is opened before anything is announced: a run directory in use must end the command.
+    await service.open()
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ssl_certfile=str(server.tls_cert) if server.tls_cert else None,
+        ssl_keyfile=str(server.tls_key) if server.tls_key else None,
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
+        backlog=_BACKLOG,
+    )
+    scheme = "https" if server.tls_cert else "http"
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    url = f"{scheme}://{host}:{port}"
+    note = server.run_dir / "server.json"
+    credentials.publish_local(port, tokens)
+    try:
+        _write_atomically(note, {"url": url, "pid": os.getpid()})
+        _log.info("listening on %s, run directory %s", url, server.run_dir.resolve())
+        loop = asyncio.get_running_loop()
+        await _Server(config, lambda: loop.create_task(service.interrupt())).serve([listener])
+    finally:
+        credentials.withdraw_local(port)
+        note.unlink(missing_ok=True)
+        await service.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn waits for open connections before it ends; `interrupt` makes ours end.
+
+    Signals end `serve` and nothing else: uvicorn would raise them again afterwards, which would kill
+    the process before the store and the workers are closed.
+    """
+
+    def __init__(self, config: uvicorn.Config, interrupt: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._interrupt = interrupt
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        loop = asyncio.get_running_loop()
+        ends = (signal.SIGINT, signal.SIGTERM)
+        for number in ends:
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in ends:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        if not self.should_exit:
+            self.should_exit = True
+            self._interrupt()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        # uvloop has no wheels for some platforms; the server works without, only slower.
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def _write_atomically(path: Path, content: dict[str, object]) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".server-")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+    Path(temporary).replace(path)

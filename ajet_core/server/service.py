@@ -1,0 +1,218 @@
+"""What the routes call: the server's parts put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass, field
+
+from ajet_core.errors import ConfigError, EpisodeClosedError, WorkerError
+from ajet_core.interfaces import EpisodeRecord, MetricsLogger, SampleStore, WorkerContext
+from ajet_core.plugin import PluginManager
+from ajet_core.protocol import (
+    AbortRequest,
+    ClaimRequest,
+    EndRequest,
+    EpisodeGrant,
+    EpisodeStatus,
+    ServerState,
+    ServerStatus,
+)
+from ajet_core.server.coordinator import Coordinator
+from ajet_core.server.episodes import EpisodeLimits, EpisodeRegistry, OpenEpisode
+from ajet_core.server.events import EventLog
+from ajet_core.server.state import StateBoard
+from ajet_core.settings import Settings
+
+_log = logging.getLogger("ajet.server")
+
+
+@dataclass(slots=True)
+class SwarmService:
+    """The server without HTTP. Made by `build_service`."""
+
+    settings: Settings
+    plugins: PluginManager
+    store: SampleStore
+    loggers: list[MetricsLogger]
+    events: EventLog
+    board: StateBoard
+    episodes: EpisodeRegistry
+    coordinator: Coordinator
+    started: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.time)
+    _lease_task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Open the store and take up what it holds."""
+        await self.store.open()
+        await self.episodes.restore()
+        await self.coordinator.restore()
+        self._lease_task = asyncio.create_task(self._expire_leases())
+
+    async def close(self) -> None:
+        """End the workers and close the store; an active run goes on at the next start."""
+        if self._lease_task is not None:
+            self._lease_task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._lease_task
+        await self.interrupt()
+        for logger in self.loggers:
+            logger.close()
+        await self.store.close()
+
+    async def interrupt(self) -> None:
+        """End everything that waits or streams, so that connections can close."""
+        await self.coordinator.shutdown()
+        self.events.close()
+
+    async def claim(self, request: ClaimRequest, client_id: str, base_url: str) -> EpisodeGrant:
+        """As `EpisodeRegistry.claim`."""
+        granted = await self.episodes.claim(request, client_id)
+        record = granted.episode.record
+        return EpisodeGrant(
+            episode_id=record.episode_id,
+            task_id=record.task_id,
+            group=record.group,
+            kind=record.kind,
+            base_url=base_url,
+            api_key=granted.api_key,
+            model=self.coordinator.model_name or "default",
+            policy_version=record.claim_version,
+            lease_seconds=record.lease_seconds,
+        )
+
+    async def end(self, episode_id: str, request: EndRequest) -> EpisodeStatus:
+        """End an episode; a repeat gets the outcome that stands.
+
+        :raises EpisodeClosedError: it was aborted before.
+        """
+        calls = await self._calls(episode_id)
+        record = await self.episodes.end(episode_id, request)
+        if record.state == "aborted":
+            raise EpisodeClosedError(
+                f"episode {episode_id} was aborted before it was ended: {record.reason}"
+            )
+        return self._episode_status(record, calls)
+
+    async def abort(self, episode_id: str, request: AbortRequest) -> EpisodeStatus:
+        """Abort an episode; an episode that is over stays as it is."""
+        calls = await self._calls(episode_id)
+        return self._episode_status(await self.episodes.abort(episode_id, request.reason), calls)
+
+    async def heartbeat(self, episode_id: str) -> EpisodeStatus:
+        """Renew a lease."""
+        episode = await self.episodes.heartbeat(episode_id)
+        return self._episode_status(episode.record, episode.session.next_index, episode)
+
+    async def episode(self, episode_id: str) -> EpisodeStatus:
+        """One episode."""
+        record, live = await self.episodes.get(episode_id)
+        return self._episode_status(record, await self._calls(episode_id), live)
+
+    async def status(self) -> ServerStatus:
+        """What the server is doing."""
+        coordinator = self.coordinator
+        counters: dict[str, float] = dict(await self.store.counters())
+        counters["open_episodes"] = self.episodes.open_count
+        counters["waiting_claims"] = self.episodes.waiting_count
+        if (
+            workers := coordinator.workers
+        ) is not None and self.board.state is not ServerState.BOOTING:
+            # A worker that dies at this moment is the coordinator's affair; the status just lacks it.
+            with contextlib.suppress(WorkerError):
+                stats = await workers.engine.stats()
+                counters["engine_prompt_tokens"] = stats.prompt_tokens
+                counters["engine_cached_tokens"] = stats.cached_tokens
+                counters["engine_sampled_tokens"] = stats.sampled_tokens
+                counters["engine_forward_seconds"] = stats.forward_seconds
+        builder = self.episodes.builder
+        return ServerStatus(
+            state=self.board.state,
+            run_id=coordinator.run_id,
+            model=coordinator.model_name,
+            policy_version=self.board.policy_version,
+            step=coordinator.step,
+            batch=builder.progress() if builder is not None else None,
+            last_step=coordinator.last_step,
+            counters=counters,
+            uptime_seconds=time.monotonic() - self.started,
+            error=coordinator.error,
+        )
+
+    async def _calls(self, episode_id: str) -> int:
+        """Calls an episode has made so far; of a closed one the store knows."""
+        _, live = await self.episodes.get(episode_id)
+        if live is not None:
+            return live.session.next_index
+        return len((await self.store.calls([episode_id]))[episode_id])
+
+    def _episode_status(
+        self, record: EpisodeRecord, calls: int, live: OpenEpisode | None = None
+    ) -> EpisodeStatus:
+        return EpisodeStatus(
+            episode_id=record.episode_id,
+            task_id=record.task_id,
+            group=record.group,
+            kind=record.kind,
+            tag=record.tag,
+            state=record.state,
+            reward=record.reward,
+            reason=record.reason,
+            calls=calls,
+            policy_version=record.claim_version,
+            lease_expires_in=self.episodes.lease_left(live) if live is not None else None,
+        )
+
+    async def _expire_leases(self) -> None:
+        while True:
+            await asyncio.sleep(await self.episodes.expire_leases())
+
+
+def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
+    """Put a server together.
+
+    :raises ConfigError: an unknown store or logger, or a run directory that cannot be made.
+    """
+    run_dir = settings.server.run_dir.resolve()
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the run directory {run_dir}: {error}", param="server.run_dir"
+        ) from error
+    context = WorkerContext(run_dir=run_dir)
+    store_spec = plugins.store(settings.store.name)
+    store_settings = plugins.validate_settings(store_spec, settings.store.settings)
+    store: SampleStore = plugins.load_target(store_spec)(store_settings, context)
+    loggers: list[MetricsLogger] = []
+    for name in settings.loggers:
+        spec = plugins.logger(name)
+        loggers.append(plugins.load_target(spec)(plugins.validate_settings(spec, {}), context))
+    events = EventLog(time.time)
+    board = StateBoard(events)
+    board.listen(lambda state: plugins.notify("ajet_state_changed", state=state))
+    limits = EpisodeLimits(settings.server.max_open_episodes, settings.server.max_waiting_claims)
+    episodes = EpisodeRegistry(
+        store,
+        board,
+        events,
+        limits,
+        clock=time.monotonic,
+        wall_clock=time.time,
+        finished=lambda episode: plugins.notify("ajet_episode_finished", episode=episode),
+    )
+    coordinator = Coordinator(
+        settings,
+        store,
+        plugins,
+        board,
+        events,
+        episodes,
+        loggers,
+        clock=time.monotonic,
+        wall_clock=time.time,
+    )
+    return SwarmService(settings, plugins, store, loggers, events, board, episodes, coordinator)

@@ -1,0 +1,59 @@
+"""The server's state, the policy version, and who waits for either to change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ajet_core.protocol import ServerState
+from ajet_core.server.events import EventLog
+
+Listener = Callable[[ServerState], None]
+
+
+class StateBoard:
+    """The one place that knows what the server is doing.
+
+    :ivar policy_version: version of the weights being served: the number of steps they were trained.
+    """
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+        self._state = ServerState.OFFLINE
+        self._changed = asyncio.Event()
+        self._listeners: list[Listener] = []
+        self.policy_version = 0
+
+    @property
+    def state(self) -> ServerState:
+        """The present state."""
+        return self._state
+
+    @property
+    def rolling(self) -> bool:
+        """Whether episodes may be claimed."""
+        return self._state is ServerState.ROLLING
+
+    def listen(self, listener: Listener) -> None:
+        """Call `listener` after every change of state."""
+        self._listeners.append(listener)
+
+    def set(self, state: ServerState) -> None:
+        """Change the state; a change to the same state is none."""
+        if state is self._state:
+            return
+        self._state = state
+        self._events.emit("state", {"state": state, "policy_version": self.policy_version})
+        self.touch()
+        for listener in self._listeners:
+            listener(state)
+
+    def touch(self) -> None:
+        """Wake everybody in `wait_until` without a change of state."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Return once `condition` holds; it is looked at after every `set` and `touch`."""
+        while not condition():
+            await self._changed.wait()

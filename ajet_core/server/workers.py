@@ -1,0 +1,76 @@
+"""The worker processes of a run: one for engine and trainer together, or one for each."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from ajet_core.errors import WorkerBootError
+from ajet_core.interfaces import EngineInfo
+from ajet_core.server.run_setup import ResolvedRun
+from ajet_core.worker.process import WorkerProcess
+
+
+@dataclass(frozen=True, slots=True)
+class RunWorkers:
+    """Running workers; `engine` and `trainer` are the same process if they share weights."""
+
+    engine: WorkerProcess
+    trainer: WorkerProcess
+    engine_info: EngineInfo
+
+    @classmethod
+    async def boot(
+        cls, run: ResolvedRun, run_dir: Path, checkpoint: Path | None, timeout: float
+    ) -> RunWorkers:
+        """Start the processes and make the components in them.
+
+        :raises WorkerBootError: one did not come up; none is left running.
+        """
+        logs = run_dir / "logs"
+        if run.together:
+            python = run.python.get("engine")
+            both = await WorkerProcess.spawn(logs / "worker.log", python)
+            spawned = [both, both]
+        else:
+            spawned = [
+                await WorkerProcess.spawn(logs / f"{kind}.log", run.python.get(kind))
+                for kind in ("engine", "trainer")
+            ]
+        engine, trainer = spawned
+        try:
+            if run.together:
+                plan = run.boot_plan(run_dir, engine=True, trainer=True, checkpoint=checkpoint)
+                report = await engine.boot(plan, timeout)
+            else:
+                engine_plan = run.boot_plan(run_dir, engine=True, trainer=False, checkpoint=None)
+                trainer_plan = run.boot_plan(
+                    run_dir, engine=False, trainer=True, checkpoint=checkpoint
+                )
+                report, _ = await asyncio.gather(
+                    engine.boot(engine_plan, timeout), trainer.boot(trainer_plan, timeout)
+                )
+            if report.engine is None:
+                raise WorkerBootError("the worker came up without an engine")
+            return cls(engine, trainer, report.engine)
+        except BaseException:
+            for worker in spawned:
+                worker.kill()
+            raise
+
+    def processes(self) -> list[WorkerProcess]:
+        """Each process once."""
+        return [self.engine] if self.engine is self.trainer else [self.engine, self.trainer]
+
+    def alive(self) -> bool:
+        """Whether all of them run."""
+        return not any(worker.died.done() for worker in self.processes())
+
+    def obituary(self) -> str:
+        """How those that ended have ended."""
+        return "\n".join(w.died.result() for w in self.processes() if w.died.done())
+
+    async def close(self) -> None:
+        """End all processes."""
+        await asyncio.gather(*(worker.close() for worker in self.processes()))

@@ -1,0 +1,166 @@
+"""The bookkeeping that decides which episodes start and when a batch is full."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_core.interfaces import EpisodeRecord
+from ajet_core.protocol import BatchConfig, RunConfig
+from ajet_core.server.batching import BatchBuilder
+
+_ids = itertools.count()
+
+
+def episode(group: str) -> EpisodeRecord:
+    return EpisodeRecord(
+        episode_id=f"e{next(_ids)}",
+        key_hash="",
+        task_id=group,
+        group=group,
+        kind="train",
+        tag="",
+        client_id="c",
+        claim_version=0,
+        lease_seconds=60,
+        created_at=0,
+    )
+
+
+def builder(full_by: str = "tasks", **changes: int) -> BatchBuilder:
+    sizes = {"tasks": 2, "episodes_per_task": 2, **changes}
+    return BatchBuilder(BatchConfig.model_validate({"full_by": full_by, **sizes}))
+
+
+def start(batch: BatchBuilder, group: str) -> EpisodeRecord:
+    assert batch.admission(group) == "now"
+    found = episode(group)
+    batch.opened(found)
+    return found
+
+
+def finish(batch: BatchBuilder, record: EpisodeRecord, reward: float) -> None:
+    batch.ended(replace(record, state="ended", reward=reward))
+
+
+def test_a_task_gets_no_more_places_than_episodes_per_task() -> None:
+    batch = builder()
+    start(batch, "a"), start(batch, "a")
+    assert batch.admission("a") == "later"
+    assert batch.admission("b") == "now"
+
+
+def test_a_batch_has_no_place_for_one_task_too_many() -> None:
+    batch = builder()
+    start(batch, "a"), start(batch, "b")
+    assert batch.admission("c") == "later"
+
+
+def test_an_aborted_episode_frees_its_place() -> None:
+    batch = builder()
+    first = start(batch, "a")
+    start(batch, "a")
+    batch.aborted(replace(first, state="aborted"))
+    assert batch.admission("a") == "now"
+
+
+def test_full_by_tasks_needs_every_task_complete() -> None:
+    batch = builder()
+    running = [start(batch, g) for g in "aabb"]
+    for record in running[:3]:
+        finish(batch, record, 1.0)
+    assert not batch.is_full()
+    finish(batch, running[3], 0.0)
+    assert batch.is_full()
+    assert sorted(batch.take()) == sorted(r.episode_id for r in running)
+    assert not batch.is_full()
+    assert batch.admission("a") == "now"
+
+
+def test_full_by_episodes_does_not_care_for_tasks() -> None:
+    batch = builder("episodes")
+    running = [start(batch, g) for g in "aaab"]
+    assert batch.admission("z") == "later"
+    for record in running:
+        finish(batch, record, 0.0)
+    assert batch.is_full()
+
+
+def test_equal_rewards_give_their_place_to_another_task() -> None:
+    batch = builder("differing_tasks")
+    dull = [start(batch, "a"), start(batch, "a")]
+    other = [start(batch, "b"), start(batch, "b")]
+    for record in dull:
+        finish(batch, record, 1.0)
+    assert batch.admission("c") == "now"
+    third = [start(batch, "c"), start(batch, "c")]
+    for record, reward in zip(other + third, (0.0, 1.0, 0.0, 1.0), strict=True):
+        finish(batch, record, reward)
+    assert batch.is_full()
+    # What was rolled out is consumed too: it has no gradient, but its rewards belong to the mean.
+    assert len(batch.take()) == 6
+
+
+def test_a_task_that_keeps_failing_is_set_aside_and_replaced() -> None:
+    batch = builder(max_aborts_per_task=2)
+    for n in range(3):
+        record = start(batch, "a")
+        assert batch.aborted(replace(record, state="aborted")) is (n == 2)
+    assert batch.admission("a") == "set_aside"
+    for record in [start(batch, g) for g in "bbcc"]:
+        finish(batch, record, 1.0)
+    assert batch.is_full()
+    assert batch.progress().set_aside == 1
+    batch.take()
+    assert batch.admission("a") == "now"
+
+
+def test_open_episodes_are_carried_over_to_the_next_batch() -> None:
+    batch = builder("episodes", tasks=1)
+    late = episode("late")
+    batch.opened(late)
+    for record in (episode("a"), episode("b")):
+        batch.opened(record)
+        finish(batch, record, 1.0)
+    assert late.episode_id not in batch.take()
+    assert batch.progress().open_episodes == 1
+    finish(batch, late, 1.0)
+    assert batch.progress().ready == 1
+
+
+@given(
+    st.sampled_from(["tasks", "episodes", "differing_tasks"]),
+    st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from([None, 0.0, 1.0])), max_size=80),
+)
+def test_every_ended_episode_is_taken_exactly_once(
+    full_by: str, script: list[tuple[str, float | None]]
+) -> None:
+    batch = builder(full_by)
+    ended: list[str] = []
+    taken: list[str] = []
+    for group, reward in script:
+        if batch.admission(group) != "now":
+            continue
+        record = episode(group)
+        batch.opened(record)
+        if reward is None:
+            batch.aborted(replace(record, state="aborted"))
+        else:
+            finish(batch, record, reward)
+            ended.append(record.episode_id)
+        if batch.is_full():
+            taken += batch.take()
+    taken += batch.take()
+    assert sorted(taken) == sorted(ended)
+
+
+@pytest.mark.parametrize("full_by", ["tasks", "differing_tasks"])
+def test_a_single_rollout_per_task_is_refused(full_by: str) -> None:
+    with pytest.raises(ValueError, match="episodes_per_task must be at least 2"):
+        RunConfig.model_validate(
+            {"model": {"path": "m"}, "batch": {"full_by": full_by, "episodes_per_task": 1}}
+        )

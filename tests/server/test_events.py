@@ -1,0 +1,54 @@
+"""The event log: order, replay, gaps, keep-alive."""
+
+from __future__ import annotations
+
+from ajet_core.protocol import Event
+from ajet_core.server.events import EventLog
+
+
+async def collect(log: EventLog, count: int, after: int | None) -> list[Event | None]:
+    found: list[Event | None] = []
+    async for event in log.read(after, keepalive=0.001):
+        found.append(event)
+        if len(found) == count:
+            break
+    return found
+
+
+def log_of(count: int, capacity: int = 10) -> EventLog:
+    log = EventLog(lambda: 1.5, capacity)
+    for n in range(count):
+        log.emit("step", {"n": n})
+    return log
+
+
+async def test_a_reader_gets_everything_after_the_id_it_names() -> None:
+    found = await collect(log_of(5), 3, after=2)
+    assert [e.id for e in found if e] == [3, 4, 5]
+    assert [e.data for e in found if e] == [{"n": 2}, {"n": 3}, {"n": 4}]
+
+
+async def test_a_new_reader_gets_only_what_comes_from_now_on() -> None:
+    assert await collect(log_of(5), 1, after=None) == [None]
+
+
+async def test_a_reader_that_fell_behind_is_told_what_it_lost() -> None:
+    found = await collect(log_of(25, capacity=10), 2, after=3)
+    assert found[0] is not None
+    assert found[0].type == "gap"
+    assert found[0].data == {"lost_from": 4, "lost_to": 15}
+    assert found[1] is not None
+    assert found[1].id == 16
+
+
+async def test_an_id_from_an_earlier_server_process_does_not_hide_new_events() -> None:
+    log = log_of(2)
+    reader = log.read(after=1000)
+    log.emit("state", {})
+    assert (await anext(reader)).id == 3  # type: ignore[union-attr]
+
+
+async def test_close_ends_readers() -> None:
+    log = log_of(1)
+    log.close()
+    assert [event async for event in log.read(after=0)] == []
