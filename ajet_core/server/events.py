@@ -44,7 +44,8 @@ class EventLog:
 
         :param keepalive: yield None after so many seconds without an event.
         """
-        seen = self._last_id if after is None else min(after, self._last_id)
+        # An id we never gave is from an earlier process of this server: its reader has missed everything.
+        seen = self._last_id if after is None else after if after <= self._last_id else 0
         while not self._closed:
             news = self._news
             first = self._events[0].id if self._events else self._last_id + 1

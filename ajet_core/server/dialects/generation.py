@@ -1,0 +1,111 @@
+"""One completion on its way out of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ajet_core.errors import EngineError
+from ajet_core.interfaces.engine import FinishReason, GenerateChunk, GenerateRequest
+from ajet_core.server.dialects.stopping import StopScanner
+from ajet_core.server.rendering.renderer import ChatRenderer
+
+# JSON has no infinity; this is what OpenAI and vLLM write for a token that could not be sampled.
+_LOWEST_LOGPROB = -9999.0
+
+
+class EngineHandle(Protocol):
+    """Whatever passes requests on to an engine."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        """As `ajet_core.interfaces.Engine.generate`."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """The tokens of one completion so far.
+
+    :param scanner: looks for stop strings, None if there are none.
+    :ivar sampled_ids: [T] ids, up to and including the token that completed a stop string.
+    :ivar top_logprobs: [T][K] (token id, logprob) pairs where asked for, else empty.
+    :ivar finish_reason: None while the engine is at work.
+    :ivar stopped_by_text: a stop string ended it.
+    """
+
+    request: GenerateRequest
+    renderer: ChatRenderer
+    scanner: StopScanner | None = None
+    sampled_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    policy_versions: list[int] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stopped_by_text: bool = False
+
+    def take(self, chunk: GenerateChunk) -> None:
+        """Add the engine's next tokens, or those of them that come before the end."""
+        count = len(chunk.token_ids)
+        if self.scanner is not None:
+            count = self._scan(self.scanner, chunk)
+        self.sampled_ids += chunk.token_ids[:count]
+        self.logprobs += chunk.logprobs[:count]
+        self.policy_versions += [chunk.policy_version] * count
+        if chunk.top_logprobs is not None:
+            self.top_logprobs += chunk.top_logprobs[:count]
+        if self.stopped_by_text:
+            self.finish_reason = "stop"
+        else:
+            self.finish_reason = chunk.finish_reason
+
+    def visible_ids(self) -> list[int]:
+        """Ids of the text that the client may see by now."""
+        if self.scanner is None:
+            return self.sampled_ids
+        return self.scanner.before_cut() if self.finish_reason else self.scanner.certain()
+
+    def logprobs_json(self, start: int = 0) -> dict[str, Any]:
+        """OpenAI's ``logprobs`` object for the tokens from `start` on."""
+        entries = []
+        for position in range(start, len(self.sampled_ids)):
+            entry = self._entry(self.sampled_ids[position], self.logprobs[position])
+            listed = self.top_logprobs[position] if self.top_logprobs else []
+            entry["top_logprobs"] = [self._entry(token, logprob) for token, logprob in listed]
+            entries.append(entry)
+        return {"content": entries, "refusal": None}
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text, data = self.renderer.token(token_id)
+        return {"token": text, "logprob": max(logprob, _LOWEST_LOGPROB), "bytes": data}
+
+    def _scan(self, scanner: StopScanner, chunk: GenerateChunk) -> int:
+        for count, token_id in enumerate(chunk.token_ids, start=1):
+            if scanner.push(token_id):
+                self.stopped_by_text = True
+                return count
+        if chunk.finish_reason is not None and scanner.flush():
+            self.stopped_by_text = True
+        return len(chunk.token_ids)
+
+
+async def sample(engine: EngineHandle, generation: Generation) -> AsyncGenerator[None, None]:
+    """Let the engine work on `generation`; yields whenever it has grown, until it is finished.
+
+    Closing this generator, or reaching a stop string, cancels the request in the engine.
+
+    :raises EngineError: the engine stopped without a finish reason.
+    """
+    chunks = engine.generate(generation.request)
+    try:
+        async for chunk in chunks:
+            generation.take(chunk)
+            yield
+            if generation.finish_reason is not None:
+                return
+    finally:
+        if isinstance(chunks, AsyncGenerator):
+            await chunks.aclose()
+    raise EngineError(
+        f"the engine ended call {generation.request.request_id} without a finish reason",
+        retry_after=1.0,
+    )
