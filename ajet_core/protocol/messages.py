@@ -10,6 +10,9 @@ from pydantic import Field
 from ajet_core.protocol.base import Message, MetadataKey, MetadataText, Name
 from ajet_core.protocol.run import RunConfig
 
+Number = Annotated[float, Field(strict=True)]
+"""A JSON number; a string or boolean that looks like one is refused."""
+
 
 class ServerState(StrEnum):
     """Where a server is.
@@ -88,9 +91,9 @@ class EndRequest(Message):
     :param call_rewards: reward per call, by the id of its chat completion.
     """
 
-    reward: float
-    components: dict[MetadataKey, float] = Field(default_factory=dict, max_length=64)
-    call_rewards: dict[MetadataKey, float] = Field(default_factory=dict, max_length=4096)
+    reward: Number
+    components: dict[MetadataKey, Number] = Field(default_factory=dict, max_length=64)
+    call_rewards: dict[MetadataKey, Number] = Field(default_factory=dict, max_length=4096)
     metadata: dict[MetadataKey, MetadataText] = Field(default_factory=dict, max_length=64)
 
 

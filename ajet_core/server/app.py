@@ -85,6 +85,8 @@ def create_app(
         description="The swarm protocol, version 1.",
         docs_url=None,
         redoc_url=None,
+        # A missing content type is taken for JSON: every body of this protocol is.
+        strict_content_type=False,
         dependencies=[Depends(_check_version)],
         responses=_ERRORS,
     )

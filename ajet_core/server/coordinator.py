@@ -47,13 +47,13 @@ class Coordinator:
     def __init__(
         self,
         settings: Settings,
+        *,
         store: SampleStore,
         plugins: PluginManager,
         board: StateBoard,
         events: EventLog,
         episodes: EpisodeRegistry,
         loggers: list[MetricsLogger],
-        *,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
@@ -232,7 +232,7 @@ class Coordinator:
             raise
         # Whatever else goes wrong is a defect of ours or of a plugin: it must end in the status and
         # the log, not in a task nobody looks at.
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             _log.exception("run %s failed", run.run_id)
             await self._end_failed(AjetError(f"the run failed: {type(error).__name__}: {error}"))
         finally:
@@ -304,7 +304,13 @@ class Coordinator:
             if record is None:
                 return
             summary = await train_step(
-                run, workers, self._store, self._board, record, timing, self._clock
+                run,
+                workers,
+                record,
+                store=self._store,
+                board=self._board,
+                timing=timing,
+                clock=self._clock,
             )
             await self._stepped(run, summary, record)
 

@@ -143,22 +143,19 @@ class EpisodeRegistry:
         self._tickets[ticket_id] = ticket
         try:
             self.admit()
-            async with asyncio.timeout(request.wait_seconds):
-                await ticket.granted
-        except TimeoutError:
-            # The place may have come in the very moment in which the time ran out.
-            if not ticket.granted.done():
-                raise NotRollingError(
-                    f"no episode of task {request.task_id!r} could start within "
-                    f"{request.wait_seconds:g} s (the server is {self._board.state})",
-                    retry_after=_NOT_ROLLING_RETRY_SECONDS,
-                ) from None
+            await asyncio.wait([ticket.granted], timeout=request.wait_seconds)
         except asyncio.CancelledError:
             if ticket.granted.done() and ticket.granted.exception() is None:
                 self._forget(ticket.granted.result().episode.record)
             raise
         finally:
             self._tickets.pop(ticket_id, None)
+        if not ticket.granted.done():
+            raise NotRollingError(
+                f"no episode of task {request.task_id!r} could start within "
+                f"{request.wait_seconds:g} s (the server is {self._board.state})",
+                retry_after=_NOT_ROLLING_RETRY_SECONDS,
+            )
         granted = ticket.granted.result()
         record = granted.episode.record
         try:

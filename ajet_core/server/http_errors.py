@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request
@@ -63,6 +64,9 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
         described = BodyTooLargeError(error.detail)
     elif error.status_code in (404, 405):
         described = NotFoundError(f"{request.method} {request.url.path}: {error.detail}")
+    elif error.status_code == 400:
+        # FastAPI's own answer to a body its JSON parser gives up on, such as one nested too deeply.
+        described = RequestError("the body cannot be parsed as JSON")
     else:
         described = RequestError(error.detail)
     answer = error_response(described, request.url.path)
@@ -76,10 +80,13 @@ async def on_unexpected(request: Request, _: Exception) -> JSONResponse:
     return error_response(error, request.url.path)
 
 
-def request_error(problems: list[Any]) -> RequestError:
+def request_error(problems: Sequence[Any]) -> RequestError:
     """One error for pydantic's list of problems; names each field, and does not repeat its value."""
     texts = []
     for problem in problems[:5]:
+        if problem["type"] == "model_attributes_type" and tuple(problem["loc"]) == ("body",):
+            texts.append("the body is not a JSON object sent as application/json")
+            continue
         where = ".".join(str(part) for part in problem["loc"] if part != "body") or "body"
         texts.append(f"{where}: {problem['msg']}")
     if len(problems) > 5:

@@ -8,7 +8,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from ajet_core.errors import ConfigError, EpisodeClosedError, WorkerError
+from ajet_core.errors import ConfigError, EpisodeClosedError, StoreError, WorkerError
 from ajet_core.interfaces import EpisodeRecord, MetricsLogger, SampleStore, WorkerContext
 from ajet_core.plugin import PluginManager
 from ajet_core.protocol import (
@@ -43,6 +43,7 @@ class SwarmService:
     coordinator: Coordinator
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
     _lease_task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -54,10 +55,9 @@ class SwarmService:
 
     async def close(self) -> None:
         """End the workers and close the store; an active run goes on at the next start."""
+        self.closed.set()
         if self._lease_task is not None:
-            self._lease_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._lease_task
+            await self._lease_task
         await self.interrupt()
         for logger in self.loggers:
             logger.close()
@@ -167,8 +167,17 @@ class SwarmService:
         )
 
     async def _expire_leases(self) -> None:
-        while True:
-            await asyncio.sleep(await self.episodes.expire_leases())
+        pause = 0.0
+        while not self.closed.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self.closed.wait()
+            try:
+                pause = await self.episodes.expire_leases()
+            except StoreError as error:
+                # A full disk must not end the watch over leases; the episodes stay open until it has room.
+                _log.error("cannot abort expired episodes: %s", error.message)
+                pause = 1.0
 
 
 def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
@@ -206,12 +215,12 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
     )
     coordinator = Coordinator(
         settings,
-        store,
-        plugins,
-        board,
-        events,
-        episodes,
-        loggers,
+        store=store,
+        plugins=plugins,
+        board=board,
+        events=events,
+        episodes=episodes,
+        loggers=loggers,
         clock=time.monotonic,
         wall_clock=time.time,
     )

@@ -58,9 +58,10 @@ def _merge(
 async def train_step(
     run: ResolvedRun,
     workers: RunWorkers,
+    record: BatchRecord,
+    *,
     store: SampleStore,
     board: StateBoard,
-    record: BatchRecord,
     timing: StepClock,
     clock: Callable[[], float],
 ) -> StepSummary:

@@ -48,7 +48,7 @@ async def read(reader: asyncio.StreamReader) -> list[Any] | None:
         body = await reader.readexactly(size)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    frame = msgpack.unpackb(body, raw=False, strict_map_key=False, max_buffer_size=MAX_FRAME_BYTES)
+    frame = msgpack.unpackb(body, raw=False, strict_map_key=False)
     if not isinstance(frame, list):
         raise WorkerError(f"a frame is a {type(frame).__name__}, expected an array")
     return frame

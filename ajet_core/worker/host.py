@@ -10,9 +10,8 @@ import asyncio
 import functools
 import importlib
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -157,12 +156,16 @@ class WorkerHost:
 
     async def _generate(self, call_id: int, params: Any) -> None:
         request = from_plain(GenerateRequest, params)
-        # An engine's generator is closed even if this call is cancelled: that frees its slot.
-        async with aclosing(self._need_engine().generate(request)) as chunks:
+        chunks = self._need_engine().generate(request)
+        try:
             async for chunk in chunks:
                 if not self._chunks:
                     asyncio.get_running_loop().call_soon(self._flush_chunks)
                 self._chunks.append([call_id, pack_chunk(chunk)])
+        finally:
+            # Closing the generator is what tells the engine that a cancelled call's slot is free.
+            if isinstance(chunks, AsyncGenerator):
+                await chunks.aclose()
 
     def _flush_chunks(self) -> None:
         """Send in one frame what all running calls produced in this turn of the event loop."""

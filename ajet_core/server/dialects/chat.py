@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +17,16 @@ from ajet_core.interfaces.engine import (
     SamplingParams,
 )
 from ajet_core.server.dialects.answer import Answer, TokenHex, make_answer
+from ajet_core.server.dialects.chat_json import (
+    ChoiceWriter,
+    choice_json,
+    models_list,
+    usage_json,
+)
 from ajet_core.server.dialects.chat_request import ChatRequest
 from ajet_core.server.dialects.deltas import DeltaStream
 from ajet_core.server.dialects.generation import EngineHandle, Generation, sample
-from ajet_core.server.dialects.merging import merged
+from ajet_core.server.dialects.merging import gathered, merged
 from ajet_core.server.dialects.stopping import StopScanner
 from ajet_core.server.rendering.conversation import ConversationIndex, Prompt, answer_metadata
 from ajet_core.server.rendering.renderer import ChatRenderer
@@ -84,7 +90,7 @@ class ChatService:
     :param token_hex: source of the random ids of completions and tool calls.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - all are needed, in the order of a request's way
         self,
         renderer: ChatRenderer,
         engine: EngineHandle,
@@ -92,6 +98,7 @@ class ChatService:
         info: EngineInfo,
         capabilities: EngineCapabilities,
         clock: Callable[[], float],
+        *,
         token_hex: TokenHex = secrets.token_hex,
     ) -> None:
         self._renderer = renderer
@@ -120,14 +127,17 @@ class ChatService:
         if request.n == 1:
             choices = [await self._choice(exchange, 0)]
         else:
-            choices = await _all(self._choice(exchange, i) for i in range(request.n))
+            choices = await gathered(self._choice(exchange, i) for i in range(request.n))
         completion: dict[str, Any] = {
             "id": exchange.completion_id,
             "object": "chat.completion",
             "created": int(exchange.created_at),
             "model": self._model_name,
-            "choices": [_choice_json(i, c, request) for i, c in enumerate(choices)],
-            "usage": _usage(exchange.prompt, [c.generation for c in choices]),
+            "choices": [
+                choice_json(i, request, c.generation, c.answer, c.finish_reason)
+                for i, c in enumerate(choices)
+            ],
+            "usage": usage_json(len(exchange.prompt.ids), [c.generation for c in choices]),
         }
         if request.return_token_ids:
             completion["prompt_token_ids"] = exchange.prompt.ids
@@ -225,13 +235,13 @@ class ChatService:
                 yield chunk
         if request.include_usage:
             last = self._chunk(exchange, [])
-            last["usage"] = _usage(exchange.prompt, generations)
+            last["usage"] = usage_json(len(exchange.prompt.ids), generations)
             yield last
 
     async def _stream_choice(
         self, exchange: _Exchange, choice: int, generation: Generation
     ) -> AsyncGenerator[dict[str, Any], None]:
-        writer = _ChunkWriter(exchange.request, choice, generation)
+        writer = ChoiceWriter(exchange.request, choice, generation)
         deltas = DeltaStream(generation, exchange.request.tools)
         started = False
         try:
@@ -245,7 +255,7 @@ class ChatService:
                         yield first
                     delta = deltas.grown()
                     if delta is not None or writer.has_tokens:
-                        yield self._chunk(exchange, [writer.choice(delta or {}, tokens=True)])
+                        yield self._chunk(exchange, [writer.choice(delta or {})])
         except (asyncio.CancelledError, GeneratorExit):
             await self._save_aborted(exchange, generation)
             raise

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, Self
 
 from ajet_core.errors import RequestError
@@ -21,6 +22,16 @@ BARE_CONTEXT_KEY = "context_key_without_text"
 
 REASONED = "reasoned"
 """Metadata of a call: "1" if its tokens hold reasoning, which templates may drop at a new question."""
+
+
+def _number(text: str) -> float | int:
+    """JavaScript clients write 1.0 as 1, so both are the same number."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+_DECODER = json.JSONDecoder(parse_float=_number)
+_SORTED = json.JSONEncoder(sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +176,7 @@ def tools_digest(tools: Sequence[ToolSpec] | None) -> bytes:
     :raises RequestError: a number in them is too long to be written.
     """
     try:
-        text = json.dumps(tools, sort_keys=True) if tools else ""
+        text = _SORTED.encode(tools) if tools else ""
     except (ValueError, RecursionError) as error:
         raise RequestError(f"tools: cannot be written as JSON: {error}", param="tools") from error
     return hashlib.sha256(text.encode()).digest()
@@ -183,16 +194,19 @@ def message_digest(previous: bytes, message: ChatMessage) -> bytes:
 
 
 def _canonical_arguments(text: str) -> str:
+    # Every turn sends all arguments again; short ones are not worth parsing again.
+    return _canonical_short(text) if len(text) <= _SHORT_ARGUMENTS else _canonical(text)
+
+
+def _canonical(text: str) -> str:
     try:
-        return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
+        return _SORTED.encode(_DECODER.decode(text))
     except (ValueError, RecursionError):
         return text
 
 
-def _number(text: str) -> float | int:
-    """JavaScript clients write 1.0 as 1, so both are the same number."""
-    value = float(text)
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+_SHORT_ARGUMENTS = 256
+_canonical_short = lru_cache(maxsize=4096)(_canonical)
 
 
 def _holds_reasoning(message: ChatMessage) -> bool:

@@ -13,6 +13,9 @@ ToolSpec = dict[str, Any]
 """A tool as clients declare it, ``{"type": "function", "function": {...}}``; models read it verbatim."""
 
 
+_READABLE = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call that an assistant message asks for.
@@ -81,7 +84,7 @@ def as_json(value: Any) -> str:
 
     :raises ValueError: it has no such form.
     """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text = _READABLE.encode(value)
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ajet_core.errors import ConfigError, ModelDirectoryError
 
+_SHORT_TEXT = 32
 _OTHER_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
 
 
@@ -59,6 +60,8 @@ class FastTokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        # Templates consist of the same few short texts, and calling the backend costs more than they do.
+        self._encode_short = lru_cache(maxsize=2048)(self._encode)
         self.name_or_path = name_or_path
         self.chat_template = chat_template
         self.unk_token_id: int | None = backend.token_to_id(unk_token) if unk_token else None
@@ -69,6 +72,11 @@ class FastTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """As `GatewayTokenizer.encode`."""
+        if len(text) <= _SHORT_TEXT:
+            return self._encode_short(text, add_special_tokens).copy()
+        return self._encode(text, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -117,7 +125,8 @@ def load_tokenizer(directory: Path, name_or_path: str | None = None) -> GatewayT
                 "its weights",
                 param="model.path",
             )
-        return load_template_tokenizer(directory)
+        slow: GatewayTokenizer = load_template_tokenizer(directory)
+        return slow
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
@@ -148,7 +157,7 @@ def load_template_tokenizer(directory: Path) -> Any:
     :raises ModelDirectoryError: it cannot read the directory.
     """
     try:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
     except ImportError as error:
         raise ConfigError(
             f"reading the tokenizer or chat template of {directory} needs transformers and jinja2: "
@@ -156,8 +165,10 @@ def load_template_tokenizer(directory: Path) -> Any:
             "(with a tokenizer.json in the directory)",
             param="model.renderer",
         ) from error
+    # By its model type, transformers would replace parts of a tokenizer.json by its own idea of them.
+    complete = (directory / "tokenizer.json").is_file()
     try:
-        return AutoTokenizer.from_pretrained(
+        return (PreTrainedTokenizerFast if complete else AutoTokenizer).from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:

@@ -1,0 +1,71 @@
+"""The main job from end to end: `ajet demo` by seed, in a fresh process each, as a user runs it.
+
+Prints a JSON line last with lists by seed: success_before, success_after, seconds (the whole command,
+interpreter start included), overhead_share (share of the command's seconds that is neither model
+forward nor update), steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def run_demo(seed: int, directory: Path) -> dict[str, float]:
+    """The summary of one demo run, with `wall_seconds` added.
+
+    :raises RuntimeError: the demo failed; its last lines are in the message.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "ajet_core.cli.main",
+        "demo",
+        "--seed",
+        str(seed),
+        "--run-dir",
+        str(directory),
+        "--json",
+    ]
+    started = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"seed {seed} failed:\n{done.stderr[-3000:]}")
+    summary: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    summary["wall_seconds"] = time.monotonic() - started
+    return summary
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
+    options = parser.parse_args()
+    summaries = []
+    with tempfile.TemporaryDirectory(prefix="ajet-e2e-") as root:
+        for seed in options.seeds:
+            summary = run_demo(seed, Path(root) / f"seed{seed}")
+            print(json.dumps(summary), file=sys.stderr)
+            summaries.append(summary)
+    result = {
+        "benchmark": "e2e",
+        "seeds": options.seeds,
+        "success_before": [s["success_before"] for s in summaries],
+        "success_after": [s["success_after"] for s in summaries],
+        "seconds": [round(s["wall_seconds"], 1) for s in summaries],
+        "overhead_share": [round(s["overhead_share"], 3) for s in summaries],
+        "steps": [s["steps"] for s in summaries],
+    }
+    line = json.dumps(result)
+    if options.output is not None:
+        options.output.write_text(line + "\n", encoding="utf-8")
+    print(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Write docs/openapi.json: the protocol as the server describes it. A test fails when they differ."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from ajet_core.credentials import ServerTokens
+from ajet_core.plugin import PluginManager
+from ajet_core.server.app import create_app
+from ajet_core.server.auth import TokenGuard
+from ajet_core.server.service import build_service
+from ajet_core.settings import Settings
+
+
+def openapi(run_dir: Path) -> dict[str, Any]:
+    """The OpenAPI document of a server."""
+    service = build_service(Settings(server={"run_dir": run_dir}), PluginManager())
+    guard = TokenGuard(ServerTokens(control="unused", client="unused too"))
+    document: dict[str, Any] = create_app(service, guard, max_body_bytes=1 << 20).openapi()
+    return document
+
+
+def as_text(document: dict[str, Any]) -> str:
+    """The document as the repository holds it."""
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/openapi.json")
+        target.write_text(as_text(openapi(Path(directory))), encoding="utf-8")

@@ -1,0 +1,215 @@
+"""A real server on a loopback socket, with a real worker process that hosts the scripted components."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from ajet_core.credentials import ServerTokens
+from ajet_core.plugin import PluginManager
+from ajet_core.plugin.discovery import installed_entry_points
+from ajet_core.server.app import create_app
+from ajet_core.server.auth import TokenGuard
+from ajet_core.server.serve import bind
+from ajet_core.server.service import SwarmService, build_service
+from ajet_core.settings import Settings
+
+SPECIALS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+]
+TOKENS = ServerTokens(control="control-secret", client="client-secret")
+CONTROL = {"authorization": f"Bearer {TOKENS.control}"}
+CLIENT = {"authorization": f"Bearer {TOKENS.client}"}
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory whose tokenizer is real; the scripted engine reads no weights."""
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    directory.mkdir()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        ["user assistant system tool hello there, how are you today?"] * 4,
+        trainers.BpeTrainer(
+            vocab_size=400,
+            special_tokens=SPECIALS,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "config.json").write_text('{"model_type": "qwen2"}')
+    (directory / "model.safetensors").write_bytes(b"")
+    return directory
+
+
+def plugin_manager() -> PluginManager:
+    """The installed plugins and the scripted ones, which are behind no entry point."""
+
+    class _Distribution:
+        name = "scripted"
+        version = "0"
+
+    points = [
+        EntryPoint("scripted", "ajet_core.testing.hooks", "agentjet"),
+        EntryPoint("1.0", "ajet_core.testing.hooks", "agentjet.hook_api"),
+    ]
+    for point in points:
+        vars(point)["dist"] = _Distribution()
+    return PluginManager(entry_points=[*installed_entry_points(), *points])
+
+
+@dataclass(slots=True)
+class Running:
+    """A running server and an HTTP client for it."""
+
+    service: SwarmService
+    http: httpx.AsyncClient
+    model_dir: Path
+    run_dir: Path
+    url: str
+
+    def config(self, **changes: Any) -> dict[str, Any]:
+        """A run configuration with the scripted components, two tasks of two episodes a batch."""
+        engine = changes.pop("engine", {})
+        trainer = changes.pop("trainer", {})
+        return {
+            "model": {"path": str(self.model_dir), "renderer": "qwen3"},
+            "engine": {"name": "scripted", "settings": engine},
+            "trainer": {"name": "scripted", "settings": trainer},
+            "batch": {"tasks": 2, "episodes_per_task": 2, "max_aborts_per_task": 2},
+            "checkpoint_every": 2,
+            **changes,
+        }
+
+    async def roll(self, **changes: Any) -> None:
+        """Configure and start a run, and wait until episodes can be claimed."""
+        (await self.put_run(**changes)).raise_for_status()
+        answer = await self.http.post("/v1/run/start", headers=CONTROL, json={"wait_seconds": 60.0})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["state"] == "ROLLING"
+
+    async def put_run(self, **changes: Any) -> httpx.Response:
+        """Configure a run."""
+        return await self.http.put("/v1/run", headers=CONTROL, json=self.config(**changes))
+
+    async def claim(self, task: str = "a", **changes: Any) -> dict[str, Any]:
+        """Claim an episode."""
+        body = {"task_id": task, "wait_seconds": 30.0, **changes}
+        answer = await self.http.post("/v1/episodes", headers=CLIENT, json=body)
+        assert answer.status_code == 200, answer.text
+        grant: dict[str, Any] = answer.json()
+        return grant
+
+    async def chat(
+        self, grant: dict[str, Any], text: str = "hello", **changes: Any
+    ) -> httpx.Response:
+        """A chat completion with the episode's key."""
+        body = {"model": "any", "messages": [{"role": "user", "content": text}], **changes}
+        return await self.http.post("/v1/chat/completions", headers=key(grant), json=body)
+
+    async def end(self, grant: dict[str, Any], reward: float) -> httpx.Response:
+        """End an episode."""
+        return await self.http.post(
+            f"/v1/episodes/{grant['episode_id']}/end", headers=CLIENT, json={"reward": reward}
+        )
+
+    async def episode(self, task: str, reward: float) -> dict[str, Any]:
+        """A whole episode with one call."""
+        grant = await self.claim(task)
+        assert (await self.chat(grant, f"hello {task}")).status_code == 200
+        assert (await self.end(grant, reward)).status_code == 200
+        return grant
+
+    async def batch(self) -> None:
+        """A whole batch, and the step that follows it."""
+        step = self.service.coordinator.step
+        rewards = {"a": (0.0, 1.0), "b": (1.0, 0.0)}
+        for task, both in rewards.items():
+            await asyncio.gather(*(self.episode(task, reward) for reward in both))
+        await self.service.board.wait_until(
+            lambda: self.service.coordinator.step > step or not self.service.coordinator.running
+        )
+
+
+@dataclass(slots=True)
+class ServerFactory:
+    """Starts servers; a second one on the same run directory stands for a restart."""
+
+    model_dir: Path
+    run_dir: Path
+
+    @contextlib.asynccontextmanager
+    async def running(self, **server: Any) -> AsyncIterator[Running]:
+        """A server until the context ends, which ends it as a signal would."""
+        store = server.pop("store", {})
+        settings = Settings(
+            server={
+                "run_dir": self.run_dir,
+                "model_roots": [self.model_dir.parent],
+                "port": 0,
+                **server,
+            },
+            store=store or {"name": "sqlite"},
+        )
+        service = build_service(settings, plugin_manager())
+        await service.open()
+        listener = bind(settings.server)
+        app = create_app(service, TokenGuard(TOKENS), max_body_bytes=settings.server.max_body_bytes)
+        http_server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
+        http_server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+        serving = asyncio.create_task(http_server.serve([listener]))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            async with httpx.AsyncClient(base_url=url, timeout=60.0) as http:
+                yield Running(service, http, self.model_dir, self.run_dir, url)
+        finally:
+            await service.interrupt()
+            http_server.should_exit = True
+            await serving
+            await service.close()
+
+
+@pytest.fixture
+def servers(model_dir: Path, tmp_path: Path) -> ServerFactory:
+    """Makes servers on one run directory."""
+    return ServerFactory(model_dir, tmp_path / "run")
+
+
+@pytest.fixture
+async def server(servers: ServerFactory) -> AsyncIterator[Running]:
+    """A server that is OFFLINE."""
+    async with servers.running() as running:
+        yield running
+
+
+def key(grant: dict[str, Any]) -> dict[str, str]:
+    """The header with an episode's key."""
+    return {"authorization": f"Bearer {grant['api_key']}"}
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    """The error object of an answer."""
+    error: dict[str, Any] = json.loads(answer.text)["error"]
+    return error

@@ -1,0 +1,168 @@
+"""An engine that says what it is told to, and shorthands around a chat service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from tiny_models import renderer_for
+
+from ajet_core.interfaces.engine import (
+    EngineCapabilities,
+    EngineInfo,
+    GenerateChunk,
+    GenerateRequest,
+)
+from ajet_core.server.dialects.chat import ChatService, Session
+from ajet_core.server.dialects.chat_request import parse_chat_request
+from ajet_core.server.rendering.conversation import ConversationIndex
+from ajet_core.server.rendering.renderer import ChatRenderer
+from ajet_core.timeline import Call
+
+MOVE = {
+    "type": "function",
+    "function": {
+        "name": "move",
+        "parameters": {"type": "object", "properties": {"direction": {"type": "string"}}},
+    },
+}
+CALL_TEXT = '<tool_call>\n{"name": "move", "arguments": {"direction": "up"}}\n</tool_call>'
+USER = {"role": "user", "content": "Where is the goal?"}
+
+
+@dataclass
+class ScriptedEngine:
+    """Answers each request with the next script, `per_chunk` tokens at a time.
+
+    :ivar hold: waits for this before the token at position `hold_at`.
+    :ivar closed: ids of requests whose generator was closed or came to its end.
+    """
+
+    scripts: list[list[int]]
+    per_chunk: int = 1
+    finish: str = "stop"
+    top: bool = False
+    hold: asyncio.Event | None = None
+    hold_at: int = 0
+    requests: list[GenerateRequest] = field(default_factory=list)
+    produced: int = 0
+    closed: list[str] = field(default_factory=list)
+    held: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        script = self.scripts[min(len(self.requests), len(self.scripts) - 1)]
+        self.requests.append(request)
+        try:
+            for start in range(0, len(script), self.per_chunk):
+                if self.hold is not None and start >= self.hold_at:
+                    self.held.set()
+                    await self.hold.wait()
+                ids = script[start : start + self.per_chunk]
+                self.produced += len(ids)
+                last = start + self.per_chunk >= len(script)
+                yield GenerateChunk(
+                    token_ids=ids,
+                    logprobs=[-0.5 - start - i for i in range(len(ids))],
+                    policy_version=7,
+                    finish_reason=self.finish if last else None,  # type: ignore[arg-type]
+                    top_logprobs=[[(i, -0.5), (0, float("-inf"))] for i in ids] if self.top else None,
+                )
+        finally:
+            self.closed.append(request.request_id)
+
+
+def counting_hex() -> Callable[[int], str]:
+    """A source of ids that is the same in every service."""
+    numbers: Iterator[int] = iter(range(1 << 20))
+    return lambda size: f"{next(numbers):0{2 * size}x}"
+
+
+@dataclass
+class Gateway:
+    """A chat service with one episode, whose calls are kept in a list."""
+
+    engine: ScriptedEngine
+    renderer: ChatRenderer
+    session: Session = field(default_factory=lambda: Session("ep", ConversationIndex()))
+    calls: list[Call] = field(default_factory=list)
+    max_context: int = 4096
+    capabilities: EngineCapabilities = EngineCapabilities(("x",), max_top_logprobs=5, seed=True)
+
+    def __post_init__(self) -> None:
+        self.service = ChatService(
+            self.renderer,
+            self.engine,
+            "tiny",
+            EngineInfo(self.max_context, 1000),
+            self.capabilities,
+            clock=lambda: 1700000000.5,
+            token_hex=counting_hex(),
+        )
+
+    async def record(self, call: Call) -> None:
+        self.calls.append(call)
+
+    async def complete(self, *messages: dict[str, Any], **settings: Any) -> ChatCompletion:
+        """A completion, validated by the official SDK after a way through JSON."""
+        request = parse_chat_request(body(*messages, **settings))
+        plain = await self.service.complete(self.session, request, self.record, agent="a")
+        text = json.dumps(plain, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        return ChatCompletion.model_validate(json.loads(text))
+
+    async def chunks(self, *messages: dict[str, Any], **settings: Any) -> list[ChatCompletionChunk]:
+        """All chunks of a stream, validated likewise."""
+        request = parse_chat_request(body(*messages, **settings, stream=True))
+        stream = self.service.stream(self.session, request, self.record)
+        return [
+            ChatCompletionChunk.model_validate(json.loads(json.dumps(chunk, allow_nan=False)))
+            async for chunk in stream
+        ]
+
+
+def gateway(text: str | list[str], name: str = "qwen3", **engine: Any) -> Gateway:
+    """A gateway whose model says `text` (or these texts, one per call)."""
+    renderer = renderer_for(name)
+    texts = [text] if isinstance(text, str) else text
+    return Gateway(ScriptedEngine([renderer.encode(t) for t in texts], **engine), renderer)
+
+
+def body(*messages: dict[str, Any], **settings: Any) -> bytes:
+    """A request body."""
+    return json.dumps({"model": "m", "messages": list(messages), **settings}).encode()
+
+
+def assembled(chunks: list[ChatCompletionChunk], choice: int = 0) -> dict[str, Any]:
+    """The message that a client puts together from a stream's deltas."""
+    message: dict[str, Any] = {"content": None, "reasoning": None, "tool_calls": []}
+    for chunk in chunks:
+        for part in chunk.choices:
+            if part.index != choice:
+                continue
+            if part.delta.content is not None:
+                message["content"] = (message["content"] or "") + part.delta.content
+            if (reasoning := getattr(part.delta, "reasoning_content", None)) is not None:
+                message["reasoning"] = (message["reasoning"] or "") + reasoning
+            for call in part.delta.tool_calls or []:
+                if call.id is not None:
+                    assert call.index == len(message["tool_calls"])
+                    message["tool_calls"].append([call.id, call.function.name, ""])
+                message["tool_calls"][call.index][2] += call.function.arguments
+    return message
+
+
+def message_of(completion: ChatCompletion, choice: int = 0) -> dict[str, Any]:
+    """The same form of a message that was not streamed."""
+    message = completion.choices[choice].message
+    return {
+        "content": message.content,
+        "reasoning": getattr(message, "reasoning_content", None),
+        "tool_calls": [
+            [call.id, call.function.name, call.function.arguments]
+            for call in message.tool_calls or []
+        ],
+    }

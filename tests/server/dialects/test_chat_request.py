@@ -1,0 +1,213 @@
+import json
+
+import pytest
+from scripted import MOVE, USER, body
+
+from ajet_core.errors import RequestError, UnsupportedError
+from ajet_core.server.dialects.chat_request import parse_chat_request
+from ajet_core.server.rendering.messages import ChatMessage, ToolCall
+
+
+def parse(*messages, **settings):
+    return parse_chat_request(body(*(messages or [USER]), **settings))
+
+
+def test_defaults():
+    request = parse()
+    assert request.messages == (ChatMessage("user", "Where is the goal?"),)
+    assert (request.n, request.temperature, request.top_p, request.top_k) == (1, 1.0, 1.0, 0)
+    assert (request.max_tokens, request.seed, request.stop, request.tools) == (None, None, (), None)
+    assert not (request.stream or request.logprobs or request.ignored)
+
+
+def test_null_means_absent():
+    names = [
+        "n", "stop", "seed", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k",
+        "stream", "stream_options", "logprobs", "top_logprobs", "tools", "tool_choice", "model",
+        "parallel_tool_calls", "response_format", "logit_bias", "functions", "function_call", "user",
+    ]  # fmt: skip
+    assert parse(**dict.fromkeys(names)) == parse()
+
+
+def test_settings_are_taken():
+    request = parse(
+        n=2, stop=["a", "b", "a"], seed=-5, max_tokens=9, temperature=0, top_p=0.5, top_k=-1,
+        stream=True, stream_options={"include_usage": True}, logprobs=True, top_logprobs=3,
+        tools=[MOVE], return_token_ids=True,
+    )  # fmt: skip
+    assert (request.n, request.stop, request.seed, request.max_tokens) == (2, ("a", "b"), -5, 9)
+    assert (request.temperature, request.top_p, request.top_k) == (0.0, 0.5, 0)
+    assert request.stream and request.include_usage and request.logprobs
+    assert request.top_logprobs == 3 and request.tools == (MOVE,) and request.return_token_ids
+
+
+def test_max_completion_tokens_wins():
+    assert parse(max_tokens=5, max_completion_tokens=7).max_tokens == 7
+
+
+@pytest.mark.parametrize("content", ["hi", ["hi"], [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]])  # fmt: skip
+def test_content_parts_are_one_text(content):
+    assert parse({"role": "user", "content": content}).messages[0].content == "hi"
+
+
+@pytest.mark.parametrize("message", [{"content": None}, {"content": ""}, {"content": []}, {}])
+def test_empty_content_is_empty_text(message):
+    assert parse({"role": "assistant", **message}).messages[0] == ChatMessage("assistant")
+
+
+def test_roles_and_tool_calls():
+    call = {"id": "c1", "type": "function", "index": 0, "function": {"name": "f", "arguments": {"a": 1}}}  # fmt: skip
+    request = parse(
+        {"role": "developer", "content": "brief"},
+        {"role": "user", "content": "go", "name": "bob"},
+        {"role": "system", "content": "mid"},
+        {"role": "assistant", "tool_calls": [call], "audio": None, "token_ids": [1]},
+        {"role": "tool", "tool_call_id": "c1", "content": "ok", "name": "f"},
+    )
+    assert request.messages == (
+        ChatMessage("system", "brief"),
+        ChatMessage("user", "go"),
+        ChatMessage("system", "mid"),
+        ChatMessage("assistant", tool_calls=(ToolCall("c1", "f", '{"a": 1}'),)),
+        ChatMessage("tool", "ok", tool_call_id="c1", name="f"),
+    )
+
+
+def test_ignored_keys_are_named_for_a_header():
+    request = parse(
+        user="u", store=False, metadata={}, service_tier="auto", odd=1, nothing=None, logit_bias={},
+        **{"bad\r\nname: x,y": 1, "é": 2},
+    )  # fmt: skip
+    assert request.ignored == ("badnamexy", "metadata", "odd", "service_tier", "store", "user")
+
+
+def test_tool_choice_none_offers_no_tools():
+    assert parse(tools=[MOVE], tool_choice="none").tools is None
+    assert parse(tools=[MOVE], tool_choice="auto").tools == (MOVE,)
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "move"}}),
+        ("parallel_tool_calls", False),
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema", "json_schema": {}}),
+        ("logit_bias", {"5": 1}),
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", -0.5),
+        ("functions", [{"name": "f"}]),
+        ("function_call", "auto"),
+        ("audio", {"voice": "x"}),
+        ("modalities", ["text", "audio"]),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("web_search_options", {}),
+        ("min_p", 0.1),
+        ("repetition_penalty", 1.1),
+        ("guided_json", {}),
+        ("chat_template_kwargs", {"enable_thinking": False}),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(param, value):
+    with pytest.raises(UnsupportedError) as caught:
+        parse(tools=[MOVE], **{param: value})
+    assert caught.value.param == param
+    assert param in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("response_format", {"type": "text"}),
+        ("logit_bias", {}),
+        ("frequency_penalty", 0.0),
+        ("presence_penalty", 0),
+        ("modalities", ["text"]),
+        ("parallel_tool_calls", True),
+        ("tool_choice", "auto"),
+        ("functions", []),
+    ],
+)
+def test_neutral_values_are_accepted(param, value):
+    assert parse(**{param: value}).ignored == ()
+
+
+def test_parallel_tool_calls_mean_nothing_without_tools():
+    assert parse(parallel_tool_calls=False) == parse()
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "kind"),
+    [
+        ([{"role": "function", "name": "f", "content": "x"}], "messages[0].role", UnsupportedError),
+        ([{"role": "robot", "content": "x"}], "messages[0].role", RequestError),
+        ([USER, {"content": "x"}], "messages[1].role", RequestError),
+        ([USER, {"role": "tool", "content": "x"}], "messages[1].tool_call_id", RequestError),
+        ([{"role": "user", "content": 5}], "messages[0].content", RequestError),
+        ([{"role": "user", "content": [{}]}], "messages[0].content[0]", RequestError),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", RequestError),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages[0].content[0].type", UnsupportedError),
+        ([{"role": "user", "content": ["a", {"type": "input_audio"}]}], "messages[0].content[1].type", UnsupportedError),
+        ([{"role": "assistant", "tool_calls": [{"id": "c"}]}], "messages[0].tool_calls[0].function", RequestError),
+        ([{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]}], "messages[0].tool_calls[0].type", UnsupportedError),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}], "messages[0].tool_calls[0].function.arguments", RequestError),
+        (["hi"], "messages[0]", RequestError),
+        ([], "messages", RequestError),
+    ],
+)  # fmt: skip
+def test_wrong_messages_are_named_by_path(messages, param, kind):
+    with pytest.raises(kind) as caught:
+        parse_chat_request(json.dumps({"messages": messages}).encode())
+    assert caught.value.param == param
+    assert caught.value.message.startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": "many"}, "n"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [1]}, "stop"),
+        ({"stop": list("abcdefghijklmnopq")}, "stop"),
+        ({"stream": "maybe"}, "stream"),
+        ({"stream_options": 5}, "stream_options"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tools": [5]}, "tools[0]"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]}, "tools[0].function.parameters"),
+    ],
+)  # fmt: skip
+def test_wrong_settings_are_named(settings, param):
+    with pytest.raises(RequestError) as caught:
+        parse(**settings)
+    assert caught.value.param == param
+    assert caught.value.message.startswith(param)
+
+
+def test_other_tool_types_are_refused():
+    with pytest.raises(UnsupportedError, match=r'tools\[0\]\.type: only "function" tools.*"web_search"'):
+        parse(tools=[{"type": "web_search"}])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{", b"[]", b"5", b"\xff\xfe", b'{"messages": NaN}', b"[" * 100_000,
+        b'{"messages": [{"role": "user", "content": "\\ud83d"}]}',
+        b'{"a": ' + b'{"a": ' * 5000,
+        b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e999}',
+        b'{"messages": [{"role": "user", "content": "x"}], "temperature": -Infinity}',
+    ],
+)  # fmt: skip
+def test_malformed_bodies_are_request_errors(data):
+    with pytest.raises(RequestError):
+        parse_chat_request(data)

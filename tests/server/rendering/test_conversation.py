@@ -1,0 +1,154 @@
+"""The index on its own; `tests/server/dialects/test_bridging.py` goes through requests."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tiny_models import renderer_for
+
+from ajet_core.server.rendering import conversation
+from ajet_core.server.rendering.conversation import (
+    CONTEXT_KEY,
+    ConversationIndex,
+    answer_metadata,
+    message_digest,
+    tools_digest,
+)
+from ajet_core.server.rendering.messages import ChatMessage, ToolCall
+from ajet_core.timeline import Call
+
+RENDERER = renderer_for("qwen3")
+START = [ChatMessage("system", "Be brief."), ChatMessage("user", "go")]
+STOP = RENDERER.encode("<|im_end|>")
+
+
+def talk(index, messages, turns, *, call_ids="c"):
+    """`turns` turns of an agent; returns its calls and messages."""
+    calls = []
+    messages = list(messages)
+    for turn in range(turns):
+        prompt = index.prompt(RENDERER, messages, None)
+        answer = ChatMessage("assistant", f"step {turn}")
+        call = Call(
+            call_id=f"{call_ids}{turn}",
+            episode_id="e",
+            index=turn,
+            prompt_ids=prompt.ids,
+            sampled_ids=RENDERER.encode(answer.content) + STOP,
+            logprobs=[0.0] * (len(RENDERER.encode(answer.content)) + 1),
+            policy_versions=[0] * (len(RENDERER.encode(answer.content)) + 1),
+            temperature=1.0,
+            finish_reason="stop",
+            parent_call_id=prompt.parent_call_id,
+            metadata=answer_metadata(prompt, answer),
+        )
+        index.add(call)
+        calls.append(call)
+        messages += [answer, ChatMessage("user", f"observation {turn}")]
+    return calls, messages
+
+
+def test_each_call_extends_the_tokens_of_the_last():
+    calls, _ = talk(ConversationIndex(), START, 5)
+    for before, after in zip(calls, calls[1:], strict=False):
+        assert after.parent_call_id == before.call_id
+        assert after.prompt_ids[: len(before.token_ids)] == before.token_ids
+
+
+def test_restored_index_goes_on_where_the_old_one_was():
+    index = ConversationIndex()
+    calls, messages = talk(index, START, 4)
+    stored = [replace(call, metadata=json.loads(json.dumps(call.metadata))) for call in calls]
+    restored = ConversationIndex.restore(reversed(stored))
+    assert len(restored) == 4
+    assert restored.prompt(RENDERER, messages, None) == index.prompt(RENDERER, messages, None)
+    assert restored.prompt(RENDERER, messages, None).parent_call_id == "c3"
+
+
+def test_restore_without_some_parents_still_knows_whole_prompts():
+    index = ConversationIndex()
+    calls, messages = talk(index, START, 3)
+    restored = ConversationIndex.restore(calls[2:])
+    assert restored.prompt(RENDERER, messages, None) == index.prompt(RENDERER, messages, None)
+
+
+def test_aborted_calls_are_not_extended():
+    calls, messages = talk(ConversationIndex(), START, 1)
+    aborted = replace(calls[0], finish_reason="abort", metadata={})
+    index = ConversationIndex.restore([aborted])
+    assert index.prompt(RENDERER, messages, None).how == "render"
+
+
+def test_work_and_memory_are_linear_in_the_conversation(monkeypatch):
+    counted = []
+    original = conversation.message_digest
+    monkeypatch.setattr(
+        conversation, "message_digest", lambda *a: counted.append(1) or original(*a)
+    )
+    index = ConversationIndex()
+    calls, messages = talk(index, START, 30)
+    counted.clear()
+    index.prompt(RENDERER, messages, None)
+    assert len(counted) == len(messages)
+    kept = sum(len(node.added) + len(node.sampled) for node in index._by_call.values())
+    assert kept == len(calls[-1].token_ids)
+
+
+CALL = ToolCall("call_1", "move", '{"direction": "up", "steps": 1}')
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"direction":"up","steps":1}', '{ "steps": 1.0, "direction": "up" }', '{"direction":"u\\u0070","steps":1}'],
+)  # fmt: skip
+def test_arguments_are_compared_by_meaning(arguments):
+    before, after = (
+        message_digest(b"", ChatMessage("assistant", tool_calls=(c,)))
+        for c in (CALL, replace(CALL, arguments=arguments))
+    )
+    assert before == after
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ChatMessage("assistant", "x", (CALL,)),
+        ChatMessage("assistant", "", (replace(CALL, id="call_2"),)),
+        ChatMessage("assistant", "", (replace(CALL, name="turn"),)),
+        ChatMessage("assistant", "", (replace(CALL, arguments='{"direction": "up"}'),)),
+        ChatMessage("assistant", "", (replace(CALL, arguments="no JSON"),)),
+        ChatMessage("assistant", "", (CALL, CALL)),
+        ChatMessage("user"),
+    ],
+)
+def test_differing_messages_differ(other):
+    assert message_digest(b"", other) != message_digest(
+        b"", ChatMessage("assistant", tool_calls=(CALL,))
+    )
+
+
+def test_fields_cannot_run_into_each_other():
+    assert message_digest(b"", ChatMessage("tool", "ab", tool_call_id="c")) != message_digest(
+        b"", ChatMessage("tool", "a", tool_call_id="bc")
+    )
+
+
+def test_tools_are_compared_by_meaning():
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    same = {"function": {"parameters": {}, "name": "f"}, "type": "function"}
+    assert tools_digest([tool]) == tools_digest([same])
+    assert tools_digest(None) == tools_digest([]) != tools_digest([tool])
+
+
+def test_context_key_is_a_hex_sha256():
+    calls, _ = talk(ConversationIndex(), START, 1)
+    assert len(bytes.fromhex(calls[0].metadata[CONTEXT_KEY])) == 32
+
+
+def test_tool_results_are_named_for_templates_that_print_it(monkeypatch):
+    seen = []
+    index = ConversationIndex()
+    monkeypatch.setattr(RENDERER, "render", lambda messages, tools: seen.extend(messages) or [1])
+    result = ChatMessage("tool", "there", tool_call_id="call_1")
+    index.prompt(RENDERER, [*START, ChatMessage("assistant", tool_calls=(CALL,)), result], None)
+    assert seen[-1].name == "move"

@@ -1,0 +1,98 @@
+"""Small real tokenizers, trained on the spot, for any family of the `renderers` library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from ajet_core.server.rendering.renderer import ChatRenderer, build_renderer
+from ajet_core.server.rendering.tokenizer import FastTokenizer
+
+CORPUS = [
+    "You are a helpful assistant. Where is the goal? Move up, then left, then down.",
+    '{"name": "move", "arguments": {"direction": "up"}} "parameters": {} "steps": 12',
+    "# Tools You may call one or more functions to assist with the user query.",
+    "goal is 2 down and 1 left. I am there. system user assistant tool <think> </think>",
+    "naïve café 😀 🎉 日本語 Привет",
+]
+
+CHATML = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+THINK = ["<think>", "</think>"]
+VISION = [
+    "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<|vision_pad|>"
+]  # fmt: skip
+GLM = [
+    "<|endoftext|>", "[MASK]", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>",
+    "<|observation|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "/nothink",
+]  # fmt: skip
+LLAMA = [
+    "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
+    "<|eot_id|>", "<|eom_id|>", "<|python_tag|>",
+]  # fmt: skip
+
+SPECIALS: dict[str, list[str]] = {
+    "qwen3": [*CHATML, *THINK, *TAGS],
+    "prime-qwen3": [*CHATML, *THINK, *TAGS],
+    "qwen3-vl": [*CHATML, *THINK, *TAGS, *VISION],
+    "qwen3.5": [*CHATML, *THINK, *TAGS, *VISION],
+    "qwen3.6": [*CHATML, *THINK, *TAGS, *VISION],
+    "qwen3.8": [*CHATML, *THINK, *TAGS, *VISION],
+    "glm-4.5": [*GLM, *THINK, *TAGS],
+    "glm-5": [*GLM, *THINK, *TAGS],
+    "glm-5.1": [*GLM, *THINK, *TAGS],
+    "glm-5.3": [*GLM, *THINK, *TAGS],
+    "llama-3": LLAMA,
+}
+
+CHATML_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def train(specials: Sequence[str], vocab_size: int = 520) -> Tokenizer:
+    """A byte-level BPE tokenizer in which every text of `specials` is one token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[AddedToken(text, special=True, normalized=False) for text in specials],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+@lru_cache
+def tokenizer_for(name: str) -> FastTokenizer:
+    """The trained tokenizer of a family."""
+    return FastTokenizer(train(SPECIALS[name]), f"tiny-{name}", eos_token=SPECIALS[name][0])
+
+
+@lru_cache
+def renderer_for(name: str) -> ChatRenderer:
+    """The renderer of a family, around its trained tokenizer."""
+    return build_renderer(name, tokenizer_for(name))
+
+
+def write_model(directory: Path, name: str, template: str | None = CHATML_TEMPLATE) -> Path:
+    """A model directory without weights: tokenizer files, config.json and a chat template."""
+    directory.mkdir(parents=True, exist_ok=True)
+    train(SPECIALS[name]).save(str(directory / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>" if "<|im_end|>" in SPECIALS[name] else SPECIALS[name][1],
+        "clean_up_tokenization_spaces": False,
+    }
+    if template is not None:
+        config["chat_template"] = template
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    return directory

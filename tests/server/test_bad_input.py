@@ -1,0 +1,409 @@
+"""What bad input gets: a clear error in the right form, and a server that goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_core.errors import ConfigError, StoreError
+from ajet_core.server.serve import bind
+from ajet_core.server.service import build_service
+from ajet_core.settings import Settings
+from tests.server.conftest import (
+    CLIENT,
+    CONTROL,
+    Running,
+    ServerFactory,
+    error_of,
+    key,
+    plugin_manager,
+)
+
+
+@pytest.mark.parametrize("body", [b'{"task_id": ', b"", b"[1]", b"task_id=a", b"[" * 50_000])
+@pytest.mark.parametrize("content_type", ["application/json", "text/plain", None])
+async def test_a_body_that_is_no_json_object_is_a_400_that_says_so(
+    server: Running, body: bytes, content_type: str | None
+) -> None:
+    headers = {**CLIENT, "content-type": content_type} if content_type else CLIENT
+    answer = await server.http.post("/v1/episodes", headers=headers, content=body)
+    assert answer.status_code == 400
+    assert error_of(answer)["type"] == "invalid_request_error"
+    message = error_of(answer)["message"]
+    assert "JSON" in message or "Field required" in message
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"task_id": "a", "colour": 1}, "colour", "Extra inputs are not permitted"),
+        ({"task_id": 7}, "task_id", "valid string"),
+        ({}, "task_id", "Field required"),
+        ({"task_id": "a", "lease_seconds": -1}, "lease_seconds", "greater than or equal to 1"),
+        ({"task_id": "a", "kind": "test"}, "kind", "'train' or 'eval'"),
+    ],
+)
+async def test_a_wrong_field_is_named(
+    server: Running, body: dict[str, Any], param: str, says: str
+) -> None:
+    answer = await server.http.post("/v1/episodes", headers=CLIENT, json=body)
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == param
+    assert says in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("reward", ["NaN", "Infinity", '"1"', "null", "true"])
+async def test_a_reward_that_is_no_number_is_refused(server: Running, reward: str) -> None:
+    await server.roll()
+    grant = await server.claim()
+    answer = await server.http.post(
+        f"/v1/episodes/{grant['episode_id']}/end",
+        headers={**CLIENT, "content-type": "application/json"},
+        content=f'{{"reward": {reward}}}',
+    )
+    assert answer.status_code == 400
+    assert (await server.end(grant, 1.0)).status_code == 200
+
+
+async def test_claims_are_refused_while_the_server_is_offline(server: Running) -> None:
+    answer = await server.http.post("/v1/episodes", headers=CLIENT, json={"task_id": "a"})
+    assert answer.status_code == 503
+    assert error_of(answer)["type"] == "not_rolling"
+    assert error_of(answer)["retry_after"] is None
+    assert "OFFLINE" in error_of(answer)["message"]
+
+
+async def test_an_unknown_episode_is_a_404(server: Running) -> None:
+    for path in ("end", "abort", "heartbeat", ""):
+        body: dict[str, Any] = {"end": {"reward": 1}, "abort": {"reason": "x"}}.get(path, {})
+        url = f"/v1/episodes/nope/{path}".rstrip("/")
+        method = "POST" if path else "GET"
+        answer = await server.http.request(method, url, headers=CLIENT, json=body or None)
+        assert answer.status_code == 404
+        assert error_of(answer)["type"] == "episode_not_found"
+
+
+async def test_the_key_of_an_ended_episode_is_dead_and_not_worth_a_retry(server: Running) -> None:
+    await server.roll()
+    grant = await server.claim()
+    await server.end(grant, 1.0)
+    answer = await server.chat(grant)
+    assert answer.status_code == 410
+    assert error_of(answer)["code"] == "episode_closed"
+    assert answer.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer nonsense"},
+        {"authorization": "Bearer ajet-ep-000000000000000000000000.forged"},
+        {"authorization": "Basic abc"},
+        CLIENT,
+        CONTROL,
+    ],
+)
+async def test_a_key_that_is_no_episodes_key_opens_no_llm_route(
+    server: Running, headers: dict[str, str]
+) -> None:
+    await server.roll()
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    answer = await server.http.post("/v1/chat/completions", headers=headers, json=body)
+    assert answer.status_code == 401
+    assert error_of(answer)["code"] == "invalid_api_key"
+    assert (await server.http.get("/v1/models", headers=headers)).status_code == 401
+
+
+async def test_a_forged_secret_with_a_real_episode_id_is_refused(server: Running) -> None:
+    await server.roll()
+    grant = await server.claim()
+    forged = grant["api_key"].rpartition(".")[0] + ".AAAA"
+    answer = await server.chat({"api_key": forged})
+    assert answer.status_code == 401
+
+
+async def test_an_episodes_key_opens_no_other_route(server: Running) -> None:
+    await server.roll()
+    grant = await server.claim()
+    for method, path in (("GET", "/v1/status"), ("PUT", "/v1/run"), ("POST", "/v1/run/stop")):
+        body = server.config() if method == "PUT" else None
+        answer = await server.http.request(method, path, headers=key(grant), json=body)
+        assert answer.status_code == 403
+
+
+async def test_the_client_token_does_not_control_runs(server: Running) -> None:
+    for method, path in (
+        ("PUT", "/v1/run"),
+        ("POST", "/v1/run/start"),
+        ("POST", "/v1/run/stop"),
+    ):
+        body = server.config() if method == "PUT" else None
+        answer = await server.http.request(method, path, headers=CLIENT, json=body)
+        assert answer.status_code == 403
+        assert (await server.http.request(method, path, json=body)).status_code == 401
+
+
+async def test_a_prompt_longer_than_the_context_is_refused_as_openai_does(server: Running) -> None:
+    await server.roll(engine={"max_context": 64})
+    grant = await server.claim()
+    answer = await server.chat(grant, "hello " * 100)
+    assert answer.status_code == 400
+    assert error_of(answer)["code"] == "context_length_exceeded"
+    answer = await server.chat(grant, "hello", max_tokens=64)
+    assert answer.status_code == 400
+    assert error_of(answer)["code"] == "context_length_exceeded"
+    answer = await server.chat(grant, "hello " * 100, stream=True)
+    assert answer.status_code == 400
+
+
+async def test_ignored_keys_are_named_and_impossible_ones_refused(server: Running) -> None:
+    await server.roll()
+    grant = await server.claim()
+    answer = await server.chat(grant, sparkle=1)
+    assert answer.status_code == 200
+    assert "sparkle" in answer.headers["x-ajet-ignored"]
+    answer = await server.chat(grant, tool_choice="required", tools=[_TOOL])
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b"null", b'{"messages": 3}', b"[" * 100_000, b"\xff\xfe"]
+)
+async def test_a_chat_body_that_is_none_is_a_400(server: Running, body: bytes) -> None:
+    await server.roll()
+    grant = await server.claim()
+    answer = await server.http.post("/v1/chat/completions", headers=key(grant), content=body)
+    assert answer.status_code == 400
+    assert error_of(answer)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("changes", "type_", "param", "says"),
+    [
+        ({"trainer": {"colour": 1}}, "invalid_config", "colour", "colour"),
+        ({"steps": 0}, "invalid_request_error", "steps", "greater than or equal to 1"),
+        ({"optimizer": "adam"}, "invalid_request_error", "optimizer", "Extra inputs"),
+        ({"model": {"path": "/etc"}}, "invalid_model", "model.path", "outside"),
+        ({"model": {"path": "../../../etc"}}, "invalid_model", "model.path", "outside"),
+    ],
+)
+async def test_a_run_configuration_that_cannot_be_used_is_refused(
+    server: Running, changes: dict[str, Any], type_: str, param: str, says: str
+) -> None:
+    answer = await server.put_run(**changes)
+    assert answer.status_code == 400, answer.text
+    error = error_of(answer)
+    assert error["type"] == type_
+    assert param in (error["param"] or "")
+    assert says in error["message"]
+    assert (await server.put_run()).status_code == 200
+
+
+async def test_an_unknown_component_is_answered_with_the_known_ones(server: Running) -> None:
+    config = server.config()
+    config["engine"] = {"name": "warp"}
+    answer = await server.http.put("/v1/run", headers=CONTROL, json=config)
+    assert answer.status_code == 400
+    assert error_of(answer)["type"] == "unknown_component"
+    assert "scripted" in error_of(answer)["message"]
+
+
+async def test_an_unknown_renderer_is_answered_with_the_known_ones(server: Running) -> None:
+    model = {"path": str(server.model_dir), "renderer": "klingon"}
+    answer = await server.put_run(model=model)
+    assert answer.status_code == 400
+    assert "qwen3" in error_of(answer)["message"]
+
+
+async def test_no_import_path_comes_in_through_a_run_configuration(server: Running) -> None:
+    model = {"path": str(server.model_dir), "renderer": "custom"}
+    answer = await server.put_run(model=model)
+    assert answer.status_code == 400
+    config = server.config()
+    config["engine"] = {"name": "os:system"}
+    answer = await server.http.put("/v1/run", headers=CONTROL, json=config)
+    assert error_of(answer)["type"] == "unknown_component"
+
+
+@pytest.mark.parametrize(
+    "missing", ["tokenizer.json", "config.json", "model.safetensors", "everything"]
+)
+async def test_an_incomplete_model_directory_is_refused_by_what_it_lacks(
+    server: Running, missing: str, tmp_path: Path
+) -> None:
+    directory = server.run_dir / "model"
+    directory.mkdir()
+    for file in server.model_dir.iterdir():
+        if missing not in (file.name, "everything"):
+            (directory / file.name).write_bytes(file.read_bytes())
+    if missing == "everything":
+        directory.rmdir()
+    answer = await server.put_run(model={"path": "model", "renderer": "qwen3"})
+    assert answer.status_code == 400
+    assert error_of(answer)["type"] == "invalid_model"
+    expected = {"model.safetensors": "safetensors", "everything": "no model directory"}
+    assert expected.get(missing, missing.partition(".")[0]) in error_of(answer)["message"]
+
+
+async def test_only_one_of_two_starts_wins(server: Running) -> None:
+    await server.put_run()
+    first = await server.http.post("/v1/run/start", headers=CONTROL)
+    second = await server.http.post("/v1/run/start", headers=CONTROL)
+    assert first.status_code == 200
+    assert second.status_code == 409
+    assert "active" in error_of(second)["message"]
+    answer = await server.put_run()
+    assert answer.status_code == 409
+
+
+async def test_a_start_without_a_configuration_says_what_comes_first(server: Running) -> None:
+    answer = await server.http.post("/v1/run/start", headers=CONTROL)
+    assert answer.status_code == 409
+    assert "PUT /v1/run first" in error_of(answer)["message"]
+
+
+async def test_a_run_directory_does_not_change_its_model(server: Running) -> None:
+    await server.put_run(seed=1)
+    answer = await server.put_run(seed=2)
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == "seed"
+
+
+async def test_a_worker_that_dies_while_it_boots_shows_its_last_lines(
+    servers: ServerFactory, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho out of coffee >&2\nexit 3\n")
+    python.chmod(0o755)
+    async with servers.running() as server:
+        await server.put_run()
+        service = server.service
+        service.coordinator._run = _with_python(service.coordinator._run, str(python))
+        answer = await server.http.post(
+            "/v1/run/start", headers=CONTROL, json={"wait_seconds": 30.0}
+        )
+        assert answer.status_code == 500
+        assert error_of(answer)["type"] == "worker_boot_failed"
+        assert "out of coffee" in error_of(answer)["message"]
+        assert "exit status 3" in error_of(answer)["message"]
+        status = (await server.http.get("/v1/status", headers=CLIENT)).json()
+        assert status["state"] == "OFFLINE"
+        assert status["error"]["type"] == "worker_boot_failed"
+
+
+async def test_a_full_store_is_a_507_and_the_server_lives_on(servers: ServerFactory) -> None:
+    store = {"name": "sqlite", "settings": {"max_mib": 1}}
+    async with servers.running(store=store) as server:
+        await server.roll(engine={"reply_length": 3000})
+        grant = await server.claim()
+        for n in range(100):
+            answer = await server.chat(grant, f"{n}")
+            if answer.status_code != 200:
+                break
+        assert answer.status_code == 507
+        assert error_of(answer)["code"] == "storage_full"
+        status = await server.http.get("/v1/status", headers=CLIENT)
+        assert status.status_code == 200
+
+
+async def test_a_body_over_the_limit_is_a_413(servers: ServerFactory) -> None:
+    async with servers.running(max_body_bytes=2048) as server:
+        announced = await server.http.post(
+            "/v1/episodes", headers=CLIENT, json={"task_id": "x" * 4000}
+        )
+
+        async def unannounced() -> Any:
+            for _ in range(8):
+                yield b"x" * 1000
+
+        streamed = await server.http.post("/v1/episodes", headers=CLIENT, content=unannounced())
+        for answer in (announced, streamed):
+            assert answer.status_code == 413
+            assert error_of(answer)["type"] == "body_too_large"
+
+
+async def test_too_many_open_episodes_are_a_429(servers: ServerFactory) -> None:
+    async with servers.running(max_open_episodes=2) as server:
+        await server.roll()
+        await server.claim("a")
+        await server.claim("b")
+        answer = await server.http.post("/v1/episodes", headers=CLIENT, json={"task_id": "a"})
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"]
+
+
+async def test_a_task_that_keeps_failing_is_set_aside(server: Running) -> None:
+    await server.roll()
+    for _ in range(3):
+        grant = await server.claim("bad")
+        await server.http.post(
+            f"/v1/episodes/{grant['episode_id']}/abort", headers=CLIENT, json={"reason": "boom"}
+        )
+    answer = await server.http.post("/v1/episodes", headers=CLIENT, json={"task_id": "bad"})
+    assert answer.status_code == 409
+    assert "set aside" in error_of(answer)["message"]
+
+
+async def test_a_client_of_another_major_version_is_told(server: Running) -> None:
+    headers = {**CLIENT, "x-ajet-protocol": "2.0"}
+    answer = await server.http.get("/v1/status", headers=headers)
+    assert answer.status_code == 426
+    assert "1.0" in error_of(answer)["message"]
+    later_minor = {**CLIENT, "x-ajet-protocol": "1.7"}
+    assert (await server.http.get("/v1/status", headers=later_minor)).status_code == 200
+
+
+async def test_unknown_routes_and_methods_have_our_error_form(server: Running) -> None:
+    answer = await server.http.get("/v1/nowhere", headers=CLIENT)
+    assert answer.status_code == 404
+    assert error_of(answer)["type"] == "not_found"
+    answer = await server.http.delete("/v1/episodes", headers=CLIENT)
+    assert answer.status_code == 405
+
+
+def test_a_port_in_use_is_said_with_the_way_out(tmp_path: Path) -> None:
+    first = bind(Settings(server={"port": 0, "run_dir": tmp_path}).server)
+    taken = first.getsockname()[1]
+    with pytest.raises(ConfigError, match=r"port is in use.*--port"):
+        bind(Settings(server={"port": taken, "run_dir": tmp_path}).server)
+    first.close()
+
+
+async def test_two_servers_do_not_share_a_run_directory(servers: ServerFactory) -> None:
+    async with servers.running() as server:
+        settings = Settings(server={"run_dir": server.run_dir, "port": 0})
+        second = build_service(settings, plugin_manager())
+        with pytest.raises(StoreError, match=r"another (process|server)"):
+            await second.open()
+
+
+async def test_errors_never_repeat_secrets(server: Running) -> None:
+    headers = {"authorization": "Bearer very-secret-token"}
+    answer = await server.http.get("/v1/status", headers=headers)
+    assert "very-secret-token" not in answer.text
+    await server.roll()
+    grant = await server.claim()
+    events = json.dumps([e.model_dump() for e in server.service.events._events])
+    assert grant["api_key"] not in events
+    assert grant["api_key"].rpartition(".")[2] not in events
+
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+
+
+def _with_python(run: Any, python: str) -> Any:
+    from dataclasses import replace
+
+    return replace(run, python={"engine": python, "trainer": python})
