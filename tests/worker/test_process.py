@@ -1,0 +1,181 @@
+"""Real worker processes with the scripted components."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_core.errors import (
+    ContextLengthError,
+    EngineError,
+    WorkerBootError,
+    WorkerDiedError,
+    WorkerError,
+)
+from ajet_core.interfaces import GenerateRequest, SamplingParams
+from ajet_core.protocol import AlgorithmConfig, ModelConfig
+from ajet_core.testing.faults import HoldGate
+from ajet_core.timeline import TrainBatch, TrainEpisode, TrainSequence
+from ajet_core.worker.codec import BootPlan, ComponentPlan
+from ajet_core.worker.process import WorkerProcess
+
+
+def plan(run_dir: Path, *, engine: dict[str, Any] | None = None, target: str = "") -> BootPlan:
+    scripted = "ajet_core.testing.scripted_"
+    return BootPlan(
+        run_dir=str(run_dir),
+        seed=0,
+        model=ModelConfig(path="none"),
+        algorithm=AlgorithmConfig(),
+        engine=ComponentPlan(
+            "scripted",
+            target or f"{scripted}engine:ScriptedEngine",
+            f"{scripted}engine:ScriptedEngineSettings",
+            engine or {},
+        ),
+        trainer=ComponentPlan(
+            "scripted",
+            f"{scripted}trainer:ScriptedTrainer",
+            f"{scripted}trainer:ScriptedTrainerSettings",
+            {},
+        ),
+        checkpoint=None,
+    )
+
+
+@pytest.fixture
+async def worker(tmp_path: Path) -> AsyncIterator[WorkerProcess]:
+    spawned = await WorkerProcess.spawn(tmp_path / "logs" / "worker.log")
+    yield spawned
+    await spawned.close()
+
+
+def request(prompt: int = 3, **sampling: Any) -> GenerateRequest:
+    return GenerateRequest("r", list(range(prompt)), SamplingParams(**{"max_tokens": 64, **sampling}))
+
+
+async def tokens(worker: WorkerProcess, asked: GenerateRequest) -> list[int]:
+    return [t async for chunk in worker.generate(asked) for t in chunk.token_ids]
+
+
+async def test_requests_run_side_by_side_and_keep_their_own_chunks(
+    worker: WorkerProcess, tmp_path: Path
+) -> None:
+    await worker.boot(plan(tmp_path), 30)
+    alone = [await tokens(worker, request(n)) for n in range(1, 9)]
+    together = await asyncio.gather(*(tokens(worker, request(n)) for n in range(1, 9)))
+    assert together == alone
+    assert len({tuple(t) for t in alone}) == 8
+
+
+async def test_a_component_error_arrives_as_its_class(
+    worker: WorkerProcess, tmp_path: Path
+) -> None:
+    await worker.boot(plan(tmp_path, engine={"max_context": 4, "raises_at": 1}), 30)
+    with pytest.raises(ContextLengthError, match="shorten the prompt"):
+        await tokens(worker, request(10))
+    with pytest.raises(EngineError, match="scripted failure"):
+        await tokens(worker, request(1))
+    assert await tokens(worker, request(1))
+
+
+async def test_a_batch_crosses_the_process_border_unchanged(
+    worker: WorkerProcess, tmp_path: Path
+) -> None:
+    await worker.boot(plan(tmp_path), 30)
+    sequence = TrainSequence(0, [1, 2], [False, True], [0.0, -0.5], [1.0, 0.7], [-1, 3])
+    batch = TrainBatch("b", 1, [TrainEpisode("e", "g", 0.5)], [sequence], 2)
+    report = await worker.step(batch)
+    assert report.step == 1
+    assert report.tokens_trained == 1
+
+
+async def test_leaving_a_stream_cancels_it_in_the_worker(
+    worker: WorkerProcess, tmp_path: Path
+) -> None:
+    await worker.boot(plan(tmp_path, engine={"reply_length": 100_000, "max_context": 200_000}), 30)
+    stream = worker.generate(request(1, max_tokens=100_000))
+    await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+    while (await worker.stats()).running:
+        pass
+    assert await tokens(worker, request(1, max_tokens=3))
+
+
+async def test_an_unknown_method_is_an_error_not_a_death(worker: WorkerProcess) -> None:
+    with pytest.raises(WorkerError, match="unknown method"):
+        await worker.call("format.disk")
+    assert not worker.died.done()
+
+
+async def test_a_killed_worker_fails_its_calls_and_says_how_it_ended(
+    worker: WorkerProcess, tmp_path: Path
+) -> None:
+    with HoldGate(tmp_path, "engine"):
+        await worker.boot(plan(tmp_path, engine={"hangs_at": 1}), 30)
+        call = asyncio.create_task(tokens(worker, request()))
+        while not (await worker.stats()).running:
+            pass
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match="killed by signal 9"):
+            await call
+    with pytest.raises(WorkerDiedError):
+        await worker.stats()
+    assert "killed by signal 9" in await worker.died
+
+
+async def test_a_boot_that_fails_shows_the_traceback(worker: WorkerProcess, tmp_path: Path) -> None:
+    with pytest.raises(WorkerBootError, match=r"cannot import 'no\.such:Engine'"):
+        await worker.boot(plan(tmp_path, target="no.such:Engine"), 30)
+    with pytest.raises(WorkerBootError, match="abstract"):
+        await worker.boot(plan(tmp_path, target="ajet_core.interfaces:Engine"), 30)
+
+
+async def test_a_boot_that_hangs_ends_at_its_deadline(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho thinking >&2\nexec cat /dev/zero > /dev/null\n")
+    python.chmod(0o755)
+    worker = await WorkerProcess.spawn(tmp_path / "worker.log", str(python))
+    with pytest.raises(WorkerBootError, match="boot_timeout_seconds"):
+        await worker.boot(plan(tmp_path), 0.2)
+    worker.kill()
+    await worker.close()
+
+
+async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WorkerBootError, match="/no/such/python"):
+        await WorkerProcess.spawn(tmp_path / "worker.log", "/no/such/python")
+
+
+async def test_a_worker_ends_when_its_server_is_gone(tmp_path: Path) -> None:
+    """The server is killed outright, so nothing but the closed socket tells the worker."""
+    script = tmp_path / "server.py"
+    script.write_text(
+        "import asyncio, os, pathlib, signal\n"
+        "from ajet_core.worker.process import WorkerProcess\n"
+        "async def main():\n"
+        f"    worker = await WorkerProcess.spawn(pathlib.Path({str(tmp_path / 'w.log')!r}))\n"
+        "    print(worker.pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())\n"
+    )
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), stdout=asyncio.subprocess.PIPE
+    )
+    assert server.stdout is not None
+    pid = int(await server.stdout.readline())
+    await server.wait()
+    # An orphan is not our child: watch it through a descriptor that becomes readable at its end.
+    descriptor = os.pidfd_open(pid)
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(descriptor, ended.set)
+    await ended.wait()
+    asyncio.get_running_loop().remove_reader(descriptor)
+    os.close(descriptor)
