@@ -36,6 +36,8 @@ hookimpl = pluggy.HookimplMarker(HOOK_NAMESPACE)
 def ajet_register_engines() -> Sequence[EngineSpec]:  # type: ignore[empty-body]
     """Name the inference engines this plugin provides.
 
+    Called once, when the plugin is loaded; nothing heavy may be imported here.
+
     :return: specs with unique names; a duplicate name raises PluginConflictError when it is used.
     """
 
@@ -44,7 +46,9 @@ def ajet_register_engines() -> Sequence[EngineSpec]:  # type: ignore[empty-body]
 def ajet_register_trainers() -> Sequence[TrainerSpec]:  # type: ignore[empty-body]
     """Name the trainers this plugin provides.
 
-    :return: specs with unique names.
+    Called once, when the plugin is loaded; nothing heavy may be imported here.
+
+    :return: specs with unique names; a duplicate name raises PluginConflictError when it is used.
     """
 
 
@@ -52,7 +56,9 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:  # type: ignore[empty-bod
 def ajet_register_stores() -> Sequence[StoreSpec]:  # type: ignore[empty-body]
     """Name the sample stores this plugin provides.
 
-    :return: specs with unique names.
+    Called once, when the plugin is loaded; nothing heavy may be imported here.
+
+    :return: specs with unique names; a duplicate name raises PluginConflictError when it is used.
     """
 
 
@@ -60,7 +66,9 @@ def ajet_register_stores() -> Sequence[StoreSpec]:  # type: ignore[empty-body]
 def ajet_register_mergers() -> Sequence[MergerSpec]:  # type: ignore[empty-body]
     """Name the mergers this plugin provides.
 
-    :return: specs with unique names.
+    Called once, when the plugin is loaded; nothing heavy may be imported here.
+
+    :return: specs with unique names; a duplicate name raises PluginConflictError when it is used.
     """
 
 
@@ -68,13 +76,17 @@ def ajet_register_mergers() -> Sequence[MergerSpec]:  # type: ignore[empty-body]
 def ajet_register_agents() -> Sequence[AgentSpec]:  # type: ignore[empty-body]
     """Name the agent adapters this plugin provides.
 
-    :return: specs with unique names.
+    Called once, when the plugin is loaded; nothing heavy may be imported here.
+
+    :return: specs with unique names; a duplicate name raises PluginConflictError when it is used.
     """
 
 
 @hookspec
 def ajet_register_commands() -> Sequence[CommandSpec]:  # type: ignore[empty-body]
     """Name the subcommands this plugin adds to ``ajet``.
+
+    Called once, when the plugin is loaded; nothing heavy may be imported here.
 
     :return: specs with unique names; a name of a built-in command is refused.
     """
@@ -84,7 +96,9 @@ def ajet_register_commands() -> Sequence[CommandSpec]:  # type: ignore[empty-bod
 def ajet_register_loggers() -> Sequence[LoggerSpec]:  # type: ignore[empty-body]
     """Name the metrics loggers this plugin provides.
 
-    :return: specs with unique names.
+    Called once, when the plugin is loaded; nothing heavy may be imported here.
+
+    :return: specs with unique names; a duplicate name raises PluginConflictError when it is used.
     """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Body, Depends, FastAPI, Header, Request
@@ -42,15 +42,16 @@ _ERRORS: dict[int | str, dict[str, object]] = {
 }
 
 
-def _needs(scope: Scope) -> Callable[[Request], Scope]:
-    def check(request: Request) -> Scope:
+# Dependencies are coroutines though they await nothing: FastAPI would run functions on threads.
+def _needs(scope: Scope) -> Callable[[Request], Awaitable[Scope]]:
+    async def check(request: Request) -> Scope:
         guard: TokenGuard = request.app.state.guard
         return guard.check(request.headers, scope)
 
     return check
 
 
-def _check_version(request: Request) -> None:
+async def _check_version(request: Request) -> None:
     """A client that names a protocol version must name one we speak."""
     spoken = request.headers.get(PROTOCOL_HEADER)
     if spoken is None:
@@ -85,6 +86,9 @@ def create_app(
         description="The swarm protocol, version 1.",
         docs_url=None,
         redoc_url=None,
+        # OpenTelemetry's look for a provider is made for every request and cost 17 % of a call; agentjet
+        # has metrics and events of its own.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
         # A missing content type is taken for JSON: every body of this protocol is.
         strict_content_type=False,
         dependencies=[Depends(_check_version)],

@@ -1,0 +1,16 @@
+"""For authors of plugins: conformance suites to subclass, and components without dependencies.
+
+The suites need pytest and pytest-asyncio; import each from its module:
+
+- `ajet_core.testing.store_suite.SampleStoreSuite` for a `SampleStore`,
+- `ajet_core.testing.merger_suite.MergerSuite` for a `Merger`.
+
+``pytest.register_assert_rewrite("ajet_core.testing")`` in a ``conftest.py`` makes their failures show values.
+
+The engine ``scripted`` (`ajet_core.testing.scripted_engine`) and the trainer ``scripted``
+(`ajet_core.testing.scripted_trainer`) answer what they are told to and fail when they are told to.
+They are not installed as a plugin: hand the module `ajet_core.testing.hooks` to a plugin manager.
+
+Nothing is imported here, because the scripted components are imported by worker processes, which have
+no pytest.
+"""

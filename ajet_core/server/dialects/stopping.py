@@ -79,8 +79,9 @@ class StopScanner:
         return 0
 
     def _ids_up_to(self, characters: int) -> list[int]:
-        if characters >= len(self._text) and self.cut is None:
-            return self._ids
+        if characters >= len(self._text):
+            # A last token with half a character may yet turn out to hold the start of a stop string.
+            return self._ids[: len(self._ends)]
         whole = bisect_right(self._ends, characters)
         start = self._ends[whole - 1] if whole else 0
         piece = self._text[start:characters]

@@ -22,8 +22,9 @@ from ajet_core.server.rendering.tokenizer import (
 AUTO = "auto"
 DEFAULT = "default"
 
-# Families whose parsers only ever add to text and reasoning as tokens come, once what these names' tests
-# hold back is held back. The answers of all others are streamed in one piece.
+# Families whose parsers only ever add to text and reasoning as tokens come (a property test says so).
+# A parser that may take text back, such as one that sees a tool call only in the finished JSON, gets its
+# answers streamed in one piece.
 _INCREMENTAL = frozenset(
     [
         "qwen3",

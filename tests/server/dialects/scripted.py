@@ -30,6 +30,7 @@ MOVE = {
         "parameters": {"type": "object", "properties": {"direction": {"type": "string"}}},
     },
 }
+ABLE = EngineCapabilities(("x",), max_top_logprobs=5, seed=True)
 CALL_TEXT = '<tool_call>\n{"name": "move", "arguments": {"direction": "up"}}\n</tool_call>'
 USER = {"role": "user", "content": "Where is the goal?"}
 
@@ -69,7 +70,9 @@ class ScriptedEngine:
                     logprobs=[-0.5 - start - i for i in range(len(ids))],
                     policy_version=7,
                     finish_reason=self.finish if last else None,  # type: ignore[arg-type]
-                    top_logprobs=[[(i, -0.5), (0, float("-inf"))] for i in ids] if self.top else None,
+                    top_logprobs=[[(i, -0.5), (0, float("-inf"))] for i in ids]
+                    if self.top
+                    else None,
                 )
         finally:
             self.closed.append(request.request_id)
@@ -90,7 +93,7 @@ class Gateway:
     session: Session = field(default_factory=lambda: Session("ep", ConversationIndex()))
     calls: list[Call] = field(default_factory=list)
     max_context: int = 4096
-    capabilities: EngineCapabilities = EngineCapabilities(("x",), max_top_logprobs=5, seed=True)
+    capabilities: EngineCapabilities = ABLE
 
     def __post_init__(self) -> None:
         self.service = ChatService(

@@ -22,7 +22,8 @@ async def test_answer_and_its_record():
     assert completion.id == call.call_id == request.request_id
     assert call.prompt_ids == request.prompt_ids
     assert call.sampled_ids == gate.engine.scripts[0]
-    assert call.logprobs[0] == -0.5 and set(call.policy_versions) == {7}
+    assert call.logprobs[0] == -0.5
+    assert set(call.policy_versions) == {7}
     assert (call.temperature, call.top_p, call.top_k) == (0.5, 0.9, 4)
     assert (call.episode_id, call.index, call.agent) == ("ep", 0, "a")
     assert (call.finish_reason, call.created_at) == ("stop", 1700000000.5)
@@ -109,9 +110,13 @@ async def test_good_calls_beside_malformed_ones_are_made():
 
 
 async def test_arguments_written_as_text_are_unpacked():
-    text = '<tool_call>{"name": "move", "arguments": "{\\"direction\\": \\"\\\\ud83d\\"}"}</tool_call>'
+    text = (
+        '<tool_call>{"name": "move", "arguments": "{\\"direction\\": \\"\\\\ud83d\\"}"}</tool_call>'
+    )
     completion = await gateway(text).complete(USER, tools=[MOVE])
-    assert completion.choices[0].message.tool_calls[0].function.arguments == '{"direction": "\\ud83d"}'
+    assert (
+        completion.choices[0].message.tool_calls[0].function.arguments == '{"direction": "\\ud83d"}'
+    )
 
 
 async def test_calls_without_tools_are_text():

@@ -17,7 +17,9 @@ def test_defaults():
     assert request.messages == (ChatMessage("user", "Where is the goal?"),)
     assert (request.n, request.temperature, request.top_p, request.top_k) == (1, 1.0, 1.0, 0)
     assert (request.max_tokens, request.seed, request.stop, request.tools) == (None, None, (), None)
-    assert not (request.stream or request.logprobs or request.ignored)
+    assert not (request.stream)
+    assert not (request.logprobs)
+    assert not (request.ignored)
 
 
 def test_null_means_absent():
@@ -37,8 +39,12 @@ def test_settings_are_taken():
     )  # fmt: skip
     assert (request.n, request.stop, request.seed, request.max_tokens) == (2, ("a", "b"), -5, 9)
     assert (request.temperature, request.top_p, request.top_k) == (0.0, 0.5, 0)
-    assert request.stream and request.include_usage and request.logprobs
-    assert request.top_logprobs == 3 and request.tools == (MOVE,) and request.return_token_ids
+    assert request.stream
+    assert request.include_usage
+    assert request.logprobs
+    assert request.top_logprobs == 3
+    assert request.tools == (MOVE,)
+    assert request.return_token_ids
 
 
 def test_max_completion_tokens_wins():
@@ -194,7 +200,9 @@ def test_wrong_settings_are_named(settings, param):
 
 
 def test_other_tool_types_are_refused():
-    with pytest.raises(UnsupportedError, match=r'tools\[0\]\.type: only "function" tools.*"web_search"'):
+    with pytest.raises(
+        UnsupportedError, match=r'tools\[0\]\.type: only "function" tools.*"web_search"'
+    ):
         parse(tools=[{"type": "web_search"}])
 
 

@@ -1,5 +1,6 @@
 """The index on its own; `tests/server/dialects/test_bridging.py` goes through requests."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -50,7 +51,7 @@ def talk(index, messages, turns, *, call_ids="c"):
 
 def test_each_call_extends_the_tokens_of_the_last():
     calls, _ = talk(ConversationIndex(), START, 5)
-    for before, after in zip(calls, calls[1:], strict=False):
+    for before, after in itertools.pairwise(calls):
         assert after.parent_call_id == before.call_id
         assert after.prompt_ids[: len(before.token_ids)] == before.token_ids
 

@@ -47,7 +47,7 @@ def test_custom_renderers_cannot_be_named(tmp_path):
 
 
 def test_unknown_renderer_lists_the_known(tmp_path):
-    with pytest.raises(ConfigError, match="known are auto, .*llama-3, .*qwen3") as caught:
+    with pytest.raises(ConfigError, match=r"known are auto, .*llama-3, .*qwen3") as caught:
         make_renderer(model("qwen9"), tmp_path)
     assert caught.value.param == "model.renderer"
 

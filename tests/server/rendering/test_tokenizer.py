@@ -89,5 +89,7 @@ def test_broken_tokenizer_config_is_named(tmp_path):
 @settings(max_examples=50, deadline=None)
 def test_token_bytes_add_up_to_the_text(text):
     tokenizer = tokenizer_for("qwen3")
-    data = b"".join(token_bytes(tokenizer, i, tokenizer.decode([i])) for i in tokenizer.encode(text))
+    data = b"".join(
+        token_bytes(tokenizer, i, tokenizer.decode([i])) for i in tokenizer.encode(text)
+    )
     assert data == text.encode()
