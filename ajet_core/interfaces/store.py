@@ -111,13 +111,18 @@ class SampleStore(ABC):
 
     @abstractmethod
     async def add_episode(self, episode: EpisodeRecord) -> None:
-        """Add a claimed episode; its id must be new."""
+        """Add a claimed episode.
+
+        :raises StoreError: there is one of its id.
+        """
 
     @abstractmethod
     async def finish_episode(self, episode: EpisodeRecord) -> EpisodeRecord:
         """Write an ended or aborted episode.
 
         The first outcome stands: if the stored episode is finished already it is returned unchanged.
+
+        :raises StoreError: there is no such episode, or `episode` is still open.
         """
 
     @abstractmethod
@@ -132,7 +137,10 @@ class SampleStore(ABC):
 
     @abstractmethod
     async def add_call(self, call: Call) -> None:
-        """Record one model call."""
+        """Record one model call.
+
+        :raises StoreError: its episode is not in the store, or its id is.
+        """
 
     @abstractmethod
     async def calls(self, episode_ids: Sequence[str]) -> dict[str, list[Call]]:

@@ -341,9 +341,16 @@ class Coordinator:
         if self.step % run.config.checkpoint_every == 0:
             await self._checkpoint()
         self._events.emit("step", summary.model_dump())
-        for logger in self._loggers:
-            logger.log(summary.step, summary.metrics)
+        await asyncio.to_thread(self._log_metrics, summary)
         self._plugins.notify("ajet_step_finished", summary=summary)
+
+    def _log_metrics(self, summary: StepSummary) -> None:
+        for logger in self._loggers:
+            try:
+                logger.log(summary.step, summary.metrics)
+            except AjetError as error:
+                # The step is done and recorded; a logger's full disk must not undo it.
+                _log.error("metrics of step %d were not logged: %s", summary.step, error.message)
 
     async def _checkpoint(self) -> None:
         trainer = self._need_workers().trainer

@@ -1,0 +1,217 @@
+"""How records become database rows, and rows records again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ajet_core.errors import StoreError
+from ajet_core.interfaces import BatchRecord, EpisodeRecord, RunRecord, StepRecord
+from ajet_core.timeline import Call
+
+Row = tuple[Any, ...]
+
+EPISODE_COLUMNS = (
+    "episode_id, key_hash, task_id, group_name, kind, tag, client_id, claim_version, lease_seconds, "
+    "created_at, state, reward, components, call_rewards, metadata, reason, finished_at, batch_id"
+)
+_EPISODE_JSON_COLUMNS = frozenset({12, 13, 14})
+CALL_COLUMNS = (
+    "episode, call_id, call_index, agent, parent_call_id, base, shared, suffix, sampled, logprobs, "
+    "policy_versions, temperature, top_p, top_k, finish_reason, created_at, metadata"
+)
+STEP_COLUMNS = "step, batch_id, metrics, finished_at"
+RUN_COLUMNS = "run_id, config_json, created_at, active"
+
+_EMPTY_JSON = "{}"
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """[N] token ids as N little-endian uint32.
+
+    :raises StoreError: an id is negative or does not fit into 32 bits.
+    """
+    try:
+        return struct.pack(f"<{len(ids)}I", *ids)
+    except struct.error as error:
+        raise StoreError(f"token ids must be integers from 0 to 2**32 - 1: {error}") from error
+
+
+def unpack_ids(blob: bytes) -> list[int]:
+    """Undo `pack_ids`."""
+    return list(struct.unpack(f"<{len(blob) // 4}I", blob))
+
+
+def pack_logprobs(logprobs: Sequence[float]) -> bytes:
+    """[N] as N little-endian float64.
+
+    Not float32, although engines compute in it: a store that rounded would make the importance ratio of
+    a trainer that computes in float64 differ from 1 for reasons nobody could find. It costs 4 bytes
+    for each sampled token.
+    """
+    return struct.pack(f"<{len(logprobs)}d", *logprobs)
+
+
+def unpack_logprobs(blob: bytes) -> list[float]:
+    """Undo `pack_logprobs`."""
+    return list(struct.unpack(f"<{len(blob) // 8}d", blob))
+
+
+def pack_runs(values: Sequence[int]) -> bytes:
+    """Run-length encoding: little-endian int64 pairs (value, count); nearly always one pair."""
+    if not values:
+        return b""
+    if values.count(values[0]) == len(values):
+        return struct.pack("<2q", values[0], len(values))
+    pairs = [(value, sum(1 for _ in run)) for value, run in itertools.groupby(values)]
+    return struct.pack(f"<{2 * len(pairs)}q", *itertools.chain.from_iterable(pairs))
+
+
+def unpack_runs(blob: bytes) -> list[int]:
+    """Undo `pack_runs`."""
+    values: list[int] = []
+    for value, count in struct.iter_unpack("<2q", blob):
+        values.extend([value] * count)
+    return values
+
+
+def _dump(mapping: Mapping[str, object]) -> str:
+    return json.dumps(mapping, separators=(",", ":")) if mapping else _EMPTY_JSON
+
+
+def _load(text: str) -> Any:
+    return {} if text == _EMPTY_JSON else json.loads(text)
+
+
+def call_row(call: Call, episode: int, base: int | None, shared: int) -> Row:
+    """The row of `call`, in the order of `CALL_COLUMNS`.
+
+    :param episode: row id of its episode.
+    :param base: row id of the call whose first `shared` tokens (prompt + sampled) begin the prompt.
+    """
+    return (
+        episode,
+        call.call_id,
+        call.index,
+        call.agent,
+        call.parent_call_id,
+        base,
+        shared,
+        pack_ids(call.prompt_ids[shared:] if shared else call.prompt_ids),
+        pack_ids(call.sampled_ids),
+        pack_logprobs(call.logprobs),
+        pack_runs(call.policy_versions),
+        call.temperature,
+        call.top_p,
+        call.top_k,
+        call.finish_reason,
+        call.created_at,
+        _dump(call.metadata),
+    )
+
+
+def calls_from_rows(episode_id: str, rows: Iterable[Row]) -> list[Call]:
+    """The calls of one episode, in order of their index. Linear in the tokens of the calls.
+
+    :param rows: (row id, *`CALL_COLUMNS`), in order of row id, so that a base comes before its children.
+    """
+    by_id: dict[int, Call] = {}
+    for row_id, _, call_id, index, agent, parent, base, shared, *rest in rows:
+        suffix, sampled, logprobs, versions, temperature, top_p, top_k, reason, at, metadata = rest
+        prompt = unpack_ids(suffix)
+        if base is not None:
+            prompt = token_prefix(by_id[base], shared) + prompt
+        by_id[row_id] = Call(
+            call_id=call_id,
+            episode_id=episode_id,
+            index=index,
+            prompt_ids=prompt,
+            sampled_ids=unpack_ids(sampled),
+            logprobs=unpack_logprobs(logprobs),
+            policy_versions=unpack_runs(versions),
+            temperature=temperature,
+            finish_reason=reason,
+            agent=agent,
+            parent_call_id=parent,
+            created_at=at,
+            top_p=top_p,
+            top_k=top_k,
+            metadata=_load(metadata),
+        )
+    return sorted(by_id.values(), key=lambda call: call.index)
+
+
+def token_prefix(call: Call, length: int) -> list[int]:
+    """The first `length` of a call's prompt and sampled tokens."""
+    prompt = len(call.prompt_ids)
+    if length <= prompt:
+        return call.prompt_ids[:length]
+    return call.prompt_ids + call.sampled_ids[: length - prompt]
+
+
+def episode_row(episode: EpisodeRecord) -> Row:
+    """The row of `episode`, in the order of `EPISODE_COLUMNS`."""
+    return (
+        episode.episode_id,
+        episode.key_hash,
+        episode.task_id,
+        episode.group,
+        episode.kind,
+        episode.tag,
+        episode.client_id,
+        episode.claim_version,
+        episode.lease_seconds,
+        episode.created_at,
+        *outcome_row(episode),
+        episode.batch_id,
+    )
+
+
+def outcome_row(episode: EpisodeRecord) -> Row:
+    """state, reward, components, call_rewards, metadata, reason, finished_at."""
+    return (
+        episode.state,
+        episode.reward,
+        _dump(episode.components),
+        _dump(episode.call_rewards),
+        _dump(episode.metadata),
+        episode.reason,
+        episode.finished_at,
+    )
+
+
+def episode_from_row(row: Row) -> EpisodeRecord:
+    """Undo `episode_row`."""
+    values = [_load(value) if i in _EPISODE_JSON_COLUMNS else value for i, value in enumerate(row)]
+    return EpisodeRecord(*values)
+
+
+def batch_from_row(row: Row, episode_ids: list[str]) -> BatchRecord:
+    """A batch from (batch_id, step, created_at)."""
+    batch_id, step, created_at = row
+    return BatchRecord(batch_id, step, episode_ids, created_at)
+
+
+def step_row(step: StepRecord) -> Row:
+    """The row of `step`, in the order of `STEP_COLUMNS`."""
+    return (step.step, step.batch_id, _dump(step.metrics), step.finished_at)
+
+
+def step_from_row(row: Row) -> StepRecord:
+    """Undo `step_row`."""
+    step, batch_id, metrics, finished_at = row
+    return StepRecord(step, batch_id, _load(metrics), finished_at)
+
+
+def run_row(run: RunRecord) -> Row:
+    """The row of `run`, in the order of `RUN_COLUMNS`."""
+    return (run.run_id, run.config_json, run.created_at, int(run.active))
+
+
+def run_from_row(row: Row) -> RunRecord:
+    """Undo `run_row`."""
+    run_id, config_json, created_at, active = row
+    return RunRecord(run_id, config_json, created_at, bool(active))

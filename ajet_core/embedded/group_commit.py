@@ -1,0 +1,195 @@
+"""Group commit: one thread writes whatever is waiting in one transaction, then answers all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, cast
+
+from ajet_core.errors import StoreError
+
+T = TypeVar("T")
+
+# A transaction takes at most this many writes; further writers wait for a place, in order.
+MAX_WAITING_WRITES = 1024
+
+
+class TransactionOwner(Protocol):
+    """What the committing thread asks of the store around each transaction."""
+
+    def before_commit(self) -> None:
+        """Write what the transaction as a whole changes."""
+
+    def committed(self) -> None:
+        """The transaction is durable."""
+
+    def rolled_back(self) -> None:
+        """The transaction left nothing behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    apply: Callable[[], object]
+    answer: asyncio.Future[object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    write: _Write
+    result: object = None
+    error: Exception | None = None
+
+
+class GroupCommitter:
+    """Runs writes on `connection`, in the order of their requests, in a thread of its own.
+
+    A write that fails by itself fails alone. Disk full, an I/O error and the like fail every write of
+    their transaction and leave nothing of it; later writes are tried again.
+
+    :param translate: what a SQLite error means to a caller.
+    :ivar transactions: committed since the start.
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        owner: TransactionOwner,
+        *,
+        fatal: Callable[[sqlite3.Error], bool],
+        translate: Callable[[sqlite3.Error], StoreError],
+        max_waiting: int = MAX_WAITING_WRITES,
+    ) -> None:
+        self._connection = connection
+        self._owner = owner
+        self._fatal = fatal
+        self._translate = translate
+        self._loop = asyncio.get_running_loop()
+        # Fair: who asks first is let in first, also when places come free.
+        self._places = asyncio.Semaphore(max_waiting)
+        self._requested: list[_Write] = []
+        self._inbox: queue.SimpleQueue[list[_Write] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self.transactions = 0
+        self._thread.start()
+
+    async def write(self, apply: Callable[[], T]) -> T:
+        """Run `apply` in a transaction; returns its result once that is durable.
+
+        `apply` runs in the committing thread and changes the database by one statement, or within
+        `savepoint`. A caller that is cancelled after its request entered the queue is not waited for, but
+        its write happens.
+
+        :raises StoreError: the write failed, or the store is closed.
+        """
+        # The usual case, a free place, must not cost a task switch.
+        await self._places.acquire()
+        if self._closed:
+            self._places.release()
+            raise StoreError("the store is closed")
+        answer: asyncio.Future[object] = self._loop.create_future()
+        if not self._requested:
+            # Handing over at the end of this turn of the loop keeps together what was requested together.
+            self._loop.call_soon(self._hand_over)
+        self._requested.append(_Write(apply, answer))
+        return cast("T", await answer)
+
+    async def close(self) -> None:
+        """Commit what was requested, and end the thread."""
+        if not self._closed:
+            self._closed = True
+            self._hand_over()
+            self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _hand_over(self) -> None:
+        if self._requested:
+            self._inbox.put(self._requested)
+            self._requested = []
+
+    def _run(self) -> None:
+        open_ = True
+        while open_:
+            writes, open_ = self._take()
+            if writes:
+                outcomes = self._transaction(writes)
+                try:
+                    self._loop.call_soon_threadsafe(self._answer, outcomes)
+                except RuntimeError:
+                    # The loop is closed: nobody is left to answer, and nobody will call `close`.
+                    return
+
+    def _take(self) -> tuple[list[_Write], bool]:
+        """Everything that is waiting, at least one write; False when there will be no more."""
+        batch = self._inbox.get()
+        writes: list[_Write] = []
+        while batch is not None:
+            writes += batch
+            try:
+                batch = self._inbox.get_nowait()
+            except queue.Empty:
+                return writes, True
+        return writes, False
+
+    def _transaction(self, writes: list[_Write]) -> list[_Outcome]:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            outcomes = [self._apply(write) for write in writes]
+            self._owner.before_commit()
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            # SQLite rolled back by itself after some errors; a rollback that fails has nothing to undo.
+            with contextlib.suppress(sqlite3.Error):
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+            self._owner.rolled_back()
+            return [_Outcome(write, error=self._caused(error)) for write in writes]
+        self.transactions += 1
+        self._owner.committed()
+        return outcomes
+
+    def _apply(self, write: _Write) -> _Outcome:
+        try:
+            return _Outcome(write, write.apply())
+        except sqlite3.Error as error:
+            if self._fatal(error):
+                raise
+            return _Outcome(write, error=self._caused(error))
+        # Whatever a record holds that cannot be stored is its writer's to hear about; the thread goes on.
+        except Exception as error:  # noqa: BLE001
+            return _Outcome(write, error=error)
+
+    def _caused(self, error: sqlite3.Error) -> StoreError:
+        translated = self._translate(error)
+        translated.__cause__ = error
+        return translated
+
+    def _answer(self, outcomes: list[_Outcome]) -> None:
+        for outcome in outcomes:
+            self._places.release()
+            answer = outcome.write.answer
+            if answer.done():
+                continue
+            if outcome.error is not None:
+                answer.set_exception(outcome.error)
+            else:
+                answer.set_result(outcome.result)
+
+
+@contextlib.contextmanager
+def savepoint(connection: sqlite3.Connection) -> Iterator[None]:
+    """Undo the statements of the block, and only those, if it raises."""
+    connection.execute("SAVEPOINT one_write")
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK TO one_write")
+            connection.execute("RELEASE one_write")
+        raise
+    connection.execute("RELEASE one_write")

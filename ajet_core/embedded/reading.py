@@ -1,0 +1,78 @@
+"""The queries of the SQLite store."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from ajet_core.embedded import codec
+from ajet_core.interfaces import BatchRecord, EpisodeRecord, EpisodeState, RunRecord, StepRecord
+from ajet_core.timeline import Call
+
+# ruff: noqa: S608 - the texts are put together from constants of this package alone.
+_EPISODES = f"SELECT {codec.EPISODE_COLUMNS} FROM episodes"
+_CALLS = (
+    f"SELECT id, {codec.CALL_COLUMNS} FROM calls WHERE episode = "
+    "(SELECT id FROM episodes WHERE episode_id = ?) ORDER BY id"
+)
+
+
+def run(connection: sqlite3.Connection) -> RunRecord | None:
+    """The run, if there is one."""
+    row = connection.execute(f"SELECT {codec.RUN_COLUMNS} FROM run").fetchone()
+    return None if row is None else codec.run_from_row(row)
+
+
+def episode(connection: sqlite3.Connection, episode_id: str) -> EpisodeRecord | None:
+    """One episode."""
+    row = connection.execute(f"{_EPISODES} WHERE episode_id = ?", (episode_id,)).fetchone()
+    return None if row is None else codec.episode_from_row(row)
+
+
+def episodes(
+    connection: sqlite3.Connection, state: EpisodeState | None, batched: bool | None
+) -> list[EpisodeRecord]:
+    """Episodes in the order they were added."""
+    conditions = []
+    parameters: list[str] = []
+    if state is not None:
+        conditions.append("state = ?")
+        parameters.append(state)
+    if batched is not None:
+        conditions.append(f"batch_id IS {'NOT ' if batched else ''}NULL")
+    elif state == "open":
+        # True of every open episode; said aloud so that the index of the unbatched ones is used.
+        conditions.append("batch_id IS NULL")
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    rows = connection.execute(f"{_EPISODES}{where} ORDER BY id", parameters)
+    return [codec.episode_from_row(row) for row in rows]
+
+
+def calls(connection: sqlite3.Connection, episode_ids: Sequence[str]) -> dict[str, list[Call]]:
+    """Calls by episode, an empty list for an unknown one."""
+    return {
+        episode_id: codec.calls_from_rows(episode_id, connection.execute(_CALLS, (episode_id,)))
+        for episode_id in episode_ids
+    }
+
+
+def batches(connection: sqlite3.Connection, after_step: int) -> list[BatchRecord]:
+    """Batches of later steps, in order of step."""
+    rows = connection.execute(
+        "SELECT batch_id, step, created_at FROM batches WHERE step > ? ORDER BY step, id",
+        (after_step,),
+    ).fetchall()
+    return [codec.batch_from_row(row, _members(connection, row[0])) for row in rows]
+
+
+def steps(connection: sqlite3.Connection) -> list[StepRecord]:
+    """All steps, in order."""
+    rows = connection.execute(f"SELECT {codec.STEP_COLUMNS} FROM steps ORDER BY step")
+    return [codec.step_from_row(row) for row in rows]
+
+
+def _members(connection: sqlite3.Connection, batch_id: str) -> list[str]:
+    rows = connection.execute(
+        "SELECT episode_id FROM episodes WHERE batch_id = ? ORDER BY batch_position", (batch_id,)
+    )
+    return [episode_id for (episode_id,) in rows]

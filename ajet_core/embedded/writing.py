@@ -1,0 +1,167 @@
+"""The writes of the SQLite store. All of it runs in the committing thread, inside a transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from ajet_core.embedded import codec
+from ajet_core.embedded.group_commit import savepoint
+from ajet_core.embedded.prompt_bases import PromptBases
+from ajet_core.embedded.reading import episode as read_episode
+from ajet_core.errors import StoreError
+from ajet_core.interfaces import BatchRecord, EpisodeRecord, RunRecord, StepRecord
+from ajet_core.timeline import Call
+
+TOTAL_NAMES = (
+    "episodes",
+    "episodes_ended",
+    "episodes_aborted",
+    "calls",
+    "tokens_raw",
+    "tokens_sampled",
+)
+
+
+def _insert(table: str, columns: str, verb: str = "INSERT") -> str:
+    marks = ", ".join("?" * (columns.count(",") + 1))
+    return f"{verb} INTO {table} ({columns}) VALUES ({marks})"
+
+
+_INSERT_EPISODE = _insert("episodes", codec.EPISODE_COLUMNS)
+_INSERT_CALL = _insert("calls", codec.CALL_COLUMNS)
+_INSERT_BATCH = _insert("batches", "batch_id, step, created_at")
+_REPLACE_STEP = _insert("steps", codec.STEP_COLUMNS, "REPLACE")
+_REPLACE_RUN = _insert("run", f"one, {codec.RUN_COLUMNS}", "REPLACE")
+_REPLACE_TOTAL = _insert("totals", "name, value", "REPLACE")
+_FINISH_EPISODE = (
+    "UPDATE episodes SET state = ?, reward = ?, components = ?, call_rewards = ?, metadata = ?, "
+    "reason = ?, finished_at = ? WHERE episode_id = ? AND state = 'open'"
+)
+_BATCH_EPISODE = (
+    "UPDATE episodes SET batch_id = ?, batch_position = ? "
+    "WHERE episode_id = ? AND state = 'ended' AND batch_id IS NULL"
+)
+
+
+class StoreWriter:
+    """Applies writes to the connection, and keeps the totals.
+
+    :ivar totals: `SampleStore.counters` as of the last commit; replaced, never changed, so that other
+        threads may read it.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._bases = PromptBases()
+        stored = dict(connection.execute("SELECT name, value FROM totals"))
+        self.totals: dict[str, int] = {name: stored.get(name, 0) for name in TOTAL_NAMES}
+        self._pending = dict(self.totals)
+
+    def before_commit(self) -> None:
+        """Write the totals that changed: once for the whole transaction."""
+        changed = [(n, v) for n, v in self._pending.items() if v != self.totals[n]]
+        if changed:
+            self._connection.executemany(_REPLACE_TOTAL, changed)
+
+    def committed(self) -> None:
+        """Show the totals."""
+        self.totals = dict(self._pending)
+
+    def rolled_back(self) -> None:
+        """Forget what the transaction said; its row ids will be given to other rows."""
+        self._pending = dict(self.totals)
+        self._bases.clear()
+
+    def put_run(self, run: RunRecord) -> None:
+        """Write or replace the run."""
+        self._connection.execute(_REPLACE_RUN, (1, *codec.run_row(run)))
+
+    def add_episode(self, episode: EpisodeRecord) -> None:
+        """Add an episode."""
+        try:
+            cursor = self._connection.execute(_INSERT_EPISODE, codec.episode_row(episode))
+        except sqlite3.IntegrityError as error:
+            raise StoreError(f"cannot add episode {episode.episode_id}: {error}") from error
+        self._pending["episodes"] += 1
+        self._count_outcome(episode)
+        if cursor.lastrowid is not None:
+            self._bases.know_episode(episode.episode_id, cursor.lastrowid)
+
+    def finish_episode(self, episode: EpisodeRecord) -> EpisodeRecord:
+        """Write an outcome, unless there is one."""
+        if episode.state == "open":
+            raise StoreError(f"episode {episode.episode_id} has no outcome to store: it is open")
+        cursor = self._connection.execute(
+            _FINISH_EPISODE, (*codec.outcome_row(episode), episode.episode_id)
+        )
+        stored = read_episode(self._connection, episode.episode_id)
+        if stored is None:
+            raise StoreError(f"cannot finish episode {episode.episode_id}: it is not in the store")
+        if cursor.rowcount:
+            self._count_outcome(stored)
+            self._bases.forget(episode.episode_id)
+        return stored
+
+    def add_call(self, call: Call) -> None:
+        """Add a call, its prompt as the difference to its parent's tokens."""
+        episode = self._episode_row(call)
+        base, shared = self._bases.find(call)
+        try:
+            cursor = self._connection.execute(
+                _INSERT_CALL, codec.call_row(call, episode, base, shared)
+            )
+        except sqlite3.IntegrityError as error:
+            raise StoreError(f"cannot add call {call.call_id}: {error}") from error
+        if cursor.lastrowid is not None:
+            self._bases.add(call, cursor.lastrowid)
+        sampled = len(call.sampled_ids)
+        pending = self._pending
+        pending["calls"] += 1
+        pending["tokens_raw"] += len(call.prompt_ids) + sampled
+        pending["tokens_sampled"] += sampled
+
+    def add_batch(self, batch: BatchRecord) -> None:
+        """Add a batch and give it its episodes."""
+        connection = self._connection
+        with savepoint(connection):
+            try:
+                connection.execute(_INSERT_BATCH, (batch.batch_id, batch.step, batch.created_at))
+            except sqlite3.IntegrityError as error:
+                raise StoreError(f"cannot add batch {batch.batch_id}: {error}") from error
+            for position, episode_id in enumerate(batch.episode_ids):
+                cursor = connection.execute(_BATCH_EPISODE, (batch.batch_id, position, episode_id))
+                if not cursor.rowcount:
+                    raise StoreError(
+                        f"cannot add batch {batch.batch_id}: {self._why_not_batched(episode_id)}"
+                    )
+
+    def add_step(self, step: StepRecord) -> None:
+        """Write or replace a step."""
+        self._connection.execute(_REPLACE_STEP, codec.step_row(step))
+
+    def _count_outcome(self, episode: EpisodeRecord) -> None:
+        if episode.state != "open":
+            self._pending[f"episodes_{episode.state}"] += 1
+
+    def _episode_row(self, call: Call) -> int:
+        known = self._bases.episode_row(call.episode_id)
+        if known is not None:
+            return known
+        found = self._connection.execute(
+            "SELECT id FROM episodes WHERE episode_id = ?", (call.episode_id,)
+        ).fetchone()
+        if found is None:
+            raise StoreError(
+                f"cannot add call {call.call_id}: its episode {call.episode_id} is not in the store"
+            )
+        row_id: int = found[0]
+        self._bases.know_episode(call.episode_id, row_id)
+        return row_id
+
+    def _why_not_batched(self, episode_id: str) -> str:
+        episode = read_episode(self._connection, episode_id)
+        if episode is None:
+            return f"episode {episode_id} is not in the store"
+        if episode.batch_id is not None:
+            return f"episode {episode_id} is in batch {episode.batch_id} already"
+        return f"episode {episode_id} is {episode.state}, not ended"

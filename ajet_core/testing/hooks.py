@@ -1,0 +1,46 @@
+"""Registers the scripted engine and trainer; for tests, so behind no entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_core.interfaces import EngineCapabilities, TrainerCapabilities
+from ajet_core.plugin.components import EngineSpec, TrainerSpec
+from ajet_core.plugin.spec import hookimpl
+from ajet_core.testing import scripted_engine, scripted_trainer
+
+
+@hookimpl
+def ajet_register_engines() -> Sequence[EngineSpec]:
+    """The engine ``scripted``."""
+    return (
+        EngineSpec(
+            name="scripted",
+            target="ajet_core.testing.scripted_engine:ScriptedEngine",
+            settings="ajet_core.testing.scripted_engine:ScriptedEngineSettings",
+            summary="Answers what its settings say; for tests",
+            capabilities=EngineCapabilities(
+                weight_channels=scripted_engine.WEIGHT_CHANNELS,
+                max_top_logprobs=scripted_engine.MAX_TOP_LOGPROBS,
+                seed=True,
+            ),
+        ),
+    )
+
+
+@hookimpl
+def ajet_register_trainers() -> Sequence[TrainerSpec]:
+    """The trainer ``scripted``."""
+    return (
+        TrainerSpec(
+            name="scripted",
+            target="ajet_core.testing.scripted_trainer:ScriptedTrainer",
+            settings="ajet_core.testing.scripted_trainer:ScriptedTrainerSettings",
+            summary="Remembers what it was trained on; for tests",
+            capabilities=TrainerCapabilities(
+                weight_channels=scripted_trainer.WEIGHT_CHANNELS,
+                algorithm_fields=scripted_trainer.ALGORITHM_FIELDS,
+                lora=True,
+            ),
+        ),
+    )

@@ -1,0 +1,76 @@
+"""Records to test with: everything has a value, so that a lost field shows."""
+
+from __future__ import annotations
+
+from ajet_core.interfaces import EpisodeRecord
+from ajet_core.timeline import Call
+
+
+def make_episode(episode_id: str = "episode", *, group: str = "task") -> EpisodeRecord:
+    """An open train episode."""
+    return EpisodeRecord(
+        episode_id=episode_id,
+        key_hash="0f" * 32,
+        task_id=f"{group}-1",
+        group=group,
+        kind="train",
+        tag="math",
+        client_id="client",
+        claim_version=3,
+        lease_seconds=12.5,
+        created_at=1700000000.25,
+    )
+
+
+def make_call(
+    call_id: str,
+    prompt_ids: list[int],
+    sampled_ids: list[int],
+    *,
+    episode_id: str = "episode",
+    index: int = 0,
+    parent: Call | None = None,
+) -> Call:
+    """A call; its logprobs and policy versions differ from token to token."""
+    count = len(sampled_ids)
+    return Call(
+        call_id=call_id,
+        episode_id=episode_id,
+        index=index,
+        prompt_ids=prompt_ids,
+        sampled_ids=sampled_ids,
+        logprobs=[-0.1 * (i + 1) - index for i in range(count)],
+        policy_versions=[index + (2 * i >= count) for i in range(count)],
+        temperature=0.75,
+        finish_reason="stop",
+        agent=f"agent-{index % 2}",
+        parent_call_id=parent.call_id if parent else None,
+        created_at=1700000001.5 + index,
+        top_p=0.95,
+        top_k=40,
+        metadata={"tool": "search"} if index % 2 else {},
+    )
+
+
+def conversation(turns: int, *, episode_id: str = "episode", hints: bool = True) -> list[Call]:
+    """Calls each of which goes on from the one before, with 3 sampled and 2 new context tokens.
+
+    :param hints: whether the calls name their parent.
+    """
+    calls: list[Call] = []
+    prompt = [7, 8, 9]
+    for turn in range(turns):
+        sampled = [100 + turn, 200 + turn, 1]
+        parent = calls[-1] if calls and hints else None
+        calls.append(
+            make_call(
+                f"{episode_id}-{turn}",
+                prompt,
+                sampled,
+                episode_id=episode_id,
+                index=turn,
+                parent=parent,
+            )
+        )
+        prompt = [*prompt, *sampled, 300 + turn, 2]
+    return calls

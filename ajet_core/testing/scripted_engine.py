@@ -1,0 +1,195 @@
+"""An engine that says what it is told to: no model, no dependencies, the same tokens every time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from ajet_core.errors import ContextLengthError, EngineError
+from ajet_core.interfaces import (
+    ComponentSettings,
+    Engine,
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    GenerateChunk,
+    GenerateRequest,
+    SamplingParams,
+    WeightUpdate,
+    WorkerContext,
+)
+from ajet_core.protocol import ModelConfig
+from ajet_core.testing.faults import Faults, FaultSettings
+
+WEIGHT_CHANNELS = ("in_process",)
+MAX_TOP_LOGPROBS = 5
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class ScriptedEngineSettings(FaultSettings):
+    """Settings of the engine ``scripted``.
+
+    :param reply_ids: the answer to every prompt, a stop token included if there shall be one. None answers
+        with tokens made from prompt and seed, and the request's first stop token after them.
+    :param reply_length: tokens of a made-up answer, the stop token not counted.
+    :param chunk_tokens: tokens in a chunk.
+    """
+
+    vocab_size: Annotated[int, Field(ge=2)] = 512
+    max_context: Annotated[int, Field(ge=2)] = 4096
+    reply_ids: tuple[TokenId, ...] | None = None
+    reply_length: Annotated[int, Field(ge=0)] = 8
+    chunk_tokens: Annotated[int, Field(ge=1)] = 4
+
+
+class ScriptedEngine(Engine):
+    """The engine ``scripted``.
+
+    It honours ``max_tokens``, stop tokens, the context limit, pauses, cancellation and
+    ``top_logprobs``; `FaultSettings` count its requests. The log-probabilities are made up, but depend
+    on the token alone (`scripted_logprob`).
+    """
+
+    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+        super().__init__(settings, context)
+        self._settings = ScriptedEngineSettings.model_validate(settings.model_dump())
+        self._faults = Faults(self._settings, context.run_dir, "engine", EngineError)
+        self._going = asyncio.Event()
+        self._going.set()
+        self._closed = False
+        self._max_context = self._settings.max_context
+        self._policy_version = 0
+        self._running = self._requests = self._prompt_tokens = self._sampled_tokens = 0
+
+    async def start(self, model: ModelConfig) -> EngineInfo:
+        """Nothing is loaded; the smaller of the two context limits counts."""
+        self._max_context = min(self._max_context, model.max_context or self._max_context)
+        return EngineInfo(max_context=self._max_context, vocab_size=self._settings.vocab_size)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        """Answer as the settings say.
+
+        :raises ContextLengthError: the prompt leaves no room for a token.
+        """
+        room = self._max_context - len(request.prompt_ids)
+        if room < 1:
+            raise ContextLengthError(
+                f"the prompt has {len(request.prompt_ids)} tokens, the context "
+                f"{self._max_context}: shorten the prompt"
+            )
+        self._requests += 1
+        self._prompt_tokens += len(request.prompt_ids)
+        self._running += 1
+        try:
+            if self._faults.check(self._requests):
+                await self._hang()
+            ids, reason = _cut(self._reply(request), request.sampling, room)
+            step = self._settings.chunk_tokens
+            for start in range(0, max(1, len(ids)), step):
+                await self._going.wait()
+                if self._closed:
+                    yield GenerateChunk([], [], self._policy_version, "abort")
+                    return
+                last = start + step >= len(ids)
+                yield self._chunk(ids[start : start + step], request, reason if last else None)
+                # Other requests, pauses and new weights come between the chunks, as in a real engine.
+                await asyncio.sleep(0)
+        finally:
+            self._running -= 1
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Take over the version of `update`; chunks after this carry it."""
+        if update.channel not in WEIGHT_CHANNELS:
+            raise EngineError(f"the scripted engine has no weight channel {update.channel!r}")
+        if update.location not in self.context.shared:
+            raise EngineError(f"there are no weights at {update.location!r} in this process")
+        self._policy_version = update.policy_version
+
+    async def pause(self) -> None:
+        """Hold back every chunk."""
+        self._going.clear()
+
+    async def resume(self) -> None:
+        """Go on."""
+        self._going.set()
+
+    async def stats(self) -> EngineStats:
+        """Counters; time in forward passes is 0."""
+        return EngineStats(
+            running=self._running,
+            requests=self._requests,
+            prompt_tokens=self._prompt_tokens,
+            sampled_tokens=self._sampled_tokens,
+        )
+
+    async def close(self) -> None:
+        """End running requests with "abort", also paused ones."""
+        self._closed = True
+        self._going.set()
+
+    def _reply(self, request: GenerateRequest) -> list[int]:
+        if self._settings.reply_ids is not None:
+            return list(self._settings.reply_ids)
+        stops = request.sampling.stop_token_ids
+        made_up = _made_up_ids(request, self._settings.vocab_size)
+        ids = (token for token in made_up if token not in stops)
+        return [next(ids) for _ in range(self._settings.reply_length)] + list(stops[:1])
+
+    def _chunk(
+        self, ids: list[int], request: GenerateRequest, reason: FinishReason | None
+    ) -> GenerateChunk:
+        self._sampled_tokens += len(ids)
+        count = request.sampling.top_logprobs
+        top = [self._top(token, count) for token in ids] if count else None
+        logprobs = [scripted_logprob(token) for token in ids]
+        return GenerateChunk(ids, logprobs, self._policy_version, reason, top)
+
+    def _top(self, token: int, count: int) -> list[tuple[int, float]]:
+        return [
+            ((token + rank) % self._settings.vocab_size, scripted_logprob(token) - rank)
+            for rank in range(count)
+        ]
+
+    async def _hang(self) -> None:
+        descriptor = self._faults.open_gate(blocking=False)
+        loop = asyncio.get_running_loop()
+        released = asyncio.Event()
+        loop.add_reader(descriptor, released.set)
+        try:
+            await released.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+
+def scripted_logprob(token_id: int) -> float:
+    """The log-probability the scripted engine claims for a token, exact in float32."""
+    return -(token_id % 7 + 1) / 8
+
+
+def _made_up_ids(request: GenerateRequest, vocab_size: int) -> Iterator[int]:
+    """Endless token ids from a hash of prompt and seed."""
+    start = hashlib.sha256(f"{request.sampling.seed} {request.prompt_ids}".encode())
+    count = 0
+    while True:
+        block = start.copy()
+        block.update(count.to_bytes(8, "little"))
+        digest = block.digest()
+        for i in range(0, len(digest), 4):
+            yield int.from_bytes(digest[i : i + 4], "little") % vocab_size
+        count += 1
+
+
+def _cut(reply: list[int], sampling: SamplingParams, room: int) -> tuple[list[int], FinishReason]:
+    """The reply as far as stop tokens, `max_tokens` and the context let it go; its end is a stop."""
+    limit = min(sampling.max_tokens, room)
+    for i, token in enumerate(reply[:limit]):
+        if token in sampling.stop_token_ids:
+            return reply[: i + 1], "stop"
+    return reply[:limit], "stop" if len(reply) <= limit else "length"

@@ -1,0 +1,137 @@
+"""A trainer that remembers what it was given instead of learning from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import select
+from pathlib import Path
+
+from ajet_core.errors import TrainerError
+from ajet_core.interfaces import (
+    ComponentSettings,
+    StepReport,
+    Trainer,
+    TrainerInfo,
+    WeightUpdate,
+    WorkerContext,
+)
+from ajet_core.protocol import AlgorithmConfig, ModelConfig
+from ajet_core.testing.faults import Faults, FaultSettings
+from ajet_core.timeline import TrainBatch, episode_advantages
+
+WEIGHT_CHANNELS = ("in_process",)
+ALGORITHM_FIELDS = frozenset(AlgorithmConfig.model_fields)
+
+_SHARED_KEY = "scripted.weights"
+_STATE_FILE = "scripted_trainer.json"
+
+
+class ScriptedTrainerSettings(FaultSettings):
+    """Settings of the trainer ``scripted``; it fails by number of step."""
+
+
+class ScriptedTrainer(Trainer):
+    """The trainer ``scripted``.
+
+    Its "weights" are a digest over all batches it was trained on, in order, so that a test can tell
+    whether a resumed run trained what the first one did. A step that fails leaves the digest as it was.
+    """
+
+    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+        super().__init__(settings, context)
+        checked = ScriptedTrainerSettings.model_validate(settings.model_dump())
+        self._faults = Faults(checked, context.run_dir, "trainer", TrainerError)
+        self._algorithm = AlgorithmConfig()
+        self._steps = 0
+        self._digest = ""
+
+    def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
+        """Start from the model's path, as the untrained state."""
+        self._algorithm = algorithm
+        self._digest = hashlib.sha256(model.path.encode()).hexdigest()
+        return TrainerInfo(parameters=32, trainable_parameters=32, device="none")
+
+    def step(self, batch: TrainBatch) -> StepReport:
+        """Take `batch` into the digest.
+
+        :raises TrainerError: the settings say so, or a sequence's lists differ in length.
+        """
+        if self._faults.check(batch.step):
+            self._hang()
+        trained = sum(sum(s.loss_mask) for s in batch.sequences)
+        processed = sum(len(s.token_ids) for s in batch.sequences)
+        digest = hashlib.sha256(f"{self._digest} {batch.step}".encode())
+        for sequence in batch.sequences:
+            lists = (
+                sequence.token_ids,
+                sequence.loss_mask,
+                sequence.behaviour_logprobs,
+                sequence.temperatures,
+                sequence.policy_versions,
+            )
+            if len({len(values) for values in lists}) != 1:
+                raise TrainerError(
+                    f"batch {batch.batch_id}: a sequence has lists of unequal lengths"
+                )
+            digest.update(repr((batch.episodes[sequence.episode], lists)).encode())
+        advantages = episode_advantages(batch.episodes, self._algorithm.advantage)
+        self._digest = digest.hexdigest()
+        self._steps += 1
+        return StepReport(
+            step=batch.step,
+            metrics={
+                "loss": -sum(advantages) / max(1, len(advantages)),
+                "entropy": 1.0,
+                "grad_norm": sum(abs(a) for a in advantages),
+                "clip_fraction": 0.0,
+                "learning_rate": self._algorithm.learning_rate,
+            },
+            tokens_trained=trained,
+            tokens_processed=processed,
+            sequences=len(batch.sequences),
+            seconds=0.0,
+        )
+
+    def publish(self, channel: str, policy_version: int) -> WeightUpdate:
+        """Put the digest where a scripted engine in this process looks for it."""
+        if channel not in WEIGHT_CHANNELS:
+            raise TrainerError(f"the scripted trainer has no weight channel {channel!r}")
+        self.context.shared[_SHARED_KEY] = self._digest
+        return WeightUpdate(channel, policy_version, _SHARED_KEY, metadata={"digest": self._digest})
+
+    def save(self, directory: Path) -> None:
+        """Write the digest and the number of steps as JSON."""
+        directory.mkdir(parents=True, exist_ok=True)
+        state = {"steps": self._steps, "digest": self._digest}
+        (directory / _STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+
+    def load(self, directory: Path) -> None:
+        """Undo `save`.
+
+        :raises TrainerError: there is nothing to load.
+        """
+        try:
+            state = json.loads((directory / _STATE_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise TrainerError(f"cannot load {directory / _STATE_FILE}: {error}") from error
+        self._steps, self._digest = int(state["steps"]), str(state["digest"])
+
+    def export(self, directory: Path) -> None:
+        """Write a ``config.json`` that holds the state; there is no model to write."""
+        directory.mkdir(parents=True, exist_ok=True)
+        config = {"model_type": "scripted", "steps": self._steps, "digest": self._digest}
+        (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    def close(self) -> None:
+        """Take the "weights" back."""
+        self.context.shared.pop(_SHARED_KEY, None)
+
+    def _hang(self) -> None:
+        descriptor = self._faults.open_gate(blocking=True)
+        try:
+            # Not read: the gate stays open for whoever comes after.
+            select.select([descriptor], [], [])
+        finally:
+            os.close(descriptor)

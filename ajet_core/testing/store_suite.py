@@ -1,0 +1,306 @@
+"""What every sample store must do. Subclass `SampleStoreSuite` in a test module; needs pytest-asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from ajet_core.errors import StoreError
+from ajet_core.interfaces import (
+    BatchRecord,
+    EpisodeRecord,
+    RunRecord,
+    SampleStore,
+    StepRecord,
+)
+from ajet_core.testing.samples import conversation, make_call, make_episode
+
+
+class SampleStoreSuite:
+    """Conformance tests of a `SampleStore`; a subclass says how one is made.
+
+    ::
+
+        class TestMyStore(SampleStoreSuite):
+            async def make_store(self, run_dir):
+                return MyStore(MySettings(), WorkerContext(run_dir))
+    """
+
+    pytestmark = pytest.mark.asyncio
+
+    async def make_store(self, run_dir: Path) -> SampleStore:
+        """A store for `run_dir` that is not open yet."""
+        raise NotImplementedError
+
+    @pytest_asyncio.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[SampleStore]:
+        """An open store."""
+        store = await self.make_store(tmp_path)
+        await store.open()
+        yield store
+        await store.close()
+
+    async def ended(
+        self, store: SampleStore, *episode_ids: str, reward: float = 1.0
+    ) -> list[EpisodeRecord]:
+        """Add episodes and end them."""
+        finished = []
+        for episode_id in episode_ids:
+            episode = make_episode(episode_id)
+            await store.add_episode(episode)
+            outcome = replace(episode, state="ended", reward=reward, finished_at=1700000009.0)
+            finished.append(await store.finish_episode(outcome))
+        return finished
+
+    async def test_a_new_store_is_empty(self, store: SampleStore) -> None:
+        assert await store.get_run() is None
+        assert await store.episodes() == []
+        assert await store.batches(after_step=0) == []
+        assert await store.steps() == []
+        assert set((await store.counters()).values()) == {0}
+
+    async def test_the_run_is_replaced(self, store: SampleStore) -> None:
+        await store.put_run(RunRecord("run", '{"a": 1}', 1.5))
+        await store.put_run(RunRecord("run", '{"a": 2}', 1.5, active=True))
+        assert await store.get_run() == RunRecord("run", '{"a": 2}', 1.5, active=True)
+
+    async def test_an_episode_comes_back_as_it_was(self, store: SampleStore) -> None:
+        await store.add_episode(make_episode())
+        assert await store.get_episode("episode") == make_episode()
+        assert await store.get_episode("another") is None
+
+    async def test_an_outcome_comes_back_as_it_was(self, store: SampleStore) -> None:
+        await store.add_episode(make_episode())
+        outcome = replace(
+            make_episode(),
+            state="ended",
+            reward=-0.5,
+            components={"format": -0.5},
+            call_rewards={"call": 0.25},
+            metadata={"host": "a"},
+            finished_at=1700000009.0,
+        )
+        assert await store.finish_episode(outcome) == outcome
+        assert await store.get_episode("episode") == outcome
+
+    async def test_the_first_outcome_stands(self, store: SampleStore) -> None:
+        (first,) = await self.ended(store, "episode")
+        second = replace(make_episode(), state="aborted", reason="too late")
+        assert await store.finish_episode(second) == first
+        assert await store.get_episode("episode") == first
+        assert (await store.counters())["episodes_aborted"] == 0
+
+    async def test_an_unknown_episode_cannot_be_finished(self, store: SampleStore) -> None:
+        with pytest.raises(StoreError, match="episode"):
+            await store.finish_episode(replace(make_episode(), state="aborted"))
+
+    async def test_an_episode_id_is_used_once(self, store: SampleStore) -> None:
+        await store.add_episode(make_episode())
+        with pytest.raises(StoreError, match="episode"):
+            await store.add_episode(replace(make_episode(), tag="other"))
+        assert await store.episodes() == [make_episode()]
+
+    async def test_episodes_are_filtered_in_order_of_their_claims(self, store: SampleStore) -> None:
+        await store.add_episode(make_episode("z-open"))
+        await self.ended(store, "y", "x", "w")
+        await store.add_episode(make_episode("v"))
+        await store.finish_episode(replace(make_episode("v"), state="aborted", reason="lost"))
+        await store.add_batch(BatchRecord("batch", 1, ["x"], 2.0))
+
+        async def ids(**filters: object) -> list[str]:
+            return [e.episode_id for e in await store.episodes(**filters)]  # type: ignore[arg-type]
+
+        assert await ids() == ["z-open", "y", "x", "w", "v"]
+        assert await ids(state="open") == ["z-open"]
+        assert await ids(state="aborted") == ["v"]
+        assert await ids(state="ended", batched=False) == ["y", "w"]
+        assert await ids(state="ended", batched=True) == ["x"]
+        assert await ids(batched=True) == ["x"]
+
+    async def test_calls_come_back_as_they_were(self, store: SampleStore) -> None:
+        await store.add_episode(make_episode())
+        calls = conversation(5)
+        for call in calls:
+            await store.add_call(call)
+        assert await store.calls(["episode", "another"]) == {"episode": calls, "another": []}
+
+    async def test_calls_are_in_order_of_their_index(self, store: SampleStore) -> None:
+        await store.add_episode(make_episode())
+        calls = conversation(4, hints=False)
+        for call in reversed(calls):
+            await store.add_call(call)
+        assert (await store.calls(["episode"]))["episode"] == calls
+
+    async def test_branches_of_a_conversation_come_back_as_they_were(
+        self, store: SampleStore
+    ) -> None:
+        await store.add_episode(make_episode())
+        root = make_call("root", [1, 2, 3], [4, 5])
+        calls = [
+            root,
+            make_call("extends", [1, 2, 3, 4, 5, 6], [7], index=1, parent=root),
+            make_call("extends-too", [1, 2, 3, 4, 5], [8, 9], index=2, parent=root),
+            make_call("cuts-reply", [1, 2, 3, 4, 6], [7], index=3, parent=root),
+            make_call("cuts-prompt", [1, 2], [3], index=4, parent=root),
+            make_call("rewrites", [9, 9], [], index=5, parent=root),
+        ]
+        for call in calls:
+            await store.add_call(call)
+        assert (await store.calls(["episode"]))["episode"] == calls
+
+    async def test_a_parent_the_store_never_saw_is_kept_as_a_name(self, store: SampleStore) -> None:
+        await store.add_episode(make_episode())
+        call = make_call("call", [1, 2], [3], parent=make_call("lost", [1], [2]))
+        await store.add_call(call)
+        assert (await store.calls(["episode"]))["episode"] == [call]
+
+    async def test_a_call_of_an_unknown_episode_is_refused(self, store: SampleStore) -> None:
+        with pytest.raises(StoreError, match="episode"):
+            await store.add_call(make_call("call", [1], [2]))
+        assert (await store.counters())["calls"] == 0
+
+    async def test_a_call_id_is_used_once(self, store: SampleStore) -> None:
+        await store.add_episode(make_episode())
+        call = make_call("call", [1], [2])
+        await store.add_call(call)
+        with pytest.raises(StoreError, match="call"):
+            await store.add_call(make_call("call", [3], [4], index=1))
+        assert (await store.calls(["episode"]))["episode"] == [call]
+
+    async def test_a_write_that_fails_fails_alone(self, store: SampleStore) -> None:
+        await store.add_episode(make_episode())
+        calls = conversation(6)
+        writes = [store.add_call(call) for call in [*calls[:3], calls[0], *calls[3:]]]
+        results = await asyncio.gather(*writes, return_exceptions=True)
+        assert [type(r) for r in results if r is not None] == [StoreError]
+        assert isinstance(results[3], StoreError)
+        assert (await store.calls(["episode"]))["episode"] == calls
+        assert (await store.counters())["calls"] == 6
+
+    async def test_a_batch_takes_its_episodes(self, store: SampleStore) -> None:
+        await self.ended(store, "a", "b", "c")
+        batch = BatchRecord("batch", 1, ["c", "a"], 2.5)
+        await store.add_batch(batch)
+        assert await store.batches(after_step=0) == [batch]
+        taken = {e.episode_id: e.batch_id for e in await store.episodes()}
+        assert taken == {"a": "batch", "b": None, "c": "batch"}
+
+    @pytest.mark.parametrize("bad", ["open", "aborted", "unknown", "batched", "good"])
+    async def test_a_batch_is_added_wholly_or_not_at_all(
+        self, store: SampleStore, bad: str
+    ) -> None:
+        await self.ended(store, "good", "batched")
+        await store.add_episode(make_episode("open"))
+        await store.add_episode(make_episode("aborted"))
+        await store.finish_episode(replace(make_episode("aborted"), state="aborted"))
+        first = BatchRecord("first", 1, ["batched"], 2.0)
+        await store.add_batch(first)
+        before = await store.episodes()
+        # "good" twice: the second time it has a batch already.
+        with pytest.raises(StoreError, match=bad):
+            await store.add_batch(BatchRecord("second", 2, ["good", bad], 3.0))
+        assert await store.episodes() == before
+        assert await store.batches(after_step=0) == [first]
+
+    async def test_a_batch_replaces_nothing(self, store: SampleStore) -> None:
+        await self.ended(store, "a", "b")
+        first = BatchRecord("batch", 1, ["a"], 2.0)
+        await store.add_batch(first)
+        with pytest.raises(StoreError, match="batch"):
+            await store.add_batch(BatchRecord("batch", 2, ["b"], 3.0))
+        assert await store.batches(after_step=0) == [first]
+        assert (await store.episodes(batched=True))[0].episode_id == "a"
+
+    async def test_batches_are_in_order_of_step_and_after_the_given_one(
+        self, store: SampleStore
+    ) -> None:
+        await self.ended(store, "a", "b", "c")
+        batches = [
+            BatchRecord(f"batch-{s}", s, [e], 2.0) for s, e in ((3, "c"), (1, "a"), (2, "b"))
+        ]
+        for batch in batches:
+            await store.add_batch(batch)
+        assert [b.step for b in await store.batches(after_step=0)] == [1, 2, 3]
+        assert [b.step for b in await store.batches(after_step=2)] == [3]
+
+    async def test_a_step_is_replaced_when_it_is_trained_again(self, store: SampleStore) -> None:
+        await store.add_step(StepRecord(2, "b2", {"loss": 0.5}, 5.0))
+        await store.add_step(StepRecord(1, "b1", {"loss": 1.0, "kl": 0.25}, 4.0))
+        await store.add_step(StepRecord(2, "b2", {"loss": 0.25}, 6.0))
+        assert await store.steps() == [
+            StepRecord(1, "b1", {"loss": 1.0, "kl": 0.25}, 4.0),
+            StepRecord(2, "b2", {"loss": 0.25}, 6.0),
+        ]
+
+    async def test_counters_add_up(self, store: SampleStore) -> None:
+        await self.ended(store, "a", "b")
+        await store.add_episode(make_episode("c"))
+        await store.finish_episode(replace(make_episode("c"), state="aborted"))
+        await store.add_episode(make_episode())
+        calls = conversation(3)
+        for call in calls:
+            await store.add_call(call)
+        assert await store.counters() == {
+            "episodes": 4,
+            "episodes_ended": 2,
+            "episodes_aborted": 1,
+            "calls": 3,
+            "tokens_raw": sum(len(call.token_ids) for call in calls),
+            "tokens_sampled": 9,
+        }
+
+    async def test_everything_is_there_when_the_store_is_opened_again(self, tmp_path: Path) -> None:
+        store = await self.make_store(tmp_path)
+        await store.open()
+        calls = conversation(6)
+        await store.put_run(RunRecord("run", "{}", 1.0, active=True))
+        await self.ended(store, "a")
+        await store.add_episode(make_episode())
+        for call in calls[:4]:
+            await store.add_call(call)
+        await store.add_batch(BatchRecord("batch", 1, ["a"], 2.0))
+        await store.add_step(StepRecord(1, "batch", {"loss": 0.5}, 3.0))
+        episodes, counters = await store.episodes(), await store.counters()
+        await store.close()
+
+        again = await self.make_store(tmp_path)
+        await again.open()
+        assert await again.get_run() == RunRecord("run", "{}", 1.0, active=True)
+        assert await again.episodes() == episodes
+        assert await again.counters() == counters
+        assert await again.batches(after_step=0) == [BatchRecord("batch", 1, ["a"], 2.0)]
+        assert await again.steps() == [StepRecord(1, "batch", {"loss": 0.5}, 3.0)]
+        for call in calls[4:]:
+            await again.add_call(call)
+        assert (await again.calls(["episode"]))["episode"] == calls
+        await again.close()
+
+    async def test_what_was_requested_before_closing_is_written(self, tmp_path: Path) -> None:
+        store = await self.make_store(tmp_path)
+        await store.open()
+        await store.add_episode(make_episode())
+        calls = conversation(20)
+        writes = [asyncio.ensure_future(store.add_call(call)) for call in calls]
+        # One turn of the loop: every write is requested, in order.
+        await asyncio.sleep(0)
+        await store.close()
+        await asyncio.gather(*writes)
+        again = await self.make_store(tmp_path)
+        await again.open()
+        assert (await again.calls(["episode"]))["episode"] == calls
+        await again.close()
+
+    async def test_a_closed_store_says_so(self, tmp_path: Path) -> None:
+        store = await self.make_store(tmp_path)
+        await store.open()
+        await store.close()
+        await store.close()
+        with pytest.raises(StoreError):
+            await store.add_episode(make_episode())
+        with pytest.raises(StoreError):
+            await store.get_episode("episode")

@@ -1,0 +1,53 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from ajet_core.embedded.jsonl_logger import JsonlLogger
+from ajet_core.embedded.settings import JsonlLoggerSettings
+from ajet_core.errors import StoreError
+from ajet_core.interfaces import WorkerContext
+
+
+def make_logger(run_dir: Path) -> JsonlLogger:
+    return JsonlLogger(JsonlLoggerSettings(), WorkerContext(run_dir))
+
+
+def lines(run_dir: Path) -> list[object]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_line_is_readable_at_once(tmp_path: Path) -> None:
+    logger = make_logger(tmp_path / "new")
+    logger.log(1, {"loss": 0.5})
+    assert lines(tmp_path / "new") == [{"step": 1, "loss": 0.5}]
+    logger.close()
+
+
+def test_a_repeated_step_is_appended(tmp_path: Path) -> None:
+    for loss in (0.5, 0.25):
+        logger = make_logger(tmp_path)
+        logger.log(1, {"loss": loss})
+        logger.close()
+    assert lines(tmp_path) == [{"step": 1, "loss": 0.5}, {"step": 1, "loss": 0.25}]
+
+
+def test_numbers_json_does_not_have_become_null(tmp_path: Path) -> None:
+    logger = make_logger(tmp_path)
+    logger.log(1, {"loss": float("nan"), "kl": float("inf"), "step": 7.0})
+    logger.close()
+    assert lines(tmp_path) == [{"step": 1, "loss": None, "kl": None}]
+
+
+def test_half_a_line_of_a_dead_process_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "lo')
+    logger = make_logger(tmp_path)
+    logger.log(2, {})
+    logger.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "lo\n{"step": 2}\n'
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(StoreError, match=r"metrics\.jsonl"):
+        make_logger(tmp_path).log(1, {})
