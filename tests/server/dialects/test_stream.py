@@ -1,0 +1,221 @@
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import (
+    CALL_TEXT,
+    MOVE,
+    USER,
+    Gateway,
+    ScriptedEngine,
+    assembled,
+    body,
+    gateway,
+    message_of,
+)
+from tiny_models import SPECIALS, renderer_for, tokenizer_for
+
+from ajet_core.errors import ContextLengthError, EngineError
+from ajet_core.server.dialects.chat_request import parse_chat_request
+
+INCREMENTAL = [name for name in SPECIALS if renderer_for(name).incremental]
+
+
+async def test_chunks_in_order():
+    gate = gateway("I am there.<|im_end|>")
+    chunks = await gate.chunks(USER, stream_options={"include_usage": True})
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert {chunk.id for chunk in chunks} == {gate.calls[0].call_id}
+    texts = [c.choices[0].delta.content for c in chunks[1:-2]]
+    assert len(texts) > 3
+    assert "".join(texts) == "I am there."
+    assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 2) + [
+        "stop"
+    ]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == len(gate.calls[0].sampled_ids)
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert gate.engine.requests[0].stream
+
+
+async def test_usage_only_on_request():
+    chunks = await gateway("x<|im_end|>").chunks(USER)
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_text_goes_out_as_tokens_come():
+    gate = gateway("Where is the goal? Move up.<|im_end|>", hold=asyncio.Event(), hold_at=5)
+    request = parse_chat_request(body(USER, stream=True))
+    stream = gate.service.stream(gate.session, request, gate.record)
+    seen = ""
+    while len(seen) < 5:
+        chunk = await anext(stream)
+        seen += chunk["choices"][0]["delta"].get("content", "")
+    assert not gate.engine.hold.is_set()
+    await stream.aclose()
+
+
+async def test_tool_call_deltas():
+    gate = gateway(f"Up.{CALL_TEXT}{CALL_TEXT}<|im_end|>")
+    chunks = await gate.chunks(USER, tools=[MOVE])
+    message = assembled(chunks)
+    assert message["content"] == "Up."
+    assert [call[1:] for call in message["tool_calls"]] == [["move", '{"direction": "up"}']] * 2
+    opened = [c for chunk in chunks for c in chunk.choices[0].delta.tool_calls or [] if c.id]
+    assert [(c.index, c.type, c.function.arguments) for c in opened] == [(0, "function", ""), (1, "function", "")]  # fmt: skip
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+async def test_the_call_is_recorded_before_the_finish_is_told():
+    gate = gateway("x<|im_end|>")
+    request = parse_chat_request(body(USER, stream=True))
+    async for chunk in gate.service.stream(gate.session, request, gate.record):
+        if chunk["choices"][0]["finish_reason"] is not None:
+            assert len(gate.calls) == 1
+
+
+async def test_logprobs_and_token_ids_cover_all_tokens():
+    gate = gateway("😀 up<|im_end|>")
+    chunks = await gate.chunks(USER, logprobs=True, return_token_ids=True)
+    ids = [i for chunk in chunks for i in chunk.choices[0].token_ids]
+    entries = [e for c in chunks if c.choices[0].logprobs for e in c.choices[0].logprobs.content]
+    assert ids == gate.calls[0].sampled_ids
+    assert [entry.logprob for entry in entries] == gate.calls[0].logprobs
+    assert chunks[0].prompt_token_ids == gate.calls[0].prompt_ids
+    assert all("prompt_token_ids" not in chunk.model_extra for chunk in chunks[1:])
+
+
+async def test_no_half_characters():
+    chunks = await gateway("🎉🜚日本<|im_end|>").chunks(USER)
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert "".join(texts) == "🎉🜚日本"
+    assert not any("\ufffd" in text for text in texts)
+
+
+async def test_several_choices():
+    gate = gateway(["I am there.<|im_end|>", f"{CALL_TEXT}<|im_end|>"])
+    chunks = await gate.chunks(USER, n=2, tools=[MOVE], stream_options={"include_usage": True})
+    assert assembled(chunks, 0)["content"] == "I am there."
+    assert assembled(chunks, 1)["tool_calls"][0][1] == "move"
+    assert chunks[-1].usage.completion_tokens == sum(len(c.sampled_ids) for c in gate.calls)
+    assert {call.call_id for call in gate.calls} == {f"{chunks[0].id}-{i}" for i in range(2)}
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_hang_up_is_recorded_as_far_as_it_came(n):
+    gate = gateway("I am there.<|im_end|>", hold=asyncio.Event(), hold_at=3)
+    request = parse_chat_request(body(USER, stream=True, n=n))
+    stream = gate.service.stream(gate.session, request, gate.record)
+    await anext(stream)
+    await anext(stream)
+    await stream.aclose()
+    assert len(gate.calls) == n
+    assert {call.finish_reason for call in gate.calls} == {"abort"}
+    assert all(call.sampled_ids == gate.engine.scripts[0][: len(call.sampled_ids)] for call in gate.calls)  # fmt: skip
+    assert sorted(gate.engine.closed) == sorted(call.call_id for call in gate.calls)
+    assert gate.session.index.prompt(gate.renderer, request.messages, None).how == "render"
+
+
+async def test_cancelled_reader_is_a_hang_up():
+    gate = gateway("I am there.<|im_end|>", hold=asyncio.Event(), hold_at=2)
+    task = asyncio.create_task(gate.chunks(USER))
+    await gate.engine.held.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [call.finish_reason for call in gate.calls] == ["abort"]
+    assert gate.engine.closed == [gate.calls[0].call_id]
+
+
+async def test_hang_up_after_the_last_token_is_no_abort():
+    gate = gateway("x<|im_end|>")
+    request = parse_chat_request(body(USER, stream=True))
+    stream = gate.service.stream(gate.session, request, gate.record)
+    async for chunk in stream:
+        if chunk["choices"][0]["finish_reason"]:
+            break
+    await stream.aclose()
+    assert [call.finish_reason for call in gate.calls] == ["stop"]
+
+
+async def test_errors_come_before_the_first_chunk():
+    gate = Gateway(ScriptedEngine([[]]), renderer_for("qwen3"), max_context=4)
+    with pytest.raises(ContextLengthError):
+        gate.service.stream(gate.session, parse_chat_request(body(USER)), gate.record)
+    gate = gateway("")
+    stream = gate.service.stream(gate.session, parse_chat_request(body(USER)), gate.record)
+    with pytest.raises(EngineError):
+        await anext(stream)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+async def test_a_failing_choice_fails_the_stream_and_ends_the_others(n):
+    gate = gateway(["", "I am there.<|im_end|>"])
+    with pytest.raises(EngineError):
+        await gate.chunks(USER, n=n)
+    assert len(gate.engine.closed) == len(gate.engine.requests)
+
+
+async def test_parses_are_linear_in_the_answer():
+    gate = gateway("up " * 2000 + "<|im_end|>")
+    parsed = []
+    renderer = gate.renderer
+    original = renderer.parse
+    try:
+        renderer.parse = lambda ids, *rest: parsed.append(len(ids)) or original(ids, *rest)
+        await gate.chunks(USER)
+    finally:
+        renderer.parse = original
+    assert sum(parsed) < 80 * len(gate.calls[0].sampled_ids)
+
+
+@pytest.mark.parametrize("text", ["I am there.<|eot_id|>", '{"name": "move", "parameters": {}}<|eot_id|>'])  # fmt: skip
+async def test_families_whose_text_is_uncertain_are_streamed_in_one_piece(text):
+    streamed = await gateway(text, "llama-3").chunks(USER, tools=[MOVE])
+    whole = await gateway(text, "llama-3").complete(USER, tools=[MOVE])
+    assert assembled(streamed) == message_of(whole)
+
+
+PIECES = [
+    '{"name": "move", "arguments": {"direction": "up"}}', "move", "direction", "up", "hello", " \n",
+    "\n\n", "assistant\n", "<think>", "</think>", "<", "< ", "[[[", "😀", "é", "日本", "\ufffd",
+    "<function=move>\n<parameter=direction>\nup\n</parameter>\n</function>",
+]  # fmt: skip
+
+
+@st.composite
+def sampled(draw, name):
+    """Token ids as a model in training might sample them: tags in any order, and texts between."""
+    renderer, tokenizer = renderer_for(name), tokenizer_for(name)
+    specials = [tokenizer.convert_tokens_to_ids(text) for text in SPECIALS[name]]
+    piece = (
+        st.sampled_from(specials).map(lambda i: [i])
+        | st.sampled_from(PIECES).map(renderer.encode)
+        # Tags spelled out in ordinary tokens are no tags.
+        | st.sampled_from(PIECES).map(lambda text: [i for c in text for i in renderer.encode(c)])
+        | st.integers(0, len(tokenizer) - 1).map(lambda i: [i])
+    )
+    return [i for ids in draw(st.lists(piece, min_size=1, max_size=14)) for i in ids]
+
+
+@pytest.mark.parametrize("name", [*INCREMENTAL, "llama-3"])
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_streamed_or_not_the_message_is_the_same(name, data):
+    ids = data.draw(sampled(name))
+    tools = data.draw(st.sampled_from([{}, {"tools": [MOVE]}]))
+    stop = data.draw(st.sampled_from([{}, {"stop": ["hello", "e"]}, {"stop": "<tool"}]))
+    size = data.draw(st.integers(1, 5))
+    finish = data.draw(st.sampled_from(["stop", "length"]))
+
+    async def both():
+        gates = [Gateway(ScriptedEngine([ids], size, finish), renderer_for(name)) for _ in range(2)]
+        whole = await gates[0].complete(USER, **tools, **stop)
+        chunks = await gates[1].chunks(USER, **tools, **stop)
+        assert assembled(chunks) == message_of(whole)
+        assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+        keys = [(c.call_id, c.sampled_ids, c.metadata) for g in gates for c in g.calls]
+        assert keys[0] == keys[1]
+
+    asyncio.run(both())
