@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
-from ajet_core.errors import DeadlineError, NotRollingError, WorkerDiedError
+from ajet_core.errors import DeadlineError, WorkerDiedError
 from ajet_core.interfaces import GenerateChunk, GenerateRequest
 from ajet_core.protocol import ServerState
 from ajet_core.server.state import StateBoard
@@ -80,7 +80,7 @@ class EngineGate:
                 retry_after=5.0,
             ) from error
         if self._worker is None:
-            raise NotRollingError("no run is active: the server is OFFLINE")
+            raise self._board.not_running()
         return self._worker
 
 

@@ -280,7 +280,7 @@ class EpisodeRegistry:
         request = ticket.request
         group = request.group or request.task_id
         if state is ServerState.OFFLINE:
-            raise NotRollingError("no run is active: the server is OFFLINE; start a run first")
+            raise self._board.not_running()
         if state is not ServerState.ROLLING or self.builder is None:
             return None
         if request.kind == "train":

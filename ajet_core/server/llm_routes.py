@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ajet_core.errors import AjetError, DeadlineError, EpisodeClosedError, NotRollingError
+from ajet_core.errors import AjetError, DeadlineError, EpisodeClosedError
 from ajet_core.server.auth import bearer
 from ajet_core.server.dialects.chat import ChatService, models_list
 from ajet_core.server.dialects.chat_request import ChatRequest, parse_chat_request
@@ -66,7 +66,7 @@ async def _chat_service(service: SwarmService) -> ChatService:
     except TimeoutError as error:
         raise DeadlineError(f"the server was not ready within {deadline:.0f} s") from error
     if coordinator.chat is None:
-        raise NotRollingError("no run is active: the server is OFFLINE")
+        raise service.board.not_running()
     return coordinator.chat
 
 
@@ -135,18 +135,25 @@ class _ChatCall:
             await asyncio.gather(call, return_exceptions=True)
 
     async def _as_call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which the episode's end cancels.
+        """The result of `work`, which the episode's end and the deadline cancel.
 
         :raises EpisodeClosedError: the episode was closed meanwhile.
+        :raises DeadlineError: it took too long, waiting for weights included.
         """
+        deadline = self._service.settings.server.call_deadline_seconds
         task = asyncio.create_task(work)
         with self._service.episodes.running_call(self._episode, task):
             try:
-                await asyncio.wait([task])
+                done, _ = await asyncio.wait([task], timeout=deadline)
             finally:
                 if not task.done():
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
+        if not done:
+            raise DeadlineError(
+                f"the call was not answered within {deadline:g} s (the server is "
+                f"{self._service.board.state}; setting server.call_deadline_seconds)"
+            )
         if task.cancelled():
             raise EpisodeClosedError("the episode was closed while this call was answered")
         return task.result()

@@ -65,6 +65,7 @@ class SwarmService:
 
     async def interrupt(self) -> None:
         """End everything that waits or streams, so that connections can close."""
+        self.board.closing = True
         await self.coordinator.shutdown()
         self.events.close()
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from ajet_core.errors import NotRollingError
 from ajet_core.protocol import ServerState
 from ajet_core.server.events import EventLog
+
+_RESTART_SECONDS = 2.0
 
 Listener = Callable[[ServerState], None]
 
@@ -14,6 +17,7 @@ Listener = Callable[[ServerState], None]
 class StateBoard:
     """The one place that knows what the server is doing.
 
+    :ivar closing: the server process is about to end; its run goes on when it is started again.
     :ivar policy_version: version of the weights being served: the number of steps they were trained.
     """
 
@@ -22,6 +26,7 @@ class StateBoard:
         self._state = ServerState.OFFLINE
         self._changed = asyncio.Event()
         self._listeners: list[Listener] = []
+        self.closing = False
         self.policy_version = 0
 
     @property
@@ -52,6 +57,15 @@ class StateBoard:
         """Wake everybody in `wait_until` without a change of state."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    def not_running(self) -> NotRollingError:
+        """The error for whoever needs a run while there is none."""
+        if self.closing:
+            return NotRollingError(
+                "the server is shutting down; its run goes on when it is started again",
+                retry_after=_RESTART_SECONDS,
+            )
+        return NotRollingError("no run is active: the server is OFFLINE; start a run first")
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return once `condition` holds; it is looked at after every `set` and `touch`."""

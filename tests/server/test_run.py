@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ajet_core.testing.faults import HoldGate
 from tests.server.conftest import CLIENT, CONTROL, Running, ServerFactory, error_of, key
 
 
@@ -79,7 +80,6 @@ async def test_a_client_that_hangs_up_while_it_waits_leaves_no_episode(server: R
     grants = [await server.claim(task) for task in "aabb"]
     waiting = asyncio.create_task(server.claim("c"))
     registry = server.service.episodes
-    await server.service.board.wait_until(lambda: True)
     while registry.waiting_count == 0:
         await asyncio.sleep(0)
     waiting.cancel()
@@ -125,8 +125,6 @@ async def test_a_heartbeat_renews_the_lease(server: Running) -> None:
 
 
 async def test_ending_an_episode_stops_its_running_calls(servers: ServerFactory) -> None:
-    from ajet_core.testing.faults import HoldGate
-
     async with servers.running() as server:
         with HoldGate(server.run_dir, "engine"):
             await server.roll(engine={"hangs_at": 1})
@@ -139,6 +137,36 @@ async def test_ending_an_episode_stops_its_running_calls(servers: ServerFactory)
             answer = await call
             assert answer.status_code == 410
             assert error_of(answer)["code"] == "episode_closed"
+
+
+async def test_a_call_that_takes_too_long_gets_an_answer_all_the_same(
+    servers: ServerFactory,
+) -> None:
+    async with servers.running(call_deadline_seconds=0.2) as server:
+        with HoldGate(server.run_dir, "engine"):
+            await server.roll(engine={"hangs_at": 1})
+            grant = await server.claim()
+            answer = await server.chat(grant)
+            assert answer.status_code == 504
+            assert error_of(answer)["code"] == "deadline_exceeded"
+            assert (await server.chat(grant)).status_code == 200
+
+
+async def test_a_server_that_ends_tells_waiting_claims_to_come_back(
+    servers: ServerFactory,
+) -> None:
+    async with servers.running() as server:
+        await server.roll()
+        for task in "aabb":
+            await server.claim(task)
+        body = {"task_id": "c", "wait_seconds": 60.0}
+        waiting = asyncio.create_task(server.http.post("/v1/episodes", headers=CLIENT, json=body))
+        while not server.service.episodes.waiting_count:
+            await asyncio.sleep(0)
+        await server.service.interrupt()
+        answer = await waiting
+        assert answer.status_code == 503
+        assert error_of(answer)["retry_after"] == 2.0
 
 
 async def test_streams_carry_the_same_message_as_a_whole_answer(server: Running) -> None:
