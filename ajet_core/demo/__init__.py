@@ -1,0 +1,1 @@
+"""``ajet demo``: a whole training run on one machine, small enough to watch."""

@@ -1,0 +1,60 @@
+# Development commands; `make help` lists them.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+# The CPU build is taken where pip is configured to find one.
+TORCH := torch==2.13.0
+TOX_ENVS := lint,type,core-py311,core-py312,core-py313,torch,wheels
+# pyenv's shims exist for versions that are not selected and fail when run, so tox is shown the
+# interpreters themselves.
+PYENV_PYTHONS = $(wildcard $(shell pyenv root 2>/dev/null)/versions/3.1[123].*/bin/python)
+DISCOVER = $(if $(PYENV_PYTHONS),--discover $(PYENV_PYTHONS))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint type format clean
+
+help:  ## List the commands
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: $(STAMP)  ## Make the development environment in .venv
+
+$(STAMP): pyproject.toml requirements-dev.txt constraints/dev.txt plugins/backend_torch/pyproject.toml
+	@set -eu; \
+	python=; \
+	for candidate in python3.11 python3.12 python3.13 python3; do \
+	  if $$candidate -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; \
+	  then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then echo "make setup: needs Python 3.11, 3.12 or 3.13 on PATH" >&2; exit 1; fi; \
+	if ! $(BIN)/python -c '' 2>/dev/null; then \
+	  echo "make setup: new environment $(VENV) with $$($$python --version)"; \
+	  $$python -m venv --clear $(VENV); \
+	fi
+	@echo "make setup: installing $(TORCH)"
+	@$(BIN)/python -m pip install --quiet -c constraints/dev.txt '$(TORCH)'
+	@echo "make setup: installing agentjet, its plugins and the development tools"
+	@$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	@touch $@
+	@echo "make setup: ready; try: make demo"
+
+demo: setup  ## Train a tiny model on this machine (options: ARGS="...")
+	$(BIN)/ajet demo $(ARGS)
+
+test: setup  ## Run every check: lint, types, tests on each Python, packages
+	$(BIN)/tox run $(DISCOVER) -e $(TOX_ENVS)
+
+lint: setup  ## Check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: setup  ## Check types
+	$(BIN)/mypy
+
+format: setup  ## Fix style and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## Remove environments, caches and build results
+	rm -rf $(VENV) .tox dist build htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,84 @@
+"""``ajet status``."""
+
+from __future__ import annotations
+
+import time
+
+import click
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ajet_core.cli.output import table_console
+from ajet_core.cli.state import CliState, config_option, pass_state, set_flags
+from ajet_core.client import SwarmClient
+from ajet_core.protocol import ServerStatus
+
+_RETRIES = 1
+
+
+@click.command()
+@click.option("--url", help="The server.  [default: AJET_URL, or http://127.0.0.1:8642]")
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.option("--watch", is_flag=True, help="Keep refreshing until interrupted.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.1), default=2.0, help="Seconds between refreshes."
+)
+@config_option
+@pass_state
+def status(state: CliState, url: str | None, as_json: bool, watch: bool, interval: float) -> None:
+    """Show what a swarm server is doing."""
+    if as_json and watch:
+        raise click.UsageError("--json and --watch cannot be combined")
+    settings = state.settings(set_flags("client", url=url)).client
+    token = settings.token.get_secret_value() if settings.token else None
+    # Who looks at a status wants to hear at once that the server is away.
+    with SwarmClient(settings.url, token, retries=_RETRIES) as client:
+        if as_json:
+            click.echo(client.status().model_dump_json())
+        elif not watch:
+            table_console().print(render(client.status(), client.url))
+        else:
+            with Live(render(client.status(), client.url), auto_refresh=False) as live:
+                while True:
+                    time.sleep(interval)
+                    live.update(render(client.status(), client.url), refresh=True)
+
+
+def render(status: ServerStatus, url: str) -> Table:
+    """A compact table of one status."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+
+    def row(name: str, value: str, style: str = "") -> None:
+        table.add_row(name, Text(value, style=style))
+
+    row("server", url)
+    row("state", status.state.value, "green" if status.state.value == "ROLLING" else "yellow")
+    if status.error is not None:
+        row("error", f"{status.error.type}: {status.error.message}", "red")
+    row("run", status.run_id or "none")
+    row("model", status.model or "none")
+    row("step", f"{status.step} (policy version {status.policy_version})")
+    if status.batch is not None:
+        batch = status.batch
+        text = f"{batch.ready} of {batch.needed} {batch.full_by.replace('_', ' ')}"
+        text += f", {batch.open_episodes} episodes open"
+        row("batch", text + (f", {batch.set_aside} tasks set aside" if batch.set_aside else ""))
+    if status.last_step is not None:
+        metrics = status.last_step.metrics
+        row("last step", ", ".join(f"{key} {value:.4g}" for key, value in sorted(metrics.items())))
+    if status.counters:
+        row(
+            "totals",
+            ", ".join(f"{key} {value:.6g}" for key, value in sorted(status.counters.items())),
+        )
+    row("up", _duration(status.uptime_seconds))
+    return table
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -1,0 +1,163 @@
+"""What a caller holds of an episode, and what it says about how the episode ended."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from ajet_core.protocol import EpisodeGrant
+
+MAX_REASON = 4096
+
+
+@dataclass(kw_only=True)
+class Episode:
+    """An episode that was claimed: where its model calls go.
+
+    Give `base_url`, `api_key` and `model` to any OpenAI-compatible client.
+
+    :param api_key: opens this episode alone and dies with it.
+    :param policy_version: version of the weights at the time of the claim.
+    """
+
+    episode_id: str
+    task_id: str
+    group: str
+    kind: Literal["train", "eval"]
+    base_url: str
+    api_key: str = field(repr=False)
+    model: str
+    policy_version: int
+    lease_seconds: float
+
+    @classmethod
+    def from_grant(cls, grant: EpisodeGrant) -> Self:
+        """The handle of a grant."""
+        return cls(**grant.model_dump())
+
+    def redact(self, text: str) -> str:
+        """`text` without this episode's key, which clients like to quote in their errors."""
+        return text.replace(self.api_key, "***") if self.api_key else text
+
+
+@dataclass(kw_only=True)
+class PendingEpisode(Episode):
+    """An episode inside a ``with`` block, with the outcome to report when the block ends.
+
+    :ivar reward: set it, or call ``end``; an episode without a reward is aborted.
+    :ivar closed: whether it was ended or aborted through this object.
+    """
+
+    reward: float | None = None
+    components: dict[str, float] = field(default_factory=dict)
+    call_rewards: dict[str, float] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    closed: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something to roll out.
+
+    :param id: episodes of one id share a baseline, unless `group` says otherwise.
+    :param payload: whatever the agent needs; it stays in this process.
+    :param tag: which part of a mixture it belongs to.
+    """
+
+    id: str
+    payload: Any = None
+    group: str | None = None
+    tag: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeOutcome:
+    """What an agent may return instead of a bare reward.
+
+    :param components: named parts of the reward, for the logs.
+    :param call_rewards: reward per call, by the id of its chat completion.
+    """
+
+    reward: float
+    components: Mapping[str, float] = field(default_factory=dict)
+    call_rewards: Mapping[str, float] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: object) -> EpisodeOutcome:
+        """The outcome that an agent's return value means.
+
+        :raises TypeError: it is neither a number nor an outcome.
+        """
+        if isinstance(value, EpisodeOutcome):
+            return value
+        if hasattr(value, "__float__") and not isinstance(value, str):
+            # bool, int, float, and the scalars of numpy and torch
+            return cls(reward=float(value))
+        hint = " (async agents need AsyncSwarmClient)" if hasattr(value, "__await__") else ""
+        raise TypeError(
+            f"the agent returned {type(value).__name__}; return the reward as a number, "
+            f"or an EpisodeOutcome{hint}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeResult:
+    """An episode that ended with a reward."""
+
+    task: Task
+    episode: Episode
+    outcome: EpisodeOutcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeFailure:
+    """An episode that was given up after all its retries.
+
+    :param attempts: episodes that were tried.
+    :param error: the last exception.
+    :param traceback: its traceback as text, without the episode's key.
+    """
+
+    task: Task
+    attempts: int
+    error: BaseException
+    traceback: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerReport:
+    """What became of all episodes of a runner.
+
+    :param outcomes: in the order in which they ended.
+    :param elapsed: seconds.
+    """
+
+    outcomes: Sequence[EpisodeResult]
+    failures: Sequence[EpisodeFailure]
+    elapsed: float
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Mean reward of the episodes that ended; None if there is none."""
+        if not self.outcomes:
+            return None
+        return sum(result.outcome.reward for result in self.outcomes) / len(self.outcomes)
+
+
+def abort_reason(error: BaseException, episode: Episode) -> str:
+    """``ValueError: ...``, fit for the server."""
+    text = str(error)
+    name = type(error).__name__
+    return episode.redact(f"{name}: {text}" if text else name)[:MAX_REASON]
+
+
+def traceback_text(error: BaseException, episode: Episode | None) -> str:
+    """A traceback as Python prints it."""
+    text = "".join(traceback.format_exception(error))
+    return text if episode is None else episode.redact(text)
+
+
+NO_REWARD = "the client left the episode without a reward"

@@ -1,0 +1,335 @@
+"""What a client does, written once for the sync and the async one.
+
+A flow is a generator: it yields what shall happen (`Send` a request, `Pause` a while) and is sent
+what came of it. `SwarmClient` and `AsyncSwarmClient` only differ in how they make it happen.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Generator, Mapping
+from typing import Literal, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel
+
+from ajet_core.client._wire import (
+    DEFAULT_RETRIES,
+    READ_TIMEOUT,
+    Answer,
+    Backoff,
+    Call,
+    Endpoint,
+    Pause,
+    Send,
+    TransportFailure,
+    build,
+    may_repeat,
+    read_answer,
+    read_error,
+    resolve_endpoint,
+)
+from ajet_core.errors import (
+    AjetError,
+    DeadlineError,
+    EpisodeClosedError,
+    EpisodeNotFoundError,
+    ServerUnreachableError,
+    StateError,
+    VersionError,
+    error_from_payload,
+)
+from ajet_core.protocol import (
+    PROTOCOL_HEADER,
+    SUPPORTED_VERSIONS,
+    AbortRequest,
+    ClaimRequest,
+    EndRequest,
+    EpisodeGrant,
+    EpisodeStatus,
+    ProtocolInfo,
+    RunConfig,
+    RunStatus,
+    ServerState,
+    ServerStatus,
+    StartRequest,
+    negotiate,
+)
+
+A = TypeVar("A", bound=BaseModel)
+R = TypeVar("R")
+
+Flow = Generator[Send | Pause, Answer | None, R]
+Kind = Literal["train", "eval"]
+
+LONG_POLL = 30.0
+MAX_START_WAIT = 600.0
+BOOT_POLL = 0.5
+# Before the server answered once, a wrong URL is likelier than a restart: say so within a second or two.
+FIRST_CONTACT_RETRIES = 2
+
+
+class Flows:
+    """The flows of one client.
+
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        retries: int = DEFAULT_RETRIES,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.endpoint: Endpoint = resolve_endpoint(url, token)
+        self.retries = retries
+        self.backoff = Backoff(rng=rng or random.Random())  # noqa: S311 - jitter, not a secret
+        self.clock = clock
+        self.version: str | None = None
+
+    def headers(self, *, accept: str = "application/json") -> dict[str, str]:
+        """Headers of a request, with the token."""
+        headers = {"accept": accept}
+        if self.version is not None:
+            headers[PROTOCOL_HEADER] = self.version
+        if self.endpoint.token is not None:
+            headers["authorization"] = f"Bearer {self.endpoint.token}"
+        return headers
+
+    # --- One call, with retries -------------------------------------------------------------------
+
+    def perform(self, call: Call[A], *, retries: int | None = None) -> Flow[A]:
+        """Send `call`, again where that is safe, and read the answer.
+
+        :raises ServerUnreachableError: no answer after all retries.
+        :raises AjetError: the server's error, as the class it was there.
+        """
+        limit = self.retries if retries is None else retries
+        failures = 0
+        while True:
+            try:
+                answer = yield self._send(call)
+            except TransportFailure as failure:
+                if failures >= limit or (failure.sent and not call.repeatable):
+                    raise self._unreachable(call, failure, failures + 1) from failure
+                delay = self.backoff.delay(failures)
+            else:
+                assert answer is not None, "a driver answers each Send or throws"
+                if 200 <= answer.status < 300:
+                    return read_answer(call, answer)
+                error = read_error(f"{call.method} {self.endpoint.url}{call.path}", answer)
+                if not call.repeatable or failures >= limit or not may_repeat(error, answer.status):
+                    raise error
+                delay = (
+                    self.backoff.delay(failures)
+                    if error.retry_after is None
+                    else self.backoff.honour(error.retry_after, failures)
+                )
+            failures += 1
+            yield Pause(delay)
+
+    def _send(self, call: Call[A]) -> Send:
+        headers = self.headers()
+        if call.answer is ProtocolInfo:
+            # Whoever it is that listens there, it does not get the token before it said what it is.
+            headers.pop("authorization", None)
+        content = None
+        if call.body is not None:
+            content = call.body.model_dump_json().encode()
+            headers["content-type"] = "application/json"
+        return Send(call.method, self.endpoint.url + call.path, headers, content, call.read_timeout)
+
+    def _unreachable(
+        self, call: Call[A], failure: TransportFailure, attempts: int
+    ) -> ServerUnreachableError:
+        tried = "once" if attempts == 1 else f"{attempts} times"
+        advice = (
+            "the request may have arrived, and repeating it is not safe"
+            if failure.sent and not call.repeatable
+            else "is the server running, and is the URL right (argument url=, or AJET_URL)?"
+        )
+        return ServerUnreachableError(
+            f"no answer from {self.endpoint.url} to {call.method} {call.path} (tried {tried}): "
+            f"{failure}; {advice}"
+        )
+
+    # --- Protocol ---------------------------------------------------------------------------------
+
+    def connect(self) -> Flow[None]:
+        """Agree on a protocol version; nothing if that was done.
+
+        :raises VersionError: client and server have no major version in common.
+        """
+        call = Call("GET", "/v1/protocol", ProtocolInfo)
+        info = yield from self.perform(call, retries=min(self.retries, FIRST_CONTACT_RETRIES))
+        try:
+            version = negotiate(info.versions)
+        except ValueError as error:
+            raise VersionError(f"{self.endpoint.url}: {error}") from None
+        if version is None:
+            raise VersionError(
+                f"{self.endpoint.url} (agentjet {info.server_version}) speaks protocol "
+                f"{', '.join(info.versions)}, this client {', '.join(SUPPORTED_VERSIONS)}: "
+                "upgrade the older of the two"
+            )
+        self.version = version
+
+    # --- Episodes ---------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        task_id: str,
+        *,
+        group: str | None,
+        kind: Kind,
+        tag: str,
+        lease_seconds: float,
+        timeout: float | None,
+    ) -> Flow[EpisodeGrant]:
+        """Claim an episode, asking again for as long as the server says that it may help.
+
+        An answer that was lost is not asked for again: it may have been a grant, whose episode the
+        server takes back when its lease ends.
+        """
+        deadline = None if timeout is None else self.clock() + timeout
+        what = f"begin_episode({task_id!r})"
+        while True:
+            left = LONG_POLL if deadline is None else max(0.0, deadline - self.clock())
+            wait = min(LONG_POLL, left)
+            body = build(
+                ClaimRequest,
+                what,
+                task_id=task_id,
+                group=group,
+                kind=kind,
+                tag=tag,
+                lease_seconds=lease_seconds,
+                wait_seconds=wait,
+            )
+            call = Call(
+                "POST", "/v1/episodes", EpisodeGrant, body, False, read_timeout=wait + READ_TIMEOUT
+            )
+            try:
+                return (yield from self.perform(call))
+            except AjetError as error:
+                if error.retry_after is None or error.status not in {429, 503}:
+                    raise
+                pause = self.backoff.honour(error.retry_after, failures=1)
+                if deadline is not None and self.clock() + pause >= deadline:
+                    raise DeadlineError(
+                        f"{what}: no episode within {timeout:g} s: {error.message}"
+                    ) from error
+                yield Pause(pause)
+
+    def end(
+        self,
+        episode_id: str,
+        reward: float,
+        *,
+        components: Mapping[str, float] | None,
+        call_rewards: Mapping[str, float] | None,
+        metadata: Mapping[str, str] | None,
+    ) -> Flow[EpisodeStatus]:
+        """Report an episode's reward."""
+        body = build(
+            EndRequest,
+            f"end_episode({episode_id!r})",
+            reward=reward,
+            components=dict(components or {}),
+            call_rewards=dict(call_rewards or {}),
+            metadata=dict(metadata or {}),
+        )
+        return self.perform(
+            Call("POST", f"/v1/episodes/{_id(episode_id)}/end", EpisodeStatus, body)
+        )
+
+    def abort(
+        self, episode_id: str, reason: str, *, retries: int | None = None
+    ) -> Flow[EpisodeStatus]:
+        """Give an episode up."""
+        body = build(AbortRequest, f"abort_episode({episode_id!r})", reason=reason[:4096])
+        call = Call("POST", f"/v1/episodes/{_id(episode_id)}/abort", EpisodeStatus, body)
+        return self.perform(call, retries=retries)
+
+    def heartbeat(self, episode_id: str, *, retries: int | None = None) -> Flow[EpisodeStatus]:
+        """Renew an episode's lease."""
+        call = Call("POST", f"/v1/episodes/{_id(episode_id)}/heartbeat", EpisodeStatus)
+        return self.perform(call, retries=retries)
+
+    def episode_status(self, episode_id: str) -> Flow[EpisodeStatus]:
+        """An episode's present condition."""
+        return self.perform(Call("GET", f"/v1/episodes/{_id(episode_id)}", EpisodeStatus))
+
+    def can_continue(self, episode_id: str) -> Flow[bool]:
+        """Whether an episode is still open."""
+        try:
+            status = yield from self.episode_status(episode_id)
+        except (EpisodeNotFoundError, EpisodeClosedError):
+            return False
+        return status.state == "open"
+
+    # --- Run and server ---------------------------------------------------------------------------
+
+    def put_run(self, config: RunConfig) -> Flow[RunStatus]:
+        """Set the training configuration."""
+        return self.perform(Call("PUT", "/v1/run", RunStatus, config))
+
+    def run_status(self) -> Flow[RunStatus]:
+        """The configured run."""
+        return self.perform(Call("GET", "/v1/run", RunStatus))
+
+    def start(self, wait_seconds: float) -> Flow[RunStatus]:
+        """Start the run and wait until the server has booted; a run that is active is joined."""
+        deadline = self.clock() + wait_seconds
+        state = yield from self._start_once(wait_seconds)
+        while state is ServerState.BOOTING:
+            if self.clock() >= deadline:
+                raise DeadlineError(
+                    f"the server is still booting after {wait_seconds:g} s; it goes on, and calling "
+                    "start_engine again waits on"
+                )
+            yield Pause(BOOT_POLL)
+            status = yield from self.server_status()
+            state = status.state
+            if state is ServerState.OFFLINE:
+                if status.error is not None:
+                    raise error_from_payload(status.error.model_dump())
+                raise StateError("the server went offline while it was booting; its log says why")
+        return (yield from self.run_status())
+
+    def _start_once(self, wait_seconds: float) -> Flow[ServerState]:
+        wait = min(MAX_START_WAIT, max(0.0, wait_seconds))
+        body = build(StartRequest, "start_engine", wait_seconds=wait)
+        call = Call("POST", "/v1/run/start", RunStatus, body, read_timeout=wait + READ_TIMEOUT)
+        try:
+            return (yield from self.perform(call)).state
+        except StateError as error:
+            # Already started: by another client, by the server itself after a restart, or by a request
+            # of ours whose answer was lost.
+            status = yield from self.server_status()
+            if error.status != StateError.status or status.state is ServerState.OFFLINE:
+                raise
+            return status.state
+
+    def stop(self, timeout: float) -> Flow[RunStatus]:
+        """Stop the run; once it is stopped a repeat gives the same answer."""
+        call = Call("POST", "/v1/run/stop", RunStatus, read_timeout=timeout)
+        try:
+            return (yield from self.perform(call))
+        except StateError as error:
+            status = yield from self.run_status()
+            if status.state is not ServerState.OFFLINE or status.export_dir is None:
+                raise error from None
+            return status
+
+    def server_status(self) -> Flow[ServerStatus]:
+        """What the server is doing."""
+        return self.perform(Call("GET", "/v1/status", ServerStatus))
+
+
+def _id(episode_id: str) -> str:
+    return quote(episode_id, safe="")

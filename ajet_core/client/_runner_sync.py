@@ -1,0 +1,234 @@
+"""Many episodes at a time, agents in threads."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ajet_core.client._episode import (
+    Episode,
+    EpisodeOutcome,
+    EpisodeResult,
+    RunnerReport,
+    Task,
+    abort_reason,
+)
+from ajet_core.client._flows import Kind
+from ajet_core.client._runner import (
+    Job,
+    LeaseBook,
+    Ledger,
+    OnResult,
+    check_concurrency,
+    concerns_one_episode,
+    make_jobs,
+)
+from ajet_core.errors import AjetError, EpisodeError
+
+if TYPE_CHECKING:
+    from ajet_core.client._sync import SwarmClient
+
+SyncAgent = Callable[[Task, Episode], float | EpisodeOutcome]
+
+_ABORT_THREADS = 16
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What a thread made of a job. `fatal`: the error concerns all jobs."""
+
+    job: Job
+    episode: Episode | None = None
+    outcome: EpisodeOutcome | None = None
+    error: BaseException | None = None
+    fatal: bool = False
+
+
+def run_episodes(
+    client: SwarmClient,
+    tasks: Sequence[str | Task],
+    agent: SyncAgent,
+    *,
+    episodes_per_task: int,
+    concurrency: int,
+    kind: Kind,
+    retries: int,
+    lease_seconds: float,
+    on_result: OnResult | None,
+    clock: Callable[[], float],
+) -> RunnerReport:
+    """As `SwarmClient.run_episodes_until_all_complete`."""
+    check_concurrency(concurrency)
+    jobs = make_jobs(tasks, episodes_per_task)
+    began = clock()
+    ledger = Ledger(retries, on_result)
+    runner = _Runner(client, agent, kind=kind, lease_seconds=lease_seconds, clock=clock)
+    try:
+        runner.start(min(concurrency, len(jobs)), jobs)
+        pending = len(jobs)
+        while pending:
+            attempt = runner.results.get()
+            if attempt.fatal and attempt.error is not None:
+                raise attempt.error
+            if attempt.episode is not None and attempt.outcome is not None:
+                ledger.ended(
+                    EpisodeResult(
+                        task=attempt.job.task, episode=attempt.episode, outcome=attempt.outcome
+                    )
+                )
+            elif attempt.error is not None and ledger.failed(
+                attempt.job, attempt.error, attempt.episode
+            ):
+                runner.jobs.put(attempt.job)
+                continue
+            pending -= 1
+    finally:
+        # After an exception, KeyboardInterrupt included, episodes are open: their places must not
+        # stay taken until their leases end.
+        runner.stop()
+    return ledger.report(clock() - began)
+
+
+class _Runner:
+    """The threads of one call of `run_episodes`.
+
+    They are daemons: an agent that hangs must not keep the interpreter from ending.
+    """
+
+    def __init__(
+        self,
+        client: SwarmClient,
+        agent: SyncAgent,
+        *,
+        kind: Kind,
+        lease_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[_Attempt] = queue.SimpleQueue()
+        self._client = client
+        self._agent = agent
+        self._kind: Kind = kind
+        self._lease_seconds = lease_seconds
+        self._clock = clock
+        self._leases = LeaseBook()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._workers = 0
+
+    def start(self, threads: int, jobs: Sequence[Job]) -> None:
+        """Begin with all jobs."""
+        for job in jobs:
+            self.jobs.put(job)
+        self._workers = threads
+        for number in range(threads):
+            threading.Thread(target=self._work, name=f"ajet-agent-{number}", daemon=True).start()
+        threading.Thread(target=self._keep_leases, name="ajet-heartbeat", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the threads that are idle, and abort the episodes that are still open."""
+        with self._changed:
+            self._stopping = True
+            still_open = list(self._leases)
+            self._leases.remove(still_open)
+            self._changed.notify_all()
+        for _ in range(self._workers):
+            self.jobs.put(None)
+        if still_open:
+            stopped = RuntimeError("the runner was stopped")
+            with ThreadPoolExecutor(_ABORT_THREADS) as pool:
+                list(pool.map(lambda episode: self._abort(episode, stopped), still_open))
+
+    def _work(self) -> None:
+        while (job := self.jobs.get()) is not None and not self._stopping:
+            self.results.put(self._attempt(job))
+
+    def _attempt(self, job: Job) -> _Attempt:
+        task = job.task
+        try:
+            episode = self._client.begin_episode(
+                task.id,
+                group=task.group,
+                kind=self._kind,
+                tag=task.tag,
+                lease_seconds=self._lease_seconds,
+            )
+        except Exception as error:  # noqa: BLE001 - it is raised again in the calling thread
+            return _Attempt(job, error=error, fatal=not concerns_one_episode(error))
+        if not self._opened(episode):
+            stopped = RuntimeError("the runner was stopped")
+            self._abort(episode, stopped)
+            return _Attempt(job, episode, error=stopped)
+        try:
+            return self._roll_out(job, episode)
+        finally:
+            with self._changed:
+                self._leases.remove([episode])
+
+    def _roll_out(self, job: Job, episode: Episode) -> _Attempt:
+        try:
+            outcome = EpisodeOutcome.of(self._agent(job.task, episode))
+        except BaseException as error:  # noqa: BLE001 - an agent may raise anything; it is reported
+            self._abort(episode, error)
+            # An agent that asks the program to end (SystemExit) is not tried again.
+            return _Attempt(job, episode, error=error, fatal=not isinstance(error, Exception))
+        try:
+            self._client.end_episode(
+                episode,
+                outcome.reward,
+                components=outcome.components,
+                call_rewards=outcome.call_rewards,
+                metadata=outcome.metadata,
+            )
+        except Exception as error:  # noqa: BLE001 - it is raised again in the calling thread
+            if not isinstance(error, EpisodeError):
+                self._abort(episode, error)
+            return _Attempt(job, episode, error=error, fatal=not concerns_one_episode(error))
+        return _Attempt(job, episode, outcome)
+
+    def _opened(self, episode: Episode) -> bool:
+        """Keep the lease of an episode from now on; False if the runner has stopped meanwhile."""
+        with self._changed:
+            if self._stopping:
+                return False
+            self._leases.add(episode, self._clock())
+            self._changed.notify_all()
+            return True
+
+    def _abort(self, episode: Episode, error: BaseException) -> None:
+        try:
+            self._client.abort_episode(episode, abort_reason(error, episode), retries=0)
+        except AjetError as second:
+            # The lease ends it, if this did not.
+            error.add_note(f"(aborting episode {episode.episode_id} failed too: {second.message})")
+
+    def _keep_leases(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._due, timeout=None)
+                if self._stopping:
+                    return
+                wait = self._leases.wait(self._clock())
+                if wait:
+                    self._changed.wait(wait)
+                due = self._leases.take_due(self._clock())
+            for episode in due:
+                self._beat(episode)
+
+    def _due(self) -> bool:
+        return self._stopping or self._leases.wait(self._clock()) is not None
+
+    def _beat(self, episode: Episode) -> None:
+        try:
+            self._client.heartbeat(episode, retries=0)
+        except EpisodeError:
+            # It is over: its agent hears so at its next model call.
+            with self._changed:
+                self._leases.remove([episode])
+        except AjetError:
+            # The next one may get through, long before the lease ends.
+            return

@@ -1,0 +1,327 @@
+"""The synchronous client."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from ajet_core.client._episode import (
+    NO_REWARD,
+    Episode,
+    EpisodeFailure,
+    EpisodeResult,
+    PendingEpisode,
+    RunnerReport,
+    Task,
+    abort_reason,
+)
+from ajet_core.client._flows import Flow, Flows, Kind
+from ajet_core.client._runner_sync import SyncAgent, run_episodes
+from ajet_core.client._sse import EventFeed
+from ajet_core.client._transport import SyncDriver
+from ajet_core.client._wire import DEFAULT_RETRIES
+from ajet_core.errors import AjetError
+from ajet_core.protocol import EpisodeStatus, Event, RunConfig, RunStatus, ServerStatus
+
+if TYPE_CHECKING:
+    import httpx
+
+R = TypeVar("R")
+
+
+@dataclass(kw_only=True)
+class ScopedEpisode(PendingEpisode):
+    """The episode of a ``with client.episode(...)`` block."""
+
+    client: SwarmClient = field(repr=False)
+
+    def end(
+        self,
+        reward: float,
+        *,
+        components: Mapping[str, float] | None = None,
+        call_rewards: Mapping[str, float] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> EpisodeStatus:
+        """Report the outcome now; see `SwarmClient.end_episode`."""
+        self.closed = True
+        return self.client.end_episode(
+            self, reward, components=components, call_rewards=call_rewards, metadata=metadata
+        )
+
+
+class SwarmClient:
+    """A client of one swarm server. Safe to share between threads, and usable after a fork.
+
+    Requests are repeated, with growing pauses, where that is safe; ``retry_after`` of the server is
+    honoured. Errors are those of `ajet_core.errors`, of the class they had on the server.
+
+    :param url: default ``AJET_URL``, else ``http://127.0.0.1:8642``.
+    :param token: default ``AJET_TOKEN``, else the token that a server of this user on this machine left.
+    :param retries: how often a request is repeated before `ServerUnreachableError`.
+    :param transport: an `httpx.BaseTransport` to use instead of the network.
+    :param rng: source of the jitter.
+    :param sleep: waits some seconds.
+    :param clock: monotonic seconds.
+    :raises ConfigError: `url` is none.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        retries: int = DEFAULT_RETRIES,
+        transport: httpx.BaseTransport | None = None,
+        rng: random.Random | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._flows = Flows(url, token, retries=retries, rng=rng, clock=clock)
+        self._driver = SyncDriver(self._flows, transport, sleep)
+
+    @property
+    def url(self) -> str:
+        """The server's URL."""
+        return self._flows.endpoint.url
+
+    def __repr__(self) -> str:
+        return f"SwarmClient(url={self.url!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections; the client cannot be used afterwards."""
+        self._driver.close()
+
+    # --- Episodes ---------------------------------------------------------------------------------
+
+    def begin_episode(
+        self,
+        task_id: str,
+        *,
+        group: str | None = None,
+        kind: Kind = "train",
+        tag: str = "",
+        lease_seconds: float = 600.0,
+        timeout: float | None = None,
+    ) -> Episode:
+        """Claim an episode; waits until the server has a place for it.
+
+        :param group: episodes of one group share a baseline; by default those of one task.
+        :param kind: ``eval`` episodes are never trained on.
+        :param tag: which part of a mixture the task belongs to.
+        :param lease_seconds: without a model call or heartbeat for so long the server aborts it.
+        :param timeout: seconds to wait for a place; None waits as long as the server says it may help.
+        :raises DeadlineError: no place within `timeout`.
+        :raises NotRollingError: no run is active.
+        :raises EpisodeError: the task is set aside for this batch.
+        """
+        grant = self._run(
+            self._flows.claim(
+                task_id,
+                group=group,
+                kind=kind,
+                tag=tag,
+                lease_seconds=lease_seconds,
+                timeout=timeout,
+            )
+        )
+        return Episode.from_grant(grant)
+
+    def end_episode(
+        self,
+        episode: Episode,
+        reward: float,
+        *,
+        components: Mapping[str, float] | None = None,
+        call_rewards: Mapping[str, float] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> EpisodeStatus:
+        """Report the outcome of an episode. Once this returns it survives a crash of the server.
+
+        A repeat changes nothing: the first outcome stands and is what the answer shows.
+
+        :param components: named parts of the reward, for the logs.
+        :param call_rewards: reward per call, by the id of its chat completion.
+        :raises EpisodeClosedError: it was aborted before, or its lease ran out.
+        """
+        return self._run(
+            self._flows.end(
+                episode.episode_id,
+                reward,
+                components=components,
+                call_rewards=call_rewards,
+                metadata=metadata,
+            )
+        )
+
+    def abort_episode(
+        self, episode: Episode, reason: str, *, retries: int | None = None
+    ) -> EpisodeStatus:
+        """Give an episode up; its place in the batch becomes free.
+
+        :param retries: overrides the client's.
+        """
+        return self._run(self._flows.abort(episode.episode_id, reason, retries=retries))
+
+    def heartbeat(self, episode: Episode, *, retries: int | None = None) -> EpisodeStatus:
+        """Renew the lease of an episode that makes no model calls for long.
+
+        :param retries: overrides the client's.
+        :raises EpisodeClosedError: it is over.
+        """
+        return self._run(self._flows.heartbeat(episode.episode_id, retries=retries))
+
+    def episode_status(self, episode: Episode) -> EpisodeStatus:
+        """How an episode stands."""
+        return self._run(self._flows.episode_status(episode.episode_id))
+
+    def can_continue_episode(self, episode: Episode) -> bool:
+        """Whether an episode is still open, so that going on with it makes sense."""
+        return self._run(self._flows.can_continue(episode.episode_id))
+
+    @contextlib.contextmanager
+    def episode(
+        self,
+        task_id: str,
+        *,
+        group: str | None = None,
+        kind: Kind = "train",
+        tag: str = "",
+        lease_seconds: float = 600.0,
+        timeout: float | None = None,
+    ) -> Iterator[ScopedEpisode]:
+        """An episode for the length of a ``with`` block; parameters as `begin_episode`.
+
+        Set ``ep.reward`` or call ``ep.end(reward)`` inside. Leaving by an exception aborts the episode
+        with that reason, leaving without a reward aborts it too.
+        """
+        claimed = self.begin_episode(
+            task_id,
+            group=group,
+            kind=kind,
+            tag=tag,
+            lease_seconds=lease_seconds,
+            timeout=timeout,
+        )
+        scoped = ScopedEpisode(**vars(claimed), client=self)
+        try:
+            yield scoped
+        except BaseException as error:
+            if not scoped.closed:
+                scoped.closed = True
+                self._abort_after(scoped, error)
+            raise
+        if scoped.closed:
+            return
+        if scoped.reward is None:
+            self.abort_episode(scoped, NO_REWARD)
+        else:
+            scoped.end(
+                scoped.reward,
+                components=scoped.components,
+                call_rewards=scoped.call_rewards,
+                metadata=scoped.metadata,
+            )
+
+    def _abort_after(self, episode: Episode, error: BaseException) -> None:
+        """Abort because of `error`, which matters more than whether that works."""
+        try:
+            self.abort_episode(episode, abort_reason(error, episode), retries=0)
+        except AjetError as second:
+            error.add_note(f"(aborting episode {episode.episode_id} failed too: {second.message})")
+
+    def run_episodes_until_all_complete(
+        self,
+        tasks: Sequence[str | Task],
+        agent: SyncAgent,
+        *,
+        episodes_per_task: int = 1,
+        concurrency: int = 64,
+        kind: Kind = "train",
+        retries: int = 1,
+        lease_seconds: float = 600.0,
+        on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
+    ) -> RunnerReport:
+        """Roll out many episodes, `concurrency` at a time, each agent in a thread of its own.
+
+        An exception in an agent aborts its episode, and the task is tried again with a new one, up to
+        `retries` times. Leases are renewed meanwhile. What concerns all episodes (no server, a wrong
+        token, no run) ends the whole and is raised, and so is KeyboardInterrupt: open episodes are
+        aborted first.
+
+        :param tasks: task ids, or `Task` objects where the agent needs more than the id.
+        :param agent: called with the task and its episode; returns the reward or an `EpisodeOutcome`.
+        :param on_result: called in the calling thread after each episode that ended or was given up.
+        """
+        return run_episodes(
+            self,
+            tasks,
+            agent,
+            episodes_per_task=episodes_per_task,
+            concurrency=concurrency,
+            kind=kind,
+            retries=retries,
+            lease_seconds=lease_seconds,
+            on_result=on_result,
+            clock=self._flows.clock,
+        )
+
+    # --- Run and server ---------------------------------------------------------------------------
+
+    def sync_train_config(self, config: RunConfig) -> RunStatus:
+        """Set what the server trains and how; needs a control token.
+
+        :raises StateError: a run is active, or the run directory holds a different one.
+        :raises ConfigError: the server cannot use it; nothing has changed then.
+        """
+        return self._run(self._flows.put_run(config))
+
+    def start_engine(self, wait_seconds: float = 600.0) -> RunStatus:
+        """Start the configured run and wait until the server has booted.
+
+        A run that is active already is joined, not started twice.
+
+        :raises DeadlineError: still booting after `wait_seconds`.
+        :raises AjetError: what made the boot fail, as the class it was on the server.
+        """
+        return self._run(self._flows.start(wait_seconds))
+
+    def stop_engine(self, timeout: float = 600.0) -> RunStatus:
+        """Stop the run after the step in progress; the answer's `export_dir` is the trained model.
+
+        :param timeout: seconds to wait for the answer.
+        :raises StateError: no run is active.
+        """
+        return self._run(self._flows.stop(timeout))
+
+    def run_status(self) -> RunStatus:
+        """The configured run.
+
+        :raises StateError: there is none.
+        """
+        return self._run(self._flows.run_status())
+
+    def status(self) -> ServerStatus:
+        """What the server is doing."""
+        return self._run(self._flows.server_status())
+
+    def events(self, since: int | None = None) -> Iterator[Event]:
+        """What happens on the server, as it happens; connects again by itself.
+
+        :param since: id of the last event already seen; None starts with the next one.
+        :raises ServerUnreachableError: the server is gone.
+        """
+        return self._driver.events(EventFeed(self._flows, since))
+
+    def _run(self, flow: Flow[R]) -> R:
+        return self._driver.run(flow)

@@ -1,0 +1,207 @@
+"""What crosses the wire, without any transport: requests, answers, errors, and when to repeat."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ValidationError
+
+from ajet_core.credentials import find_local
+from ajet_core.errors import AjetError, ConfigError, RequestError, error_from_payload
+from ajet_core.protocol import ErrorBody
+
+DEFAULT_URL = "http://127.0.0.1:8642"
+DEFAULT_RETRIES = 8
+READ_TIMEOUT = 30.0
+CONNECT_TIMEOUT = 10.0
+# Statuses with which proxies say that the server behind them could not be asked.
+PROXY_STATUSES = frozenset({502, 503, 504})
+SHOWN_BODY = 200
+
+A = TypeVar("A", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Which server, and with which token.
+
+    :param url: without ``/v1`` and without a slash at the end.
+    """
+
+    url: str
+    token: str | None = field(repr=False)
+
+
+def resolve_endpoint(url: str | None, token: str | None) -> Endpoint:
+    """Fill in what the caller left out.
+
+    The URL comes from the argument, else ``AJET_URL``, else this machine's default port; the token from
+    the argument, else ``AJET_TOKEN``, else, for a server of this user on this machine, from its file.
+
+    :raises ConfigError: the URL is not an HTTP URL, or holds a user name or password.
+    """
+    chosen = url or os.environ.get("AJET_URL") or DEFAULT_URL
+    try:
+        parts = urlsplit(chosen)
+        valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ConfigError(
+            f"not the URL of a server: {chosen!r} (expected something like {DEFAULT_URL})",
+            param="url",
+        )
+    if parts.username or parts.password:
+        raise ConfigError(
+            "the server's URL holds a user name or password; give the token as token= or in AJET_TOKEN",
+            param="url",
+        )
+    if parts.query or parts.fragment:
+        raise ConfigError("the server's URL has a query or fragment; leave it out", param="url")
+    clean = chosen.rstrip("/").removesuffix("/v1").rstrip("/")
+    token = token or os.environ.get("AJET_TOKEN") or None
+    if token is None:
+        local = find_local(clean)
+        token = local.control if local else None
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise ConfigError("the token holds characters that no token has", param="token")
+    return Endpoint(clean, token)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[A]):
+    """One call of a route.
+
+    :param answer: what the body of the answer is read as.
+    :param repeatable: whether it may be sent again when nobody knows if it arrived.
+    :param read_timeout: seconds to wait for the answer.
+    """
+
+    method: str
+    path: str
+    answer: type[A]
+    body: BaseModel | None = None
+    repeatable: bool = True
+    read_timeout: float = READ_TIMEOUT
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A request for a transport to send."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str] = field(repr=False)
+    content: bytes | None = field(default=None, repr=False)
+    read_timeout: float = READ_TIMEOUT
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Seconds for a transport to wait."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back. `body` is not shown: it may hold an episode's key."""
+
+    status: int
+    headers: Mapping[str, str] = field(repr=False)
+    body: bytes = field(repr=False)
+
+
+class TransportFailure(Exception):  # noqa: N818 - internal, and not an error of the caller's
+    """No answer came.
+
+    :param sent: whether the request may have reached the server.
+    """
+
+    def __init__(self, text: str, *, sent: bool) -> None:
+        super().__init__(text)
+        self.sent = sent
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter")."""
+
+    base: float = 0.25
+    cap: float = 10.0
+    rng: random.Random = field(default_factory=random.Random, repr=False)
+
+    def delay(self, failures: int) -> float:
+        """Seconds to wait after so many failures before (0: none), anything up to the bound."""
+        return self.rng.uniform(0.0, min(self.cap, self.base * 2.0 ** min(failures, 32)))
+
+    def honour(self, retry_after: float, failures: int) -> float:
+        """Seconds to wait when the server named some: never fewer, and not all clients at once."""
+        return max(retry_after, 0.0) + self.rng.uniform(0.0, 0.1 * max(retry_after, 0.5 * failures))
+
+
+def build(model: type[A], what: str, **fields: Any) -> A:
+    """A message of the protocol from a caller's arguments.
+
+    :raises RequestError: a value that the protocol does not allow.
+    """
+    try:
+        return model(**fields)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False)[0]
+        param = ".".join(str(part) for part in found["loc"])
+        raise RequestError(f"{what}: {param}: {found['msg']}", param=param or None) from None
+
+
+def read_answer(call: Call[A], answer: Answer) -> A:
+    """The body of a good answer.
+
+    :raises AjetError: it is not what the route promises.
+    """
+    try:
+        # A later minor version of the protocol may add fields; they are not for us.
+        return call.answer.model_validate_json(answer.body, extra="ignore")
+    except ValidationError as error:
+        # The input stays out of the message: a grant holds a key.
+        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in found["loc"]) or "body"
+        raise AjetError(
+            f"{call.method} {call.path}: the answer is no {call.answer.__name__}: "
+            f"{where}: {found['msg']}; is this an agentjet server?"
+        ) from None
+
+
+def read_error(what: str, answer: Answer) -> AjetError:
+    """The error that a bad answer holds, as the class it was on the server.
+
+    An answer that is not the server's own, such as a proxy's page, becomes a plain `AjetError`.
+    """
+    try:
+        payload = ErrorBody.model_validate_json(answer.body, extra="ignore").error
+        error = error_from_payload(payload.model_dump())
+    except ValidationError:
+        text = answer.body[: 4 * SHOWN_BODY].decode("utf-8", "replace")[:SHOWN_BODY].strip()
+        error = AjetError(f"{what}: HTTP {answer.status}: {text or 'no body'}")
+    if error.retry_after is None:
+        error.retry_after = _retry_after(answer.headers)
+    return error
+
+
+def may_repeat(error: AjetError, status: int) -> bool:
+    """Whether the same request may succeed later, as far as the answer says."""
+    own = type(error) is not AjetError
+    return error.retry_after is not None or (not own and status in PROXY_STATUSES)
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    value = headers.get("retry-after", "")
+    try:
+        seconds = float(value)
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < float("inf") else None

@@ -1,0 +1,164 @@
+"""GridWalk: the task of the demo, small enough to be learnt from nothing on one CPU core.
+
+An agent stands on a 4 x 4 grid and walks to a goal with one tool, ``move(direction)``. Every reply
+says where the goal is from here ("goal is 2 down and 1 left"), so the right move can always be read
+off the last message. That is also what makes it a test of multi-turn training: the reward comes at
+the end, but the moves that earned it are spread over the conversation.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+GRID_SIZE = 4
+MAX_MOVES = 6
+MIN_DISTANCE = 2
+MAX_DISTANCE = 4
+
+GOAL_REWARD = 1.0
+INVALID_REWARD = -0.5
+
+DIRECTIONS: dict[str, tuple[int, int]] = {
+    "up": (-1, 0),
+    "down": (1, 0),
+    "left": (0, -1),
+    "right": (0, 1),
+}
+
+SYSTEM_PROMPT = "Walk to the goal."
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "move",
+            "description": "Move one cell.",
+            "parameters": {
+                "type": "object",
+                "properties": {"direction": {"type": "string", "enum": list(DIRECTIONS)}},
+                "required": ["direction"],
+            },
+        },
+    }
+]
+"""The tool of the task, in the form of the OpenAI chat completions API."""
+
+Cell = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a walk ended.
+
+    :param reward: 1 on the goal, -0.5 after an answer without a usable move, else 0.
+    :param success: whether the goal was reached; unlike the reward it does not tell apart why not.
+    :param moves: moves made.
+    :param invalid: whether the walk ended with an answer that was no usable move.
+    """
+
+    reward: float
+    success: bool
+    moves: int
+    invalid: bool
+
+
+class GridWalk:
+    """One walk. The same task id gives the same start and goal, in any process.
+
+    :ivar done: whether the walk is over: goal reached, moves used up, or an invalid answer.
+    """
+
+    def __init__(self, task_id: str) -> None:
+        # Random hashes a str seed itself (SHA-512), so this does not depend on PYTHONHASHSEED.
+        rng = random.Random(f"gridwalk/{task_id}")  # noqa: S311 - a puzzle, not a secret
+        cells = [(row, column) for row in range(GRID_SIZE) for column in range(GRID_SIZE)]
+        while True:
+            start, goal = rng.sample(cells, 2)
+            if MIN_DISTANCE <= distance(start, goal) <= MAX_DISTANCE:
+                break
+        self.task_id = task_id
+        self.position: Cell = start
+        self.goal: Cell = goal
+        self.moves = 0
+        self.done = False
+        self._invalid = False
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The first messages of the conversation."""
+        return [
+            {"role": "system", "content": SYSTEM_PROMPT},
+            {"role": "user", "content": self.observation()},
+        ]
+
+    def observation(self) -> str:
+        """Where the goal is, seen from the present position."""
+        down = self.goal[0] - self.position[0]
+        right = self.goal[1] - self.position[1]
+        parts = []
+        if down:
+            parts.append(f"{abs(down)} {'down' if down > 0 else 'up'}")
+        if right:
+            parts.append(f"{abs(right)} {'right' if right > 0 else 'left'}")
+        return "goal is " + " and ".join(parts)
+
+    def good_directions(self) -> list[str]:
+        """The directions that lead nearer to the goal."""
+        here = distance(self.position, self.goal)
+        return [d for d in DIRECTIONS if distance(self._after(d), self.goal) < here]
+
+    def call(self, name: str, arguments: str) -> str:
+        """Carry out one tool call as the model wrote it; returns the tool's reply.
+
+        A call of another tool, arguments that are not JSON, or an unknown direction end the walk. Calls
+        after its end, which one answer with several calls may hold, change nothing.
+        """
+        if self.done:
+            return "the walk is over"
+        try:
+            parsed = json.loads(arguments)
+        except ValueError:
+            parsed = None
+        direction = parsed.get("direction") if isinstance(parsed, dict) else None
+        if name != "move" or not isinstance(direction, str) or direction not in DIRECTIONS:
+            self.reject()
+            return "invalid move"
+        return self.move(direction)
+
+    def move(self, direction: str) -> str:
+        """Move one cell, or stay where the grid ends; returns the tool's reply.
+
+        :raises RuntimeError: the walk is over.
+        """
+        if self.done:
+            raise RuntimeError(f"the walk of task {self.task_id!r} is over: no more moves")
+        self.position = self._after(direction)
+        self.moves += 1
+        if self.position == self.goal:
+            self.done = True
+            return "goal reached"
+        self.done = self.moves >= MAX_MOVES
+        return self.observation()
+
+    def reject(self) -> None:
+        """End the walk because the model's answer held no usable move."""
+        self.done = True
+        self._invalid = True
+
+    def outcome(self) -> Outcome:
+        """Reward and success so far."""
+        success = self.position == self.goal
+        reward = INVALID_REWARD if self._invalid else GOAL_REWARD if success else 0.0
+        return Outcome(reward=reward, success=success, moves=self.moves, invalid=self._invalid)
+
+    def _after(self, direction: str) -> Cell:
+        row, column = DIRECTIONS[direction]
+        cell = (self.position[0] + row, self.position[1] + column)
+        return cell if all(0 <= x < GRID_SIZE for x in cell) else self.position
+
+
+def distance(a: Cell, b: Cell) -> int:
+    """Moves between two cells."""
+    return abs(a[0] - b[0]) + abs(a[1] - b[1])

@@ -1,0 +1,92 @@
+'''How to write a plugin.
+
+A plugin is a distribution with a light module of hooks. This one adds an engine called ``echo``:
+
+``pyproject.toml``::
+
+    [project]
+    name = "ajet-echo"
+    version = "1.0.0"
+    dependencies = ["agentjet>=0.1"]
+
+    [project.entry-points.agentjet]
+    echo = "ajet_echo.hooks"
+
+    [project.entry-points."agentjet.hook_api"]
+    "1.0" = "ajet_echo.hooks"
+
+``ajet_echo/hooks.py``::
+
+    from ajet_core.interfaces import EngineCapabilities
+    from ajet_core.plugin import EngineSpec, hookimpl
+
+    @hookimpl
+    def ajet_register_engines():
+        return [
+            EngineSpec(
+                name="echo",
+                target="ajet_echo.engine:EchoEngine",
+                settings="ajet_echo.settings:EchoSettings",
+                summary="answers with the prompt",
+                capabilities=EngineCapabilities(weight_channels=("safetensors_dir",)),
+            )
+        ]
+
+``ajet_echo/settings.py`` (light: the server imports it to check what a run asks for)::
+
+    from ajet_core.interfaces import ComponentSettings
+
+    class EchoSettings(ComponentSettings):
+        """:param repeat: how often the prompt is repeated."""
+
+        repeat: int = 1
+
+``ajet_echo/engine.py`` holds ``class EchoEngine(ajet_core.interfaces.Engine)`` and may import whatever it
+needs: it is imported only where the engine runs. ``ajet plugins`` shows whether the plugin is found and
+what it registers.
+
+Rules:
+
+- The entry point's name is the plugin's name. Another plugin of the same name is a conflict, and so is
+  a component of the same kind and name; only those who use the component notice.
+- The group ``agentjet.hook_api`` says which hook API (major.minor) the module was written for. Another
+  major, or a later minor than `HOOK_API`, is refused before the module is imported.
+- Hooks (`ajet_core.plugin.spec`, ``docs/plugins.md``) are plain functions marked with `hookimpl`.
+  Registering hooks are called once; observers are called in the server's event loop and return quickly.
+- Whatever goes wrong in a plugin is its own: it is reported with distribution and version, and breaks
+  only what needs it. A user can always block it: ``plugins.blocked = ["echo"]`` in ``ajet.toml``.
+'''
+
+from .compat import HOOK_API, negotiate_channel
+from .components import (
+    AgentSpec,
+    CommandSpec,
+    ComponentSpec,
+    EngineSpec,
+    LoggerSpec,
+    MergerSpec,
+    PluginInfo,
+    StoreSpec,
+    TrainerSpec,
+)
+from .kinds import KindName
+from .manager import PluginManager, default_manager
+from .spec import hookimpl
+
+__all__ = [
+    "HOOK_API",
+    "AgentSpec",
+    "CommandSpec",
+    "ComponentSpec",
+    "EngineSpec",
+    "KindName",
+    "LoggerSpec",
+    "MergerSpec",
+    "PluginInfo",
+    "PluginManager",
+    "StoreSpec",
+    "TrainerSpec",
+    "default_manager",
+    "hookimpl",
+    "negotiate_channel",
+]

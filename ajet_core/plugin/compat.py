@@ -1,0 +1,87 @@
+"""The hook API version, and which plugins and weight channels fit together.
+
+Everything here works on declared data: a plugin that does not fit is refused before it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_core.errors import ChannelError
+from ajet_core.plugin.components import EngineSpec, TrainerSpec
+
+HOOK_API: tuple[int, int] = (1, 0)
+"""(major, minor) of the hook specifications in `ajet_core.plugin.spec`.
+
+The minor rises when a hook, a hook argument or a spec field is added; the major when one is changed or
+removed. A plugin therefore runs with its own major and any minor that is not older than its own.
+"""
+
+
+def parse_hook_api(text: str) -> tuple[int, int] | None:
+    """``"1.0"`` as (1, 0); None if it is not two decimal numbers joined by a dot."""
+    major, dot, minor = text.partition(".")
+    if not (dot and text.isascii() and major.isdigit() and minor.isdigit()):
+        return None
+    return int(major), int(minor)
+
+
+def format_hook_api(version: tuple[int, int]) -> str:
+    """(1, 0) as ``"1.0"``."""
+    return f"{version[0]}.{version[1]}"
+
+
+def hook_api_problem(
+    declared: Sequence[str], module: str, offered: tuple[int, int] = HOOK_API
+) -> str:
+    """Why a plugin that declares these hook API versions is refused, and the way out; "" if it fits.
+
+    A plugin may declare several versions; one that fits is enough.
+
+    :param declared: entry-point names of the group ``agentjet.hook_api`` that point to `module`.
+    """
+    ours = format_hook_api(offered)
+    if not declared:
+        return (
+            "it declares no hook API version. Its author must add to pyproject.toml:\n"
+            f'    [project.entry-points."agentjet.hook_api"]\n    "{ours}" = "{module}"'
+        )
+    reasons = []
+    for text in declared:
+        version = parse_hook_api(text)
+        if version is None:
+            reasons.append(
+                f"{text!r} is not a hook API version (expected MAJOR.MINOR, such as {ours})"
+            )
+        elif version[0] > offered[0] or (version[0] == offered[0] and version[1] > offered[1]):
+            reasons.append(
+                f"it needs hook API {text} and this agentjet offers {ours}: upgrade agentjet"
+            )
+        elif version[0] < offered[0]:
+            reasons.append(
+                f"it was made for hook API {text} and this agentjet offers {ours}: upgrade the plugin"
+            )
+        else:
+            return ""
+    return "; ".join(reasons)
+
+
+def negotiate_channel(trainer: TrainerSpec, engine: EngineSpec) -> str:
+    """The weight channel to use: the first that the trainer offers and the engine accepts.
+
+    :raises ChannelError: they have none in common.
+    """
+    offered = trainer.capabilities.weight_channels
+    accepted = engine.capabilities.weight_channels
+    for channel in offered:
+        if channel in accepted:
+            return channel
+    raise ChannelError(
+        f"trainer {trainer.name!r} and engine {engine.name!r} share no weight channel: the trainer offers "
+        f"{_listed(offered)}, the engine accepts {_listed(accepted)}; choose another engine or trainer",
+        param="engine.name",
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if names else "none"

@@ -1,0 +1,69 @@
+"""The kinds of components: which hook registers them, and which interface they implement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ajet_core.interfaces import (
+    AgentAdapter,
+    Engine,
+    Merger,
+    MetricsLogger,
+    SampleStore,
+    Trainer,
+)
+from ajet_core.plugin.components import (
+    AgentSpec,
+    CommandSpec,
+    ComponentSpec,
+    EngineSpec,
+    LoggerSpec,
+    MergerSpec,
+    StoreSpec,
+    TrainerSpec,
+)
+
+KindName = Literal["engine", "trainer", "store", "merger", "agent", "logger", "command"]
+
+RESERVED_COMMANDS = frozenset({"config", "demo", "plugins", "serve", "status", "version"})
+"""Names of the built-in subcommands of ``ajet``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of component.
+
+    :param hook: the hook that registers components of this kind.
+    :param spec: what the hook returns.
+    :param interface: what the target is a subclass of; None for commands, whose target is an object.
+    """
+
+    name: KindName
+    hook: str
+    spec: type[ComponentSpec]
+    interface: type | None
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind("engine", "ajet_register_engines", EngineSpec, Engine),
+    Kind("trainer", "ajet_register_trainers", TrainerSpec, Trainer),
+    Kind("store", "ajet_register_stores", StoreSpec, SampleStore),
+    Kind("merger", "ajet_register_mergers", MergerSpec, Merger),
+    Kind("agent", "ajet_register_agents", AgentSpec, AgentAdapter),
+    Kind("logger", "ajet_register_loggers", LoggerSpec, MetricsLogger),
+    Kind("command", "ajet_register_commands", CommandSpec, None),
+)
+
+BY_NAME: dict[KindName, Kind] = {kind.name: kind for kind in KINDS}
+
+
+def kind_of(spec: ComponentSpec) -> Kind:
+    """The kind a spec belongs to.
+
+    :raises TypeError: it is a bare `ComponentSpec`, which belongs to none.
+    """
+    for kind in KINDS:
+        if isinstance(spec, kind.spec):
+            return kind
+    raise TypeError(f"{type(spec).__name__} is not the spec of any kind of component")

@@ -1,0 +1,152 @@
+"""Imports one plugin and asks it for its components, so that its faults stay its own.
+
+Each plugin has a `pluggy.PluginManager` to itself: a plugin that fails validation leaves nothing behind
+in a manager that others share, and every error is known to be its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pluggy
+
+from ajet_core.errors import PluginLoadError
+from ajet_core.plugin import spec as hook_specs
+from ajet_core.plugin.components import ComponentSpec, PluginInfo
+from ajet_core.plugin.discovery import FoundPlugin, describe, way_out
+from ajet_core.plugin.kinds import KINDS, Kind
+
+_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+HOOK_NAMES: tuple[str, ...] = tuple(name for name in vars(hook_specs) if name.startswith("ajet_"))
+OBSERVERS: tuple[str, ...] = tuple(
+    name for name in HOOK_NAMES if not name.startswith("ajet_register_")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPlugin:
+    """A plugin that was imported and validated.
+
+    :param components: what it registers, by kind.
+    """
+
+    info: PluginInfo
+    hooks: pluggy.PluginManager
+    components: tuple[tuple[Kind, ComponentSpec], ...]
+
+
+def load_plugin(found: FoundPlugin) -> LoadedPlugin:
+    """Import a plugin, validate its hooks and collect its components.
+
+    :raises PluginLoadError: anything went wrong; the message names plugin, distribution, version, the
+        hook where one is to blame, and the way out.
+    """
+    info = found.info
+    try:
+        module = found.entry_point.load()
+    # A plugin's module may raise anything, SystemExit too; whatever it is, it must not stop the others.
+    except (Exception, SystemExit) as error:
+        raise _broken(
+            info, f"its module {info.module} cannot be imported: {_shown(error)}"
+        ) from error
+
+    hooks = pluggy.PluginManager(hook_specs.HOOK_NAMESPACE)
+    hooks.add_hookspecs(hook_specs)
+    try:
+        hooks.register(module, name=info.name)
+        hooks.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise _broken(info, str(error)) from error
+    implemented = tuple(name for name in HOOK_NAMES if _hook(hooks, name).get_hookimpls())
+    _refuse_silent_mistakes(info, module, hooks, implemented)
+
+    components: list[tuple[Kind, ComponentSpec]] = []
+    for kind in KINDS:
+        if kind.hook in implemented:
+            components.extend((kind, spec) for spec in _ask(info, hooks, kind))
+    names = tuple(f"{kind.name}:{spec.name}" for kind, spec in components)
+    return LoadedPlugin(
+        replace(info, hooks=implemented, components=names), hooks, tuple(components)
+    )
+
+
+def _hook(hooks: pluggy.PluginManager, name: str) -> pluggy.HookCaller:
+    caller: pluggy.HookCaller = getattr(hooks.hook, name)
+    return caller
+
+
+def _refuse_silent_mistakes(
+    info: PluginInfo, module: object, hooks: pluggy.PluginManager, implemented: Sequence[str]
+) -> None:
+    for name in HOOK_NAMES:
+        if name not in implemented and inspect.isfunction(getattr(module, name, None)):
+            raise _broken(
+                info, f"hook {name} is not marked with @hookimpl, so it would never be called"
+            )
+    for name in implemented:
+        for implementation in _hook(hooks, name).get_hookimpls():
+            if inspect.iscoroutinefunction(implementation.function):
+                raise _broken(
+                    info, f"hook {name} is a coroutine function; hooks are plain functions"
+                )
+
+
+def _ask(info: PluginInfo, hooks: pluggy.PluginManager, kind: Kind) -> list[ComponentSpec]:
+    try:
+        results = _hook(hooks, kind.hook)()
+    # As above: a hook may raise anything, and only what needs this plugin may suffer.
+    except (Exception, SystemExit) as error:
+        raise _broken(info, f"hook {kind.hook} raised {_shown(error)}") from error
+    # pluggy leaves out the answer None.
+    if not results:
+        raise _wrong(info, kind, "None")
+    specs: list[ComponentSpec] = []
+    for result in results:
+        if not isinstance(result, Sequence) or isinstance(result, str):
+            raise _wrong(info, kind, f"a {type(result).__name__}")
+        for item in result:
+            specs.append(_checked(info, kind, item))
+    seen: set[str] = set()
+    for spec in specs:
+        if spec.name in seen:
+            raise _broken(info, f"hook {kind.hook} names {kind.name} {spec.name!r} twice")
+        seen.add(spec.name)
+    return specs
+
+
+def _checked(info: PluginInfo, kind: Kind, item: Any) -> ComponentSpec:
+    if not isinstance(item, kind.spec):
+        raise _wrong(info, kind, f"a sequence that holds a {type(item).__name__}")
+    if not item.name or not isinstance(item.name, str):
+        raise _broken(info, f"hook {kind.hook} names a {kind.name} {item.name!r}")
+    for field in ("target", "settings"):
+        value = getattr(item, field)
+        if not isinstance(value, str) or not _TARGET.fullmatch(value):
+            raise _broken(
+                info,
+                f"hook {kind.hook} gives {kind.name} {item.name!r} the {field} {value!r}, "
+                'which is not "package.module:Name"',
+            )
+    return item
+
+
+def _wrong(info: PluginInfo, kind: Kind, what: str) -> PluginLoadError:
+    return _broken(
+        info, f"hook {kind.hook} returned {what} instead of a sequence of {kind.spec.__name__}"
+    )
+
+
+def _broken(info: PluginInfo, reason: str) -> PluginLoadError:
+    return PluginLoadError(
+        f"{describe(info)} cannot be used: {reason}\nTo go on, {way_out(info)}.",
+        param="plugins.blocked",
+    )
+
+
+def _shown(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

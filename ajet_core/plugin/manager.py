@@ -1,0 +1,304 @@
+"""The plugin manager: finds components by name and keeps broken plugins apart from the rest."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from typing import Any, TypeVar, overload
+
+import click
+
+from ajet_core import __version__
+from ajet_core.errors import (
+    PluginConflictError,
+    PluginError,
+    PluginLoadError,
+    UnknownComponentError,
+)
+from ajet_core.interfaces import (
+    AgentAdapter,
+    ComponentSettings,
+    Engine,
+    Merger,
+    MetricsLogger,
+    SampleStore,
+    Trainer,
+)
+from ajet_core.plugin import discovery, targets
+from ajet_core.plugin.components import (
+    AgentSpec,
+    CommandSpec,
+    ComponentSpec,
+    EngineSpec,
+    LoggerSpec,
+    MergerSpec,
+    PluginInfo,
+    StoreSpec,
+    TrainerSpec,
+)
+from ajet_core.plugin.kinds import BY_NAME, RESERVED_COMMANDS, KindName, kind_of
+from ajet_core.plugin.loading import OBSERVERS, LoadedPlugin, load_plugin
+
+logger = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=ComponentSpec)
+
+_BUILT_IN = PluginInfo(
+    name="ajet",
+    distribution=targets.CORE_DISTRIBUTION,
+    version=__version__,
+    module="ajet_core.cli",
+    hook_api=None,
+)
+
+
+class PluginManager:
+    """Gives components by kind and name.
+
+    Making one reads metadata only. The first question about components imports the light hooks module
+    of every plugin that fits, each on its own: all of them, because two plugins that claim one name
+    are in conflict whichever is asked first.
+
+    :param blocked: names of plugins that are never imported; ``name@distribution`` picks one of several.
+    :param entry_points: what to look at instead of the installed distributions.
+    """
+
+    def __init__(
+        self, blocked: Iterable[str] = (), entry_points: Iterable[EntryPoint] | None = None
+    ) -> None:
+        points = discovery.installed_entry_points() if entry_points is None else entry_points
+        self._found = discovery.discover(points, blocked)
+        self._lock = threading.RLock()
+        self._is_loaded = False
+        self._loaded: list[LoadedPlugin] = []
+        self._broken: dict[tuple[str, str], PluginError] = {}
+        self._providers: dict[
+            tuple[KindName, str], list[tuple[PluginInfo, ComponentSpec | None]]
+        ] = defaultdict(list)
+
+    def plugins(self, *, load: bool = False) -> list[PluginInfo]:
+        """Every installed plugin, sorted by name, with what keeps it from being used.
+
+        :param load: import them, to know their hooks and components and whether they work at all.
+        """
+        if load:
+            self._load()
+        loaded = {(p.info.name, p.info.distribution): p.info for p in self._loaded}
+        infos = []
+        for plugin in self._found:
+            key = (plugin.info.name, plugin.info.distribution)
+            info = loaded.get(key, plugin.info)
+            if key in self._broken:
+                info = replace(info, problem=self._broken[key].message)
+            elif conflicts := self._conflicts_of(info):
+                info = replace(info, problem="\n".join(conflicts))
+            infos.append(info)
+        return infos
+
+    def engine(self, name: str) -> EngineSpec:
+        """The engine registered as `name`; errors as in `component`."""
+        return self._component("engine", name, EngineSpec)
+
+    def trainer(self, name: str) -> TrainerSpec:
+        """The trainer registered as `name`; errors as in `component`."""
+        return self._component("trainer", name, TrainerSpec)
+
+    def store(self, name: str) -> StoreSpec:
+        """The sample store registered as `name`; errors as in `component`."""
+        return self._component("store", name, StoreSpec)
+
+    def merger(self, name: str) -> MergerSpec:
+        """The merger registered as `name`; errors as in `component`."""
+        return self._component("merger", name, MergerSpec)
+
+    def agent(self, name: str) -> AgentSpec:
+        """The agent adapter registered as `name`; errors as in `component`."""
+        return self._component("agent", name, AgentSpec)
+
+    def logger(self, name: str) -> LoggerSpec:
+        """The metrics logger registered as `name`; errors as in `component`."""
+        return self._component("logger", name, LoggerSpec)
+
+    def command(self, name: str) -> CommandSpec:
+        """The subcommand registered as `name`; errors as in `component`."""
+        return self._component("command", name, CommandSpec)
+
+    def component(self, kind: KindName, name: str) -> ComponentSpec:
+        """The component of `kind` registered as `name`.
+
+        :raises UnknownComponentError: no usable plugin has it; the message lists those that exist, and
+            the plugins that could not be used.
+        :raises PluginConflictError: several plugins claim it.
+        :raises PluginError: the plugin of that very name is broken or refused.
+        """
+        return self._component(kind, name, BY_NAME[kind].spec)
+
+    def names(self, kind: KindName) -> list[str]:
+        """Names of the components of `kind` that can be used, sorted."""
+        self._load()
+        return sorted(
+            name
+            for (its_kind, name), providers in self._providers.items()
+            if its_kind == kind and len(providers) == 1 and providers[0][1] is not None
+        )
+
+    @overload
+    def load_target(self, spec: EngineSpec) -> type[Engine]: ...
+    @overload
+    def load_target(self, spec: TrainerSpec) -> type[Trainer]: ...
+    @overload
+    def load_target(self, spec: StoreSpec) -> type[SampleStore]: ...
+    @overload
+    def load_target(self, spec: MergerSpec) -> type[Merger]: ...
+    @overload
+    def load_target(self, spec: AgentSpec) -> type[AgentAdapter]: ...
+    @overload
+    def load_target(self, spec: LoggerSpec) -> type[MetricsLogger]: ...
+    def load_target(self, spec: ComponentSpec) -> type:
+        """Import a component's class.
+
+        :raises PluginLoadError: it cannot be imported (the message says what to install), or does not
+            implement its kind's interface.
+        """
+        return targets.import_component(spec, *self._owner_and_hint(spec))
+
+    def load_command(self, spec: CommandSpec) -> click.Command:
+        """Import a plugin's subcommand.
+
+        :raises PluginLoadError: it cannot be imported, or is no `click.Command`.
+        """
+        owner, hint = self._owner_and_hint(spec)
+        found = targets.import_target(spec.target, f"command {spec.name!r} of {owner}", hint)
+        if not isinstance(found, click.Command):
+            raise PluginLoadError(
+                f"command {spec.name!r} of {owner}: {spec.target} is not a click.Command"
+            )
+        return found
+
+    def validate_settings(
+        self, spec: ComponentSpec, values: Mapping[str, Any]
+    ) -> ComponentSettings:
+        """Check a component's settings against its settings type.
+
+        :raises ConfigError: as `ajet_core.plugin.targets.check_settings`.
+        """
+        return targets.check_settings(spec, values, *self._owner_and_hint(spec))
+
+    def notify(self, hook_name: str, **kwargs: object) -> None:
+        """Call an observer hook of every plugin that implements it.
+
+        Exceptions are logged with the plugin's name and go no further.
+
+        :raises ValueError: `hook_name` is not an observer hook.
+        """
+        if hook_name not in OBSERVERS:
+            raise ValueError(f"{hook_name!r} is not an observer hook: {', '.join(OBSERVERS)}")
+        self._load()
+        for plugin in self._loaded:
+            try:
+                getattr(plugin.hooks.hook, hook_name)(**kwargs)
+            # The one place where errors are swallowed on purpose: what is observed has already
+            # happened and is durable, so a faulty observer must not stop training or other observers.
+            except Exception:
+                logger.exception(
+                    "%s: its hook %s raised; training goes on",
+                    discovery.describe(plugin.info),
+                    hook_name,
+                )
+
+    def _component(self, kind: KindName, name: str, spec_type: type[S]) -> S:
+        self._load()
+        providers = self._providers.get((kind, name), [])
+        if len(providers) > 1:
+            raise PluginConflictError(
+                _conflict(kind, name, [info for info, _ in providers]), param="plugins.blocked"
+            )
+        if providers and isinstance(providers[0][1], spec_type):
+            return providers[0][1]
+        for plugin in self._found:
+            problem = self._problem(plugin)
+            if plugin.info.name == name and problem is not None:
+                raise type(problem)(
+                    f"{kind} {name!r} cannot be used: {problem.message}", param=problem.param
+                )
+        raise UnknownComponentError(self._unknown(kind, name), param=f"{kind}.name")
+
+    def _unknown(self, kind: KindName, name: str) -> str:
+        known = self.names(kind)
+        lines = [
+            f"no installed plugin provides {kind} {name!r}; known: {', '.join(known) or 'none'}"
+        ]
+        for plugin in self._found:
+            problem = self._problem(plugin)
+            if plugin.info.blocked:
+                lines.append(
+                    f"not looked at: {discovery.describe(plugin.info)}: {plugin.info.problem}"
+                )
+            elif problem is not None:
+                lines.append(f"not usable: {problem.message}")
+        return "\n".join(lines)
+
+    def _problem(self, plugin: discovery.FoundPlugin) -> PluginError | None:
+        key = (plugin.info.name, plugin.info.distribution)
+        return plugin.refusal or self._broken.get(key)
+
+    def _load(self) -> None:
+        with self._lock:
+            if self._is_loaded:
+                return
+            for name in RESERVED_COMMANDS:
+                self._providers["command", name].append((_BUILT_IN, None))
+            for plugin in self._found:
+                if plugin.info.blocked or plugin.refusal is not None:
+                    continue
+                try:
+                    loaded = load_plugin(plugin)
+                except PluginLoadError as error:
+                    logger.debug("%s", error.message)
+                    self._broken[plugin.info.name, plugin.info.distribution] = error
+                    continue
+                self._loaded.append(loaded)
+                for kind, spec in loaded.components:
+                    self._providers[kind.name, spec.name].append((loaded.info, spec))
+            self._is_loaded = True
+
+    def _conflicts_of(self, info: PluginInfo) -> list[str]:
+        conflicts = []
+        for (kind, name), providers in self._providers.items():
+            infos = [provider for provider, _ in providers]
+            if len(infos) > 1 and info in infos:
+                conflicts.append(_conflict(kind, name, infos))
+        return conflicts
+
+    def _owner_and_hint(self, spec: ComponentSpec) -> tuple[str, str]:
+        self._load()
+        for info, provided in self._providers.get((kind_of(spec).name, spec.name), []):
+            if provided == spec:
+                return discovery.describe(info), targets.install_hint(info.distribution)
+        return (
+            "no installed plugin",
+            f"pip install the distribution of {spec.target.partition('.')[0]}",
+        )
+
+
+def _conflict(kind: str, name: str, infos: list[PluginInfo]) -> str:
+    owners = " and ".join(discovery.describe(info) for info in infos)
+    blockable = [info.name for info in infos if info is not _BUILT_IN]
+    choices = " or ".join(f'["{plugin}"]' for plugin in blockable)
+    return (
+        f"{kind} {name!r} is registered by {owners}, so none of them is used: uninstall one, "
+        f"or set plugins.blocked in ajet.toml to {choices}"
+    )
+
+
+@functools.cache
+def default_manager() -> PluginManager:
+    """The process's plugin manager, with the blocklist of its settings; made once."""
+    from ajet_core.settings import Settings
+
+    return PluginManager(blocked=Settings().plugins.blocked)

@@ -1,0 +1,130 @@
+"""From a spec to the real thing: imports component classes and checks their settings."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, requires
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from pydantic import ValidationError
+
+from ajet_core.errors import ConfigError, PluginLoadError
+from ajet_core.interfaces import ComponentSettings
+from ajet_core.plugin.components import ComponentSpec
+from ajet_core.plugin.kinds import kind_of
+
+CORE_DISTRIBUTION = "agentjet"
+
+
+def install_hint(distribution: str) -> str:
+    """The pip command that installs what the components of `distribution` need.
+
+    The extra is looked up in agentjet's own metadata, so that a new one needs no entry here.
+    """
+    if canonicalize_name(distribution) == CORE_DISTRIBUTION:
+        return "pip install 'agentjet[server]'"
+    for extra in _extras_with(distribution):
+        return f"pip install 'agentjet[{extra}]'"
+    return f"pip install --upgrade {distribution}"
+
+
+def _extras_with(distribution: str) -> list[str]:
+    wanted = canonicalize_name(distribution)
+    extras = []
+    try:
+        lines = requires(CORE_DISTRIBUTION) or []
+    except PackageNotFoundError:
+        return []
+    for line in lines:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            continue
+        marker = str(requirement.marker or "")
+        if canonicalize_name(requirement.name) == wanted and "extra ==" in marker:
+            extras.append(marker.rpartition("extra ==")[2].strip().strip("\"'"))
+    # Build tools spell out extras that include others, so a wider one may also name the distribution.
+    return sorted(extras, key=lambda extra: (not wanted.endswith(f"-{extra}"), extra))
+
+
+def import_target(target: str, what: str, hint: str) -> Any:
+    """The object that ``"package.module:Name"`` names.
+
+    :param what: the component, for messages.
+    :param hint: the pip command that would help when a module is missing.
+    :raises PluginLoadError: it cannot be imported.
+    """
+    module_name, _, name = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise PluginLoadError(
+            f"{what} cannot be imported from {target}: {error}; what it needs comes with: {hint}"
+        ) from error
+    # Backends raise anything while they are imported (drivers, binary mismatches).
+    except Exception as error:
+        raise PluginLoadError(
+            f"{what} cannot be imported from {target}: {type(error).__name__}: {error}"
+        ) from error
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        raise PluginLoadError(
+            f"{what} cannot be imported: module {module_name} has no {name}; upgrade its plugin"
+        ) from None
+
+
+def import_component(spec: ComponentSpec, owner: str, hint: str) -> type:
+    """The component's class.
+
+    :param owner: how messages name the plugin.
+    :raises PluginLoadError: it cannot be imported, or is no subclass of the kind's interface.
+    """
+    kind = kind_of(spec)
+    if kind.interface is None:
+        raise TypeError(f"a {kind.name} is an object, not a class")
+    what = f"{kind.name} {spec.name!r} of {owner}"
+    found = import_target(spec.target, what, hint)
+    if not (isinstance(found, type) and issubclass(found, kind.interface)):
+        raise PluginLoadError(
+            f"{what}: {spec.target} is not a subclass of ajet_core.interfaces.{kind.interface.__name__}"
+        )
+    return found
+
+
+def check_settings(
+    spec: ComponentSpec, values: Mapping[str, Any], owner: str, hint: str
+) -> ComponentSettings:
+    """The component's settings, typed.
+
+    :raises ConfigError: a value is wrong or a key unknown; its `param` is the dotted path of the first.
+    :raises PluginLoadError: the settings type cannot be imported.
+    """
+    kind = kind_of(spec).name
+    what = f"{kind} {spec.name!r} of {owner}"
+    settings_type = import_target(spec.settings, f"the settings of {what}", hint)
+    if not (isinstance(settings_type, type) and issubclass(settings_type, ComponentSettings)):
+        raise PluginLoadError(
+            f"the settings of {what}: {spec.settings} is not a subclass of "
+            "ajet_core.interfaces.ComponentSettings"
+        )
+    try:
+        return settings_type.model_validate(dict(values))
+    except ValidationError as error:
+        prefix = f"{kind}.settings"
+        known = ", ".join(settings_type.model_fields) or "none"
+        problems = []
+        paths = []
+        # Inputs stay out of the message: a setting may be a secret.
+        for detail in error.errors(include_input=False, include_url=False):
+            path = ".".join([prefix, *map(str, detail["loc"])])
+            paths.append(path)
+            unknown = detail["type"] == "extra_forbidden"
+            problems.append(f"{path}: {'unknown key' if unknown else detail['msg']}")
+        raise ConfigError(
+            f"settings of {kind} {spec.name!r}: {'; '.join(problems)} (known keys: {known})",
+            param=paths[0],
+        ) from error

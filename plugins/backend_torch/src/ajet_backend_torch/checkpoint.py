@@ -1,0 +1,130 @@
+"""Checkpoints of the trainer: safetensors and JSON, no pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from ajet_backend_torch.directories import whole_directory
+from ajet_backend_torch.optimiser import MasterAdamW
+from ajet_core.errors import TrainerError
+
+FORMAT = 1
+WEIGHTS_FILE = "weights.safetensors"
+OPTIMISER_FILE = "optimiser.safetensors"
+PROGRESS_FILE = "trainer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The trainer's scalars.
+
+    :param steps: steps done, which place the learning rate in its warm-up.
+    :param policy_version: what was published last.
+    :param seed: of shuffling and dropout, which follow from it and `steps` alone: there is no state of
+        a random number generator to keep.
+    """
+
+    steps: int
+    policy_version: int
+    seed: int
+
+
+def save_checkpoint(directory: Path, optimiser: MasterAdamW, progress: Progress) -> None:
+    """Write a checkpoint; `directory` appears whole or not at all."""
+    try:
+        with whole_directory(directory) as aside:
+            save_file(_on_host(optimiser.weight_tensors()), aside / WEIGHTS_FILE)
+            save_file(_on_host(optimiser.state_tensors()), aside / OPTIMISER_FILE)
+            sizes = {name: (aside / name).stat().st_size for name in (WEIGHTS_FILE, OPTIMISER_FILE)}
+            content = {"format": FORMAT, **asdict(progress), "files": sizes}
+            (aside / PROGRESS_FILE).write_text(json.dumps(content, indent=1))
+    except (OSError, SafetensorError) as error:
+        raise TrainerError(f"checkpoint {directory} could not be written: {error}") from error
+
+
+def load_checkpoint(directory: Path, optimiser: MasterAdamW) -> Progress:
+    """Check a checkpoint, then put weights and state into `optimiser`.
+
+    :raises TrainerError: it is incomplete, damaged or of another model; nothing was changed.
+    """
+    content = _read_progress(directory)
+    weights = _read_tensors(directory, WEIGHTS_FILE, content)
+    state = _read_tensors(directory, OPTIMISER_FILE, content)
+    expected = optimiser.weight_tensors()
+    where = directory / WEIGHTS_FILE
+    if weights.keys() != expected.keys():
+        lacking = sorted(expected.keys() - weights.keys())[:3]
+        unknown = sorted(weights.keys() - expected.keys())[:3]
+        raise TrainerError(
+            f"{where} is of another model or LoRA setting: it lacks {lacking}, and has unknown {unknown}"
+        )
+    for name, tensor in expected.items():
+        _check_like(where, name, weights[name], tensor)
+    for place, tensor in state.items():
+        name, _, key = place.rpartition("/")
+        if name not in expected:
+            raise TrainerError(
+                f"{directory / OPTIMISER_FILE} has state of {name!r}, which is not trained"
+            )
+        if key != "step":
+            _check_like(directory / OPTIMISER_FILE, place, tensor, expected[name])
+    try:
+        progress = Progress(
+            steps=int(content["steps"]),  # type: ignore[call-overload]
+            policy_version=int(content["policy_version"]),  # type: ignore[call-overload]
+            seed=int(content["seed"]),  # type: ignore[call-overload]
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise TrainerError(f"{directory / PROGRESS_FILE} lacks or garbles {error}") from error
+    optimiser.restore(weights, state)
+    return progress
+
+
+def _read_progress(directory: Path) -> Mapping[str, object]:
+    path = directory / PROGRESS_FILE
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise TrainerError(
+            f"{directory} is no checkpoint: {PROGRESS_FILE} is not readable ({error})"
+        ) from error
+    except ValueError as error:
+        raise TrainerError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise TrainerError(f"{path} is not a checkpoint of format {FORMAT}")
+    return content
+
+
+def _read_tensors(
+    directory: Path, name: str, content: Mapping[str, object]
+) -> dict[str, torch.Tensor]:
+    path = directory / name
+    sizes = content.get("files")
+    wanted = sizes.get(name) if isinstance(sizes, dict) else None
+    try:
+        size = path.stat().st_size
+        if size != wanted:
+            raise TrainerError(f"{path} is damaged: it has {size} bytes instead of {wanted}")
+        tensors: dict[str, torch.Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise TrainerError(f"{path} is missing or damaged: {error}") from error
+    return tensors
+
+
+def _check_like(where: Path, name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        raise TrainerError(
+            f"{where}: {name} is {tuple(found.shape)} {found.dtype}, but the model that is trained "
+            f"needs {tuple(wanted.shape)} {wanted.dtype}"
+        )
+
+
+def _on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}

@@ -1,0 +1,45 @@
+"""Directories that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_directory(target: Path) -> Iterator[Path]:
+    """A directory to write into, which becomes `target` when the block ends without an error.
+
+    Files are on disk before they appear under `target`; what was there is replaced.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.partial")
+    replaced = target.with_name(f".{target.name}.replaced")
+    if replaced.exists() and not target.exists():
+        # A process died between the two renames below.
+        replaced.rename(target)
+    for leftover in (aside, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+    aside.mkdir()
+    try:
+        yield aside
+        for path in (*sorted(aside.rglob("*")), aside):
+            _sync(path)
+        if target.exists():
+            target.rename(replaced)
+        aside.rename(target)
+        _sync(target.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

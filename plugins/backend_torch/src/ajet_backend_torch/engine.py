@@ -1,0 +1,286 @@
+"""The engine ``torch``: the asyncio side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+import torch
+from torch import nn
+
+from ajet_backend_torch.batcher import Batcher
+from ajet_backend_torch.forward import CachedModel, check_architecture, probe
+from ajet_backend_torch.hooks import MAX_TOP_LOGPROBS, WEIGHT_CHANNELS
+from ajet_backend_torch.loop import DecodeLoop
+from ajet_backend_torch.models import (
+    SHARED_MODEL_KEY,
+    SharedModel,
+    context_limit,
+    load_model,
+    resolve_device,
+    set_threads,
+    vocabulary_size,
+)
+from ajet_backend_torch.requests import ActiveRequest, Outcome, Post
+from ajet_backend_torch.settings import TorchEngineSettings
+from ajet_backend_torch.slots import SlotTable
+from ajet_core.errors import (
+    AjetError,
+    ConfigError,
+    ContextLengthError,
+    EngineError,
+    RequestError,
+    UnsupportedError,
+)
+from ajet_core.interfaces import (
+    ComponentSettings,
+    Engine,
+    EngineInfo,
+    EngineStats,
+    GenerateChunk,
+    GenerateRequest,
+    WeightUpdate,
+    WorkerContext,
+)
+from ajet_core.protocol.run import ModelConfig
+
+
+class TorchEngine(Engine):
+    """Continuous batching over the stock forward pass of a Hugging Face causal LM.
+
+    Weight channels: ``in_process`` serves the very parameters of the trainer in this process, which
+    must not train while requests run, so the engine is paused meanwhile; ``safetensors_dir`` loads a
+    Hugging Face directory.
+    """
+
+    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+        super().__init__(settings, context)
+        if not isinstance(settings, TorchEngineSettings):
+            settings = TorchEngineSettings.model_validate(settings.model_dump())
+        self._options: TorchEngineSettings = settings
+        self._config: ModelConfig | None = None
+        self._model: CachedModel | None = None
+        self._model_is_shared = False
+        self._loop: DecodeLoop | None = None
+        self._batcher: Batcher | None = None
+        self._capacity = 0
+        self._vocab_size = 0
+
+    async def start(self, model: ModelConfig) -> EngineInfo:
+        """Load `model`, or take the trainer's if it is published in `WorkerContext.shared`.
+
+        :raises ModelDirectoryError: the directory is incomplete, or the architecture cannot be served.
+        :raises ConfigError: the settings do not fit the model or the machine.
+        """
+        if self._loop is not None:
+            raise EngineError("the engine 'torch' was started already")
+        module, version = await asyncio.to_thread(self._open, model)
+        self._config = model
+        post = Post(asyncio.get_running_loop())
+        slots = self._options.max_requests
+        self._model = CachedModel(module, slots, self._capacity)
+        self._batcher = Batcher(
+            self._model,
+            SlotTable(slots, self._capacity, self._vocab_size),
+            post,
+            policy_version=version,
+            prefill_token_budget=self._options.prefill_token_budget,
+            seed=self.context.seed,
+        )
+        device = next(module.parameters()).device
+        threads = self._options.threads
+        self._loop = DecodeLoop(self._batcher, post, lambda: set_threads(threads, device))
+        return EngineInfo(max_context=self._capacity, vocab_size=self._vocab_size)
+
+    def _open(self, model: ModelConfig) -> tuple[nn.Module, int]:
+        device = resolve_device(self._options.device)
+        set_threads(self._options.threads, device)
+        shared = self.context.shared.get(SHARED_MODEL_KEY)
+        if isinstance(shared, SharedModel) and shared.path == model.path:
+            module, version = shared.module, shared.policy_version
+            self._model_is_shared = True
+        else:
+            module, version = load_model(model, device), 0
+        limit = context_limit(module, model)
+        self._capacity = min(limit, self._options.kv_tokens or limit)
+        if self._capacity < 2:
+            raise ConfigError("model.max_context must be at least 2", param="model.max_context")
+        self._vocab_size = vocabulary_size(module)
+        check_architecture(module, self._capacity)
+        probe(module, self._vocab_size)
+        return module, version
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        """Sample one completion; closing the generator cancels it.
+
+        Seeded requests draw from a PCG64 stream of their own, one number a token, so that other
+        requests do not matter but for the rounding of batched arithmetic.
+
+        :raises ContextLengthError: the prompt leaves no room for a token.
+        :raises RequestError: a token id or parameter that the model does not have.
+        :raises EngineError: the logits are not finite, or the engine failed or is closed.
+        """
+        loop = self._running_loop()
+        self._check(request)
+        active = ActiveRequest(
+            request=request,
+            prompt=np.array(request.prompt_ids, np.int32),
+            mail=asyncio.Queue[Outcome](),
+        )
+        loop.submit(active)
+        done = False
+        try:
+            while not done:
+                outcome = await active.mail.get()
+                # An error and a last chunk both end the request; nothing is left to cancel.
+                done = isinstance(outcome, AjetError) or outcome.finish_reason is not None
+                if isinstance(outcome, AjetError):
+                    raise outcome
+                yield outcome
+        finally:
+            if not done:
+                loop.cancel(active)
+
+    def _check(self, request: GenerateRequest) -> None:
+        prompt, sampling = request.prompt_ids, request.sampling
+        if not prompt:
+            raise RequestError("the prompt has no tokens", param="prompt_ids")
+        if len(prompt) >= self._capacity:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt)} tokens, and prompt and completion together may have "
+                f"{self._capacity}; shorten the prompt",
+                param="prompt_ids",
+            )
+        ids = (*sampling.stop_token_ids, min(prompt), max(prompt))
+        if not all(0 <= token < self._vocab_size for token in ids):
+            raise RequestError(
+                f"a token id is outside the model's vocabulary of {self._vocab_size}",
+                param="prompt_ids",
+            )
+        if sampling.top_logprobs > MAX_TOP_LOGPROBS:
+            raise UnsupportedError(
+                f"top_logprobs is {sampling.top_logprobs}, the engine 'torch' answers at most "
+                f"{MAX_TOP_LOGPROBS}",
+                param="top_logprobs",
+            )
+        for name, valid, rule in (
+            ("max_tokens", sampling.max_tokens >= 1, "at least 1"),
+            ("temperature", 0 <= sampling.temperature < float("inf"), "finite and at least 0"),
+            ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", sampling.top_k >= 0, "at least 0"),
+            ("top_logprobs", sampling.top_logprobs >= 0, "at least 0"),
+        ):
+            if not valid:
+                raise RequestError(
+                    f"{name} is {getattr(sampling, name)}, but must be {rule}", param=name
+                )
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Serve other weights; running requests go on with them, nothing cached is kept.
+
+        :raises EngineError: there are no such weights or they do not fit; the old ones stay.
+        """
+        loop, version = self._running_loop(), update.policy_version
+        if update.channel == "in_process":
+            shared = self._shared_model(update)
+            await loop.between_steps(lambda: self._serve(shared, version, shared=True))
+        elif update.channel == "safetensors_dir":
+            loaded = await asyncio.to_thread(self._load_update, update)
+            await loop.between_steps(lambda: self._take_over(loaded, version))
+        else:
+            raise EngineError(
+                f"the engine 'torch' has no weight channel {update.channel!r}, only "
+                f"{', '.join(WEIGHT_CHANNELS)}"
+            )
+
+    def _shared_model(self, update: WeightUpdate) -> nn.Module:
+        shared = self.context.shared.get(update.location)
+        if not isinstance(shared, SharedModel):
+            raise EngineError(
+                f"no model is shared in this process as {update.location!r}; in_process needs the "
+                "trainer 'torch' in the engine's process"
+            )
+        if vocabulary_size(shared.module) != self._vocab_size:
+            raise EngineError(
+                f"the model shared as {update.location!r} has another vocabulary than the one served"
+            )
+        return shared.module
+
+    def _load_update(self, update: WeightUpdate) -> nn.Module:
+        assert self._model is not None
+        assert self._config is not None
+        config = self._config.model_copy(update={"path": update.location})
+        try:
+            # Not yet on the device, which need not hold the weights twice.
+            loaded = load_model(config, torch.device("cpu"), dtype=self._model.dtype, strict=True)
+        except ConfigError as error:
+            raise EngineError(
+                f"the weights of policy version {update.policy_version} cannot be loaded: {error}; "
+                "the engine goes on with the weights it has"
+            ) from error
+        if not self._model_is_shared and _shapes(loaded) != _shapes(self._model.module):
+            raise EngineError(
+                f"the weights in {update.location} are of another model than the one that is served; "
+                "the engine goes on with the weights it has"
+            )
+        return loaded
+
+    def _take_over(self, loaded: nn.Module, version: int) -> None:
+        """Serve a model of the engine's own that was loaded to host memory."""
+        assert self._model is not None
+        module = self._model.module
+        if self._model_is_shared:
+            module = loaded.to(self._model.device)
+        else:
+            new = loaded.state_dict()
+            for name, tensor in module.state_dict().items():
+                tensor.copy_(new[name])
+        self._serve(module, version, shared=False)
+
+    def _serve(self, module: nn.Module, version: int, *, shared: bool) -> None:
+        assert self._model is not None
+        assert self._batcher is not None
+        self._model_is_shared = shared
+        if module is self._model.module:
+            self._model.cache.clear()
+        else:
+            module.eval()
+            self._model = CachedModel(module, self._options.max_requests, self._capacity)
+        self._batcher.swap(self._model, version)
+
+    async def pause(self) -> None:
+        """Stop sampling; returns when no forward pass is running."""
+        await self._running_loop().pause()
+
+    async def resume(self) -> None:
+        """Go on sampling."""
+        await self._running_loop().resume()
+
+    async def stats(self) -> EngineStats:
+        """Counters and load.
+
+        :raises EngineError: the decode loop failed.
+        """
+        loop = self._running_loop()
+        if loop.failure is not None:
+            raise loop.failure
+        assert self._batcher is not None
+        return self._batcher.stats()
+
+    async def close(self) -> None:
+        """End all requests with "abort" and free the model; closing twice is harmless."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            await loop.close()
+        self._batcher = None
+        self._model = None
+
+    def _running_loop(self) -> DecodeLoop:
+        if self._loop is None:
+            raise EngineError("the engine 'torch' is not running: it was not started, or is closed")
+        return self._loop
+
+
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in module.state_dict().items()}

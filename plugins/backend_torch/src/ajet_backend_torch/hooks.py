@@ -1,0 +1,63 @@
+"""What this plugin registers. Light: the server reads it without importing torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_core.interfaces import EngineCapabilities, TrainerCapabilities
+from ajet_core.plugin.components import EngineSpec, TrainerSpec
+from ajet_core.plugin.spec import hookimpl
+
+WEIGHT_CHANNELS = ("in_process", "safetensors_dir")
+MAX_TOP_LOGPROBS = 20
+
+ALGORITHM_FIELDS = frozenset(
+    {
+        "advantage",
+        "aggregation",
+        "clip_low",
+        "clip_high",
+        "kl_coef",
+        "entropy_coef",
+        "minibatches",
+        "epochs",
+        "learning_rate",
+        "warmup_steps",
+        "weight_decay",
+        "adam_betas",
+        "max_grad_norm",
+        "token_budget",
+    }
+)
+
+
+@hookimpl
+def ajet_register_engines() -> Sequence[EngineSpec]:
+    """The engine ``torch``."""
+    return (
+        EngineSpec(
+            name="torch",
+            target="ajet_backend_torch.engine:TorchEngine",
+            settings="ajet_backend_torch.settings:TorchEngineSettings",
+            summary="Slot KV cache over any Hugging Face causal LM, on CPU or one GPU",
+            capabilities=EngineCapabilities(
+                weight_channels=WEIGHT_CHANNELS, max_top_logprobs=MAX_TOP_LOGPROBS, seed=True
+            ),
+        ),
+    )
+
+
+@hookimpl
+def ajet_register_trainers() -> Sequence[TrainerSpec]:
+    """The trainer ``torch``."""
+    return (
+        TrainerSpec(
+            name="torch",
+            target="ajet_backend_torch.trainer:TorchTrainer",
+            settings="ajet_backend_torch.settings:TorchTrainerSettings",
+            summary="Policy-gradient training of any Hugging Face causal LM, full or LoRA",
+            capabilities=TrainerCapabilities(
+                weight_channels=WEIGHT_CHANNELS, algorithm_fields=ALGORITHM_FIELDS, lora=True
+            ),
+        ),
+    )

@@ -1,0 +1,221 @@
+"""Model directories: checking, loading, and handing a loaded model from trainer to engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as hf_logging
+
+from ajet_core.errors import ConfigError, ModelDirectoryError
+from ajet_core.protocol.run import ModelConfig
+
+SHARED_MODEL_KEY = "torch.model"
+INDEX_FILE = "model.safetensors.index.json"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class SharedModel:
+    """A model that trainer and engine of one process use together (weight channel ``in_process``).
+
+    :param path: the directory it came from.
+    :param module: a Hugging Face causal LM; its parameters are the trainer's own tensors.
+    :param policy_version: the version the weights were published as.
+    """
+
+    path: str
+    module: nn.Module
+    policy_version: int
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that a `device` setting names.
+
+    :raises ConfigError: CUDA is asked for and not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= found:
+            raise ConfigError(
+                f"device {name!r} was asked for, but torch sees {found} CUDA devices; "
+                "choose 'auto' or 'cpu', or install a CUDA build of torch",
+                param="device",
+            )
+    return device
+
+
+def set_threads(threads: int | None, device: torch.device) -> None:
+    """Apply a `threads` setting."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    elif device.type == "cpu":
+        torch.set_num_threads(1)
+
+
+def check_model_directory(path: Path) -> None:
+    """Check that `path` holds a configuration and readable safetensors weights.
+
+    :raises ModelDirectoryError: it does not; the message says what is missing.
+    """
+    if not path.is_dir():
+        raise ModelDirectoryError(f"model directory {path} does not exist", param="model.path")
+    if not (path / "config.json").is_file():
+        raise ModelDirectoryError(
+            f"model directory {path} has no config.json, so it is no Hugging Face model directory",
+            param="model.path",
+        )
+    for file in _weight_files(path):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ModelDirectoryError(
+                f"weight file {file} is not readable ({error}); copy or download it again",
+                param="model.path",
+            ) from error
+
+
+def _weight_files(path: Path) -> list[Path]:
+    index = path / INDEX_FILE
+    if not index.is_file():
+        files = sorted(path.glob("*.safetensors"))
+        if not files:
+            pickled = sorted(file.name for file in path.glob("*.bin"))
+            hint = (
+                f"; it has {pickled[0]}, which may run code when loaded: convert it to safetensors"
+                if pickled
+                else ""
+            )
+            raise ModelDirectoryError(
+                f"model directory {path} has no *.safetensors weights{hint}", param="model.path"
+            )
+        return files
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelDirectoryError(
+            f"weight index {index} is not readable ({error!r})", param="model.path"
+        ) from error
+    missing = [name for name in names if not (path / name).is_file()]
+    if missing:
+        raise ModelDirectoryError(
+            f"model directory {path} lacks weight files that its index names: {', '.join(missing)}",
+            param="model.path",
+        )
+    return [path / name for name in names]
+
+
+def load_model(
+    model: ModelConfig,
+    device: torch.device,
+    *,
+    dtype: torch.dtype | None = None,
+    strict: bool = False,
+) -> nn.Module:
+    """Load the causal LM of a model directory in evaluation mode, without running code from it.
+
+    ``ModelConfig.dtype="auto"`` takes the checkpoint's dtype on CUDA and float32 on the CPU, where
+    half precision is slow and many operations lack it.
+
+    :param dtype: use this one, whatever `model` says.
+    :param strict: also refuse weights that the model has no place for.
+
+    :raises ModelDirectoryError: the directory is incomplete, damaged or of no causal LM.
+    """
+    path = Path(model.path)
+    check_model_directory(path)
+    wanted: torch.dtype | str
+    if dtype is not None:
+        wanted = dtype
+    elif model.dtype == "auto":
+        wanted = torch.float32 if device.type == "cpu" else "auto"
+    else:
+        wanted = DTYPES[model.dtype]
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        with without_progress_bar():
+            module, info = AutoModelForCausalLM.from_pretrained(
+                path,
+                config=config,
+                dtype=wanted,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                # They are refused below, where they can be named.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except (ValueError, OSError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelDirectoryError(
+            f"model directory {path} could not be loaded as a causal language model: {error}",
+            param="model.path",
+        ) from error
+    _check_loading_info(path, info, strict)
+    module.to(device)
+    module.eval()
+    return module  # type: ignore[no-any-return]
+
+
+def _check_loading_info(path: Path, info: Mapping[str, object], strict: bool) -> None:
+    for kind, verb in (
+        ("missing_keys", "lack"),
+        ("unexpected_keys", "have unknown"),
+        ("mismatched_keys", "have wrong shapes for"),
+    ):
+        found = cast("Iterable[str | tuple[str, ...]]", info.get(kind) or ())
+        keys = sorted(key if isinstance(key, str) else key[0] for key in found)
+        if keys and (strict or kind != "unexpected_keys"):
+            shown = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+            raise ModelDirectoryError(f"the weights in {path} {verb} {shown}", param="model.path")
+
+
+@contextmanager
+def without_progress_bar() -> Iterator[None]:
+    """Silence the progress bars of transformers, which are no log lines."""
+    enabled = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            hf_logging.enable_progress_bar()
+
+
+def context_limit(module: nn.Module, model: ModelConfig) -> int:
+    """Tokens a prompt and its completion may have together.
+
+    :raises ConfigError: `ModelConfig.max_context` is more than the model has positions for, or is
+        needed because the model names no limit.
+    """
+    limit = getattr(module.config, "max_position_embeddings", None)
+    wanted = model.max_context
+    if not isinstance(limit, int):
+        if wanted is None:
+            raise ConfigError(
+                f"model {model.path} names no max_position_embeddings; set model.max_context",
+                param="model.max_context",
+            )
+        return wanted
+    if wanted is not None and wanted > limit:
+        raise ConfigError(
+            f"model.max_context is {wanted}, but {model.path} has {limit} positions",
+            param="model.max_context",
+        )
+    return wanted or limit
+
+
+def vocabulary_size(module: nn.Module) -> int:
+    """Token ids the causal LM `module` takes, which are as many as it has logits."""
+    return int(module.get_input_embeddings().weight.shape[0])  # type: ignore[operator]

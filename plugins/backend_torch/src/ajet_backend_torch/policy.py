@@ -1,0 +1,170 @@
+"""The model that is trained, the reference it is held to, and the optimiser between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import cast
+
+import torch
+from peft import LoraConfig as PeftLoraConfig
+from peft import PeftModel, get_peft_model
+from torch import nn
+
+from ajet_backend_torch.logits import SelectedLogits
+from ajet_backend_torch.losses import TokenScores, score_tokens
+from ajet_backend_torch.models import load_model, vocabulary_size
+from ajet_backend_torch.optimiser import MasterAdamW
+from ajet_backend_torch.packing import MicroBatch
+from ajet_backend_torch.settings import TorchTrainerSettings
+from ajet_core.errors import ConfigError
+from ajet_core.interfaces import TrainerInfo
+from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+
+LOGIT_BUDGET = 2**30
+"""Without a token budget of the user's, a pass has at most this many logits, 4 GiB in float32,"""
+MOST_TOKENS = 16384
+"""and this many tokens."""
+
+
+class TrainedPolicy:
+    """A Hugging Face causal LM with its optimiser.
+
+    The reference is the model at the start: with LoRA the model without its adapters, otherwise a frozen
+    copy that is only made if `AlgorithmConfig.kl_coef` is above 0.
+
+    :param seed: of the adapters' initial weights.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        algorithm: AlgorithmConfig,
+        options: TorchTrainerSettings,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        self.device = device
+        self.module = load_model(model, device)
+        dtype = next(self.module.parameters()).dtype
+        if dtype == torch.float16:
+            raise ConfigError(
+                "the trainer 'torch' does not train in float16, whose gradients underflow without loss "
+                "scaling; set model.dtype to bfloat16 or float32",
+                param="model.dtype",
+            )
+        self._peft: PeftModel | None = None
+        self._reference: nn.Module | None = None
+        if model.lora is not None:
+            self._peft = _add_lora(self.module, model.lora, device, seed)
+        elif algorithm.kl_coef > 0:
+            self._reference = deepcopy(self.module).requires_grad_(False)
+        self._needs_training_mode = options.gradient_checkpointing or (
+            model.lora is not None and model.lora.dropout > 0
+        )
+        if self._needs_training_mode:
+            _disable_own_dropout(self.module)
+        if options.gradient_checkpointing:
+            _enable_checkpointing(self.module)
+        self._logits = SelectedLogits(self.module)
+        self._reference_logits = (
+            SelectedLogits(self._reference) if self._reference is not None else self._logits
+        )
+        self.vocab_size = vocabulary_size(self.module)
+        self.optimiser = MasterAdamW(
+            {name: p for name, p in self.module.named_parameters() if p.requires_grad},
+            algorithm,
+            float32=options.master_dtype == "float32",
+        )
+        self.token_budget = algorithm.token_budget or min(
+            MOST_TOKENS, max(1, LOGIT_BUDGET // self.vocab_size)
+        )
+
+    def info(self) -> TrainerInfo:
+        """Sizes and device."""
+        return TrainerInfo(
+            parameters=sum(p.numel() for p in self.module.parameters()),
+            trainable_parameters=sum(p.numel() for p in self.optimiser.parameters.values()),
+            device=str(self.device),
+        )
+
+    @contextmanager
+    def training(self, seed: int) -> Iterator[None]:
+        """Dropout of LoRA and gradient checkpointing are on within, and random numbers follow `seed`.
+
+        Afterwards the model is as an engine wants it, and the process's random numbers as they were.
+        """
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            self.module.train(self._needs_training_mode)
+            try:
+                yield
+            finally:
+                self.module.eval()
+                self.optimiser.zero_grad()
+
+    def score(self, batch: MicroBatch, *, entropy_gradient: bool) -> TokenScores:
+        """The policy's scores of the batch's tokens, with gradient."""
+        return _score(self._logits, batch, entropy_gradient=entropy_gradient)
+
+    @torch.no_grad()
+    def reference_logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        """[N] logprobs of the batch's tokens under the reference."""
+        if self._peft is None:
+            return _score(self._reference_logits, batch).logprobs
+        with self._peft.disable_adapter():
+            return _score(self._logits, batch).logprobs
+
+
+def _score(
+    logits: SelectedLogits, batch: MicroBatch, *, entropy_gradient: bool = False
+) -> TokenScores:
+    return score_tokens(
+        logits(batch.ids, batch.places),
+        batch.targets,
+        batch.temperature,
+        entropy_gradient=entropy_gradient,
+    )
+
+
+def _add_lora(module: nn.Module, lora: LoraConfig, device: torch.device, seed: int) -> PeftModel:
+    config = PeftLoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules
+        if isinstance(lora.target_modules, str)
+        else list(lora.target_modules),
+    )
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        try:
+            peft = get_peft_model(module, config)
+        except ValueError as error:
+            raise ConfigError(
+                f"LoRA adapters cannot be added: {error}", param="model.lora.target_modules"
+            ) from error
+    peft.eval()
+    return cast("PeftModel", peft)
+
+
+def _enable_checkpointing(module: nn.Module) -> None:
+    options = {"use_reentrant": False}
+    # Newer transformers renamed it, and warn of the old name.
+    if hasattr(module, "activation_checkpointing_enable"):
+        module.activation_checkpointing_enable(activation_checkpointing_kwargs=options)  # type: ignore[operator]
+    else:
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)  # type: ignore[operator]
+
+
+def _disable_own_dropout(module: nn.Module) -> None:
+    """Turn off the model's own dropout, under which behaviour and trainer logprobs would never agree."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Dropout) and "lora_dropout" not in name:
+            part.p = 0.0
+        if isinstance(getattr(part, "attention_dropout", None), float):
+            part.attention_dropout = 0.0

@@ -1,0 +1,104 @@
+"""One request on its way through the engine, and the mail from the decode thread to its caller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet_core.errors import AjetError
+from ajet_core.interfaces import FinishReason, GenerateChunk, GenerateRequest
+
+Outcome = GenerateChunk | AjetError
+TopLogprobs = list[tuple[int, float]]
+
+
+@dataclass(slots=True, eq=False)
+class ActiveRequest:
+    """A request from its submission to its last chunk. Only the decode thread touches it, but for `mail`.
+
+    :param prompt: [P] int32.
+    :param mail: what the caller's generator reads; filled on the event loop.
+    :param slot: the KV slot, -1 while it waits.
+    :param sent: sampled tokens that were handed to the caller.
+    :param versions: (number of sampled tokens before, policy version) in order.
+    :param top_logprobs: one list for each sampled token that was not sent yet, when asked for.
+    """
+
+    request: GenerateRequest
+    prompt: NDArray[np.int32]
+    mail: asyncio.Queue[Outcome]
+    slot: int = -1
+    sent: int = 0
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
+
+    def note_version(self, sampled: int, version: int) -> None:
+        """Tokens from number `sampled` on are sampled by `version`."""
+        if self.versions and self.versions[-1][0] == sampled:
+            self.versions.pop()
+        if not self.versions or self.versions[-1][1] != version:
+            self.versions.append((sampled, version))
+
+    def chunks(
+        self,
+        tokens: NDArray[np.int32],
+        logprobs: NDArray[np.float32],
+        finish_reason: FinishReason | None,
+    ) -> list[GenerateChunk]:
+        """The tokens not sent so far as chunks of one policy version each.
+
+        :param tokens: [T] all sampled tokens so far.
+        :param logprobs: [T] theirs.
+        :param finish_reason: of the last chunk, which is made even if no tokens are left.
+        """
+        total = len(tokens)
+        found: list[GenerateChunk] = []
+        for index, (since, version) in enumerate(self.versions):
+            is_last = index + 1 == len(self.versions)
+            start = max(since, self.sent)
+            stop = total if is_last else self.versions[index + 1][0]
+            if start >= stop and not (is_last and finish_reason):
+                continue
+            top = None
+            if self.request.sampling.top_logprobs:
+                top = self.top_logprobs[start - self.sent : stop - self.sent]
+            found.append(
+                GenerateChunk(
+                    token_ids=tokens[start:stop].tolist(),
+                    logprobs=logprobs[start:stop].tolist(),
+                    policy_version=version,
+                    finish_reason=finish_reason if is_last else None,
+                    top_logprobs=top,
+                )
+            )
+        self.sent = total
+        self.top_logprobs.clear()
+        return found
+
+
+class Post:
+    """Hands outcomes to the event loop, all of one step in a single call."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._pending: list[tuple[ActiveRequest, Sequence[Outcome]]] = []
+
+    def put(self, request: ActiveRequest, outcomes: Sequence[Outcome]) -> None:
+        """Queue outcomes until `flush`."""
+        self._pending.append((request, outcomes))
+
+    def flush(self) -> None:
+        """Send what is queued."""
+        if self._pending and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_deliver, self._pending)
+        self._pending = []
+
+
+def _deliver(outcomes: list[tuple[ActiveRequest, Sequence[Outcome]]]) -> None:
+    for request, items in outcomes:
+        for item in items:
+            request.mail.put_nowait(item)

@@ -1,0 +1,102 @@
+"""Sampling of next tokens for many requests at once, each with its own parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """Sampling parameters of n rows; None where all rows have the default, which is the fast path.
+
+    :param temperature: [n] float32 divisor of the logits, 1 for greedy rows; None: all 1.
+    :param greedy: [n] bool, rows that take the most likely token; None: none.
+    :param cut_rows: [m] int64, rows with top-p or top-k; None: none.
+    :param top_p: [m] float32, 1 is off.
+    :param top_k: [m] int64, the vocabulary size where it is off.
+    :param cut_width: the largest of `top_k`, known beforehand so that a GPU need not be asked.
+    """
+
+    temperature: torch.Tensor | None = None
+    greedy: torch.Tensor | None = None
+    cut_rows: torch.Tensor | None = None
+    top_p: torch.Tensor | None = None
+    top_k: torch.Tensor | None = None
+    cut_width: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Sampled tokens.
+
+    :param ids: [n] int64.
+    :param logprobs: [n] float32, of `ids` under the uncut distribution.
+    :param all_logprobs: [n, vocabulary] float32.
+    """
+
+    ids: torch.Tensor
+    logprobs: torch.Tensor
+    all_logprobs: torch.Tensor
+
+
+def sample(logits: torch.Tensor, rows: RowSampling, uniforms: torch.Tensor) -> Sampled:
+    """Sample one token a row by inverting the cumulative distribution.
+
+    A request's tokens depend on its own uniform numbers alone, not on the other rows.
+
+    :param logits: [n, vocabulary] any float dtype; a row that is not finite gives a NaN logprob.
+    :param uniforms: [n] float64 in [0, 1).
+    """
+    logits = logits.float()
+    if rows.temperature is not None:
+        logits = logits / rows.temperature[:, None]
+    logprobs = torch.log_softmax(logits, -1)
+    ids = _invert(logprobs.exp(), uniforms)
+    if rows.cut_rows is not None and rows.top_p is not None and rows.top_k is not None:
+        ids[rows.cut_rows] = _sample_cut(
+            logprobs[rows.cut_rows],
+            rows.top_p,
+            rows.top_k,
+            rows.cut_width,
+            uniforms[rows.cut_rows],
+        )
+    if rows.greedy is not None:
+        ids = torch.where(rows.greedy, logprobs.argmax(-1), ids)
+    chosen = logprobs.gather(1, ids[:, None])[:, 0]
+    return Sampled(ids=ids, logprobs=chosen, all_logprobs=logprobs)
+
+
+def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """[n] index of the weight at each row's quantile; weights [n, k] need not sum to 1."""
+    # float64, because a parallel float32 scan is not monotone to the last bit and could land on a
+    # weight of zero.
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    target = uniforms[:, None] * cumulative[:, -1:]
+    found = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    return found.clamp_(max=weights.shape[1] - 1)
+
+
+def _sample_cut(
+    logprobs: torch.Tensor,
+    top_p: torch.Tensor,
+    top_k: torch.Tensor,
+    width: int,
+    uniforms: torch.Tensor,
+) -> torch.Tensor:
+    """Sample among the `top_k` most likely tokens, of these among the fewest that hold `top_p`.
+
+    Top-p nucleus as Holtzman et al. 2019 (arXiv:1904.09751): the token that crosses the threshold stays.
+    """
+    ordered, order = logprobs.topk(width, dim=-1)
+    weights = ordered.exp()
+    rank = torch.arange(width, device=logprobs.device)
+    weights = weights.masked_fill(rank >= top_k[:, None], 0.0)
+    before = weights.cumsum(-1) - weights
+    kept = before < top_p[:, None] * weights.sum(-1, keepdim=True)
+    kept[:, 0] = True
+    weights = weights.masked_fill(~kept, 0.0)
+    last = (weights > 0).sum(-1).clamp_(min=1) - 1
+    found = torch.minimum(_invert(weights, uniforms), last)
+    return order.gather(1, found[:, None])[:, 0]

@@ -1,0 +1,53 @@
+"""Settings of the engine and the trainer. Light: the server validates them without torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ajet_core.interfaces import ComponentSettings
+
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
+
+
+class _DeviceSettings(ComponentSettings):
+    """Where a component computes.
+
+    :param device: ``cpu``, ``cuda``, ``cuda:1``...; ``auto`` takes CUDA if there is any.
+    :param threads: CPU threads of one operation (``torch.set_num_threads``, which holds for the whole
+        process). None takes 1 on the CPU, because a small model is slower on two contended threads
+        than on one, and leaves torch's own choice on CUDA.
+    """
+
+    device: Device = "auto"
+    threads: Annotated[int, Field(ge=1)] | None = None
+
+
+class TorchEngineSettings(_DeviceSettings):
+    """Settings of the engine ``torch``.
+
+    :param max_requests: requests computed at the same time, which is the number of KV slots; more wait.
+    :param kv_tokens: most tokens of one slot, prompt and completion together; None takes the model's
+        context (`ModelConfig.max_context`). Memory grows with the longest sequence seen, up to this.
+    :param prefill_token_budget: most tokens, padding included, of one prefill forward pass; longer
+        prompts are computed in chunks, between which running requests go on decoding.
+    """
+
+    max_requests: Annotated[int, Field(ge=1, le=4096)] = 64
+    kv_tokens: Annotated[int, Field(ge=2)] | None = None
+    prefill_token_budget: Annotated[int, Field(ge=1)] = 4096
+
+
+class TorchTrainerSettings(_DeviceSettings):
+    """Settings of the trainer ``torch``.
+
+    :param gradient_checkpointing: recompute activations in the backward pass: about a third slower,
+        much less memory.
+    :param master_dtype: ``float32`` keeps a float32 copy of every trainable weight of lower precision,
+        with gradients and optimiser in float32 too, so that small updates are not rounded away;
+        ``model`` trains the weights in the precision they are in.
+    """
+
+    gradient_checkpointing: bool = False
+    master_dtype: Literal["float32", "model"] = "float32"

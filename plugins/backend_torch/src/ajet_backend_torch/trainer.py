@@ -1,0 +1,180 @@
+"""The trainer ``torch``."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from ajet_backend_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
+from ajet_backend_torch.export import write_model
+from ajet_backend_torch.hooks import WEIGHT_CHANNELS
+from ajet_backend_torch.models import SHARED_MODEL_KEY, SharedModel, resolve_device, set_threads
+from ajet_backend_torch.policy import TrainedPolicy
+from ajet_backend_torch.settings import TorchTrainerSettings
+from ajet_backend_torch.update import (
+    advantage_metrics,
+    learning_rate,
+    update_policy,
+    usable_rows,
+)
+from ajet_core.errors import TrainerError
+from ajet_core.interfaces import (
+    ComponentSettings,
+    StepReport,
+    Trainer,
+    TrainerInfo,
+    WeightUpdate,
+    WorkerContext,
+)
+from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+from ajet_core.timeline import TrainBatch
+
+KEPT_VERSIONS = 2
+
+
+class TorchTrainer(Trainer):
+    """Policy-gradient training of a Hugging Face causal LM, all parameters or LoRA adapters.
+
+    `AlgorithmConfig` is honoured in full; `ajet_backend_torch.update` says how.
+
+    A failed step leaves no trace: weights and optimiser state are copied to host memory before each
+    batch, which takes three times the trainable weights in float32 there.
+    """
+
+    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+        super().__init__(settings, context)
+        if not isinstance(settings, TorchTrainerSettings):
+            settings = TorchTrainerSettings.model_validate(settings.model_dump())
+        self._options: TorchTrainerSettings = settings
+        self._model: ModelConfig | None = None
+        self._algorithm = AlgorithmConfig()
+        self._policy: TrainedPolicy | None = None
+        self._progress = Progress(steps=0, policy_version=0, seed=context.seed)
+
+    def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
+        """Load `model`, add LoRA adapters if it asks for them, and make the optimiser.
+
+        :raises ModelDirectoryError: the directory cannot be used.
+        :raises ConfigError: a setting does not fit the model or the machine.
+        """
+        if self._policy is not None:
+            raise TrainerError("the trainer 'torch' was started already")
+        device = resolve_device(self._options.device)
+        set_threads(self._options.threads, device)
+        self._policy = TrainedPolicy(model, algorithm, self._options, device, self._progress.seed)
+        self._model = model
+        self._algorithm = algorithm
+        return self._policy.info()
+
+    def step(self, batch: TrainBatch) -> StepReport:
+        """Train on one batch.
+
+        A batch in which no token has anything to learn from changes no weights and reports the metric
+        ``no_signal`` 1.0. Metrics beside the common ones: ``advantage_mean``, ``advantage_std`` (over
+        episodes), ``ratio_mean``, ``ratio_max`` (policy over behaviour probability, over tokens).
+
+        :raises TrainerError: the batch is malformed, or loss or gradient is not finite; weights and
+            optimiser are as before.
+        """
+        policy, _ = self._started()
+        started = time.perf_counter()
+        rows, advantages = usable_rows(batch, self._algorithm, policy.vocab_size)
+        metrics = advantage_metrics(advantages)
+        processed = 0
+        if rows:
+            found, processed = update_policy(
+                policy,
+                self._algorithm,
+                rows,
+                step=batch.step,
+                steps_done=self._progress.steps,
+                policy_version=self._progress.policy_version,
+                seed=self._progress.seed,
+            )
+            metrics.update(found)
+        else:
+            rate = learning_rate(self._algorithm, self._progress.steps)
+            metrics.update(no_signal=1.0, loss=0.0, grad_norm=0.0, learning_rate=rate)
+        self._progress = replace(self._progress, steps=self._progress.steps + 1)
+        return StepReport(
+            step=batch.step,
+            metrics=metrics,
+            tokens_trained=sum(row.trained for row in rows),
+            tokens_processed=processed,
+            sequences=len(rows),
+            seconds=time.perf_counter() - started,
+        )
+
+    def publish(self, channel: str, policy_version: int) -> WeightUpdate:
+        """Make the present weights available.
+
+        ``in_process`` shares the model itself under the key ``torch.model`` of `WorkerContext.shared`;
+        ``safetensors_dir`` writes a Hugging Face directory, adapters merged, below
+        ``<run_dir>/weights`` and keeps the last two.
+
+        :raises TrainerError: there is no such channel, or the directory cannot be written.
+        """
+        policy, model = self._started()
+        if channel == "in_process":
+            self.context.shared[SHARED_MODEL_KEY] = SharedModel(
+                path=model.path, module=policy.module, policy_version=policy_version
+            )
+            location = SHARED_MODEL_KEY
+        elif channel == "safetensors_dir":
+            target = self.context.run_dir / "weights" / f"v{policy_version:09d}"
+            write_model(policy.module, Path(model.path), target)
+            _drop_old_versions(target)
+            location = str(target)
+        else:
+            raise TrainerError(
+                f"the trainer 'torch' has no weight channel {channel!r}, only "
+                f"{', '.join(WEIGHT_CHANNELS)}"
+            )
+        self._progress = replace(self._progress, policy_version=policy_version)
+        return WeightUpdate(channel=channel, policy_version=policy_version, location=location)
+
+    def save(self, directory: Path) -> None:
+        """Write trained weights, optimiser and progress; with LoRA the adapters alone.
+
+        :raises TrainerError: the directory cannot be written.
+        """
+        policy, _ = self._started()
+        save_checkpoint(directory, policy.optimiser, self._progress)
+
+    def load(self, directory: Path) -> None:
+        """Go on from a checkpoint, bit by bit as if never stopped.
+
+        :raises TrainerError: it is incomplete, damaged or of another model; nothing was changed.
+        """
+        policy, _ = self._started()
+        self._progress = load_checkpoint(directory, policy.optimiser)
+
+    def export(self, directory: Path) -> None:
+        """Write a Hugging Face directory, adapters merged, with the source's tokenizer files.
+
+        :raises TrainerError: the directory cannot be written.
+        """
+        policy, model = self._started()
+        write_model(policy.module, Path(model.path), directory)
+
+    def close(self) -> None:
+        """Free everything; an engine that shares the model keeps it."""
+        self._policy = None
+
+    def _started(self) -> tuple[TrainedPolicy, ModelConfig]:
+        if self._policy is None or self._model is None:
+            raise TrainerError(
+                "the trainer 'torch' is not running: it was not started, or is closed"
+            )
+        return self._policy, self._model
+
+
+def _drop_old_versions(newest: Path) -> None:
+    """Keep `newest` and the version before; later ones are of a run that was set back."""
+    versions = sorted(path for path in newest.parent.glob("v*") if path.is_dir())
+    before = [path for path in versions if path < newest]
+    for path in versions:
+        if path != newest and path not in before[1 - KEPT_VERSIONS :]:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,81 @@
+"""Engine and trainer together, over both weight channels."""
+
+from __future__ import annotations
+
+import pytest
+from ajet_backend_torch.engine import TorchEngine
+from ajet_backend_torch.settings import TorchEngineSettings
+from conftest import load, write_model
+from test_engine import ask, assert_exact, prompts
+from test_trainer import LORA, batch, make, module_of
+
+from ajet_core.errors import EngineError
+from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+
+ALGORITHM = AlgorithmConfig(learning_rate=1e-2)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize("channel", ["in_process", "safetensors_dir"])
+@pytest.mark.parametrize("first", ["trainer", "engine"])
+async def test_the_engine_serves_what_was_trained(first, channel, lora, model_dir, context):
+    engine = TorchEngine(TorchEngineSettings(device="cpu"), context)
+    model = ModelConfig(path=model_dir, lora=lora)
+    if first == "engine":
+        await engine.start(model)
+    trainer = make(model_dir, context, ALGORITHM, lora)
+    trainer.publish(channel, 0)
+    if first == "trainer":
+        await engine.start(model)
+    prompt = prompts(1)[0]
+    assert_exact(load(model_dir), prompt, await ask(engine, prompt))
+    for version in (1, 2):
+        await engine.pause()
+        trainer.step(batch(step=version))
+        await engine.update_weights(trainer.publish(channel, version))
+        await engine.resume()
+        answer = await ask(engine, prompt)
+        assert set(answer.versions) == {version}
+        assert_exact(module_of(trainer), prompt, answer)
+    await engine.close()
+
+
+async def test_in_process_shares_the_parameters(model_dir, context):
+    trainer = make(model_dir, context, ALGORITHM)
+    trainer.publish("in_process", 4)
+    engine = TorchEngine(TorchEngineSettings(device="cpu"), context)
+    await engine.start(ModelConfig(path=model_dir))
+    answer = await ask(engine, [1, 2])
+    assert set(answer.versions) == {4}
+    assert engine._model is not None
+    assert engine._model.module is module_of(trainer)
+    trainer.close()
+    assert (await ask(engine, [1, 2])).ids
+    await engine.close()
+
+
+async def test_an_engine_leaves_a_shared_model_alone_when_it_loads_a_directory(
+    model_dir, context, tmp_path
+):
+    trainer = make(model_dir, context, ALGORITHM)
+    engine = TorchEngine(TorchEngineSettings(device="cpu"), context)
+    trainer.publish("in_process", 0)
+    await engine.start(ModelConfig(path=model_dir))
+    update = trainer.publish("safetensors_dir", 1)
+    other = write_model(tmp_path / "other", seed=5)
+    await engine.update_weights(type(update)("safetensors_dir", 1, other))
+    prompt = prompts(1)[0]
+    assert_exact(load(other), prompt, await ask(engine, prompt))
+    trainer.step(batch())
+    assert_exact(load(other), prompt, await ask(engine, prompt))
+    await engine.close()
+
+
+async def test_a_model_of_another_vocabulary_is_not_adopted(model_dir, models, context):
+    engine = TorchEngine(TorchEngineSettings(device="cpu"), context)
+    await engine.start(ModelConfig(path=model_dir))
+    trainer = make(model_dir, context)
+    module_of(trainer).resize_token_embeddings(8)
+    with pytest.raises(EngineError, match="vocabulary"):
+        await engine.update_weights(trainer.publish("in_process", 1))
+    await engine.close()

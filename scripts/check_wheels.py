@@ -1,0 +1,111 @@
+"""Builds the packages and installs them where nothing else is: `check_wheels.py DIRECTORY`.
+
+Fails if a built package lacks a file, declares the wrong metadata, or does not work without the source
+tree. torch is left out: plugins must be listed without importing what they need.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECTS = (ROOT, ROOT / "plugins" / "backend_torch")
+REQUIRED = {
+    "agentjet": "ajet_core/py.typed",
+    "agentjet-backend-torch": "ajet_backend_torch/py.typed",
+}
+
+
+def run(*args: str | Path, cwd: Path | None = None) -> str:
+    """Run a command; its output is shown if it fails."""
+    done = subprocess.run(
+        list(map(str, args)), capture_output=True, text=True, cwd=cwd, check=False
+    )
+    if done.returncode:
+        sys.exit(f"failed: {' '.join(map(str, args))}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def build(project: Path, directory: Path) -> Path:
+    """Build sdist and wheel of one project; the wheel is made from the sdist, which proves it whole."""
+    out = directory / "dist" / project.name
+    run(sys.executable, "-m", "build", "--outdir", out, project)
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+def check_contents(project: Path, wheel: Path) -> None:
+    """Compare the wheel's files and metadata with the project's declaration."""
+    declared = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (info,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
+        metadata = Parser().parsestr(archive.read(f"{info}/METADATA").decode())
+        entry_points = archive.read(f"{info}/entry_points.txt").decode()
+    name = declared["name"]
+    expected = {
+        "Name": name,
+        "Summary": declared["description"],
+        "License-Expression": declared["license"],
+        "Requires-Python": declared["requires-python"],
+    }
+    for key, value in expected.items():
+        if metadata[key] != value:
+            sys.exit(f"{wheel.name}: {key} is {metadata[key]!r}, not {value!r}")
+    if not metadata.get_payload():
+        sys.exit(f"{wheel.name}: the description is empty")
+    if REQUIRED[name] not in names:
+        sys.exit(f"{wheel.name}: {REQUIRED[name]} is missing")
+    for group in ("[agentjet]", "[agentjet.hook_api]"):
+        if group not in entry_points:
+            sys.exit(f"{wheel.name}: the entry points {group} are missing")
+    if stray := sorted(n for n in names if n.split("/")[0] in {"tests", "docs", "benchmarks"}):
+        sys.exit(f"{wheel.name}: should not hold {stray[0]}")
+
+
+def check_installed(core: Path, plugin: Path, directory: Path) -> None:
+    """Install both wheels in a fresh environment and use the command."""
+    environment = directory / "venv"
+    venv.create(environment, with_pip=True, clear=True)
+    python = environment / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", core)
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", plugin)
+    # Another directory, so that the source tree is not on the path.
+    ajet = environment / "bin" / "ajet"
+    print(run(ajet, "version", cwd=directory).strip())
+    rows = json.loads(run(ajet, "plugins", "--json", cwd=directory))
+    found = {row["name"]: row for row in rows}
+    for name, component in (("embedded", "store:sqlite"), ("torch", "engine:torch")):
+        row = found.get(name)
+        if row is None or row["problem"] or component not in row["components"]:
+            sys.exit(f"plugin {name!r} is not usable from its wheel: {row}")
+    run(ajet, "--help", cwd=directory)
+    run(python, "-c", "import ajet_core.client", cwd=directory)
+    # Nothing but what the extra declares may be needed to start the server.
+    run(python, "-m", "pip", "install", "--quiet", f"{core}[server]")
+    run(python, "-c", "import ajet_core.server.serve, ajet_core.worker.host", cwd=directory)
+
+
+def main(directory: Path) -> None:
+    """Build and check all packages in `directory`."""
+    shutil.rmtree(directory / "dist", ignore_errors=True)
+    wheels = []
+    for project in PROJECTS:
+        wheel = build(project, directory)
+        check_contents(project, wheel)
+        print(f"built {wheel.name} ({wheel.stat().st_size // 1024} KiB)")
+        wheels.append(wheel)
+    check_installed(wheels[0], wheels[1], directory)
+    print("wheels are fine")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())

@@ -1,0 +1,126 @@
+"""A stand-in for the server: the episode routes over real sockets, written from the protocol alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+
+class SwarmStub:
+    """Grants every claim; remembers what became of the episodes.
+
+    :ivar outcomes: per episode id its final status.
+    :ivar most_open: the most episodes that were open at once.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.tasks: dict[str, str] = {}
+        self.outcomes: dict[str, dict[str, Any]] = {}
+        self.beats: Counter[str] = Counter()
+        self.most_open = 0
+        self.refuse: dict[str, Any] | None = None
+        self.beaten = threading.Event()
+        self.four_claimed = threading.Event()
+        self.app = FastAPI()
+        self._routes()
+
+    def by_task(self, task: str) -> list[dict[str, Any]]:
+        """Final states of the episodes of a task."""
+        return [self.outcomes[e] for e, t in self.tasks.items() if t == task and e in self.outcomes]
+
+    def still_open(self) -> set[str]:
+        """Episodes without a final state."""
+        return set(self.tasks) - set(self.outcomes)
+
+    def _status(self, episode: str) -> dict[str, Any]:
+        outcome = self.outcomes.get(episode, {"state": "open", "reward": None, "reason": ""})
+        return {
+            "episode_id": episode,
+            "task_id": self.tasks[episode],
+            "group": self.tasks[episode],
+            "kind": "train",
+            "tag": "",
+            "calls": 0,
+            "policy_version": 0,
+            "lease_expires_in": None,
+        } | outcome
+
+    def _routes(self) -> None:
+        @self.app.get("/v1/protocol")
+        async def protocol() -> dict[str, Any]:
+            return {"versions": ["1.0"], "server_version": "stub"}
+
+        @self.app.post("/v1/episodes")
+        async def claim(request: Request) -> Any:
+            body = await request.json()
+            if self.refuse is not None:
+                return JSONResponse({"error": self.refuse}, status_code=self.refuse["status"])
+            with self.lock:
+                episode = f"ep-{len(self.tasks)}"
+                self.tasks[episode] = body["task_id"]
+                self.most_open = max(self.most_open, len(self.still_open()))
+            if len(self.tasks) == 4:
+                self.four_claimed.set()
+            return {
+                "episode_id": episode,
+                "task_id": body["task_id"],
+                "group": body["group"] or body["task_id"],
+                "kind": body["kind"],
+                "base_url": "http://unused/v1",
+                "api_key": f"key-of-{episode}",
+                "model": "default",
+                "policy_version": 0,
+                "lease_seconds": body["lease_seconds"],
+            }
+
+        @self.app.post("/v1/episodes/{episode}/{verb}")
+        async def change(episode: str, verb: str, request: Request) -> Any:
+            if verb == "heartbeat":
+                self.beats[episode] += 1
+                self.beaten.set()
+                return self._status(episode)
+            body = await request.json()
+            state = (
+                {"state": "ended", "reward": body["reward"], "reason": ""}
+                if verb == "end"
+                else {"state": "aborted", "reward": None, "reason": body["reason"]}
+            )
+            with self.lock:
+                self.outcomes.setdefault(episode, state)
+            return self._status(episode)
+
+
+@contextlib.contextmanager
+def serve(app: FastAPI) -> Iterator[str]:
+    """`app` on a free port of this machine, in a thread; yields its URL."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
+    ready = threading.Event()
+
+    async def run() -> None:
+        async def announce() -> None:
+            while not server.started:
+                await asyncio.sleep(0)
+            ready.set()
+
+        waiting = asyncio.create_task(announce())
+        await server.serve()
+        await waiting
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    try:
+        assert ready.wait(20)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -1,0 +1,21 @@
+"""Importing the client is quick and clean."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import ajet_core.client
+
+
+def test_nothing_heavy_is_imported() -> None:
+    heavy = ["torch", "transformers", "fastapi", "uvicorn", "openai", "httpx", "rich", "numpy"]
+    code = f"import sys, ajet_core.client; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_public_names_are_sorted_and_exist() -> None:
+    names = ajet_core.client.__all__
+    assert names == sorted(names)
+    assert all(hasattr(ajet_core.client, name) for name in names)

@@ -1,0 +1,262 @@
+"""Each method sends what the protocol says and reads what comes back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ajet_core.client import Episode
+from ajet_core.errors import AjetError, DeadlineError, NotRollingError, RequestError, StateError
+from ajet_core.protocol import EpisodeGrant, RunConfig, ServerState
+
+from .conftest import (
+    GRANT,
+    RUN_CONFIG,
+    TOKEN,
+    Clock,
+    MakeFace,
+    Script,
+    episode_status,
+    error,
+    run_status,
+    server_status,
+)
+
+EPISODE = Episode.from_grant(EpisodeGrant.model_validate(GRANT))
+
+
+async def test_begin_episode_sends_the_claim_and_returns_the_grant(make: MakeFace) -> None:
+    script = Script().on("POST /v1/episodes", (200, GRANT))
+    episode = await make(script).call(
+        "begin_episode", "task-1", group="g", kind="eval", tag="maths", lease_seconds=60
+    )
+    assert episode == EPISODE
+    assert script.bodies() == [
+        {
+            "task_id": "task-1",
+            "group": "g",
+            "kind": "eval",
+            "tag": "maths",
+            "lease_seconds": 60.0,
+            "wait_seconds": 30.0,
+        }
+    ]
+
+
+async def test_every_request_carries_token_and_version(make: MakeFace) -> None:
+    script = Script().on("GET /v1/status", (200, server_status()))
+    await make(script).call("status")
+    (request,) = script.requests
+    assert request.headers["authorization"] == f"Bearer {TOKEN}"
+    assert request.headers["x-ajet-protocol"] == "1.0"
+
+
+async def test_the_version_is_asked_for_once_and_without_the_token(make: MakeFace) -> None:
+    script = Script().on("GET /v1/status", (200, server_status()))
+    script.on("GET /v1/protocol", (200, {"versions": ["1.7", "0.9"], "server_version": "x"}))
+    face = make(script)
+    await face.call("status")
+    await face.call("status")
+    assert script.routes() == ["GET /v1/protocol", "GET /v1/status", "GET /v1/status"]
+    assert "authorization" not in script.requests[0].headers
+    assert script.requests[1].headers["x-ajet-protocol"] == "1.0"
+
+
+async def test_claims_are_repeated_while_the_server_asks_to_wait(
+    make: MakeFace, clock: Clock
+) -> None:
+    script = Script().on(
+        "POST /v1/episodes",
+        (503, error("not_rolling", retry_after=2.0)),
+        (429, error("busy", retry_after=5.0)),
+        (200, GRANT),
+    )
+    episode = await make(script).call("begin_episode", "task-1")
+    assert episode.episode_id == "ep-1"
+    assert 2.0 <= clock.sleeps[0] <= 2.2
+    assert 5.0 <= clock.sleeps[1] <= 5.5
+
+
+async def test_a_claim_that_can_never_succeed_is_not_repeated(make: MakeFace, clock: Clock) -> None:
+    script = Script().on("POST /v1/episodes", (503, error("not_rolling", "OFFLINE")))
+    with pytest.raises(NotRollingError, match="OFFLINE"):
+        await make(script).call("begin_episode", "task-1")
+    assert len(script.requests) == 1
+    assert clock.sleeps == []
+
+
+async def test_begin_episode_gives_up_after_its_timeout(make: MakeFace, clock: Clock) -> None:
+    script = Script().on("POST /v1/episodes", (503, error("not_rolling", "full", 10.0)))
+    with pytest.raises(DeadlineError, match="within 25 s: full"):
+        await make(script).call("begin_episode", "task-1", timeout=25)
+    assert clock.now <= 25
+    waits = [body["wait_seconds"] for body in script.bodies()]
+    assert waits[0] == 25.0
+    assert waits == sorted(waits, reverse=True)
+
+
+async def test_end_episode_sends_the_outcome(make: MakeFace) -> None:
+    ended = episode_status(state="ended", reward=1.0, lease_expires_in=None)
+    script = Script().on("POST /v1/episodes/ep-1/end", (200, ended))
+    status = await make(script).call(
+        "end_episode",
+        EPISODE,
+        1.0,
+        components={"format": 0.5},
+        call_rewards={"chatcmpl-1": 0.1},
+        metadata={"note": "x"},
+    )
+    assert status.state == "ended"
+    assert script.bodies() == [
+        {
+            "reward": 1.0,
+            "components": {"format": 0.5},
+            "call_rewards": {"chatcmpl-1": 0.1},
+            "metadata": {"note": "x"},
+        }
+    ]
+
+
+async def test_a_reward_that_is_no_number_never_leaves_the_client(make: MakeFace) -> None:
+    script = Script()
+    with pytest.raises(RequestError, match="reward") as caught:
+        await make(script).call("end_episode", EPISODE, float("nan"))
+    assert caught.value.param == "reward"
+    assert script.requests == []
+
+
+async def test_abort_shortens_a_long_reason(make: MakeFace) -> None:
+    script = Script().on("POST /v1/episodes/ep-1/abort", (200, episode_status(state="aborted")))
+    await make(script).call("abort_episode", EPISODE, "x" * 10_000)
+    assert script.bodies() == [{"reason": "x" * 4096}]
+
+
+async def test_heartbeat_and_status_of_an_episode(make: MakeFace) -> None:
+    script = Script().on("POST /v1/episodes/ep-1/heartbeat", (200, episode_status()))
+    script.on("GET /v1/episodes/ep-1", (200, episode_status(calls=4)))
+    face = make(script)
+    assert (await face.call("heartbeat", EPISODE)).state == "open"
+    assert (await face.call("episode_status", EPISODE)).calls == 4
+    assert script.bodies() == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ((200, episode_status()), True),
+        ((200, episode_status(state="aborted", lease_expires_in=None)), False),
+        ((410, error("episode_closed")), False),
+        ((404, error("episode_not_found")), False),
+    ],
+)
+async def test_can_continue_episode(make: MakeFace, answer: object, expected: bool) -> None:
+    script = Script().on("GET /v1/episodes/ep-1", answer)
+    assert await make(script).call("can_continue_episode", EPISODE) is expected
+
+
+async def test_sync_train_config_puts_the_whole_configuration(make: MakeFace) -> None:
+    script = Script().on("PUT /v1/run", (200, run_status(state="OFFLINE")))
+    config = RunConfig.model_validate(RUN_CONFIG)
+    status = await make(script).call("sync_train_config", config)
+    assert status.state is ServerState.OFFLINE
+    assert RunConfig.model_validate(script.bodies()[0]) == config
+
+
+async def test_start_engine_waits_until_the_server_has_booted(make: MakeFace, clock: Clock) -> None:
+    script = Script().on("POST /v1/run/start", (200, run_status(state="BOOTING")))
+    script.on(
+        "GET /v1/status",
+        (200, server_status(state="BOOTING")),
+        (200, server_status(state="ROLLING")),
+    )
+    script.on("GET /v1/run", (200, run_status()))
+    status = await make(script).call("start_engine", wait_seconds=100)
+    assert status.state is ServerState.ROLLING
+    assert script.bodies()[0] == {"wait_seconds": 100.0}
+
+
+async def test_start_engine_joins_a_run_that_is_active(make: MakeFace) -> None:
+    script = Script().on("POST /v1/run/start", (409, error("wrong_state", "a run is active")))
+    script.on("GET /v1/status", (200, server_status())).on("GET /v1/run", (200, run_status()))
+    assert (await make(script).call("start_engine")).state is ServerState.ROLLING
+
+
+async def test_start_engine_without_a_run_is_the_servers_error(make: MakeFace) -> None:
+    script = Script().on("POST /v1/run/start", (409, error("wrong_state", "PUT /v1/run first")))
+    script.on("GET /v1/status", (200, server_status(state="OFFLINE")))
+    with pytest.raises(StateError, match="PUT /v1/run first"):
+        await make(script).call("start_engine")
+
+
+async def test_start_engine_raises_what_made_the_boot_fail(make: MakeFace) -> None:
+    failed = server_status(
+        state="OFFLINE",
+        error={"type": "worker_boot_failed", "message": "no memory", "param": None},
+    )
+    script = Script().on("POST /v1/run/start", (200, run_status(state="BOOTING")))
+    script.on("GET /v1/status", (200, failed))
+    with pytest.raises(AjetError, match="no memory") as caught:
+        await make(script).call("start_engine")
+    assert caught.value.type == "worker_boot_failed"
+
+
+async def test_start_engine_gives_up_after_its_time(make: MakeFace, clock: Clock) -> None:
+    script = Script().on("POST /v1/run/start", (200, run_status(state="BOOTING")))
+    script.on("GET /v1/status", (200, server_status(state="BOOTING")))
+    with pytest.raises(DeadlineError, match="still booting after 3 s"):
+        await make(script).call("start_engine", wait_seconds=3)
+    assert clock.now >= 3
+
+
+async def test_stop_engine_returns_where_the_model_is(make: MakeFace) -> None:
+    stopped = run_status(state="OFFLINE", export_dir="/runs/export")
+    script = Script().on("POST /v1/run/stop", (200, stopped))
+    assert (await make(script).call("stop_engine")).export_dir == "/runs/export"
+
+
+async def test_stop_engine_again_gives_the_same_answer(make: MakeFace) -> None:
+    script = Script().on("POST /v1/run/stop", (409, error("wrong_state", "no run is active")))
+    script.on("GET /v1/run", (200, run_status(state="OFFLINE", export_dir="/runs/export")))
+    assert (await make(script).call("stop_engine")).export_dir == "/runs/export"
+
+
+async def test_stop_engine_without_a_run_is_the_servers_error(make: MakeFace) -> None:
+    script = Script().on("POST /v1/run/stop", (409, error("wrong_state", "no run is active")))
+    script.on("GET /v1/run", (200, run_status(state="OFFLINE")))
+    with pytest.raises(StateError, match="no run is active"):
+        await make(script).call("stop_engine")
+
+
+async def test_run_status_and_status(make: MakeFace) -> None:
+    script = Script().on("GET /v1/run", (200, run_status()))
+    script.on("GET /v1/status", (200, server_status(counters={"calls": 7})))
+    face = make(script)
+    assert (await face.call("run_status")).run_id == "run-1"
+    assert (await face.call("status")).counters == {"calls": 7}
+
+
+async def test_fields_of_a_later_minor_version_are_ignored(make: MakeFace) -> None:
+    script = Script().on("GET /v1/status", (200, server_status() | {"colour": "blue"}))
+    assert (await make(script).call("status")).step == 3
+
+
+async def test_ids_cannot_leave_their_place_in_the_path(make: MakeFace) -> None:
+    script = Script().on("GET /v1/episodes/../status", (200, episode_status()))
+    odd = Episode.from_grant(EpisodeGrant.model_validate(GRANT | {"episode_id": "../status"}))
+    await make(script).call("episode_status", odd)
+    assert script.requests[0].url.raw_path == b"/v1/episodes/..%2Fstatus"
+
+
+async def test_a_closed_client_says_so(make: MakeFace) -> None:
+    face = make(Script())
+    await face.call("close")
+    with pytest.raises(StateError, match="is closed"):
+        await face.call("status")
+
+
+async def test_bodies_are_json(make: MakeFace) -> None:
+    script = Script().on("POST /v1/episodes", (200, GRANT))
+    await make(script).call("begin_episode", "täsk")
+    assert script.requests[0].headers["content-type"] == "application/json"
+    assert json.loads(script.requests[0].content)["task_id"] == "täsk"

@@ -1,0 +1,262 @@
+"""`run_episodes_until_all_complete` over real sockets, with threads and with tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ajet_core.client import (
+    AsyncSwarmClient,
+    Episode,
+    EpisodeFailure,
+    EpisodeOutcome,
+    EpisodeResult,
+    RunnerReport,
+    SwarmClient,
+    Task,
+)
+from ajet_core.client._runner import LeaseBook
+from ajet_core.errors import NotRollingError, RequestError
+from ajet_core.protocol import EpisodeGrant
+
+from .conftest import GRANT
+from .swarm_stub import SwarmStub, serve
+
+Agent = Callable[[Task, Episode], Any]
+
+
+@pytest.fixture
+def stub() -> SwarmStub:
+    return SwarmStub()
+
+
+@pytest.fixture
+def url(stub: SwarmStub) -> Iterator[str]:
+    with serve(stub.app) as url:
+        yield url
+
+
+@pytest.fixture(params=["sync", "async"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def drive(kind: str, url: str, tasks: list[Any], agent: Agent, **options: Any) -> RunnerReport:
+    """Run an agent with either client; a plain agent becomes an async one for the async client."""
+    if kind == "sync":
+        with SwarmClient(url, "token") as client:
+            return client.run_episodes_until_all_complete(tasks, agent, **options)
+
+    async def as_async(task: Task, episode: Episode) -> Any:
+        result = agent(task, episode)
+        return await result if inspect.isawaitable(result) else result
+
+    async def run() -> RunnerReport:
+        async with AsyncSwarmClient(url, "token") as client:
+            return await client.run_episodes_until_all_complete(tasks, as_async, **options)
+
+    return asyncio.run(run())
+
+
+def test_every_task_gets_its_episodes(kind: str, url: str, stub: SwarmStub) -> None:
+    def agent(task: Task, episode: Episode) -> Any:
+        if task.payload is None:
+            return 0.5
+        return EpisodeOutcome(reward=task.payload, components={"x": 1.0})
+
+    seen: list[Any] = []
+    report = drive(
+        kind, url, ["a", Task("b", payload=2.0)], agent, episodes_per_task=3, on_result=seen.append
+    )
+    assert sorted(r.task.id for r in report.outcomes) == ["a"] * 3 + ["b"] * 3
+    assert report.failures == []
+    assert report.reward_mean == pytest.approx(1.25)
+    assert seen == report.outcomes
+    assert [o["reward"] for o in stub.by_task("b")] == [2.0] * 3
+
+
+def test_no_tasks_are_no_work(kind: str, url: str) -> None:
+    report = drive(kind, url, [], lambda *_: 1.0)
+    assert (report.outcomes, report.failures, report.reward_mean) == ([], [], None)
+
+
+def test_no_more_episodes_are_open_than_asked_for(kind: str, url: str, stub: SwarmStub) -> None:
+    drive(kind, url, ["a"], lambda *_: 1.0, episodes_per_task=12, concurrency=3)
+    assert len(stub.outcomes) == 12
+    assert stub.most_open <= 3
+
+
+def test_a_failing_task_leaves_the_others_alone(kind: str, url: str, stub: SwarmStub) -> None:
+    def agent(task: Task, episode: Episode) -> float:
+        if task.id == "bad":
+            raise ValueError(f"cannot do it with {episode.api_key}")
+        return 1.0
+
+    report = drive(kind, url, ["good", "bad"], agent, episodes_per_task=2, retries=1)
+    assert [r.task.id for r in report.outcomes] == ["good"] * 2
+    assert len(report.failures) == 2
+    failure = report.failures[0]
+    assert (failure.task.id, failure.attempts) == ("bad", 2)
+    assert "ValueError: cannot do it with ***" in failure.traceback
+    assert 'raise ValueError(f"cannot do it' in failure.traceback
+    aborted = stub.by_task("bad")
+    assert [o["state"] for o in aborted] == ["aborted"] * 4
+    assert {o["reason"] for o in aborted} == {"ValueError: cannot do it with ***"}
+
+
+def test_a_second_attempt_may_succeed(kind: str, url: str, stub: SwarmStub) -> None:
+    tried: list[str] = []
+
+    def agent(task: Task, episode: Episode) -> float:
+        tried.append(episode.episode_id)
+        if len(tried) == 1:
+            raise RuntimeError("once")
+        return 1.0
+
+    seen: list[EpisodeResult | EpisodeFailure] = []
+    report = drive(kind, url, ["a"], agent, on_result=seen.append)
+    assert [r.episode.episode_id for r in report.outcomes] == tried[1:]
+    assert seen == report.outcomes
+
+
+def test_without_retries_the_first_failure_stands(kind: str, url: str) -> None:
+    def agent(*_: Any) -> float:
+        raise RuntimeError("always")
+
+    report = drive(kind, url, ["a"], agent, retries=0)
+    assert [f.attempts for f in report.failures] == [1]
+
+
+@pytest.mark.parametrize("value", [None, "1.0", float("nan")])
+def test_a_return_value_that_is_no_reward_fails_the_episode(
+    kind: str, url: str, stub: SwarmStub, value: Any
+) -> None:
+    report = drive(kind, url, ["a"], lambda *_: value, retries=0)
+    assert len(report.failures) == 1
+    assert [o["state"] for o in stub.by_task("a")] == ["aborted"]
+
+
+def test_what_concerns_all_episodes_ends_the_run(kind: str, url: str, stub: SwarmStub) -> None:
+    stub.refuse = {"type": "not_rolling", "message": "no run", "status": 503}
+    with pytest.raises(NotRollingError, match="no run"):
+        drive(kind, url, ["a", "b"], lambda *_: 1.0)
+
+
+def test_what_concerns_one_task_is_its_failure(kind: str, url: str, stub: SwarmStub) -> None:
+    stub.refuse = {"type": "episode_error", "message": "set aside", "status": 409}
+    report = drive(kind, url, ["a"], lambda *_: 1.0)
+    assert [f.error.args[0] for f in report.failures] == ["set aside"]
+
+
+@pytest.mark.parametrize("options", [{"concurrency": 0}, {"episodes_per_task": 0}])
+def test_impossible_numbers_are_refused(kind: str, url: str, options: dict[str, int]) -> None:
+    with pytest.raises(RequestError, match="must be at least 1"):
+        drive(kind, url, ["a"], lambda *_: 1.0, **options)
+
+
+def test_leases_of_long_agents_are_renewed(kind: str, url: str, stub: SwarmStub) -> None:
+    def agent(*_: Any) -> Any:
+        if kind == "async":
+            return asyncio.to_thread(wait)
+        return wait()
+
+    def wait() -> float:
+        return float(stub.beaten.wait(20))
+
+    report = drive(kind, url, ["a"], agent, lease_seconds=1)
+    assert report.reward_mean == 1.0
+    assert stub.beats["ep-0"] >= 1
+
+
+def test_an_interrupt_aborts_what_is_open(url: str, stub: SwarmStub) -> None:
+    release = threading.Event()
+
+    def agent(task: Task, episode: Episode) -> float:
+        if task.id == "first":
+            return 1.0
+        release.wait(20)
+        return 1.0
+
+    def interrupt(result: object) -> None:
+        assert stub.four_claimed.wait(20)
+        raise KeyboardInterrupt
+
+    with SwarmClient(url, "token") as client:
+        with pytest.raises(KeyboardInterrupt):
+            client.run_episodes_until_all_complete(
+                ["first", "b", "c", "d"], agent, on_result=interrupt
+            )
+        release.set()
+        states = [stub.outcomes[e]["state"] for e, t in stub.tasks.items() if t != "first"]
+    assert states == ["aborted"] * 3
+
+
+async def test_a_cancellation_aborts_what_is_open(url: str, stub: SwarmStub) -> None:
+    entered = 0
+    all_in = asyncio.Event()
+
+    async def agent(*_: Any) -> float:
+        nonlocal entered
+        entered += 1
+        if entered == 3:
+            all_in.set()
+        await asyncio.Event().wait()
+        return 1.0
+
+    async with AsyncSwarmClient(url, "token") as client:
+        running = asyncio.create_task(
+            client.run_episodes_until_all_complete(["a", "b", "c"], agent)
+        )
+        await all_in.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert [o["reason"] for o in stub.outcomes.values()] == ["CancelledError"] * 3
+
+
+async def test_a_plain_function_is_refused_by_the_async_client(url: str) -> None:
+    async with AsyncSwarmClient(url, "token") as client:
+        report = await client.run_episodes_until_all_complete(
+            ["a"],
+            lambda *_: 1.0,  # type: ignore[arg-type, return-value]
+            retries=0,
+        )
+    assert "not async" in str(report.failures[0].error)
+
+
+def test_an_async_agent_is_refused_by_the_sync_client(url: str) -> None:
+    class Awaitable:
+        def __await__(self) -> Iterator[None]:
+            yield
+
+    with SwarmClient(url, "token") as client:
+        report = client.run_episodes_until_all_complete(
+            ["a"],
+            lambda *_: Awaitable(),  # type: ignore[arg-type, return-value]
+            retries=0,
+        )
+    assert "AsyncSwarmClient" in str(report.failures[0].error)
+
+
+def episode(id_: str, lease: float) -> Episode:
+    grant = EpisodeGrant.model_validate(GRANT | {"episode_id": id_, "lease_seconds": lease})
+    return Episode.from_grant(grant)
+
+
+def test_heartbeats_are_due_after_a_third_of_the_lease() -> None:
+    book = LeaseBook()
+    assert book.wait(0.0) is None
+    book.add(episode("long", 300), now=0.0)
+    book.add(episode("short", 30), now=5.0)
+    assert book.wait(5.0) == 10.0
+    assert book.take_due(14.9) == []
+    assert [e.episode_id for e in book.take_due(15.0)] == ["short"]
+    assert book.wait(15.0) == 10.0
+    assert [e.episode_id for e in book.take_due(120.0)] == ["long", "short"]
+    book.remove([episode("short", 30)])
+    assert book.wait(120.0) == 100.0

@@ -1,0 +1,80 @@
+"""The documentation of hooks is complete and exact."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import ajet_core.plugin
+from ajet_core.plugin import spec
+from ajet_core.plugin.kinds import KINDS
+from ajet_core.plugin.loading import HOOK_NAMES, OBSERVERS
+
+ROOT = Path(__file__).parents[2]
+DOCS = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+
+
+def signature(name: str) -> str:
+    return f"{name}{inspect.signature(getattr(spec, name))}".replace("'", "")
+
+
+@pytest.mark.parametrize("name", HOOK_NAMES)
+def test_every_hook_has_a_docstring(name: str) -> None:
+    text = inspect.getdoc(getattr(spec, name)) or ""
+    assert text.splitlines()[0].endswith(".")
+    assert ":return:" in text or ":param" in text
+
+
+@pytest.mark.parametrize("name", HOOK_NAMES)
+def test_every_hook_is_documented_with_its_signature(name: str) -> None:
+    assert f"### `{signature(name)}`" in DOCS
+
+
+def test_no_hook_is_documented_that_does_not_exist() -> None:
+    assert set(re.findall(r"^### `(ajet_\w+)", DOCS, re.MULTILINE)) == set(HOOK_NAMES)
+
+
+def test_every_registering_hook_belongs_to_a_kind() -> None:
+    assert {kind.hook for kind in KINDS} | set(OBSERVERS) == set(HOOK_NAMES)
+
+
+def test_the_exports_are_sorted_and_exist() -> None:
+    names = ajet_core.plugin.__all__
+    constants = [name for name in names if name.isupper()]
+    classes = [name for name in names if name[0].isupper() and not name.isupper()]
+    functions = [name for name in names if name[0].islower()]
+    assert names == [*sorted(constants), *sorted(classes), *sorted(functions)]
+    assert all(hasattr(ajet_core.plugin, name) for name in names)
+
+
+def test_the_example_of_the_guide_is_a_plugin_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = inspect.getdoc(ajet_core.plugin) or ""
+    blocks = re.findall(r"^``([\w./]+)``[^\n]*::\n\n((?:    .*\n|\n)+)", guide, re.MULTILINE)
+    files = {name: inspect.cleandoc(text) for name, text in blocks}
+    assert set(files) == {"pyproject.toml", "ajet_echo/hooks.py", "ajet_echo/settings.py"}
+    project = tomllib.loads(files.pop("pyproject.toml"))["project"]
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    info = tmp_path / "ajet_echo-1.0.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    groups = project["entry-points"]
+    (info / "entry_points.txt").write_text(
+        "".join(
+            f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in points.items())
+            for group, points in groups.items()
+        )
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    manager = ajet_core.plugin.PluginManager()
+    settings = manager.validate_settings(manager.engine("echo"), {"repeat": 2})
+    assert settings.model_dump() == {"repeat": 2}

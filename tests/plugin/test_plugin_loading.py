@@ -1,0 +1,221 @@
+"""Plugins are found by metadata, loaded late, and fail alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ajet_core.errors import PluginApiError, PluginLoadError, UnknownComponentError
+from ajet_core.plugin import HOOK_API, PluginInfo, PluginManager
+
+if TYPE_CHECKING:
+    from conftest import Site
+
+ONE_ENGINE = """
+@hookimpl
+def ajet_register_engines():
+    return [EngineSpec(name="{0}", target="nowhere:Engine", capabilities=CHANNELS)]
+"""
+
+
+def info_of(manager: PluginManager, name: str, *, load: bool = True) -> PluginInfo:
+    return next(info for info in manager.plugins(load=load) if info.name == name)
+
+
+def test_a_good_plugin_gives_its_component_by_name(site: Site) -> None:
+    site.install("ajet-good", ONE_ENGINE.format("quick"))
+    assert PluginManager().engine("quick").target == "nowhere:Engine"
+
+
+def test_listing_without_loading_imports_nothing(
+    site: Site, imported: Callable[[], set[str]]
+) -> None:
+    module = site.install("ajet-good", ONE_ENGINE.format("quick"))
+    info = info_of(PluginManager(), "ajet-good", load=False)
+    assert (info.distribution, info.version, info.module) == ("ajet-good", "1.2", module)
+    assert (info.hook_api, info.problem, info.components) == ((1, 0), "", ())
+    assert imported() == set()
+
+
+def test_loading_lists_hooks_and_components(site: Site, imported: Callable[[], set[str]]) -> None:
+    module = site.install("ajet-good", ONE_ENGINE.format("quick"))
+    info = info_of(PluginManager(), "ajet-good")
+    assert info.hooks == ("ajet_register_engines",)
+    assert info.components == ("engine:quick",)
+    assert imported() == {module}
+
+
+BROKEN = {
+    "import": ("import no_such_module_at_all", "no_such_module_at_all"),
+    "exit": ("raise SystemExit(3)", "SystemExit: 3"),
+    "syntax": ("def :", "SyntaxError"),
+    "raises": (
+        "@hookimpl\ndef ajet_register_engines():\n    raise ZeroDivisionError('boom')",
+        "hook ajet_register_engines raised ZeroDivisionError: boom",
+    ),
+    "none": (
+        "@hookimpl\ndef ajet_register_stores():\n    return None",
+        "hook ajet_register_stores returned None instead of a sequence of StoreSpec",
+    ),
+    "no-sequence": (
+        "@hookimpl\ndef ajet_register_engines():\n    return 7",
+        "hook ajet_register_engines returned a int instead of a sequence of EngineSpec",
+    ),
+    "wrong-spec": (
+        (
+            "@hookimpl\ndef ajet_register_trainers():\n"
+            "    return [EngineSpec(name='x', target='a:B', capabilities=CHANNELS)]"
+        ),
+        "hook ajet_register_trainers returned a sequence that holds a EngineSpec",
+    ),
+    "no-target": (
+        (
+            "@hookimpl\ndef ajet_register_engines():\n"
+            "    return [EngineSpec(name='x', target='a.B', capabilities=CHANNELS)]"
+        ),
+        "gives engine 'x' the target 'a.B'",
+    ),
+    "no-name": (
+        "@hookimpl\ndef ajet_register_stores():\n    return [StoreSpec(name='', target='a:B')]",
+        "names a store ''",
+    ),
+    "twice": (
+        (
+            "@hookimpl\ndef ajet_register_stores():\n"
+            "    return [StoreSpec(name='x', target='a:B'), StoreSpec(name='x', target='a:C')]"
+        ),
+        "names store 'x' twice",
+    ),
+    "unknown-hook": (
+        "@hookimpl\ndef ajet_register_rockets():\n    return []",
+        "ajet_register_rockets",
+    ),
+    "wrong-argument": (
+        "@hookimpl\ndef ajet_step_finished(summary, speed):\n    pass",
+        "{'speed'}",
+    ),
+    "not-marked": (
+        "def ajet_step_finished(summary):\n    pass",
+        "hook ajet_step_finished is not marked with @hookimpl",
+    ),
+    "coroutine": (
+        "@hookimpl\nasync def ajet_step_finished(summary):\n    pass",
+        "hook ajet_step_finished is a coroutine function",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "reason"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_plugin_is_named_with_its_reason_and_the_way_out(
+    site: Site, source: str, reason: str
+) -> None:
+    site.install("ajet-bad", source)
+    problem = info_of(PluginManager(), "ajet-bad").problem
+    assert reason in problem
+    assert "plugin 'ajet-bad' (distribution ajet-bad 1.2)" in problem
+    assert "pip install --upgrade ajet-bad" in problem
+    assert "pip uninstall ajet-bad" in problem
+    assert 'plugins.blocked in ajet.toml: ["ajet-bad"]' in problem
+
+
+@pytest.mark.parametrize(("source", "reason"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_plugin_leaves_the_others_alone(site: Site, source: str, reason: str) -> None:
+    site.install("ajet-bad", source)
+    site.install("ajet-good", ONE_ENGINE.format("quick"))
+    assert PluginManager().engine("quick").name == "quick"
+
+
+def test_the_component_named_like_a_broken_plugin_gets_that_plugins_error(site: Site) -> None:
+    site.install("ajet-bad", "import no_such_module_at_all", name="rocket")
+    with pytest.raises(PluginLoadError, match=r"engine 'rocket' cannot be used: .*no_such_module"):
+        PluginManager().engine("rocket")
+
+
+def test_another_missing_component_mentions_the_broken_plugin_and_the_known_names(
+    site: Site,
+) -> None:
+    site.install("ajet-bad", "import no_such_module_at_all")
+    site.install("ajet-good", ONE_ENGINE.format("quick"))
+    with pytest.raises(UnknownComponentError) as raised:
+        PluginManager().engine("rocket")
+    first, *others = raised.value.message.splitlines()
+    assert "no installed plugin provides engine 'rocket'" in first
+    assert "quick" in first
+    assert any("not usable: plugin 'ajet-bad'" in line for line in others)
+    assert raised.value.param == "engine.name"
+
+
+REFUSED = {
+    "other major": (("2.0",), "needs hook API 2.0 and this agentjet offers 1.0: upgrade agentjet"),
+    "older major": (
+        ("0.9",),
+        "was made for hook API 0.9 and this agentjet offers 1.0: upgrade the",
+    ),
+    "newer minor": (("1.1",), "needs hook API 1.1 and this agentjet offers 1.0: upgrade agentjet"),
+    "undeclared": ((), '"1.0" = "ajet_odd_hooks"'),
+    "not a version": (("one",), "'one' is not a hook API version"),
+}
+
+
+@pytest.mark.parametrize(("declared", "reason"), REFUSED.values(), ids=REFUSED)
+def test_a_plugin_for_another_hook_api_is_refused_before_import(
+    site: Site, imported: Callable[[], set[str]], declared: tuple[str, ...], reason: str
+) -> None:
+    assert HOOK_API == (1, 0)
+    site.install("ajet-odd", ONE_ENGINE.format("odd"), name="odd", hook_api=declared)
+    manager = PluginManager()
+    assert reason in info_of(manager, "odd").problem
+    with pytest.raises(PluginApiError, match=r"ajet-odd 1\.2"):
+        manager.engine("odd")
+    with pytest.raises(UnknownComponentError, match="not usable: plugin 'odd'"):
+        manager.engine("other")
+    manager.notify("ajet_state_changed", state="ROLLING")
+    assert imported() == set()
+
+
+def test_a_plugin_may_declare_several_hook_apis(site: Site) -> None:
+    site.install("ajet-both", ONE_ENGINE.format("quick"), hook_api=("1.0", "2.3"))
+    assert PluginManager().engine("quick").name == "quick"
+
+
+@pytest.mark.parametrize("entry", ["odd", "odd@ajet-odd"])
+def test_a_blocked_plugin_is_never_imported(
+    site: Site, imported: Callable[[], set[str]], entry: str
+) -> None:
+    site.install("ajet-odd", ONE_ENGINE.format("odd"), name="odd")
+    manager = PluginManager(blocked=[entry])
+    info = info_of(manager, "odd")
+    assert info.blocked
+    assert "plugins.blocked" in info.problem
+    with pytest.raises(UnknownComponentError, match=r"not looked at: plugin 'odd'.*blocked"):
+        manager.engine("odd")
+    assert imported() == set()
+
+
+def test_blocking_names_one_distribution_only(site: Site) -> None:
+    site.install("ajet-odd", ONE_ENGINE.format("odd"), name="odd")
+    assert PluginManager(blocked=["odd@ajet-other"]).engine("odd").name == "odd"
+
+
+def test_a_failing_observer_is_logged_and_the_others_still_hear(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.install("ajet-a", "@hookimpl\ndef ajet_state_changed(state):\n    raise OSError('full')")
+    site.install(
+        "ajet-b", "HEARD = []\n@hookimpl\ndef ajet_state_changed(state):\n    HEARD.append(state)"
+    )
+    with caplog.at_level(logging.ERROR):
+        PluginManager().notify("ajet_state_changed", state="ROLLING")
+    import ajet_b_hooks
+
+    assert ajet_b_hooks.HEARD == ["ROLLING"]
+    assert "plugin 'ajet-a' (distribution ajet-a 1.2)" in caplog.text
+    assert "OSError: full" in caplog.text
+
+
+def test_only_observers_can_be_notified() -> None:
+    with pytest.raises(ValueError, match="ajet_state_changed"):
+        PluginManager(entry_points=[]).notify("ajet_register_engines")

@@ -1,0 +1,38 @@
+"""`docs/dependencies.md` gives a reason for every runtime dependency, and for nothing else."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+
+
+def declared(project: str) -> set[str]:
+    table = tomllib.loads((ROOT / project / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
+    extras = table.get("optional-dependencies", {}).values()
+    lines = [*table["dependencies"], *(line for extra in extras for line in extra)]
+    names = {Requirement(line).name for line in lines}
+    return {name for name in names if not name.startswith("agentjet")}
+
+
+def documented() -> set[str]:
+    text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    return set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE))
+
+
+def test_every_runtime_dependency_is_explained() -> None:
+    assert documented() == declared(".") | declared("plugins/backend_torch")
+
+
+@pytest.mark.parametrize("name", sorted(declared(".") | declared("plugins/backend_torch")))
+def test_every_runtime_dependency_has_a_pinned_version(name: str) -> None:
+    lines = (ROOT / "constraints" / "dev.txt").read_text(encoding="utf-8").splitlines()
+    pins = {line.partition("==")[0].lower() for line in lines if "==" in line}
+    assert name in pins
