@@ -7,10 +7,11 @@ tool call; to walk to the goal it has to learn by reinforcement.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ SPECIAL_TOKENS = (
 
 # A renderer encodes the opening of a turn by itself, a chat template leaves it joined to what follows.
 # No merge crosses this seam, so that both give the same tokens. \G is where the last match ended.
+# A last newline stands alone too, or the same direction would be one token in the middle of an
+# observation and an unrelated one at its end, and twice as hard to learn.
 TURN_OPENING = r"\G(?:user|assistant\n)|\n\z"
 
 VOCABULARY = 512
@@ -319,10 +322,25 @@ def save(model: Any, tokenizer: Any, directory: Path) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
-        model.save_pretrained(temporary)
+        with _without_progress_bars():
+            model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         temporary.chmod(0o755)
         temporary.rename(directory)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+@contextlib.contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """transformers draws one for the single file it writes, into whatever the demo is showing."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

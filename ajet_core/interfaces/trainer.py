@@ -40,9 +40,9 @@ class StepReport:
     """What one step did.
 
     :param metrics: named numbers. Common names: ``loss``, ``entropy`` (nats), ``kl`` (to the reference,
-        nats), ``clip_fraction``, ``grad_norm`` (before clipping), ``logprob_gap`` (largest absolute
-        difference of behaviour and trainer logprob before the step, for tokens of the current
-        policy version), ``learning_rate``.
+        nats; only if it is computed), ``clip_fraction``, ``grad_norm`` (before clipping),
+        ``logprob_gap`` (largest absolute difference of behaviour and trainer logprob before the step,
+        for tokens of the current policy version; missing if there are none), ``learning_rate``.
     :param tokens_trained: tokens with a loss.
     :param tokens_processed: tokens that went through the forward pass, padding left out.
     :param seconds: wall seconds of the step.
@@ -78,7 +78,10 @@ class Trainer(ABC):
 
     @abstractmethod
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
-        """Make the present weights available on `channel` as `policy_version`."""
+        """Make the present weights available on `channel` as `policy_version`.
+
+        On ``in_process`` this is also called before the engine starts, which then takes them over.
+        """
 
     @abstractmethod
     def save(self, directory: Path) -> None:

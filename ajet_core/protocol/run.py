@@ -59,7 +59,8 @@ class AlgorithmConfig(Message):
 
     :param advantage: baseline and scale of the rewards in a group.
     :param aggregation: how token losses become one loss: mean over all tokens of a minibatch, mean
-        over sequences of their token means, or sum over tokens divided by sequences.
+        over sequences of their token means, or sum over tokens divided by sequences. A sequence is one
+        of the merged sequences of an episode.
     :param clip_low: the ratio is clipped below 1 - clip_low.
     :param clip_high: the ratio is clipped above 1 + clip_high.
     :param kl_coef: weight of the KL divergence to the reference model (the model at the start),

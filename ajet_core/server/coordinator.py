@@ -272,7 +272,7 @@ class Coordinator:
         self._workers = workers = await RunWorkers.boot(
             run,
             self._run_dir,
-            checkpoint.directory if checkpoint else None,
+            checkpoint,
             self._settings.server.boot_timeout_seconds,
         )
         update = await workers.trainer.publish(run.channel, self.step)

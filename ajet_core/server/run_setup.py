@@ -17,6 +17,7 @@ from ajet_core.plugin import (
     negotiate_channel,
 )
 from ajet_core.protocol import AlgorithmConfig, ComponentChoice, RunConfig
+from ajet_core.server.checkpoints import Checkpoint
 from ajet_core.server.rendering.renderer import ChatRenderer, make_renderer
 from ajet_core.settings import Settings
 from ajet_core.worker.codec import BootPlan, ComponentPlan
@@ -49,7 +50,7 @@ class ResolvedRun:
         return self.channel == "in_process"
 
     def boot_plan(
-        self, run_dir: Path, *, engine: bool, trainer: bool, checkpoint: Path | None
+        self, run_dir: Path, *, engine: bool, trainer: bool, checkpoint: Checkpoint | None
     ) -> BootPlan:
         """The plan of a worker that hosts the engine, the trainer, or both."""
         return BootPlan(
@@ -59,7 +60,9 @@ class ResolvedRun:
             algorithm=self.config.algorithm,
             engine=self.engine if engine else None,
             trainer=self.trainer if trainer else None,
-            checkpoint=str(checkpoint) if checkpoint is not None else None,
+            checkpoint=str(checkpoint.directory) if checkpoint is not None else None,
+            channel=self.channel if engine and trainer else None,
+            policy_version=checkpoint.step if checkpoint is not None else 0,
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ajet_core.errors import WorkerBootError
 from ajet_core.interfaces import EngineInfo
+from ajet_core.server.checkpoints import Checkpoint
 from ajet_core.server.run_setup import ResolvedRun
 from ajet_core.worker.process import WorkerProcess
 
@@ -22,7 +23,7 @@ class RunWorkers:
 
     @classmethod
     async def boot(
-        cls, run: ResolvedRun, run_dir: Path, checkpoint: Path | None, timeout: float
+        cls, run: ResolvedRun, run_dir: Path, checkpoint: Checkpoint | None, timeout: float
     ) -> RunWorkers:
         """Start the processes and make the components in them.
 

@@ -28,6 +28,8 @@ class BootPlan:
     """What a worker hosts.
 
     :param checkpoint: directory the trainer goes on from, None for a new run.
+    :param channel: the weight channel, if the worker hosts both components: the trainer's weights are
+        published on it before the engine starts, so that the engine need not load any of its own.
     """
 
     run_dir: str
@@ -37,6 +39,8 @@ class BootPlan:
     engine: ComponentPlan | None
     trainer: ComponentPlan | None
     checkpoint: str | None
+    channel: str | None = None
+    policy_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,9 @@ class WorkerHost:
             if plan.checkpoint is not None:
                 directory = Path(plan.checkpoint)
                 await self._on_trainer(lambda t: t.load(directory))
+        if (channel := plan.channel) is not None:
+            version = plan.policy_version
+            await self._on_trainer(lambda t: t.publish(channel, version))
         if plan.engine is not None:
             self._engine = _make(plan.engine, context)
             engine_info = await self._need_engine().start(plan.model)

@@ -1,0 +1,196 @@
+"""Tokenizer, template and model of the demo."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("renderers")
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ajet_core.demo import tiny_model
+from ajet_core.demo.demonstrations import assistant_turn, demonstrate, encode_turn
+from ajet_core.demo.gridwalk import DIRECTIONS, TOOLS, GridWalk
+from ajet_core.errors import ConfigError
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+TOKENIZER: Any = None
+
+
+def tokenizer_() -> Any:
+    global TOKENIZER
+    if TOKENIZER is None:
+        TOKENIZER = tiny_model.build_tokenizer()
+    return TOKENIZER
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tokenizer_()
+
+
+@pytest.fixture(scope="module")
+def renderer(tokenizer: Any) -> Any:
+    return tiny_model.qwen3_renderer(tokenizer)
+
+
+def call(direction: str, id_: str = "c1") -> dict[str, Any]:
+    arguments = json.dumps({"direction": direction})
+    return {
+        "id": id_,
+        "type": "function",
+        "function": {"name": "move", "arguments": arguments},
+    }
+
+
+def conversation() -> list[dict[str, Any]]:
+    walk = GridWalk("0")
+    messages = walk.messages()
+    for number, direction in enumerate(("up", "left", "down")):
+        messages.append(
+            {"role": "assistant", "content": None, "tool_calls": [call(direction, f"c{number}")]}
+        )
+        reply = walk.move(direction)
+        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": reply})
+    return messages
+
+
+def by_template(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, prompt: bool) -> Any:
+    return tokenizer.apply_chat_template(
+        messages, tools=tools, add_generation_prompt=prompt, return_dict=False
+    )
+
+
+@pytest.mark.parametrize("tools", [TOOLS, None])
+@pytest.mark.parametrize("prompt", [True, False])
+def test_template_and_renderer_agree(
+    tokenizer: Any, renderer: Any, tools: Any, prompt: bool
+) -> None:
+    messages = conversation()
+    for end in range(1, len(messages) + 1):
+        rendered = renderer.render_ids(messages[:end], tools=tools, add_generation_prompt=prompt)
+        assert by_template(tokenizer, messages[:end], tools, prompt) == rendered
+
+
+TEXT = st.text(
+    st.sampled_from(["\n", " ", "user", "assistant\n", "goal is ", "7", "ä", "<think>", "{"]),
+    max_size=6,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=3), st.booleans())
+def test_template_and_renderer_agree_on_odd_texts(
+    turns: list[tuple[str, str, str]], prompt: bool
+) -> None:
+    tokenizer = tokenizer_()
+    renderer = tiny_model.qwen3_renderer(tokenizer)
+    messages: list[dict[str, Any]] = []
+    for asked, said, replied in turns:
+        messages += [
+            {"role": "user", "content": asked},
+            {"role": "assistant", "content": said, "tool_calls": [call("up")]},
+            {"role": "tool", "tool_call_id": "c1", "content": replied},
+        ]
+    rendered = renderer.render_ids(messages, tools=TOOLS, add_generation_prompt=prompt)
+    assert by_template(tokenizer, messages, TOOLS, prompt) == rendered
+
+
+@pytest.mark.parametrize("direction", list(DIRECTIONS))
+def test_a_turn_survives_parsing(tokenizer: Any, renderer: Any, direction: str) -> None:
+    token_ids = encode_turn(tokenizer, assistant_turn(direction))
+    parsed = renderer.parse_response(token_ids, tools=TOOLS)
+    (found,) = parsed.tool_calls
+    assert (parsed.content, found.name, found.arguments) == ("", "move", {"direction": direction})
+
+
+def test_demonstrations_are_what_the_gateway_serves(tokenizer: Any, renderer: Any) -> None:
+    demo = demonstrate(renderer, tokenizer, "t", random.Random(1))
+    assert len(demo.token_ids) == len(demo.sampled)
+    sampled = [t for t, s in zip(demo.token_ids, demo.sampled, strict=True) if s]
+    turns = tokenizer.decode(sampled, skip_special_tokens=False).split("<|im_end|>")[:-1]
+    assert 2 <= len(turns) <= 6
+    assert all(f"{turn}<|im_end|>" in map(assistant_turn, DIRECTIONS) for turn in turns)
+
+
+def test_prompts_are_short_and_any_text_survives(tokenizer: Any, renderer: Any) -> None:
+    assert len(tokenizer) == tiny_model.VOCABULARY
+    prompt = renderer.render_ids(GridWalk("0").messages(), tools=TOOLS, add_generation_prompt=True)
+    assert len(prompt) < 130
+    odd = "日本 \x00 ß\n\n<tool_call>"
+    assert tokenizer.decode(tokenizer.encode(odd), skip_special_tokens=False) == odd
+
+
+def test_the_warm_up_lowers_the_loss_and_reports(tokenizer: Any, renderer: Any) -> None:
+    model = tiny_model.build_model(tokenizer, seed=0)
+    seen: list[tiny_model.WarmupProgress] = []
+    last = tiny_model.warm_up(model, tokenizer, renderer, seed=0, steps=12, progress=seen.append)
+    assert [p.step for p in seen] == list(range(1, 13))
+    assert {p.steps for p in seen} == {12}
+    assert last == seen[-1].loss
+    assert seen[-1].loss < 0.6 * seen[0].loss
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in directory.iterdir()}
+
+
+def test_the_seed_decides_everything(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        tiny_model.create_tiny_model(tmp_path / name, seed=seed, warmup_steps=2)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+    changed = {
+        n for n, content in files(tmp_path / "a").items() if files(tmp_path / "c")[n] != content
+    }
+    assert changed == {"model.safetensors"}
+
+
+def test_the_directory_is_a_hugging_face_model(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    report = tiny_model.create_tiny_model(tmp_path / "m", seed=0, warmup_steps=0)
+    assert report.loss is None
+    assert 100_000 < report.parameters < 200_000
+    assert {p.name for p in tmp_path.iterdir()} == {"m"}
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.chat_template
+    assert model.config.num_attention_heads == 2
+    assert tokenizer.eos_token_id in model.generation_config.eos_token_id
+    prompt = tokenizer.apply_chat_template(
+        GridWalk("0").messages(), tools=TOOLS, add_generation_prompt=True, return_dict=False
+    )
+    assert len(prompt) == report.prompt_tokens
+    assert model(input_ids=torch.tensor([prompt])).logits.shape[-1] == report.vocabulary
+
+
+def test_a_model_is_never_written_over(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="exists"):
+        tiny_model.create_tiny_model(tmp_path, seed=0)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    class Broken:
+        def save_pretrained(self, _: Path) -> None:
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        tiny_model.save(Broken(), Broken(), tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
