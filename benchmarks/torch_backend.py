@@ -1,0 +1,170 @@
+"""The embedded backend on a model of real size: random weights built from a config, CPU or CUDA.
+
+Engine and trainer are used as a server uses them, sharing weights in process. Measures the engine's
+tokens per second at `--concurrency` requests, one training step on what it sampled, and the largest
+difference between the engine's logprobs and the trainer's on the same tokens. The JSON line comes last;
+`--output` keeps it, with date and hardware.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import json
+import platform
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from ajet_backend_torch.engine import TorchEngine
+from ajet_backend_torch.settings import TorchEngineSettings, TorchTrainerSettings
+from ajet_backend_torch.trainer import TorchTrainer
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from ajet_core.interfaces import GenerateRequest, SamplingParams, WorkerContext
+from ajet_core.protocol import AlgorithmConfig, ModelConfig
+from ajet_core.timeline import TrainBatch, TrainEpisode, TrainSequence
+
+# hidden, layers, heads, key-value heads, intermediate, vocabulary
+SIZES = {
+    "tiny": (64, 2, 2, 2, 192, 512),
+    "0.5b": (896, 24, 14, 2, 4864, 151936),
+    "1.5b": (1536, 28, 12, 2, 8960, 151936),
+}
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One completion with what the engine said of it."""
+
+    prompt_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+def make_model(directory: Path, size: str, dtype: str) -> int:
+    """Write a model with random weights; returns its number of parameters."""
+    hidden, layers, heads, kv_heads, intermediate, vocabulary = SIZES[size]
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=intermediate,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
+    model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
+    model.save_pretrained(directory)
+    return sum(p.numel() for p in model.parameters())
+
+
+async def sample(
+    engine: TorchEngine, options: argparse.Namespace, vocabulary: int
+) -> list[Sampled]:
+    """Sample `--concurrency` completions at once."""
+    generator = torch.Generator().manual_seed(1)
+    prompts = torch.randint(
+        vocabulary, (options.concurrency, options.prompt_tokens), generator=generator
+    ).tolist()
+
+    async def one(index: int, prompt: list[int]) -> Sampled:
+        ids: list[int] = []
+        logprobs: list[float] = []
+        sampling = SamplingParams(max_tokens=options.new_tokens)
+        async for chunk in engine.generate(GenerateRequest(str(index), prompt, sampling)):
+            ids += chunk.token_ids
+            logprobs += chunk.logprobs
+        return Sampled(prompt, ids, logprobs)
+
+    return list(await asyncio.gather(*(one(i, p) for i, p in enumerate(prompts))))
+
+
+def make_batch(completions: list[Sampled]) -> TrainBatch:
+    """Two groups whose rewards alternate, so that every sequence has an advantage."""
+    episodes = [
+        TrainEpisode(f"e{i}", f"g{i % 2}", float(i // 2 % 2)) for i in range(len(completions))
+    ]
+    sequences = []
+    for i, done in enumerate(completions):
+        prompt, sampled = len(done.prompt_ids), len(done.token_ids)
+        sequences.append(
+            TrainSequence(
+                episode=i,
+                token_ids=done.prompt_ids + done.token_ids,
+                loss_mask=[False] * prompt + [True] * sampled,
+                behaviour_logprobs=[0.0] * prompt + done.logprobs,
+                temperatures=[1.0] * (prompt + sampled),
+                policy_versions=[-1] * prompt + [0] * sampled,
+            )
+        )
+    tokens = sum(len(s.token_ids) for s in sequences)
+    return TrainBatch("b", 1, episodes, sequences, tokens)
+
+
+async def measure(options: argparse.Namespace, directory: Path) -> dict[str, object]:
+    """All figures of one run."""
+    parameters = make_model(directory / "model", options.size, options.dtype)
+    model = ModelConfig(path=str(directory / "model"), dtype=options.dtype)
+    context = WorkerContext(run_dir=directory)
+    trainer = TorchTrainer(TorchTrainerSettings(device=options.device), context)
+    info = trainer.start(
+        model, AlgorithmConfig(learning_rate=1e-6, token_budget=options.token_budget)
+    )
+    update = trainer.publish("in_process", 0)
+    engine = TorchEngine(
+        TorchEngineSettings(device=options.device, max_requests=options.concurrency), context
+    )
+    engine_info = await engine.start(model)
+    await engine.update_weights(update)
+    await sample(engine, options, engine_info.vocab_size)
+    began = time.perf_counter()
+    completions = await sample(engine, options, engine_info.vocab_size)
+    rollout = time.perf_counter() - began
+    await engine.pause()
+    report = trainer.step(make_batch(completions))
+    await engine.close()
+    trainer.close()
+    sampled = sum(len(c.token_ids) for c in completions)
+    cuda = torch.cuda.is_available()
+    return {
+        "benchmark": "torch_backend",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "hardware": torch.cuda.get_device_name() if cuda else platform.processor() or "cpu",
+        "torch": torch.__version__,
+        "device": info.device,
+        "parameters": parameters,
+        "dtype": options.dtype,
+        "concurrency": options.concurrency,
+        "engine_tokens_per_second": round(sampled / rollout, 1),
+        "trainer_tokens_per_second": round(report.tokens_processed / report.seconds, 1),
+        "max_logprob_gap": report.metrics["logprob_gap"],
+        "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if cuda else None,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", choices=sorted(SIZES), default="0.5b")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--prompt-tokens", type=int, default=256)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--token-budget", type=int, default=16384)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ajet-torch-") as directory:
+        line = json.dumps(asyncio.run(measure(options, Path(directory))))
+    if options.output is not None:
+        options.output.write_text(line + "\n", encoding="utf-8")
+    print(line)
+
+
+if __name__ == "__main__":
+    main()
