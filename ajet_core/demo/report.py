@@ -85,10 +85,12 @@ class History:
         self._path = path
         self._records: dict[tuple[str, int], Record] = {}
         if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                # Being killed can leave half a line at the end.
-                if line.endswith("}"):
-                    self._keep(Record.model_validate_json(line))
+            content = path.read_bytes()
+            # Being killed can leave half a line at the end; the next line must not be joined to it.
+            whole = content.rfind(b"\n") + 1
+            os.truncate(path, whole)
+            for line in content[:whole].splitlines():
+                self._keep(Record.model_validate_json(line))
 
     def add(self, record: Record) -> None:
         """Keep a record, and write it."""

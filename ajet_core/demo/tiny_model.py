@@ -8,6 +8,7 @@ tool call; to walk to the goal it has to learn by reinforcement.
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import shutil
 import tempfile
@@ -225,16 +226,17 @@ def _wrap(tokenizer: Any) -> Any:
 def build_model(tokenizer: Any, seed: int) -> Any:
     """The untrained model (a `Qwen2ForCausalLM`); its weights depend on `seed` alone."""
     import torch
-    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
     ends = [tokenizer.convert_tokens_to_ids(t) for t in (END_OF_TURN, END_OF_TEXT)]
-    config = Qwen2Config(
+    config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=HIDDEN,
         intermediate_size=3 * HIDDEN,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
+        head_dim=HIDDEN // HEADS,
         max_position_embeddings=MAX_CONTEXT,
         initializer_range=INITIALIZER_RANGE,
         tie_word_embeddings=True,
@@ -246,7 +248,7 @@ def build_model(tokenizer: Any, seed: int) -> Any:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config)
+        model = Qwen3ForCausalLM(config)
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=1.0, eos_token_id=ends, pad_token_id=ends[1]
     )
@@ -325,11 +327,19 @@ def save(model: Any, tokenizer: Any, directory: Path) -> None:
         with _without_progress_bars():
             model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        _name_tokenizer_class(temporary / "tokenizer_config.json")
         temporary.chmod(0o755)
         temporary.rename(directory)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _name_tokenizer_class(path: Path) -> None:
+    """Name the class as transformers 4 and 5 both know it; 5 writes a name that 4 does not."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,14 @@ import pytest
 
 from ajet_core.errors import ChannelError, ConfigError, PluginLoadError
 from ajet_core.interfaces import EngineCapabilities, SampleStore, TrainerCapabilities
-from ajet_core.plugin import EngineSpec, PluginManager, StoreSpec, TrainerSpec, negotiate_channel
+from ajet_core.plugin import (
+    EngineSpec,
+    PluginManager,
+    StoreSpec,
+    TrainerSpec,
+    default_manager,
+    negotiate_channel,
+)
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -158,3 +165,24 @@ def test_the_trainers_first_accepted_channel_is_chosen() -> None:
 def test_no_common_channel_names_both_sets() -> None:
     with pytest.raises(ChannelError, match=r"offers nccl, the engine accepts files, memory"):
         negotiate_channel(*channels(("nccl",), ("files", "memory")))
+
+
+def test_a_module_that_raises_when_imported_is_reported(site: Site) -> None:
+    manager = install(site, "box_crash:Box")
+    site.write("box_crash", "raise OSError('driver too old')")
+    with pytest.raises(PluginLoadError, match=r"store 'box' of .*OSError: driver too old"):
+        manager.load_target(manager.store("box"))
+
+
+def test_the_default_manager_honours_the_blocklist_of_the_settings(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(site)
+    monkeypatch.setenv("AJET_PLUGINS__BLOCKED", '["ajet-box"]')
+    default_manager.cache_clear()
+    try:
+        infos = {info.name: info for info in default_manager().plugins()}
+        assert infos["ajet-box"].blocked
+        assert default_manager() is default_manager()
+    finally:
+        default_manager.cache_clear()
