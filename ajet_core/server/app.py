@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Body, Depends, FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
@@ -101,11 +101,24 @@ def create_app(
     app.add_exception_handler(RequestValidationError, http_errors.on_validation_error)
     app.add_exception_handler(HTTPException, http_errors.on_http_exception)
     app.add_exception_handler(Exception, http_errors.on_unexpected)
+    llm_routes.add_routes(app, service)
     _add_episode_routes(app, service, public_url)
     _add_run_routes(app, service)
     _add_view_routes(app, service)
-    llm_routes.add_routes(app, service)
+    _document_llm_routes(app)
     return app
+
+
+def _document_llm_routes(app: FastAPI) -> None:
+    """Add the routes that FastAPI does not know of to its OpenAPI document."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generate()
+        document["paths"].update(llm_routes.OPENAPI_PATHS)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | None) -> None:

@@ -15,17 +15,25 @@ T = TypeVar("T")
 _CLIENT_CLOSED_REQUEST = 499
 
 
-async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def until_disconnect(
+    request: Request, work: Coroutine[Any, Any, T] | asyncio.Task[T], timeout: float | None = None
+) -> T:
     """The result of `work`, which is cancelled if the client goes away first.
 
     Call it after the body has been read: what comes next from the client can only be its farewell.
 
+    :param timeout: seconds after which `work` is cancelled; None waits as long as the client does.
+    :raises TimeoutError: it took longer.
     :raises HTTPException: status 499, if the client went away.
     """
     task = asyncio.ensure_future(work)
     farewell = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({task, farewell}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            {task, farewell}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not done:
+            raise TimeoutError
         if not task.done():
             raise HTTPException(_CLIENT_CLOSED_REQUEST, "the client closed the connection")
         return task.result()

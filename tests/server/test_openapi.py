@@ -22,4 +22,5 @@ async def test_every_route_documents_its_errors(server: Running) -> None:
     assert len(operations) >= 14
     for operation in operations:
         assert operation["summary"]
-        assert "ErrorBody" in json.dumps(operation["responses"]["4XX"])
+        error = json.dumps(operation["responses"]["4XX"])
+        assert "ErrorBody" in error or "OpenAI's form" in error
