@@ -58,7 +58,9 @@ async def worker(tmp_path: Path) -> AsyncIterator[WorkerProcess]:
 
 
 def request(prompt: int = 3, **sampling: Any) -> GenerateRequest:
-    return GenerateRequest("r", list(range(prompt)), SamplingParams(**{"max_tokens": 64, **sampling}))
+    return GenerateRequest(
+        "r", list(range(prompt)), SamplingParams(**{"max_tokens": 64, **sampling})
+    )
 
 
 async def tokens(worker: WorkerProcess, asked: GenerateRequest) -> list[int]:
