@@ -21,6 +21,7 @@ from ajet_core.client._episode import (
     abort_reason,
 )
 from ajet_core.client._flows import Flow, Flows, Kind
+from ajet_core.client._runner import RUNNER_LEASE_SECONDS
 from ajet_core.client._runner_async import AsyncAgent, run_episodes
 from ajet_core.client._sse import EventFeed
 from ajet_core.client._transport import AsyncDriver
@@ -250,7 +251,7 @@ class AsyncSwarmClient:
         concurrency: int = 64,
         kind: Kind = "train",
         retries: int = 1,
-        lease_seconds: float = 600.0,
+        lease_seconds: float = RUNNER_LEASE_SECONDS,
         on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
     ) -> RunnerReport:
         """Roll out many episodes, `concurrency` at a time, each agent in a task of its own.
@@ -262,6 +263,8 @@ class AsyncSwarmClient:
 
         :param tasks: task ids, or `Task` objects where the agent needs more than the id.
         :param agent: an async function of the task and its episode; returns the reward or an `EpisodeOutcome`.
+        :param lease_seconds: how long the episodes' places stay taken if this program dies: heartbeats are
+            sent while it lives.
         :param on_result: called after each episode that ended or was given up.
         """
         return await run_episodes(

@@ -15,6 +15,10 @@ from ajet_core.client._episode import (
 )
 from ajet_core.errors import EpisodeError, RequestError
 
+# Short, because it is how long a batch waits for the episodes of a program that died; a living one sends
+# heartbeats three times as often.
+RUNNER_LEASE_SECONDS = 60.0
+
 OnResult = Callable[[EpisodeResult | EpisodeFailure], object]
 
 

@@ -20,6 +20,7 @@ from ajet_core.client._episode import (
     abort_reason,
 )
 from ajet_core.client._flows import Flow, Flows, Kind
+from ajet_core.client._runner import RUNNER_LEASE_SECONDS
 from ajet_core.client._runner_sync import SyncAgent, run_episodes
 from ajet_core.client._sse import EventFeed
 from ajet_core.client._transport import SyncDriver
@@ -249,7 +250,7 @@ class SwarmClient:
         concurrency: int = 64,
         kind: Kind = "train",
         retries: int = 1,
-        lease_seconds: float = 600.0,
+        lease_seconds: float = RUNNER_LEASE_SECONDS,
         on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
     ) -> RunnerReport:
         """Roll out many episodes, `concurrency` at a time, each agent in a thread of its own.

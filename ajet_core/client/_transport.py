@@ -26,7 +26,9 @@ R = TypeVar("R")
 # Shorter than the 5 s after which servers (uvicorn) close idle connections: a request must not meet one
 # that is being closed.
 KEEPALIVE_SECONDS = 3.0
-MAX_IDLE_CONNECTIONS = 256
+# httpcore looks at every idle connection of its pool (a system call each) for every request: 64 of them
+# cost more than the requests.
+MAX_IDLE_CONNECTIONS = 16
 
 
 def _limits() -> httpx.Limits:
