@@ -5,7 +5,6 @@ Nothing in it knows of training. It gets a base URL, a key and a model name, as 
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from ajet_core.client import Episode, EpisodeOutcome, Task
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
 MAX_TOKENS = 32
 MAX_RETRIES = 2
 TIMEOUT_SECONDS = 600.0
-CONNECTIONS = 256
-# Below the 5 s after which common servers close idle connections.
-KEEPALIVE_SECONDS = 3.0
 
 
 class GridWalkAgent:
@@ -70,23 +66,7 @@ class GridWalkAgent:
             if not calls:
                 walk.reject()
                 return
-            messages.append(
-                {
-                    "role": "assistant",
-                    "content": message.content,
-                    "tool_calls": [
-                        {
-                            "id": call.id,
-                            "type": "function",
-                            "function": {
-                                "name": call.function.name,
-                                "arguments": call.function.arguments,
-                            },
-                        }
-                        for call in calls
-                    ],
-                }
-            )
+            messages.append(message)
             for call in calls:
                 reply = walk.call(call.function.name, call.function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": reply})
@@ -104,15 +84,13 @@ def _shared_client(http_client: Any) -> AsyncOpenAI:
             "the demo's agent needs openai, which is not installed: pip install 'agentjet[demo]'"
         ) from error
     if http_client is None:
-        # openai 3 is built on httpx2, openai 2 on httpx; both have the same limits.
-        http = importlib.import_module("httpx" if openai.__version__.startswith("2.") else "httpx2")
-        http_client = openai.DefaultAsyncHttpxClient(
-            limits=http.Limits(
-                max_connections=CONNECTIONS,
-                max_keepalive_connections=CONNECTIONS,
-                keepalive_expiry=KEEPALIVE_SECONDS,
-            )
-        )
+        try:
+            # The SDK's own client for many requests at a time: half the CPU time of its default one.
+            http_client = openai.DefaultAioHttpClient()
+        except RuntimeError as error:
+            raise ConfigError(
+                "the demo's agent needs aiohttp, which is not installed: pip install 'agentjet[demo]'"
+            ) from error
     # Base URL and key are those of each episode; these never reach the network.
     return openai.AsyncOpenAI(
         base_url="http://episode.invalid/v1",

@@ -34,6 +34,7 @@ from ajet_core.demo.recipe import (
     train_task_ids,
 )
 from ajet_core.errors import AjetError
+from ajet_core.event_loop import loop_factory
 
 _Agent = Callable[[Task, Episode], Awaitable[EpisodeOutcome]]
 
@@ -199,7 +200,8 @@ def _print_line(line: Line) -> None:
 @click.option("--steps", type=int, default=60, help="Most steps to train.")
 def main(url: str, seed: int, target: float, steps: int) -> None:
     """Train the demo's model on a running swarm server. The token comes from AJET_TOKEN."""
-    sys.exit(asyncio.run(run(url, seed=seed, target=target, steps=steps)))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        sys.exit(runner.run(run(url, seed=seed, target=target, steps=steps)))
 
 
 if __name__ == "__main__":

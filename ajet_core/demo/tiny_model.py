@@ -1,6 +1,6 @@
 """The demo's model: 0.14 million parameters and a tokenizer, both made on the spot in seconds.
 
-It is a real Hugging Face directory (Qwen2 architecture, ChatML with Qwen3's tool format), so every
+It is a real Hugging Face directory (Llama architecture, ChatML with Qwen3's tool format), so every
 engine and trainer loads it as any other model. A short supervised warm-up teaches it the form of a
 tool call; to walk to the goal it has to learn by reinforcement.
 """
@@ -224,12 +224,16 @@ def _wrap(tokenizer: Any) -> Any:
 
 
 def build_model(tokenizer: Any, seed: int) -> Any:
-    """The untrained model (a `Qwen2ForCausalLM`); its weights depend on `seed` alone."""
+    """The untrained model (a `LlamaForCausalLM`); its weights depend on `seed` alone.
+
+    It is no Qwen model, though it speaks Qwen3's format: for ``qwen2`` transformers 5 ignores how the
+    tokenizer of a directory splits text and does it its own way, which gives other tokens.
+    """
     import torch
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     ends = [tokenizer.convert_tokens_to_ids(t) for t in (END_OF_TURN, END_OF_TEXT)]
-    config = Qwen3Config(
+    config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=HIDDEN,
         intermediate_size=3 * HIDDEN,
@@ -248,7 +252,7 @@ def build_model(tokenizer: Any, seed: int) -> Any:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
+        model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=1.0, eos_token_id=ends, pad_token_id=ends[1]
     )

@@ -18,6 +18,7 @@ import uvicorn
 
 from ajet_core import credentials
 from ajet_core.errors import ConfigError
+from ajet_core.event_loop import loop_factory
 from ajet_core.plugin import PluginManager
 from ajet_core.server.app import create_app
 from ajet_core.server.auth import TokenGuard, make_tokens
@@ -27,6 +28,7 @@ from ajet_core.settings import ServerSettings, Settings
 _log = logging.getLogger("ajet.server")
 _BACKLOG = 2048
 _CLOSE_SECONDS = 10
+_KEEP_ALIVE_SECONDS = 75
 
 
 def serve(settings: Settings) -> None:
@@ -45,7 +47,7 @@ def serve(settings: Settings) -> None:
     service = build_service(settings, plugins)
     listener = bind(settings.server)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_serve(settings, service, listener))
     finally:
         listener.close()
@@ -93,6 +95,8 @@ async def _serve(settings: Settings, service: SwarmService, listener: socket.soc
         server_header=False,
         ssl_certfile=str(server.tls_cert) if server.tls_cert else None,
         ssl_keyfile=str(server.tls_key) if server.tls_key else None,
+        # Longer than clients keep idle connections, so that it is not us who closes one in use.
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
         backlog=_BACKLOG,
     )
@@ -139,16 +143,6 @@ class _Server(uvicorn.Server):
         if not self.should_exit:
             self.should_exit = True
             self._interrupt()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        import uvloop
-    except ImportError:
-        # uvloop has no wheels for some platforms; the server works without, only slower.
-        return asyncio.new_event_loop
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 def _write_atomically(path: Path, content: dict[str, object]) -> None:
