@@ -39,6 +39,9 @@ from ajet_core.event_loop import loop_factory
 _Agent = Callable[[Task, Episode], Awaitable[EpisodeOutcome]]
 
 ROUNDS = 4
+# After a crash the episodes of this client hold their places in the batch until their leases end: that is
+# how long going on then takes. Heartbeats keep them while the client lives.
+LEASE_SECONDS = 20.0
 # An evaluation costs as much as the rollouts of a step, so there is none before the training
 # episodes themselves come near the target.
 EVAL_MARGIN = 0.03
@@ -143,7 +146,12 @@ class DemoClient:
         missing = [task_id for task_id in task_ids for _ in range(episodes_per_task)]
         for _ in range(ROUNDS):
             report = await self._client.run_episodes_until_all_complete(
-                missing, agent, concurrency=EPISODES_PER_STEP, kind=kind, retries=0
+                missing,
+                agent,
+                concurrency=EPISODES_PER_STEP,
+                kind=kind,
+                retries=0,
+                lease_seconds=LEASE_SECONDS,
             )
             outcomes += report.outcomes
             failures = [f for f in report.failures if not isinstance(f.error, StaleStepError)]

@@ -92,13 +92,16 @@ class Training:
         try:
             self._watch()
             if client.wait() != 0 or self._done is None:
+                # A client whose server is gone fails too, but that is not the cause.
+                self._server.child.check()
                 raise client.obituary(client.wait())
             self._await_last_step(self._done.step)
             return self._done
         finally:
             self._state.training_seconds += self._clock() - began
             with contextlib.suppress(AjetError):
-                # An unreachable server is reported already; its numbers are lost with it.
+                # A server that is gone is reported already; its numbers are lost with it.
+                self._server.child.check()
                 self._state.rollout_seconds += self._forward_seconds() - forward
             client.end()
             reader.join()

@@ -128,7 +128,7 @@ class StepSummary(Message):
     """One finished training step; `metrics` has the names of `ajet_core.interfaces.StepReport` and
     ``reward_mean``, ``rollout_seconds`` (wall time the batch took to fill), ``forward_seconds`` (of the
     engine, for this batch), ``update_seconds``, ``sync_seconds``, ``tokens_raw``, ``tokens_trained``,
-    ``episodes``, ``calls``."""
+    ``episodes``, ``calls``, ``calls_aborted`` (their client went away: recorded, not trained)."""
 
     step: int
     policy_version: int

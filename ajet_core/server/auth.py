@@ -9,22 +9,23 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ajet_core.credentials import ServerTokens
-from ajet_core.errors import AuthError, ForbiddenError
+from ajet_core.errors import AuthError, ConfigError, ForbiddenError
 from ajet_core.settings import ServerSettings
 
 Scope = Literal["control", "client"]
 
 EPISODE_KEY_PREFIX = "ajet-ep-"
+MIN_TOKEN_LENGTH = 16
 
 
 def hash_secret(secret: str) -> str:
-    """Hex SHA-256. A fast hash suffices: the secrets are random, not chosen by people."""
+    """Hex SHA-256. A fast hash suffices for long random secrets, which these are."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def new_episode_key() -> str:
-    """A new API key for one episode."""
-    return EPISODE_KEY_PREFIX + secrets.token_urlsafe(32)
+def new_episode_key(episode_id: str) -> str:
+    """A new API key for one episode; it names the episode, so that a dead key can be explained."""
+    return f"{EPISODE_KEY_PREFIX}{episode_id}.{secrets.token_urlsafe(32)}"
 
 
 def bearer(headers: Mapping[str, str]) -> str:
@@ -36,8 +37,22 @@ def bearer(headers: Mapping[str, str]) -> str:
 
 
 def make_tokens(settings: ServerSettings) -> ServerTokens:
-    """The tokens from the settings; new random ones where none are set."""
+    """The tokens from the settings; new random ones where none are set.
+
+    :raises ConfigError: a token is too short to be safe, or both are the same.
+    """
     control, client = settings.control_token, settings.client_token
+    for name, token in (("control_token", control), ("client_token", client)):
+        if token is not None and len(token.get_secret_value()) < MIN_TOKEN_LENGTH:
+            raise ConfigError(
+                f"server.{name} is shorter than {MIN_TOKEN_LENGTH} characters: choose a long random one",
+                param=f"server.{name}",
+            )
+    if control is not None and control == client:
+        raise ConfigError(
+            "server.control_token and server.client_token are the same: every client would have control",
+            param="server.client_token",
+        )
     return ServerTokens(
         control=control.get_secret_value() if control else "ajet-ct-" + secrets.token_urlsafe(32),
         client=client.get_secret_value() if client else "ajet-cl-" + secrets.token_urlsafe(32),

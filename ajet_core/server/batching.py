@@ -20,9 +20,13 @@ class _Group:
     aborts: int = 0
     set_aside: bool = False
 
-    def holds_place(self) -> bool:
-        """Whether it occupies one of the batch's places: a task whose rollouts all failed does not."""
-        return bool(self.open or self.rewards)
+    def holds_place(self, size: int) -> bool:
+        """Whether it occupies one of the batch's places.
+
+        An incomplete task that nobody works on does not: its client may be gone, and must not keep
+        the batch from ever being full. It gets a place again when its next episode starts.
+        """
+        return bool(self.open) or self.complete(size)
 
     def complete(self, size: int) -> bool:
         return len(self.rewards) >= size
@@ -55,7 +59,7 @@ class BatchBuilder:
         found = self._groups.get(group, _Group())
         if found.set_aside:
             return "set_aside"
-        if not found.holds_place():
+        if not found.holds_place(config.episodes_per_task):
             return "now" if self._active() < config.tasks else "later"
         return "now" if len(found.open) + len(found.rewards) < config.episodes_per_task else "later"
 
@@ -126,7 +130,7 @@ class BatchBuilder:
         config = self._config
         return sum(
             not g.set_aside
-            and g.holds_place()
+            and g.holds_place(config.episodes_per_task)
             and not (
                 config.full_by == "differing_tasks"
                 and g.complete(config.episodes_per_task)

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from ajet_core.errors import (
     AjetError,
+    EngineError,
     StateError,
     StoreError,
+    WorkerBootError,
     WorkerDiedError,
     WorkerError,
     error_from_payload,
@@ -34,6 +36,9 @@ from ajet_core.settings import Settings
 
 _log = logging.getLogger("ajet.server")
 
+_HEALTH_SECONDS = 10.0
+_HANG_SECONDS = 60.0
+
 
 class Coordinator:
     """Owns the state machine; at most one run is active.
@@ -41,6 +46,7 @@ class Coordinator:
     :param clock: seconds, monotonic.
     :param wall_clock: unix seconds.
     :ivar chat: answers model calls while a run is active or booting again; None before the first boot.
+    :ivar health_seconds: how often a rolling engine is asked how it is.
     :ivar error: what ended the last run, if it failed.
     """
 
@@ -75,6 +81,7 @@ class Coordinator:
         self._stop_requested = False
         self._configuring = asyncio.Lock()
         self._export_dir: Path | None = None
+        self.health_seconds = _HEALTH_SECONDS
         self.chat: ChatService | None = None
         self.error: ErrorDetail | None = None
         self.last_step: StepSummary | None = None
@@ -126,11 +133,11 @@ class Coordinator:
         async with self._configuring:
             self._require_offline("configure a run")
             before = self._record
-            if before is not None:
-                check_same_run(before.config_json, config)
             run_id = before.run_id if before else secrets.token_hex(6)
             created = before.created_at if before else self._wall_clock()
             run = await self._resolve(run_id, config)
+            if before is not None and await self._has_history():
+                check_same_run(before.config_json, run.config)
             record = RunRecord(run_id, run.config.model_dump_json(), created)
             await self._store.put_run(record)
             self._run, self._record, self.error = run, record, None
@@ -174,7 +181,9 @@ class Coordinator:
             raise StateError("no run is active")
         self._stop_requested = True
         self._board.touch()
-        await asyncio.shield(self._task)
+        await asyncio.wait([self._task])
+        if self._task.cancelled():
+            raise self._board.not_running()
         return self._status_or_error()
 
     async def shutdown(self) -> None:
@@ -206,6 +215,10 @@ class Coordinator:
     def _run_dir(self) -> Path:
         return self._settings.server.run_dir.resolve()
 
+    async def _has_history(self) -> bool:
+        """Whether the run has samples or weights, which fix what it is."""
+        return self.step > 0 or bool((await self._store.counters())["episodes"])
+
     def _require_offline(self, what: str) -> None:
         if self.running:
             raise StateError(f"cannot {what}: a run is active (the server is {self._board.state})")
@@ -224,7 +237,6 @@ class Coordinator:
     async def _run_to_end(self, run: ResolvedRun) -> None:
         try:
             await self._restarting(run)
-            await self._finish(run)
         except AjetError as error:
             await self._end_failed(error)
         except asyncio.CancelledError:
@@ -243,22 +255,31 @@ class Coordinator:
             self._board.set(ServerState.OFFLINE)
 
     async def _restarting(self, run: ResolvedRun) -> None:
-        """Train to the end; a worker that dies is replaced and training goes on at the checkpoint."""
+        """Train to the end; a worker that dies is replaced and training goes on at the checkpoint.
+
+        An engine that fails for good is replaced with its worker. Only the first boot must succeed:
+        what is wrong with it is wrong with the configuration.
+        """
         deaths = 0
+        booted = False
         while True:
             step_at_boot = self.step
             try:
                 await self._boot(run)
+                booted = True
                 await self._train(run)
+                await self._finish(run)
                 return
-            except WorkerDiedError as error:
+            except (WorkerDiedError, WorkerBootError, EngineError) as error:
+                if not booted:
+                    raise
                 self._gate.shut()
                 self._board.set(ServerState.BOOTING)
                 deaths = deaths + 1 if self.step <= step_at_boot else 1
                 self._events.emit("worker", {"what": "died", "message": error.message})
                 _log.warning("%s", error.message)
                 if self._workers is not None:
-                    await self._workers.close()
+                    await self._workers.close(grace=0.0)
                     self._workers = None
                 if deaths > self._settings.server.worker_restarts:
                     raise WorkerError(
@@ -318,11 +339,16 @@ class Coordinator:
         """Let episodes run until a batch is full; None if the run is to stop."""
         workers = self._need_workers()
         self._board.set(ServerState.ROLLING)
-        await self._board.wait_until(
-            lambda: self._stop_requested or builder.is_full() or not workers.alive()
-        )
-        if not workers.alive():
-            raise WorkerDiedError(workers.obituary())
+        while not (self._stop_requested or builder.is_full()):
+            try:
+                async with asyncio.timeout(self.health_seconds):
+                    await self._board.wait_until(
+                        lambda: self._stop_requested or builder.is_full() or not workers.alive()
+                    )
+            except TimeoutError:
+                await self._check_health(workers)
+            if not workers.alive():
+                raise WorkerDiedError(workers.obituary())
         if self._stop_requested:
             return None
         self._board.set(ServerState.ROLLING_POST)
@@ -332,6 +358,19 @@ class Coordinator:
         await self._store.add_batch(record)
         return record
 
+    async def _check_health(self, workers: RunWorkers) -> None:
+        """Ask the engine how it is.
+
+        :raises EngineError: it failed, or did not answer.
+        """
+        try:
+            async with asyncio.timeout(_HANG_SECONDS):
+                await workers.engine.stats()
+        except TimeoutError:
+            raise EngineError(
+                f"the engine did not answer for {_HANG_SECONDS:g} s; its worker is replaced"
+            ) from None
+
     async def _stepped(self, run: ResolvedRun, summary: StepSummary, record: BatchRecord) -> None:
         self.step = summary.step
         self.last_step = summary
@@ -339,7 +378,12 @@ class Coordinator:
             StepRecord(summary.step, record.batch_id, dict(summary.metrics), self._wall_clock())
         )
         if self.step % run.config.checkpoint_every == 0:
-            await self._checkpoint()
+            try:
+                await self._checkpoint()
+            except StoreError as error:
+                # The run goes on at its last checkpoint if it must; the next one may find room again.
+                _log.error("%s", error.message)
+                self._events.emit("run", {"what": "no_checkpoint", "error": error.to_payload()})
         self._events.emit("step", summary.model_dump())
         await asyncio.to_thread(self._log_metrics, summary)
         self._plugins.notify("ajet_step_finished", summary=summary)
@@ -379,6 +423,9 @@ class Coordinator:
 
     async def _end_failed(self, error: AjetError) -> None:
         self._fail(error)
+        if isinstance(error, StoreError):
+            # Nothing is wrong with the run: once there is room it goes on when the server is started.
+            return
         try:
             # A run that failed is started again by a person, not by the next start of the server.
             await self._deactivate()

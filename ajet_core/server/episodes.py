@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ajet_core.errors import (
+    AjetError,
     AuthError,
     BusyError,
     EpisodeClosedError,
@@ -20,7 +21,7 @@ from ajet_core.errors import (
 )
 from ajet_core.interfaces import EpisodeRecord, SampleStore
 from ajet_core.protocol import ClaimRequest, EndRequest, ServerState
-from ajet_core.server.auth import EPISODE_KEY_PREFIX, hash_secret
+from ajet_core.server.auth import EPISODE_KEY_PREFIX, hash_secret, new_episode_key
 from ajet_core.server.batching import BatchBuilder
 from ajet_core.server.dialects.chat import Session
 from ajet_core.server.events import EventLog
@@ -97,6 +98,7 @@ class EpisodeRegistry:
         self._finished = finished
         self._open: dict[str, OpenEpisode] = {}
         self._tickets: dict[int, _Ticket] = {}
+        self._abandoned: set[asyncio.Future[None]] = set()
         self._ticket_ids = iter(range(1 << 62))
         self.builder: BatchBuilder | None = None
         board.listen(lambda _: self.admit())
@@ -122,13 +124,15 @@ class EpisodeRegistry:
 
     async def begin(self, builder: BatchBuilder) -> None:
         """Fill batches with `builder` from now on; what has ended but was not trained comes first."""
-        for record in await self._store.episodes(state="ended", batched=False):
-            if record.kind == "train":
-                builder.ended(record)
         for episode in self._open.values():
             if episode.record.kind == "train":
                 builder.opened(episode.record)
+        # From here on an episode that ends is told to this builder; one that is also read below counts once.
         self.builder = builder
+        for record in await self._store.episodes(state="ended", batched=False):
+            if record.kind == "train":
+                builder.ended(record)
+        self._board.touch()
 
     async def claim(self, request: ClaimRequest, client_id: str) -> Granted:
         """Claim an episode, waiting for a place up to `request.wait_seconds`.
@@ -153,10 +157,28 @@ class EpisodeRegistry:
         if not ticket.granted.done():
             raise NotRollingError(
                 f"no episode of task {request.task_id!r} could start within "
-                f"{request.wait_seconds:g} s (the server is {self._board.state})",
+                f"{request.wait_seconds:g} s ({self._why_not()})",
                 retry_after=_NOT_ROLLING_RETRY_SECONDS,
             )
         granted = ticket.granted.result()
+        begun = asyncio.ensure_future(self._begin_episode(granted))
+        try:
+            return await asyncio.shield(begun)
+        except asyncio.CancelledError:
+            # Once it was requested the write happens: the episode is there, and its client is not.
+            abandoned = asyncio.ensure_future(self._abandon(begun))
+            self._abandoned.add(abandoned)
+            abandoned.add_done_callback(self._abandoned.discard)
+            raise
+
+    async def _abandon(self, begun: asyncio.Future[Granted]) -> None:
+        with contextlib.suppress(AjetError):
+            granted = await begun
+            await self.abort(
+                granted.episode.record.episode_id, "its client went away before it got the episode"
+            )
+
+    async def _begin_episode(self, granted: Granted) -> Granted:
         record = granted.episode.record
         try:
             await self._store.add_episode(record)
@@ -170,12 +192,11 @@ class EpisodeRegistry:
 
     def admit(self) -> None:
         """Give free places to waiting claims, in the order they came."""
-        state = self._board.state
         for ticket_id, ticket in list(self._tickets.items()):
             if ticket.granted.done():
                 continue
             try:
-                granted = self._grant(ticket, state)
+                granted = self._grant(ticket)
             except (NotRollingError, EpisodeError) as error:
                 ticket.granted.set_exception(error)
                 granted = None
@@ -202,6 +223,8 @@ class EpisodeRegistry:
             raise unknown
         if found is None:
             raise EpisodeClosedError(_closed_message(record))
+        if found.closing.locked():
+            raise EpisodeClosedError(f"episode {episode_id} is being closed")
         found.expires_at = self._clock() + found.record.lease_seconds
         return found
 
@@ -276,12 +299,12 @@ class EpisodeRegistry:
             episode.calls_running.discard(task)
             episode.expires_at = self._clock() + episode.record.lease_seconds
 
-    def _grant(self, ticket: _Ticket, state: ServerState) -> Granted | None:
+    def _grant(self, ticket: _Ticket) -> Granted | None:
         request = ticket.request
         group = request.group or request.task_id
-        if state is ServerState.OFFLINE:
+        if self._board.state is ServerState.OFFLINE:
             raise self._board.not_running()
-        if state is not ServerState.ROLLING or self.builder is None:
+        if not self._board.rolling or self.builder is None:
             return None
         if request.kind == "train":
             admission = self.builder.admission(group)
@@ -292,7 +315,7 @@ class EpisodeRegistry:
             if admission == "later":
                 return None
         episode_id = secrets.token_hex(12)
-        key = f"{EPISODE_KEY_PREFIX}{episode_id}.{secrets.token_urlsafe(32)}"
+        key = new_episode_key(episode_id)
         record = EpisodeRecord(
             episode_id=episode_id,
             key_hash=hash_secret(key),
@@ -310,6 +333,17 @@ class EpisodeRegistry:
         session = Session(episode_id, ConversationIndex(), 0)
         episode = OpenEpisode(record, session, self._clock() + record.lease_seconds)
         return Granted(episode, key)
+
+    def _why_not(self) -> str:
+        state = f"the server is {self._board.state}"
+        if self.builder is None or not self._board.rolling:
+            return state
+        progress = self.builder.progress()
+        unit = "episodes" if progress.full_by == "episodes" else "tasks"
+        return (
+            f"{state} and the batch has no place for it: {progress.ready} of {progress.needed} {unit} "
+            f"are complete, {progress.open_episodes} episodes are open"
+        )
 
     def _check_limits(self) -> None:
         if len(self._open) >= self._limits.open_episodes:

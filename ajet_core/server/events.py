@@ -20,7 +20,8 @@ class EventLog:
     def __init__(self, clock: Callable[[], float], capacity: int = 4096) -> None:
         self._clock = clock
         self._events: deque[Event] = deque(maxlen=capacity)
-        self._last_id = 0
+        # Milliseconds, so that ids of a server that is started again go on above those it gave before.
+        self._last_id = int(clock() * 1000)
         self._closed = False
         self._news = asyncio.Event()
 
@@ -44,7 +45,7 @@ class EventLog:
 
         :param keepalive: yield None after so many seconds without an event.
         """
-        # An id we never gave is from an earlier process of this server: its reader has missed everything.
+        # An id that was never given, such as after the clock was set back, has seen nothing of this log.
         seen = self._last_id if after is None else after if after <= self._last_id else 0
         while not self._closed:
             news = self._news

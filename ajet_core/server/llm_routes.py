@@ -40,8 +40,7 @@ def add_routes(app: FastAPI, service: SwarmService) -> None:
     async def chat_completions(request: Request) -> Response:
         episode = await service.episodes.authenticate(bearer(request.headers))
         parsed = parse_chat_request(await request.body())
-        chat = await _chat_service(service)
-        return await _ChatCall(service, chat, episode, request, parsed).answer()
+        return await _ChatCall(service, episode, request, parsed).answer()
 
     async def models(request: Request) -> Response:
         await service.episodes.authenticate(bearer(request.headers))
@@ -76,15 +75,8 @@ OPENAPI_PATHS: dict[str, dict[str, Any]] = {
 
 async def _chat_service(service: SwarmService) -> ChatService:
     """The chat service; while the first boot is on its way, calls wait for it."""
-    deadline = service.settings.server.call_deadline_seconds
     coordinator = service.coordinator
-    try:
-        async with asyncio.timeout(deadline):
-            await service.board.wait_until(
-                lambda: coordinator.chat is not None or not coordinator.running
-            )
-    except TimeoutError as error:
-        raise DeadlineError(f"the server was not ready within {deadline:.0f} s") from error
+    await service.board.wait_until(lambda: coordinator.chat is not None or not coordinator.running)
     if coordinator.chat is None:
         raise service.board.not_running()
     return coordinator.chat
@@ -96,13 +88,11 @@ class _ChatCall:
     def __init__(
         self,
         service: SwarmService,
-        chat: ChatService,
         episode: OpenEpisode,
         request: Request,
         parsed: ChatRequest,
     ) -> None:
         self._service = service
-        self._chat = chat
         self._episode = episode
         self._request = request
         self._parsed = parsed
@@ -125,11 +115,7 @@ class _ChatCall:
 
     async def _complete(self) -> dict[str, Any]:
         """The completion; the episode's end, the client's farewell and the deadline cancel it."""
-        task = asyncio.create_task(
-            self._chat.complete(
-                self._episode.session, self._parsed, self._service.store.add_call, self._agent
-            )
-        )
+        task = asyncio.create_task(self._sample())
         with self._service.episodes.running_call(self._episode, task):
             try:
                 return await until_disconnect(self._request, task, self._deadline)
@@ -140,6 +126,12 @@ class _ChatCall:
                     raise _closed() from None
                 raise
 
+    async def _sample(self) -> dict[str, Any]:
+        chat = await _chat_service(self._service)
+        return await chat.complete(
+            self._episode.session, self._parsed, self._service.store.add_call, self._agent
+        )
+
     async def _stream(self) -> AsyncGenerator[dict[str, Any], None]:
         """Chunks of the completion; a task of its own makes them, so that closing either the episode
         or this generator stops the engine, whichever task the generator is read from."""
@@ -147,7 +139,8 @@ class _ChatCall:
 
         async def produce() -> None:
             try:
-                async for chunk in self._chat.stream(
+                chat = await _chat_service(self._service)
+                async for chunk in chat.stream(
                     self._episode.session, self._parsed, self._service.store.add_call, self._agent
                 ):
                     queue.put_nowait(chunk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +83,10 @@ def resolve_run(
     merger = plugins.merger(config.merger.name)
     _check_algorithm(config, trainer)
     python = _interpreters(settings, engine, trainer)
-    channel = negotiate_channel(trainer, engine)
-    if channel == "in_process" and python.get("engine") != python.get("trainer"):
-        raise ConfigError(
-            f"engine {engine.name!r} and trainer {trainer.name!r} share weights in process, so "
-            "workers.python must name the same interpreter for both",
-            param="workers.python",
-        )
+    if python.get("engine") == python.get("trainer"):
+        channel = negotiate_channel(trainer, engine)
+    else:
+        channel = negotiate_channel(_without_in_process(trainer), engine)
     merger_settings = plugins.validate_settings(merger, config.merger.settings)
     context = WorkerContext(run_dir=settings.server.run_dir, seed=config.seed)
     return ResolvedRun(
@@ -161,6 +158,12 @@ def _plan(plugins: PluginManager, spec: ComponentSpec, choice: ComponentChoice) 
         settings_target=spec.settings,
         settings=settings.model_dump(mode="json"),
     )
+
+
+def _without_in_process(trainer: TrainerSpec) -> TrainerSpec:
+    """The trainer as it is for an engine in another interpreter."""
+    channels = tuple(c for c in trainer.capabilities.weight_channels if c != "in_process")
+    return replace(trainer, capabilities=replace(trainer.capabilities, weight_channels=channels))
 
 
 def _check_algorithm(config: RunConfig, trainer: TrainerSpec) -> None:

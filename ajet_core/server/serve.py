@@ -17,6 +17,7 @@ from pathlib import Path
 import uvicorn
 
 from ajet_core import credentials
+from ajet_core.credentials import ServerTokens
 from ajet_core.errors import ConfigError
 from ajet_core.event_loop import loop_factory
 from ajet_core.plugin import PluginManager
@@ -43,6 +44,7 @@ def serve(settings: Settings) -> None:
         level=settings.server.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    _check_files(settings.server)
     plugins = PluginManager(blocked=settings.plugins.blocked)
     service = build_service(settings, plugins)
     listener = bind(settings.server)
@@ -51,6 +53,12 @@ def serve(settings: Settings) -> None:
             runner.run(_serve(settings, service, listener))
     finally:
         listener.close()
+
+
+def _check_files(server: ServerSettings) -> None:
+    for name, path in (("tls_cert", server.tls_cert), ("tls_key", server.tls_key)):
+        if path is not None and not os.access(path, os.R_OK):
+            raise ConfigError(f"cannot read {path} (server.{name})", param=f"server.{name}")
 
 
 def bind(server: ServerSettings) -> socket.socket:
@@ -104,8 +112,8 @@ async def _serve(settings: Settings, service: SwarmService, listener: socket.soc
     host = f"[{server.host}]" if ":" in server.host else server.host
     url = f"{scheme}://{host}:{port}"
     note = server.run_dir / "server.json"
-    credentials.publish_local(port, tokens)
     try:
+        _publish_tokens(port, tokens)
         _write_atomically(note, {"url": url, "pid": os.getpid()})
         _log.info("listening on %s, run directory %s", url, server.run_dir.resolve())
         loop = asyncio.get_running_loop()
@@ -143,6 +151,14 @@ class _Server(uvicorn.Server):
         if not self.should_exit:
             self.should_exit = True
             self._interrupt()
+
+
+def _publish_tokens(port: int, tokens: ServerTokens) -> None:
+    try:
+        credentials.publish_local(port, tokens)
+    except OSError as error:
+        # Clients that are given their token do without the file, so it is no reason not to serve.
+        _log.warning("local clients will not find the tokens by themselves: %s", error)
 
 
 def _write_atomically(path: Path, content: dict[str, object]) -> None:

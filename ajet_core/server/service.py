@@ -8,7 +8,13 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from ajet_core.errors import ConfigError, EpisodeClosedError, StoreError, WorkerError
+from ajet_core.errors import (
+    AjetError,
+    ConfigError,
+    EpisodeClosedError,
+    StoreError,
+    UnsupportedError,
+)
 from ajet_core.interfaces import EpisodeRecord, MetricsLogger, SampleStore, WorkerContext
 from ajet_core.plugin import PluginManager
 from ajet_core.protocol import (
@@ -89,7 +95,13 @@ class SwarmService:
         """End an episode; a repeat gets the outcome that stands.
 
         :raises EpisodeClosedError: it was aborted before.
+        :raises UnsupportedError: it has rewards for single calls, which no trainer honours yet.
         """
+        if request.call_rewards:
+            raise UnsupportedError(
+                "call_rewards are not honoured yet: leave them out, or sum them up in reward",
+                param="call_rewards",
+            )
         calls = await self._calls(episode_id)
         record = await self.episodes.end(episode_id, request)
         if record.state == "aborted":
@@ -122,8 +134,8 @@ class SwarmService:
         if (
             workers := coordinator.workers
         ) is not None and self.board.state is not ServerState.BOOTING:
-            # A worker that dies at this moment is the coordinator's affair; the status just lacks it.
-            with contextlib.suppress(WorkerError):
+            # An engine that fails at this moment is the coordinator's affair; the status just lacks it.
+            with contextlib.suppress(AjetError):
                 stats = await workers.engine.stats()
                 counters["engine_prompt_tokens"] = stats.prompt_tokens
                 counters["engine_cached_tokens"] = stats.cached_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,8 +29,8 @@ class StepClock:
 
 async def prepare_batch(
     run: ResolvedRun, store: SampleStore, record: BatchRecord, step: int
-) -> tuple[TrainBatch, int]:
-    """The merged training data of a batch, and the number of its calls."""
+) -> tuple[TrainBatch, Counter[str]]:
+    """The merged training data of a batch, and the number of its calls by finish reason."""
     episodes: list[EpisodeRecord] = []
     for episode_id in record.episode_ids:
         episode = await store.get_episode(episode_id)
@@ -37,7 +38,8 @@ async def prepare_batch(
             episodes.append(episode)
     calls = await store.calls(record.episode_ids)
     batch = await asyncio.to_thread(_merge, run, record.batch_id, step, episodes, calls)
-    return batch, sum(map(len, calls.values()))
+    reasons = [call.finish_reason for made in calls.values() for call in made]
+    return batch, Counter(reasons)
 
 
 def _merge(
@@ -47,7 +49,15 @@ def _merge(
     episodes: list[EpisodeRecord],
     calls: dict[str, list[Call]],
 ) -> TrainBatch:
-    trees = [run.merger.merge(e.episode_id, calls[e.episode_id], "exact") for e in episodes]
+    # A call whose client went away was never seen by its agent: the reward is not about it.
+    trees = [
+        run.merger.merge(
+            e.episode_id,
+            [call for call in calls[e.episode_id] if call.finish_reason != "abort"],
+            "exact",
+        )
+        for e in episodes
+    ]
     train_episodes = [
         TrainEpisode(e.episode_id, e.group, e.reward if e.reward is not None else 0.0, e.tag)
         for e in episodes
@@ -78,15 +88,15 @@ async def train_step(
     if run.together:
         # Engine and trainer share the parameters: no forward may run while they change.
         await workers.engine.call("engine.pause")
-    try:
-        report = await workers.trainer.step(batch)
-        trained = clock()
-        board.set(ServerState.WEIGHT_SYNCING)
-        update = await workers.trainer.publish(run.channel, record.step)
-        await workers.engine.update_weights(update)
-    finally:
-        if run.together and workers.alive():
-            await workers.engine.call("engine.resume")
+    report = await workers.trainer.step(batch)
+    trained = clock()
+    board.set(ServerState.WEIGHT_SYNCING)
+    update = await workers.trainer.publish(run.channel, record.step)
+    await workers.engine.update_weights(update)
+    # Not in a finally: if the step was interrupted, the shared weights may be half-way between two
+    # versions, and nothing may be sampled from them any more.
+    if run.together:
+        await workers.engine.call("engine.resume")
     board.policy_version = record.step
     synced = clock()
     rewards = [episode.reward for episode in batch.episodes]
@@ -105,7 +115,8 @@ async def train_step(
             "tokens_merged": float(sum(len(s.token_ids) for s in batch.sequences)),
             "tokens_trained": float(report.tokens_trained),
             "episodes": float(len(batch.episodes)),
-            "calls": float(calls),
+            "calls": float(calls.total()),
+            "calls_aborted": float(calls["abort"]),
         },
     )
 

@@ -30,17 +30,12 @@ class RunWorkers:
         :raises WorkerBootError: one did not come up; none is left running.
         """
         logs = run_dir / "logs"
-        if run.together:
-            python = run.python.get("engine")
-            both = await WorkerProcess.spawn(logs / "worker.log", python)
-            spawned = [both, both]
-        else:
-            spawned = [
-                await WorkerProcess.spawn(logs / f"{kind}.log", run.python.get(kind))
-                for kind in ("engine", "trainer")
-            ]
-        engine, trainer = spawned
+        spawned: list[WorkerProcess] = []
         try:
+            for kind in ("engine",) if run.together else ("engine", "trainer"):
+                log = logs / ("worker.log" if run.together else f"{kind}.log")
+                spawned.append(await WorkerProcess.spawn(log, run.python.get(kind)))
+            engine, trainer = spawned[0], spawned[-1]
             if run.together:
                 plan = run.boot_plan(run_dir, engine=True, trainer=True, checkpoint=checkpoint)
                 report = await engine.boot(plan, timeout)
@@ -56,8 +51,7 @@ class RunWorkers:
                 raise WorkerBootError("the worker came up without an engine")
             return cls(engine, trainer, report.engine)
         except BaseException:
-            for worker in spawned:
-                worker.kill()
+            await asyncio.gather(*(worker.close(grace=0.0) for worker in spawned))
             raise
 
     def processes(self) -> list[WorkerProcess]:
@@ -72,6 +66,6 @@ class RunWorkers:
         """How those that ended have ended."""
         return "\n".join(w.died.result() for w in self.processes() if w.died.done())
 
-    async def close(self) -> None:
-        """End all processes."""
-        await asyncio.gather(*(worker.close() for worker in self.processes()))
+    async def close(self, grace: float = 10.0) -> None:
+        """End all processes, by force after `grace` seconds."""
+        await asyncio.gather(*(worker.close(grace) for worker in self.processes()))

@@ -7,6 +7,7 @@ not keep the engine from answering.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import traceback
@@ -38,6 +39,8 @@ from ajet_core.worker.codec import (
 )
 
 T = TypeVar("T")
+
+_CLOSE_SECONDS = 2.0
 
 
 def _import(target: str) -> Any:
@@ -93,10 +96,13 @@ class WorkerHost:
                 running.cancel()
         for task in list(self._tasks.values()):
             task.cancel()
-        if self._engine is not None:
-            await self._engine.close()
-        if self._trainer is not None:
-            await self._on_trainer(lambda trainer: trainer.close())
+        # Nobody waits for this worker any more: a step in progress must not keep its memory alive.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                if self._engine is not None:
+                    await self._engine.close()
+                if self._trainer is not None:
+                    await self._on_trainer(lambda trainer: trainer.close())
         self._trainer_thread.shutdown(wait=False)
 
     def _forget(self, call_id: int, _: asyncio.Task[None]) -> None:
@@ -107,18 +113,19 @@ class WorkerHost:
             handler = self._methods.get(method)
             if handler is None:
                 raise WorkerError(f"unknown method {method!r}")
-            answer = [frames.RESULT, call_id, await handler(call_id, params)]
+            answer = frames.pack([frames.RESULT, call_id, await handler(call_id, params)])
         except asyncio.CancelledError:
-            answer = [frames.RESULT, call_id, None]
+            answer = frames.pack([frames.RESULT, call_id, None])
         except AjetError as error:
-            answer = [frames.ERROR, call_id, error.to_payload()]
+            answer = frames.pack([frames.ERROR, call_id, error.to_payload()])
         # A component may raise anything; its caller is in another process and must hear of it.
         except Exception as error:  # noqa: BLE001
             text = "".join(traceback.format_exception(error)[-12:])
             cls = WorkerBootError if method == "boot" else WorkerError
-            answer = [frames.ERROR, call_id, cls(f"{method} failed:\n{text}").to_payload()]
+            failure = cls(f"{method} failed:\n{text}").to_payload()
+            answer = frames.pack([frames.ERROR, call_id, failure])
         self._flush_chunks()
-        self._writer.write(frames.pack(answer))
+        self._writer.write(answer)
         try:
             await self._writer.drain()
         except ConnectionError:
@@ -189,8 +196,10 @@ class WorkerHost:
         return to_plain(await self._need_engine().stats())
 
     async def _step(self, _: int, params: Any) -> Any:
-        batch = from_plain(TrainBatch, params)
-        return to_plain(await self._on_trainer(lambda trainer: trainer.step(batch)))
+        # A batch may have millions of tokens: it is decoded on the trainer's thread too.
+        return await self._on_trainer(
+            lambda trainer: to_plain(trainer.step(from_plain(TrainBatch, params)))
+        )
 
     async def _save(self, _: int, params: Any) -> None:
         directory = Path(params["directory"])

@@ -27,6 +27,16 @@ _TAIL_LINES = 15
 _TAIL_BYTES = 16384
 
 
+def _environment() -> dict[str, str]:
+    """Ours without our tokens: a backend has no use for them."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not (name.startswith("AJET_") and "TOKEN" in name)
+    }
+    return {**kept, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
 class WorkerProcess:
     """One worker process. Made by `WorkerProcess.spawn`.
 
@@ -68,7 +78,7 @@ class WorkerProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"},
+                    env=_environment(),
                 )
         except OSError as error:
             ours.close()
@@ -134,7 +144,9 @@ class WorkerProcess:
 
     async def step(self, batch: TrainBatch) -> StepReport:
         """As `Trainer.step`."""
-        return from_plain(StepReport, await self.call("trainer.step", to_plain(batch)))
+        # A batch may have millions of tokens: the event loop goes on answering calls meanwhile.
+        plain = await asyncio.to_thread(to_plain, batch)
+        return from_plain(StepReport, await self.call("trainer.step", plain))
 
     async def publish(self, channel: str, policy_version: int) -> WeightUpdate:
         """As `Trainer.publish`."""
@@ -188,6 +200,25 @@ class WorkerProcess:
             self._pending.pop(call_id, None)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Take frames until the worker ends; a frame that makes no sense ends the worker."""
+        problem = ""
+        try:
+            await self._read_frames(reader)
+        # Whatever it was, all who wait for this worker have to hear of its end.
+        except Exception as error:  # noqa: BLE001
+            problem = f" after a frame that could not be read ({type(error).__name__}: {error})"
+        # A worker that closed its end but lives on is of no use to anybody.
+        if not self._closing:
+            self.kill()
+        code = await self._process.wait()
+        how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+        text = f"worker {self.pid} ended ({how}){problem}. Last lines of {self._log}:\n{self.log_tail()}"
+        self.died.set_result(text)
+        for future in list(self._pending.values()):
+            if not future.done():
+                future.set_exception(WorkerDiedError(text))
+
+    async def _read_frames(self, reader: asyncio.StreamReader) -> None:
         while (frame := await frames.read(reader)) is not None:
             kind, *rest = frame
             if kind == frames.CHUNKS:
@@ -203,13 +234,3 @@ class WorkerProcess:
                 future.set_result(value)
             else:
                 future.set_exception(error_from_payload(value))
-        # A worker that closed its end but lives on is of no use to anybody.
-        if not self._closing:
-            self.kill()
-        code = await self._process.wait()
-        how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
-        text = f"worker {self.pid} ended ({how}). Last lines of {self._log}:\n{self.log_tail()}"
-        self.died.set_result(text)
-        for future in list(self._pending.values()):
-            if not future.done():
-                future.set_exception(WorkerDiedError(text))

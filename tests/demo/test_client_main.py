@@ -44,7 +44,7 @@ class Swarm:
         return SimpleNamespace(step=self.step)
 
     async def run_episodes_until_all_complete(
-        self, tasks: Sequence[str], agent: Any, *, concurrency: int, kind: str, retries: int
+        self, tasks: Sequence[str], agent: Any, *, concurrency: int, kind: str, **_: Any
     ) -> RunnerReport:
         (self.trained if kind == "train" else self.evaluated).append(list(tasks))
         version, results, failures = self.step, [], []

@@ -179,6 +179,19 @@ def test_a_client_that_crashes_is_told_with_its_last_lines(
     assert state.training_seconds > 0
 
 
+def test_a_server_that_died_is_told_rather_than_its_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phase, _, _, _ = train(tmp_path, monkeypatch, "import sys; sys.exit('cannot reach it')")
+
+    def dead() -> None:
+        raise WorkerError("the demo's server was killed by SIGKILL")
+
+    phase._server.child.check = dead
+    with pytest.raises(WorkerError, match="server was killed"):
+        phase.run(seed=5, target=0.9, steps=9)
+
+
 def finished(tmp_path: Path) -> Path:
     run_dir, state = open_run(tmp_path / "demo", 0, fresh=False)
     state.finished = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from ajet_core.errors import ConfigError, StoreError
-from ajet_core.server.serve import bind
+from ajet_core.server.auth import make_tokens
+from ajet_core.server.serve import bind, serve
 from ajet_core.server.service import build_service
 from ajet_core.settings import Settings
 from tests.server.conftest import (
@@ -160,6 +162,25 @@ async def test_a_prompt_longer_than_the_context_is_refused_as_openai_does(server
     assert answer.status_code == 400
 
 
+async def test_rewards_of_single_calls_are_refused_not_dropped(server: Running) -> None:
+    await server.roll()
+    grant = await server.claim()
+    body = {"reward": 1.0, "call_rewards": {"chatcmpl-1": 1.0}}
+    url = f"/v1/episodes/{grant['episode_id']}/end"
+    answer = await server.http.post(url, headers=CLIENT, json=body)
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == "call_rewards"
+
+
+@pytest.mark.parametrize("top_k", [10**30, -5, 1.5])
+async def test_a_number_out_of_range_is_a_400(server: Running, top_k: float) -> None:
+    await server.roll()
+    grant = await server.claim()
+    answer = await server.chat(grant, top_k=top_k)
+    assert answer.status_code == 400
+    assert "top_k" in error_of(answer)["message"]
+
+
 async def test_ignored_keys_are_named_and_impossible_ones_refused(server: Running) -> None:
     await server.roll()
     grant = await server.claim()
@@ -252,11 +273,12 @@ async def test_an_incomplete_model_directory_is_refused_by_what_it_lacks(
 
 async def test_only_one_of_two_starts_wins(server: Running) -> None:
     await server.put_run()
-    first = await server.http.post("/v1/run/start", headers=CONTROL)
-    second = await server.http.post("/v1/run/start", headers=CONTROL)
-    assert first.status_code == 200
-    assert second.status_code == 409
-    assert "active" in error_of(second)["message"]
+    answers = await asyncio.gather(
+        *(server.http.post("/v1/run/start", headers=CONTROL) for _ in range(4))
+    )
+    assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
+    refused = next(answer for answer in answers if answer.status_code == 409)
+    assert "active" in error_of(refused)["message"]
     answer = await server.put_run()
     assert answer.status_code == 409
 
@@ -269,9 +291,28 @@ async def test_a_start_without_a_configuration_says_what_comes_first(server: Run
 
 async def test_a_run_directory_does_not_change_its_model(server: Running) -> None:
     await server.put_run(seed=1)
+    await server.roll(seed=3)
+    await server.claim()
+    await server.http.post("/v1/run/stop", headers=CONTROL)
     answer = await server.put_run(seed=2)
     assert answer.status_code == 400
     assert error_of(answer)["param"] == "seed"
+    assert (await server.put_run(seed=3)).status_code == 200
+
+
+async def test_the_same_configuration_can_be_sent_again_with_a_relative_model_path(
+    server: Running,
+) -> None:
+    directory = server.run_dir / "model"
+    directory.mkdir()
+    for file in server.model_dir.iterdir():
+        (directory / file.name).write_bytes(file.read_bytes())
+    model = {"path": "model", "renderer": "qwen3"}
+    await server.roll(model=model)
+    await server.claim()
+    await server.http.post("/v1/run/stop", headers=CONTROL)
+    answer = await server.put_run(model=model)
+    assert answer.status_code == 200, answer.text
 
 
 async def test_a_worker_that_dies_while_it_boots_shows_its_last_lines(
@@ -364,6 +405,22 @@ async def test_unknown_routes_and_methods_have_our_error_form(server: Running) -
     assert error_of(answer)["type"] == "not_found"
     answer = await server.http.delete("/v1/episodes", headers=CLIENT)
     assert answer.status_code == 405
+
+
+def test_weak_or_equal_tokens_are_refused(tmp_path: Path) -> None:
+    weak = Settings(server={"run_dir": tmp_path, "control_token": "x"})
+    with pytest.raises(ConfigError, match="shorter than 16"):
+        make_tokens(weak.server)
+    same = {"control_token": "x" * 20, "client_token": "x" * 20}
+    with pytest.raises(ConfigError, match="are the same"):
+        make_tokens(Settings(server={"run_dir": tmp_path, **same}).server)
+
+
+def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
+    missing = str(tmp_path / "no.pem")
+    tls = {"tls_cert": missing, "tls_key": missing, "run_dir": tmp_path / "run", "port": 0}
+    with pytest.raises(ConfigError, match=r"no\.pem"):
+        serve(Settings(server=tls))
 
 
 def test_a_port_in_use_is_said_with_the_way_out(tmp_path: Path) -> None:

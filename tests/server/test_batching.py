@@ -68,6 +68,27 @@ def test_an_aborted_episode_frees_its_place() -> None:
     assert batch.admission("a") == "now"
 
 
+def test_a_task_that_nobody_works_on_any_more_gives_its_place_to_others() -> None:
+    """A client that died with half-rolled tasks must not keep the batch from ever being full."""
+    batch = builder()
+    for group in "ab":
+        finish(batch, start(batch, group), 1.0)
+    for record in [start(batch, g) for g in "ccdd"]:
+        finish(batch, record, 1.0)
+    assert batch.is_full()
+    assert len(batch.take()) == 6
+
+
+def test_an_incomplete_task_takes_its_place_again_when_it_goes_on() -> None:
+    batch = builder()
+    finish(batch, start(batch, "a"), 1.0)
+    again = start(batch, "a")
+    start(batch, "b")
+    assert batch.admission("c") == "later"
+    finish(batch, again, 0.0)
+    assert batch.progress().ready == 1
+
+
 def test_full_by_tasks_needs_every_task_complete() -> None:
     batch = builder()
     running = [start(batch, g) for g in "aabb"]

@@ -16,7 +16,7 @@ async def collect(log: EventLog, count: int, after: int | None) -> list[Event | 
 
 
 def log_of(count: int, capacity: int = 10) -> EventLog:
-    log = EventLog(lambda: 1.5, capacity)
+    log = EventLog(lambda: 0.0, capacity)
     for n in range(count):
         log.emit("step", {"n": n})
     return log
@@ -44,6 +44,19 @@ async def test_a_reader_that_fell_behind_is_told_what_it_lost() -> None:
 async def test_an_id_from_an_earlier_server_process_does_not_hide_new_events() -> None:
     found = await collect(log_of(2), 2, after=1000)
     assert [e.id for e in found if e] == [1, 2]
+
+
+async def test_ids_of_a_server_that_was_started_again_go_on_above_the_old_ones() -> None:
+    before, after = EventLog(lambda: 1000.0), EventLog(lambda: 1060.0)
+    before.emit("state", {})
+    after.emit("state", {"n": 1})
+    _, old = await collect(before, 2, after=0)
+    assert old is not None
+    gap, new = await collect(after, 2, after=old.id)
+    assert gap is not None
+    assert gap.type == "gap"
+    assert new is not None
+    assert new.id > old.id
 
 
 async def test_close_ends_readers() -> None:

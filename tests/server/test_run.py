@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ajet_core.errors import EngineError
 from ajet_core.testing.faults import HoldGate
 from tests.server.conftest import CLIENT, CONTROL, Running, ServerFactory, error_of, key
 
@@ -212,6 +213,68 @@ async def test_events_tell_what_happens(server: Running) -> None:
     assert {"ROLLING_POST", "WEIGHT_SYNCING"} <= set(states)
     ended = [e for e in seen if e["type"] == "episode" and e["data"]["what"] == "ended"]
     assert len(ended) == 4
+
+
+async def test_calls_whose_client_went_away_are_not_trained(servers: ServerFactory) -> None:
+    async with servers.running() as server:
+        await server.roll(
+            engine={"reply_length": 100_000, "max_context": 200_000, "chunk_tokens": 1}
+        )
+        grant = await server.claim("a")
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
+        async with server.http.stream(
+            "POST", "/v1/chat/completions", headers=key(grant), json=body
+        ) as answer:
+            async for _ in answer.aiter_lines():
+                break
+        store = server.service.store
+        while not (calls := (await store.calls([grant["episode_id"]]))[grant["episode_id"]]):
+            await asyncio.sleep(0)
+        assert [call.finish_reason for call in calls] == ["abort"]
+        await server.end(grant, 1.0)
+        for task, reward in (("a", 0.0), ("b", 1.0), ("b", 0.0)):
+            await server.episode(task, reward)
+        await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+        summary = server.service.coordinator.last_step
+        assert summary is not None
+        assert summary.metrics["calls"] == 4
+        assert summary.metrics["calls_aborted"] == 1
+        sampled = (await store.counters())["tokens_sampled"]
+        assert summary.metrics["tokens_trained"] == sampled - len(calls[0].sampled_ids)
+
+
+async def test_an_engine_that_fails_for_good_is_replaced(servers: ServerFactory) -> None:
+    async with servers.running() as server:
+        await server.roll()
+        before = server.service.coordinator.workers
+        assert before is not None
+        rolling = server.service.board.wait_until(lambda: not server.service.board.rolling)
+        raising = asyncio.create_task(rolling)
+        await asyncio.sleep(0)
+
+        async def sick() -> None:
+            raise EngineError("out of device memory")
+
+        before.engine.stats = sick  # type: ignore[method-assign,assignment]
+        server.service.coordinator.health_seconds = 0.01
+        server.service.board.touch()
+        await server.end(await server.claim(), 1.0)
+        await raising
+        await server.service.board.wait_until(lambda: server.service.board.rolling)
+        assert server.service.coordinator.workers is not before
+        for task, reward in (("a", 0.0), ("b", 1.0), ("b", 0.0)):
+            await server.episode(task, reward)
+        await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+
+
+async def test_a_full_disk_at_a_checkpoint_does_not_end_the_run(server: Running) -> None:
+    await server.roll()
+    (server.run_dir / "checkpoints").write_text("in the way of every checkpoint")
+    await server.batch()
+    await server.batch()
+    await server.batch()
+    assert server.service.board.rolling
+    assert server.service.coordinator.step == 3
 
 
 @pytest.mark.parametrize("victim", ["engine", "trainer"])
