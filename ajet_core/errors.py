@@ -194,7 +194,7 @@ class EpisodeError(AjetError):
 
 
 class EpisodeNotFoundError(EpisodeError):
-    """An episode id that this server never issued, or that belongs to another client."""
+    """An episode id that this server never issued."""
 
     type = "episode_not_found"
     status = 404

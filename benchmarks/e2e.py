@@ -1,8 +1,8 @@
 """The main job from end to end: `ajet demo` by seed, in a fresh process each, as a user runs it.
 
 Prints a JSON line last with lists by seed: success_before, success_after, seconds (the whole command,
-interpreter start included), overhead_share (share of the command's seconds that is neither model
-forward nor update), steps.
+interpreter start included), overhead_share (share of the training phase's seconds, which begin when the
+engine is ready and end at the target, that is neither model forward nor update), steps.
 """
 
 from __future__ import annotations

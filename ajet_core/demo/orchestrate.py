@@ -67,7 +67,7 @@ def run_demo(
     chosen = options.run_dir or Path("runs") / f"demo-seed{options.seed}"
     run_dir, state = open_run(chosen.resolve(), options.seed, fresh=options.fresh)
     display = Display(console, target=options.target, max_steps=options.steps)
-    if state.finished:
+    if state.finished and not _goes_on(read_summary(run_dir), options):
         summary = read_summary(run_dir)
     else:
         before = state.seconds
@@ -93,6 +93,11 @@ def run_demo(
         state.save(run_dir)
     display.summary(summary)
     return summary
+
+
+def _goes_on(summary: Summary, options: DemoOptions) -> bool:
+    """Whether a finished run has more to do: the target is not reached, and more steps are allowed."""
+    return summary.success_after < options.target and summary.steps < options.steps
 
 
 def check_packages() -> None:
@@ -204,7 +209,8 @@ def _summary(options: DemoOptions, run_dir: Path, state: RunState, result: _Resu
 
 @contextlib.contextmanager
 def _terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM stop the demo as Ctrl-C does: the children must not outlive it."""
+    """Let SIGTERM, and the end of the terminal, stop the demo as Ctrl-C does: the children must not
+    outlive it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -212,8 +218,9 @@ def _terminate_as_interrupt() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

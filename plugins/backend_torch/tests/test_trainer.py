@@ -284,15 +284,28 @@ def test_the_logprob_gap_is_of_the_current_version(model_dir, context):
     assert "logprob_gap" not in trainer.step(stale).metrics
 
 
-def test_episodes_without_advantage_do_not_dilute(model_dir, context):
+def test_the_policy_term_does_not_depend_on_whether_idle_episodes_are_computed(model_dir, context):
+    """A vanishing KL term makes every sequence part of the forward pass, and must change nothing else."""
+    b = batch(rewards=(1.0, 0.0, 1.0, 1.0))
+    episodes = [replace(e, group="a" if i < 2 else "b") for i, e in enumerate(b.episodes)]
+    mixed = replace(b, episodes=episodes)
+    skipped = make(model_dir, context).step(mixed)
+    computed = make(model_dir, context, AlgorithmConfig(kl_coef=1e-12)).step(mixed)
+    assert (skipped.sequences, computed.sequences) == (2, 4)
+    assert skipped.metrics["grad_norm"] == pytest.approx(computed.metrics["grad_norm"], rel=1e-5)
+    assert skipped.metrics["loss"] == pytest.approx(computed.metrics["loss"], rel=1e-5)
+
+
+def test_the_loss_is_a_mean_over_all_trained_tokens(model_dir, context):
     b = batch(rewards=(1.0, 0.0, 1.0, 1.0))
     episodes = [replace(e, group="a" if i < 2 else "b") for i, e in enumerate(b.episodes)]
     mixed = make(model_dir, context).step(replace(b, episodes=episodes))
     alone = make(model_dir, context).step(
         replace(b, episodes=episodes[:2], sequences=b.sequences[:2])
     )
-    assert mixed.metrics["grad_norm"] == pytest.approx(alone.metrics["grad_norm"])
-    assert mixed.sequences == 2
+    tokens = [sum(s.loss_mask[1:]) for s in b.sequences]
+    share = sum(tokens[:2]) / sum(tokens)
+    assert mixed.metrics["grad_norm"] == pytest.approx(alone.metrics["grad_norm"] * share, rel=1e-4)
 
 
 @pytest.mark.parametrize("rewards", [(1.0, 1.0), ()])

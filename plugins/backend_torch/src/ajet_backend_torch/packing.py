@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,15 +94,22 @@ def token_weights(rows: Sequence[TrainRow], aggregation: str) -> list[float]:
 
 
 def micro_batches(
-    rows: Sequence[TrainRow], aggregation: str, token_budget: int, device: torch.device
+    rows: Sequence[TrainRow],
+    aggregation: str,
+    token_budget: int,
+    device: torch.device,
+    computed: Callable[[TrainRow], bool] = lambda _: True,
 ) -> list[MicroBatch]:
     """Split a minibatch by length into passes of at most `token_budget` tokens, padding included.
+
+    Rows that are not `computed` are in no pass, but the weights of the others allow for them.
 
     The weighted losses of the passes add up to the loss of the minibatch. A sequence longer than the
     budget has a pass of its own, since a sequence cannot be divided.
     """
     weights = token_weights(rows, aggregation)
-    by_length = sorted(zip(rows, weights, strict=True), key=lambda item: item[0].size)
+    weighted = [item for item in zip(rows, weights, strict=True) if computed(item[0])]
+    by_length = sorted(weighted, key=lambda item: item[0].size)
     groups: list[list[tuple[TrainRow, float]]] = []
     real = 0
     for item in by_length:

@@ -15,6 +15,7 @@ from ajet_backend_torch.policy import TrainedPolicy
 from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_backend_torch.update import (
     advantage_metrics,
+    has_loss,
     learning_rate,
     update_policy,
     usable_rows,
@@ -83,7 +84,8 @@ class TorchTrainer(Trainer):
         rows, advantages = usable_rows(batch, self._algorithm, policy.vocab_size)
         metrics = advantage_metrics(advantages)
         processed = 0
-        if rows:
+        trained = [row for row in rows if has_loss(row, self._algorithm)]
+        if trained:
             found, processed = update_policy(
                 policy,
                 self._algorithm,
@@ -101,9 +103,9 @@ class TorchTrainer(Trainer):
         return StepReport(
             step=batch.step,
             metrics=metrics,
-            tokens_trained=sum(row.trained for row in rows),
+            tokens_trained=sum(row.trained for row in trained),
             tokens_processed=processed,
-            sequences=len(rows),
+            sequences=len(trained),
             seconds=time.perf_counter() - started,
         )
 

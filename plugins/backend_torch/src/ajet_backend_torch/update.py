@@ -31,21 +31,29 @@ SUMS = ("loss", "entropy", "kl", "clipped", "ratio")
 def usable_rows(
     batch: TrainBatch, algorithm: AlgorithmConfig, vocab_size: int
 ) -> tuple[list[TrainRow], list[float]]:
-    """The sequences that are trained, and the advantages [episodes] of all episodes.
+    """The sequences with trained tokens, and the advantages [episodes] of all episodes.
 
     :raises TrainerError: a sequence is malformed.
     """
     advantages = episode_advantages(batch.episodes, algorithm.advantage)
-    keep_all = algorithm.kl_coef > 0 or algorithm.entropy_coef > 0
     rows: list[TrainRow] = []
     for index, sequence in enumerate(batch.sequences):
         problem = _problem(sequence, len(batch.episodes), vocab_size)
         if problem:
             raise TrainerError(f"batch {batch.batch_id}, sequence {index}: {problem}")
         row = TrainRow(sequence=sequence, advantage=advantages[sequence.episode])
-        if row.trained and (keep_all or row.advantage != 0):
+        if row.trained:
             rows.append(row)
     return rows, advantages
+
+
+def has_loss(row: TrainRow, algorithm: AlgorithmConfig) -> bool:
+    """Whether the row adds anything to loss or gradient.
+
+    A row without advantage adds nothing to the policy term. It counts in what the loss is divided by
+    all the same, so that the loss does not depend on whether it is computed.
+    """
+    return row.advantage != 0 or algorithm.kl_coef > 0 or algorithm.entropy_coef > 0
 
 
 def _problem(sequence: TrainSequence, episodes: int, vocab_size: int) -> str:
@@ -131,7 +139,7 @@ def update_policy(
     ``kl`` is only there with a KL term, ``logprob_gap`` only if that minibatch has tokens of the present
     weights.
 
-    :param rows: at least one.
+    :param rows: at least one with a loss.
     :param policy_version: the one the present weights were published as.
     :return: metrics, and tokens that went through the forward pass.
     :raises TrainerError: loss or gradient is not finite, or the pass failed.
@@ -140,7 +148,8 @@ def update_policy(
     plan: list[list[TrainRow]] = []
     for epoch in range(algorithm.epochs):
         shuffling = random.Random(f"{seed}-{steps_done}-{epoch}")  # noqa: S311
-        plan.extend(minibatches(rows, algorithm.minibatches, shuffling))
+        dealt = minibatches(rows, algorithm.minibatches, shuffling)
+        plan.extend(hand for hand in dealt if any(has_loss(row, algorithm) for row in hand))
     optimiser = policy.optimiser
     before = optimiser.snapshot()
     totals = _Totals(policy.device, has_reference=algorithm.kl_coef > 0)
@@ -183,7 +192,13 @@ def _accumulate(
     :param gap_version: measure the logprob gap on tokens of this version.
     """
     minibatch_loss = torch.zeros((), dtype=torch.float64, device=policy.device)
-    for batch in micro_batches(rows, algorithm.aggregation, policy.token_budget, policy.device):
+    for batch in micro_batches(
+        rows,
+        algorithm.aggregation,
+        policy.token_budget,
+        policy.device,
+        lambda row: has_loss(row, algorithm),
+    ):
         loss = _backward(policy, algorithm, batch, totals, gap_version)
         minibatch_loss += loss
         policy.optimiser.collect_gradients()

@@ -1,0 +1,96 @@
+"""The main job as a user runs it: `ajet demo`, interrupted with Ctrl-C and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+
+KEYS = {
+    "success_before",
+    "success_after",
+    "steps",
+    "episodes",
+    "calls",
+    "seconds",
+    "rollout_seconds",
+    "update_seconds",
+    "overhead_seconds",
+    "tokens_raw",
+    "tokens_trained",
+}
+
+
+def start(run_dir: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ajet_core.cli.main", "demo", "--run-dir", str(run_dir)]
+    return subprocess.Popen(
+        [*command, "--steps", "2", "--target", "1.0", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+    )
+
+
+def children_of(run_dir: Path) -> list[str]:
+    """Command lines of living processes that name the run directory."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = entry.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        except OSError:
+            continue
+        if str(run_dir) in line:
+            found.append(line)
+    return found
+
+
+def test_ctrl_c_stops_it_cleanly_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("ajet_backend_torch")
+    pytest.importorskip("aiohttp")
+    run_dir = tmp_path / "demo"
+    first = start(run_dir)
+    assert first.stderr is not None
+    for line in first.stderr:
+        if line.startswith("step 1:"):
+            break
+    else:
+        pytest.fail(f"the demo ended before its first step: {first.wait()}")
+    first.send_signal(signal.SIGINT)
+    _, rest = first.communicate(timeout=120)
+    assert first.returncode == 130, rest
+    assert "goes on from here" in rest
+    assert children_of(run_dir) == []
+
+    second = start(run_dir)
+    out, err = second.communicate(timeout=200)
+    assert second.returncode == 0, err
+    assert "making a tiny model" not in err
+    summary = json.loads(out.strip().splitlines()[-1])
+    assert set(summary) >= KEYS
+    assert summary["steps"] == 2
+    assert summary["episodes"] >= 2 * 64 + 64
+    assert 0 <= summary["success_before"] <= 0.4
+    assert summary["overhead_seconds"] < summary["seconds"]
+    assert json.loads((run_dir / "summary.json").read_text()) == summary
+    steps = [
+        line["step"]
+        for line in map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+        if line["kind"] == "step"
+    ]
+    assert sorted(set(steps)) == [1, 2]
+    assert (run_dir / "reward.png").read_bytes().startswith(b"\x89PNG")
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(run_dir / "trained_model")
+    tokenizer = AutoTokenizer.from_pretrained(run_dir / "trained_model")
+    assert len(tokenizer) <= model.config.vocab_size
+    assert children_of(run_dir) == []
