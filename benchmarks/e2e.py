@@ -8,7 +8,10 @@ engine is ready and end at the target, that is neither model forward nor update)
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -54,6 +57,8 @@ def main() -> None:
             summaries.append(summary)
     result = {
         "benchmark": "e2e",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "hardware": f"{os.cpu_count()} CPU cores, {platform.machine()}",
         "seeds": options.seeds,
         "success_before": [s["success_before"] for s in summaries],
         "success_after": [s["success_after"] for s in summaries],
