@@ -1,0 +1,105 @@
+"""Both clients against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from ajet_core.client import AsyncSwarmClient, Episode, SwarmClient, Task
+from ajet_core.errors import ConfigError, EpisodeClosedError, ForbiddenError, NotRollingError
+from ajet_core.protocol import RunConfig
+from tests.server.conftest import TOKENS, Running
+
+QUESTION = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def run_config(server: Running) -> RunConfig:
+    return RunConfig.model_validate(server.config())
+
+
+async def test_the_async_client_trains_a_batch_and_isolates_a_failing_agent(
+    server: Running,
+) -> None:
+    failed: list[str] = []
+
+    async def agent(task: Task, episode: Episode) -> float:
+        if task.id == "b" and not failed:
+            failed.append(episode.episode_id)
+            raise ValueError("no such tool")
+        key = {"authorization": f"Bearer {episode.api_key}"}
+        url = f"{episode.base_url}/chat/completions"
+        answer = await server.http.post(url, headers=key, json=QUESTION)
+        answer.raise_for_status()
+        return float(len(answer.json()["choices"][0]["message"]["content"] or "") % 3)
+
+    async with AsyncSwarmClient(server.url, token=TOKENS.control) as client:
+        await client.sync_train_config(run_config(server))
+        assert (await client.start_engine()).state == "ROLLING"
+        report = await client.run_episodes_until_all_complete(
+            ["a", "b"], agent, episodes_per_task=2
+        )
+        assert len(report.outcomes) == 4
+        assert report.failures == []
+        await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+        assert (await client.status()).policy_version == 1
+        record = await server.service.store.get_episode(failed[0])
+        assert record is not None
+        assert record.state == "aborted"
+        assert "ValueError: no such tool" in record.reason
+        assert (await client.stop_engine()).export_dir is not None
+
+
+async def test_the_sync_client_does_the_same_from_threads(server: Running) -> None:
+    def work() -> tuple[int, int]:
+        with SwarmClient(server.url, token=TOKENS.control) as client:
+            client.sync_train_config(run_config(server))
+            client.start_engine()
+
+            def agent(task: Task, episode: Episode) -> float:
+                key = {"authorization": f"Bearer {episode.api_key}"}
+                url = f"{episode.base_url}/chat/completions"
+                httpx.post(url, headers=key, json=QUESTION, timeout=60).raise_for_status()
+                return 1.0 if task.id == "a" else 0.0
+
+            report = client.run_episodes_until_all_complete(["a", "b"], agent, episodes_per_task=2)
+            with client.episode("c", kind="eval") as episode:
+                assert client.can_continue_episode(episode)
+                episode.end(0.5)
+                assert not client.can_continue_episode(episode)
+            client.stop_engine()
+            return len(report.outcomes), client.status().step
+
+    assert await asyncio.to_thread(work) == (4, 1)
+
+
+async def test_errors_arrive_as_their_classes(server: Running) -> None:
+    async with AsyncSwarmClient(server.url, token=TOKENS.client) as client:
+        with pytest.raises(ForbiddenError):
+            await client.sync_train_config(run_config(server))
+        with pytest.raises(NotRollingError, match="OFFLINE"):
+            await client.begin_episode("a", timeout=5)
+    async with AsyncSwarmClient(server.url, token=TOKENS.control) as client:
+        config = server.config()
+        config["engine"] = {"name": "warp"}
+        with pytest.raises(ConfigError, match="scripted"):
+            await client.sync_train_config(RunConfig.model_validate(config))
+        await client.sync_train_config(run_config(server))
+        await client.start_engine()
+        episode = await client.begin_episode("a")
+        await client.abort_episode(episode, "changed my mind")
+        with pytest.raises(EpisodeClosedError, match="changed my mind"):
+            await client.end_episode(episode, 1.0)
+
+
+async def test_events_reach_the_client(server: Running) -> None:
+    async with AsyncSwarmClient(server.url, token=TOKENS.control) as client:
+        await client.sync_train_config(run_config(server))
+        await client.start_engine()
+        seen = []
+        async for event in client.events(since=0):
+            seen.append((event.type, event.data.get("state")))
+            if event.data.get("state") == "ROLLING":
+                break
+        assert ("state", "BOOTING") in seen
