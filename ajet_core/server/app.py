@@ -33,6 +33,7 @@ from ajet_core.server.auth import Scope, TokenGuard
 from ajet_core.server.disconnect import until_disconnect
 from ajet_core.server.limits import BodyLimit
 from ajet_core.server.service import SwarmService
+from ajet_core.server.token_first import TokenFirst
 
 _KEEPALIVE_SECONDS = 15.0
 
@@ -97,6 +98,7 @@ def create_app(
     app.state.guard = guard
     app.state.service = service
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    app.add_middleware(TokenFirst, guard=guard)
     app.add_exception_handler(AjetError, http_errors.on_ajet_error)
     app.add_exception_handler(RequestValidationError, http_errors.on_validation_error)
     app.add_exception_handler(HTTPException, http_errors.on_http_exception)

@@ -149,6 +149,15 @@ async def test_the_client_token_does_not_control_runs(server: Running) -> None:
         assert (await server.http.request(method, path, json=body)).status_code == 401
 
 
+async def test_strangers_do_not_get_their_bodies_read(server: Running) -> None:
+    for headers in ({}, {"authorization": "Bearer nonsense"}):
+        # A body that is no JSON would be a 400 if anybody had looked at it.
+        answer = await server.http.post("/v1/episodes", headers=headers, content=b"{no json")
+        assert answer.status_code == 401
+        assert error_of(answer)["type"] == "invalid_api_key"
+    assert (await server.http.get("/v1/protocol")).status_code == 200
+
+
 async def test_a_prompt_longer_than_the_context_is_refused_as_openai_does(server: Running) -> None:
     await server.roll(engine={"max_context": 64})
     grant = await server.claim()
