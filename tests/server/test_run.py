@@ -227,13 +227,16 @@ async def test_calls_whose_client_went_away_are_not_trained(servers: ServerFacto
         ) as answer:
             async for _ in answer.aiter_lines():
                 break
+        live = server.service.episodes._open[grant["episode_id"]]
+        await asyncio.gather(*live.calls_running, return_exceptions=True)
         store = server.service.store
-        while not (calls := (await store.calls([grant["episode_id"]]))[grant["episode_id"]]):
-            await asyncio.sleep(0)
+        calls = (await store.calls([grant["episode_id"]]))[grant["episode_id"]]
         assert [call.finish_reason for call in calls] == ["abort"]
         await server.end(grant, 1.0)
         for task, reward in (("a", 0.0), ("b", 1.0), ("b", 0.0)):
-            await server.episode(task, reward)
+            other = await server.claim(task)
+            assert (await server.chat(other, max_tokens=8)).status_code == 200
+            await server.end(other, reward)
         await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
         summary = server.service.coordinator.last_step
         assert summary is not None
@@ -245,6 +248,7 @@ async def test_calls_whose_client_went_away_are_not_trained(servers: ServerFacto
 
 async def test_an_engine_that_fails_for_good_is_replaced(servers: ServerFactory) -> None:
     async with servers.running() as server:
+        server.service.coordinator.health_seconds = 0.05
         await server.roll()
         before = server.service.coordinator.workers
         assert before is not None
@@ -256,8 +260,6 @@ async def test_an_engine_that_fails_for_good_is_replaced(servers: ServerFactory)
             raise EngineError("out of device memory")
 
         before.engine.stats = sick  # type: ignore[method-assign,assignment]
-        server.service.coordinator.health_seconds = 0.01
-        server.service.board.touch()
         await server.end(await server.claim(), 1.0)
         await raising
         await server.service.board.wait_until(lambda: server.service.board.rolling)
