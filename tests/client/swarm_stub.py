@@ -29,7 +29,6 @@ class SwarmStub:
         self.most_open = 0
         self.refuse: dict[str, Any] | None = None
         self.beaten = threading.Event()
-        self.four_claimed = threading.Event()
         self.app = FastAPI()
         self._routes()
 
@@ -68,8 +67,6 @@ class SwarmStub:
                 episode = f"ep-{len(self.tasks)}"
                 self.tasks[episode] = body["task_id"]
                 self.most_open = max(self.most_open, len(self.still_open()))
-            if len(self.tasks) == 4:
-                self.four_claimed.set()
             return {
                 "episode_id": episode,
                 "task_id": body["task_id"],

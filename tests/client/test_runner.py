@@ -175,15 +175,19 @@ def test_leases_of_long_agents_are_renewed(kind: str, url: str, stub: SwarmStub)
 
 def test_an_interrupt_aborts_what_is_open(url: str, stub: SwarmStub) -> None:
     release = threading.Event()
+    entered = threading.Semaphore(0)
 
     def agent(task: Task, episode: Episode) -> float:
         if task.id == "first":
             return 1.0
+        entered.release()
         release.wait(20)
         return 1.0
 
     def interrupt(result: object) -> None:
-        assert stub.four_claimed.wait(20)
+        # Claimed on the server is not enough: an episode is open here once its agent runs.
+        for _ in range(3):
+            assert entered.acquire(timeout=20)
         raise KeyboardInterrupt
 
     with SwarmClient(url, "token") as client:

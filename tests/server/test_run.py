@@ -227,10 +227,9 @@ async def test_calls_whose_client_went_away_are_not_trained(servers: ServerFacto
         ) as answer:
             async for _ in answer.aiter_lines():
                 break
-        live = server.service.episodes._open[grant["episode_id"]]
-        await asyncio.gather(*live.calls_running, return_exceptions=True)
         store = server.service.store
-        calls = (await store.calls([grant["episode_id"]]))[grant["episode_id"]]
+        while not (calls := (await store.calls([grant["episode_id"]]))[grant["episode_id"]]):
+            await asyncio.sleep(0)
         assert [call.finish_reason for call in calls] == ["abort"]
         await server.end(grant, 1.0)
         for task, reward in (("a", 0.0), ("b", 1.0), ("b", 0.0)):
