@@ -28,15 +28,31 @@ KEYS = {
 }
 
 
-def start(run_dir: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "ajet_core.cli.main", "demo", "--run-dir", str(run_dir)]
+# Where tests run in the background the shell has SIGINT ignored, and children inherit that.
+ENTRY = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from ajet_core.cli.main import main
+main()
+"""
+
+
+def start(run_dir: Path, steps: int) -> subprocess.Popen[str]:
+    """The demo with a target that only its number of steps can end."""
+    command = [sys.executable, "-c", ENTRY, "demo", "--run-dir", str(run_dir)]
     return subprocess.Popen(
-        [*command, "--steps", "2", "--target", "1.0", "--json"],
+        [*command, "--steps", str(steps), "--target", "1.0", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=dict(os.environ),
     )
+
+
+def steps_in(run_dir: Path) -> list[int]:
+    """The steps of metrics.jsonl."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return sorted({line["step"] for line in lines if line["kind"] == "step"})
 
 
 def children_of(run_dir: Path) -> list[str]:
@@ -56,7 +72,7 @@ def test_ctrl_c_stops_it_cleanly_and_the_same_command_goes_on(tmp_path: Path) ->
     pytest.importorskip("ajet_backend_torch")
     pytest.importorskip("aiohttp")
     run_dir = tmp_path / "demo"
-    first = start(run_dir)
+    first = start(run_dir, 60)
     assert first.stderr is not None
     for line in first.stderr:
         if line.startswith("step 1:"):
@@ -69,23 +85,19 @@ def test_ctrl_c_stops_it_cleanly_and_the_same_command_goes_on(tmp_path: Path) ->
     assert "goes on from here" in rest
     assert children_of(run_dir) == []
 
-    second = start(run_dir)
+    done = steps_in(run_dir)[-1]
+    second = start(run_dir, done + 1)
     out, err = second.communicate(timeout=200)
     assert second.returncode == 0, err
     assert "making a tiny model" not in err
     summary = json.loads(out.strip().splitlines()[-1])
     assert set(summary) >= KEYS
-    assert summary["steps"] == 2
-    assert summary["episodes"] >= 2 * 64 + 64
+    assert summary["steps"] == done + 1
+    assert summary["episodes"] >= (done + 1) * 64 + 64
     assert 0 <= summary["success_before"] <= 0.4
     assert summary["overhead_seconds"] < summary["seconds"]
     assert json.loads((run_dir / "summary.json").read_text()) == summary
-    steps = [
-        line["step"]
-        for line in map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-        if line["kind"] == "step"
-    ]
-    assert sorted(set(steps)) == [1, 2]
+    assert steps_in(run_dir) == list(range(1, done + 2))
     assert (run_dir / "reward.png").read_bytes().startswith(b"\x89PNG")
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
