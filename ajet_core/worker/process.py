@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -25,6 +27,7 @@ from ajet_core.worker.codec import BootPlan, BootReport, from_plain, to_plain, u
 
 _TAIL_LINES = 15
 _TAIL_BYTES = 16384
+_EXIT_SECONDS = 1.0
 
 
 def _environment() -> dict[str, str]:
@@ -168,7 +171,9 @@ class WorkerProcess:
     def kill(self) -> None:
         """SIGKILL, by pid; harmless if it has ended."""
         if self._process.returncode is None:
-            self._process.kill()
+            # Not Popen.kill: it reaps a process that has just ended, and asyncio loses its exit status.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def log_tail(self) -> str:
         """The last lines of the worker's log."""
@@ -207,10 +212,14 @@ class WorkerProcess:
         # Whatever it was, all who wait for this worker have to hear of its end.
         except Exception as error:  # noqa: BLE001
             problem = f" after a frame that could not be read ({type(error).__name__}: {error})"
-        # A worker that closed its end but lives on is of no use to anybody.
-        if not self._closing:
+        try:
+            # Its own end comes a moment after that of its connection, and its status says why.
+            async with asyncio.timeout(None if self._closing else _EXIT_SECONDS):
+                code = await self._process.wait()
+        except TimeoutError:
+            # A worker that closed its end but lives on is of no use to anybody.
             self.kill()
-        code = await self._process.wait()
+            code = await self._process.wait()
         how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
         text = f"worker {self.pid} ended ({how}){problem}. Last lines of {self._log}:\n{self.log_tail()}"
         self.died.set_result(text)
