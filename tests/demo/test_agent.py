@@ -152,6 +152,9 @@ async def test_concurrent_episodes_share_connections_and_keep_their_keys() -> No
     assert starts == {f"key-of-{i}": GridWalk(i).observation() for i in ids}
 
 
-async def test_by_default_it_makes_its_own_client() -> None:
+async def test_by_default_it_makes_its_own_client_and_closes_it() -> None:
     agent = GridWalkAgent()
+    own = agent._openai
+    assert not own.is_closed()
     await agent.close()
+    assert own.is_closed()
