@@ -12,7 +12,7 @@ PYENV_PYTHONS = $(wildcard $(shell pyenv root 2>/dev/null)/versions/3.1[123].*/b
 DISCOVER = $(if $(PYENV_PYTHONS),--discover $(PYENV_PYTHONS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint type format clean
+.PHONY: help setup browser demo test lint type format clean
 
 help:  ## List the commands
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -37,6 +37,9 @@ $(STAMP): pyproject.toml requirements-dev.txt constraints/dev.txt plugins/backen
 	@$(BIN)/python -m pip install --quiet -r requirements-dev.txt
 	@touch $@
 	@echo "make setup: ready; try: make demo"
+
+browser: setup  ## Fetch a browser for the tests of the page; a chromium of the system does as well
+	$(BIN)/playwright install --only-shell chromium
 
 demo: setup  ## Train a tiny model on this machine (options: ARGS="...")
 	$(BIN)/ajet demo $(ARGS)

@@ -26,7 +26,14 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ajet_core.interfaces import GenerateRequest, SamplingParams, WorkerContext
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
-from ajet_core.timeline import TrainBatch, TrainEpisode, TrainSequence
+from ajet_core.timeline import (
+    TrainBatch,
+    TrainCall,
+    TrainEpisode,
+    TrainSegment,
+    TrainSpan,
+    TrainTree,
+)
 
 # hidden, layers, heads, key-value heads, intermediate, vocabulary
 SIZES = {
@@ -90,21 +97,14 @@ def make_batch(completions: list[Sampled]) -> TrainBatch:
     episodes = [
         TrainEpisode(f"e{i}", f"g{i % 2}", float(i // 2 % 2)) for i in range(len(completions))
     ]
-    sequences = []
+    calls, trees = [], []
     for i, done in enumerate(completions):
         prompt, sampled = len(done.prompt_ids), len(done.token_ids)
-        sequences.append(
-            TrainSequence(
-                episode=i,
-                token_ids=done.prompt_ids + done.token_ids,
-                loss_mask=[False] * prompt + [True] * sampled,
-                behaviour_logprobs=[0.0] * prompt + done.logprobs,
-                temperatures=[1.0] * (prompt + sampled),
-                policy_versions=[-1] * prompt + [0] * sampled,
-            )
-        )
-    tokens = sum(len(s.token_ids) for s in sequences)
-    return TrainBatch("b", 1, episodes, sequences, tokens)
+        advantage = 2 * episodes[i].reward - 1
+        calls.append(TrainCall(f"c{i}", i, advantage, 1.0, done.logprobs, [0] * sampled))
+        span = TrainSpan(prompt, i, 0, sampled)
+        trees.append(TrainTree([TrainSegment(-1, done.prompt_ids + done.token_ids, [span])]))
+    return TrainBatch("b", 1, episodes, calls, trees, sum(tree.tokens for tree in trees))
 
 
 async def measure(options: argparse.Namespace, directory: Path) -> dict[str, object]:

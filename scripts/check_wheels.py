@@ -19,9 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PROJECTS = (ROOT, ROOT / "plugins" / "backend_torch")
 REQUIRED = {
-    "agentjet": "ajet_core/py.typed",
-    "agentjet-backend-torch": "ajet_backend_torch/py.typed",
+    "agentjet": ("ajet_core/py.typed", "ajet_core/inspect/page/page.html"),
+    "agentjet-backend-torch": ("ajet_backend_torch/py.typed",),
 }
+EMPTY_PAGE = {"title": "", "episodes": []}
 
 
 def run(*args: str | Path, cwd: Path | None = None) -> str:
@@ -62,8 +63,8 @@ def check_contents(project: Path, wheel: Path) -> None:
             sys.exit(f"{wheel.name}: {key} is {metadata[key]!r}, not {value!r}")
     if not metadata.get_payload():
         sys.exit(f"{wheel.name}: the description is empty")
-    if REQUIRED[name] not in names:
-        sys.exit(f"{wheel.name}: {REQUIRED[name]} is missing")
+    if missing := set(REQUIRED[name]) - names:
+        sys.exit(f"{wheel.name}: {min(missing)} is missing")
     for group in ("[agentjet]", "[agentjet.hook_api]"):
         if group not in entry_points:
             sys.exit(f"{wheel.name}: the entry points {group} are missing")
@@ -88,6 +89,13 @@ def check_installed(core: Path, plugin: Path, directory: Path) -> None:
         if row is None or row["problem"] or component not in row["components"]:
             sys.exit(f"plugin {name!r} is not usable from its wheel: {row}")
     run(ajet, "--help", cwd=directory)
+    # A page is put together from files of the package; what is in it is tested elsewhere.
+    run(
+        python,
+        "-c",
+        f"from ajet_core.inspect.page import page; page({EMPTY_PAGE!r})",
+        cwd=directory,
+    )
     run(python, "-c", "import ajet_core.client", cwd=directory)
     # Nothing but what the extra declares may be needed to start the server.
     run(python, "-m", "pip", "install", "--quiet", f"{core}[server]")

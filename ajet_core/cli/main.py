@@ -14,6 +14,8 @@ from ajet_core.errors import AjetError, UnknownComponentError
 BUILT_IN: dict[str, tuple[str, str]] = {
     "config": ("ajet_core.cli.config:config", "Show the effective settings and their sources."),
     "demo": ("ajet_core.demo.command:demo", "Train a tiny model on this machine, from end to end."),
+    "export": ("ajet_core.cli.export:export", "Write a run's samples as JSON lines or Parquet."),
+    "inspect": ("ajet_core.cli.inspect:inspect", "Look at a run's episodes, token by token."),
     "plugins": (
         "ajet_core.cli.plugins:plugins",
         "List installed plugins and what is wrong with any.",

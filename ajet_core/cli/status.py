@@ -15,6 +15,24 @@ from ajet_core.client import SwarmClient
 from ajet_core.protocol import ServerStatus
 
 _RETRIES = 1
+_TIMELINE_NOTES = {
+    "calls_drifted": "answers would have drifted (kept as sampled)",
+    "calls_echoed_otherwise": "answers came back in another form (kept as sampled)",
+    "tokens_altered": "tokens altered by relaxed merging",
+    "calls_dropped": "calls left out by limits",
+    "calls_alone": "over-long calls trained alone",
+}
+_TIMELINE_METRICS = (
+    "timelines",
+    "tokens_raw",
+    "tokens_merged",
+    "tokens_planned",
+    "tokens_drifted",
+    "tokens_dropped",
+    "tokens_paid_again",
+    "forks",
+    *_TIMELINE_NOTES,
+)
 
 
 @click.command()
@@ -67,8 +85,13 @@ def render(status: ServerStatus, url: str) -> Table:
         text += f", {batch.open_episodes} episodes open"
         row("batch", text + (f", {batch.set_aside} tasks set aside" if batch.set_aside else ""))
     if status.last_step is not None:
-        metrics = status.last_step.metrics
-        row("last step", ", ".join(f"{key} {value:.4g}" for key, value in sorted(metrics.items())))
+        rest = dict(status.last_step.metrics)
+        timelines = _timelines(rest, status.last_step.plan)
+        row("last step", ", ".join(f"{key} {value:.4g}" for key, value in sorted(rest.items())))
+        if timelines:
+            row("timelines", timelines)
+        for sentence in status.last_step.forks:
+            row("", sentence, "yellow")
     if status.counters:
         row(
             "totals",
@@ -76,6 +99,22 @@ def render(status: ServerStatus, url: str) -> Table:
         )
     row("up", _duration(status.uptime_seconds))
     return table
+
+
+def _timelines(metrics: dict[str, float], plan: str) -> str:
+    """What became of the step's tokens; takes the metrics it tells out of `metrics`."""
+    if "tokens_raw" not in metrics:
+        return ""
+    taken = {name: metrics.pop(name, 0.0) for name in _TIMELINE_METRICS}
+    text = (
+        f"{taken['timelines']:.0f}, {taken['tokens_raw']:.0f} tokens recorded, "
+        f"{taken['tokens_merged']:.0f} distinct, {taken['tokens_planned']:.0f} computed"
+    )
+    text += f" as {plan.replace('_', ' ')}" if plan else ""
+    for name, words in _TIMELINE_NOTES.items():
+        if taken[name]:
+            text += f"; {taken[name]:.0f} {words}"
+    return text
 
 
 def _duration(seconds: float) -> str:

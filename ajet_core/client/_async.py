@@ -47,12 +47,18 @@ class AsyncScopedEpisode(PendingEpisode):
         *,
         components: Mapping[str, float] | None = None,
         call_rewards: Mapping[str, float] | None = None,
+        agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> EpisodeStatus:
         """Report the outcome now; see `AsyncSwarmClient.end_episode`."""
         self.closed = True
         return await self.client.end_episode(
-            self, reward, components=components, call_rewards=call_rewards, metadata=metadata
+            self,
+            reward,
+            components=components,
+            call_rewards=call_rewards,
+            agent_rewards=agent_rewards,
+            metadata=metadata,
         )
 
 
@@ -146,6 +152,7 @@ class AsyncSwarmClient:
         *,
         components: Mapping[str, float] | None = None,
         call_rewards: Mapping[str, float] | None = None,
+        agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> EpisodeStatus:
         """Report the outcome of an episode. Once this returns it survives a crash of the server.
@@ -153,7 +160,9 @@ class AsyncSwarmClient:
         A repeat changes nothing: the first outcome stands and is what the answer shows.
 
         :param components: named parts of the reward, for the logs.
-        :param call_rewards: reward per call, by the id of its chat completion.
+        :param call_rewards: rewards of single calls, by the id of their chat completion.
+        :param agent_rewards: rewards by agent name; for the calls of these agents they take the place of
+            the episode's.
         :raises EpisodeClosedError: it was aborted before, or its lease ran out.
         """
         return await self._run(
@@ -162,6 +171,7 @@ class AsyncSwarmClient:
                 reward,
                 components=components,
                 call_rewards=call_rewards,
+                agent_rewards=agent_rewards,
                 metadata=metadata,
             )
         )
@@ -232,6 +242,7 @@ class AsyncSwarmClient:
                 scoped.reward,
                 components=scoped.components,
                 call_rewards=scoped.call_rewards,
+                agent_rewards=scoped.agent_rewards,
                 metadata=scoped.metadata,
             )
 

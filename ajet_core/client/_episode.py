@@ -53,6 +53,7 @@ class PendingEpisode(Episode):
     reward: float | None = None
     components: dict[str, float] = field(default_factory=dict)
     call_rewards: dict[str, float] = field(default_factory=dict)
+    agent_rewards: dict[str, float] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     closed: bool = False
 
@@ -77,12 +78,15 @@ class EpisodeOutcome:
     """What an agent may return instead of a bare reward.
 
     :param components: named parts of the reward, for the logs.
-    :param call_rewards: reward per call, by the id of its chat completion.
+    :param call_rewards: rewards of single calls, by the id of their chat completion.
+    :param agent_rewards: rewards by agent name; for the calls of these agents they take the place of
+        the episode's.
     """
 
     reward: float
     components: Mapping[str, float] = field(default_factory=dict)
     call_rewards: Mapping[str, float] = field(default_factory=dict)
+    agent_rewards: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod

@@ -232,6 +232,7 @@ class Flows:
         *,
         components: Mapping[str, float] | None,
         call_rewards: Mapping[str, float] | None,
+        agent_rewards: Mapping[str, float] | None,
         metadata: Mapping[str, str] | None,
     ) -> Flow[EpisodeStatus]:
         """Report an episode's reward."""
@@ -241,6 +242,7 @@ class Flows:
             reward=reward,
             components=dict(components or {}),
             call_rewards=dict(call_rewards or {}),
+            agent_rewards=dict(agent_rewards or {}),
             metadata=dict(metadata or {}),
         )
         return self.perform(

@@ -152,6 +152,7 @@ class _Runner:
                 outcome.reward,
                 components=outcome.components,
                 call_rewards=outcome.call_rewards,
+                agent_rewards=outcome.agent_rewards,
                 metadata=outcome.metadata,
             )
         except EpisodeError as error:

@@ -182,6 +182,7 @@ class _Runner:
                 outcome.reward,
                 components=outcome.components,
                 call_rewards=outcome.call_rewards,
+                agent_rewards=outcome.agent_rewards,
                 metadata=outcome.metadata,
             )
         except Exception as error:  # noqa: BLE001 - it is raised again in the calling thread

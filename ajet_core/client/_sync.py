@@ -46,12 +46,18 @@ class ScopedEpisode(PendingEpisode):
         *,
         components: Mapping[str, float] | None = None,
         call_rewards: Mapping[str, float] | None = None,
+        agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> EpisodeStatus:
         """Report the outcome now; see `SwarmClient.end_episode`."""
         self.closed = True
         return self.client.end_episode(
-            self, reward, components=components, call_rewards=call_rewards, metadata=metadata
+            self,
+            reward,
+            components=components,
+            call_rewards=call_rewards,
+            agent_rewards=agent_rewards,
+            metadata=metadata,
         )
 
 
@@ -145,6 +151,7 @@ class SwarmClient:
         *,
         components: Mapping[str, float] | None = None,
         call_rewards: Mapping[str, float] | None = None,
+        agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> EpisodeStatus:
         """Report the outcome of an episode. Once this returns it survives a crash of the server.
@@ -152,7 +159,9 @@ class SwarmClient:
         A repeat changes nothing: the first outcome stands and is what the answer shows.
 
         :param components: named parts of the reward, for the logs.
-        :param call_rewards: reward per call, by the id of its chat completion.
+        :param call_rewards: rewards of single calls, by the id of their chat completion.
+        :param agent_rewards: rewards by agent name; for the calls of these agents they take the place of
+            the episode's.
         :raises EpisodeClosedError: it was aborted before, or its lease ran out.
         """
         return self._run(
@@ -161,6 +170,7 @@ class SwarmClient:
                 reward,
                 components=components,
                 call_rewards=call_rewards,
+                agent_rewards=agent_rewards,
                 metadata=metadata,
             )
         )
@@ -231,6 +241,7 @@ class SwarmClient:
                 scoped.reward,
                 components=scoped.components,
                 call_rewards=scoped.call_rewards,
+                agent_rewards=scoped.agent_rewards,
                 metadata=scoped.metadata,
             )
 

@@ -6,23 +6,26 @@ import itertools
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from ajet_core.errors import StoreError
-from ajet_core.interfaces import BatchRecord, EpisodeRecord, RunRecord, StepRecord
-from ajet_core.timeline import Call
+from ajet_core.interfaces import BatchRecord, CallScore, EpisodeRecord, RunRecord, StepRecord
+from ajet_core.timeline import Call, MessageText, PlacedMessage
 
 Row = tuple[Any, ...]
 
 EPISODE_COLUMNS = (
     "episode_id, key_hash, task_id, group_name, kind, tag, client_id, claim_version, lease_seconds, "
-    "created_at, state, reward, components, call_rewards, metadata, reason, finished_at, batch_id"
+    "created_at, state, reward, components, call_rewards, agent_rewards, metadata, reason, finished_at, "
+    "batch_id"
 )
-_EPISODE_JSON_COLUMNS = frozenset({12, 13, 14})
+_EPISODE_JSON_COLUMNS = frozenset({12, 13, 14, 15})
 CALL_COLUMNS = (
-    "episode, call_id, call_index, agent, parent_call_id, base, shared, suffix, sampled, logprobs, "
-    "policy_versions, temperature, top_p, top_k, finish_reason, created_at, metadata"
+    "episode, call_id, call_index, agent, base, shared, suffix, sampled, logprobs, policy_versions, "
+    "temperature, top_p, top_k, finish_reason, created_at, metadata, messages, answer, tools"
 )
+SCORE_COLUMNS = "call, step, advantage, logprobs"
 STEP_COLUMNS = "step, batch_id, metrics, finished_at"
 RUN_COLUMNS = "run_id, config_json, created_at, active"
 
@@ -86,21 +89,22 @@ def _load(text: str) -> Any:
     return {} if text == _EMPTY_JSON else json.loads(text)
 
 
-def call_row(call: Call, episode: int, base: int | None, shared: int) -> Row:
+def call_row(call: Call, episode: int, base: int | None) -> Row:
     """The row of `call`, in the order of `CALL_COLUMNS`.
 
     :param episode: row id of its episode.
-    :param base: row id of the call whose first `shared` tokens (prompt + sampled) begin the prompt.
+    :param base: row id of `Call.base`; if the store has none, the call is stored as a whole.
     """
+    whole = base is None and call.base is not None
+    same_tools = base is not None and call.base is not None and call.base.tools == call.tools
     return (
         episode,
         call.call_id,
         call.index,
         call.agent,
-        call.parent_call_id,
         base,
-        shared,
-        pack_ids(call.prompt_ids[shared:] if shared else call.prompt_ids),
+        0 if whole else call.shared,
+        pack_ids(call.prompt_ids if whole else call.suffix_ids),
         pack_ids(call.sampled_ids),
         pack_logprobs(call.logprobs),
         pack_runs(call.policy_versions),
@@ -110,7 +114,26 @@ def call_row(call: Call, episode: int, base: int | None, shared: int) -> Row:
         call.finish_reason,
         call.created_at,
         _dump(call.metadata),
+        _dump_messages(call.conversation() if whole else call.messages),
+        None if call.answer is None else _dump_list(astuple(call.answer)),
+        None if same_tools else call.tools,
     )
+
+
+def _dump_messages(messages: Sequence[PlacedMessage]) -> str:
+    return _dump_list([(m.start, m.end, *astuple(m.text)) for m in messages]) if messages else ""
+
+
+def _load_messages(text: str) -> tuple[PlacedMessage, ...]:
+    if not text:
+        return ()
+    return tuple(
+        PlacedMessage(start, end, MessageText(*fields)) for start, end, *fields in json.loads(text)
+    )
+
+
+def _dump_list(values: object) -> str:
+    return json.dumps(values, separators=(",", ":"))
 
 
 def calls_from_rows(episode_id: str, rows: Iterable[Row]) -> list[Call]:
@@ -119,37 +142,49 @@ def calls_from_rows(episode_id: str, rows: Iterable[Row]) -> list[Call]:
     :param rows: (row id, *`CALL_COLUMNS`), in order of row id, so that a base comes before its children.
     """
     by_id: dict[int, Call] = {}
-    for row_id, _, call_id, index, agent, parent, base, shared, *rest in rows:
-        suffix, sampled, logprobs, versions, temperature, top_p, top_k, reason, at, metadata = rest
-        prompt = unpack_ids(suffix)
-        if base is not None:
-            prompt = token_prefix(by_id[base], shared) + prompt
+    for row_id, _, call_id, index, agent, base_id, shared, *rest in rows:
+        suffix, sampled, logprobs, versions, temperature, top_p, top_k, reason, at, *more = rest
+        metadata, messages, answer, tools = more
+        base = None if base_id is None else by_id[base_id]
+        if tools is None:
+            tools = "" if base is None else base.tools
         by_id[row_id] = Call(
             call_id=call_id,
             episode_id=episode_id,
             index=index,
-            prompt_ids=prompt,
+            suffix_ids=unpack_ids(suffix),
             sampled_ids=unpack_ids(sampled),
             logprobs=unpack_logprobs(logprobs),
             policy_versions=unpack_runs(versions),
             temperature=temperature,
             finish_reason=reason,
+            base=base,
+            shared=shared,
             agent=agent,
-            parent_call_id=parent,
             created_at=at,
             top_p=top_p,
             top_k=top_k,
             metadata=_load(metadata),
+            messages=_load_messages(messages),
+            answer=None if answer is None else MessageText(*json.loads(answer)),
+            tools=tools,
         )
     return sorted(by_id.values(), key=lambda call: call.index)
 
 
-def token_prefix(call: Call, length: int) -> list[int]:
-    """The first `length` of a call's prompt and sampled tokens."""
-    prompt = len(call.prompt_ids)
-    if length <= prompt:
-        return call.prompt_ids[:length]
-    return call.prompt_ids + call.sampled_ids[: length - prompt]
+def score_row(score: CallScore, call: int, step: int) -> Row:
+    """The row of `score`, in the order of `SCORE_COLUMNS`. Logprobs are for people: float32 will do.
+
+    :param call: row id of its call.
+    """
+    blob = struct.pack(f"<{len(score.logprobs)}f", *score.logprobs)
+    return (call, step, score.advantage, blob)
+
+
+def score_from_row(row: Row) -> CallScore:
+    """A score from (call_id, advantage, logprobs)."""
+    call_id, advantage, blob = row
+    return CallScore(call_id, advantage, list(struct.unpack(f"<{len(blob) // 4}f", blob)))
 
 
 def episode_row(episode: EpisodeRecord) -> Row:
@@ -171,12 +206,13 @@ def episode_row(episode: EpisodeRecord) -> Row:
 
 
 def outcome_row(episode: EpisodeRecord) -> Row:
-    """state, reward, components, call_rewards, metadata, reason, finished_at."""
+    """state, reward, components, call_rewards, agent_rewards, metadata, reason, finished_at."""
     return (
         episode.state,
         episode.reward,
         _dump(episode.components),
         _dump(episode.call_rewards),
+        _dump(episode.agent_rewards),
         _dump(episode.metadata),
         episode.reason,
         episode.finished_at,

@@ -23,12 +23,12 @@ def ajet_register_stores() -> Sequence[StoreSpec]:
 
 @hookimpl
 def ajet_register_mergers() -> Sequence[MergerSpec]:
-    """The merger ``linear``."""
+    """The merger ``trie``."""
     return (
         MergerSpec(
-            name="linear",
-            target="ajet_core.embedded.linear_merger:LinearMerger",
-            summary="Exact: calls that extend each other become one sequence",
+            name="trie",
+            target="ajet_core.embedded.trie_merger:TrieMerger",
+            summary="A token tree: every distinct context of an episode once",
         ),
     )
 

@@ -6,7 +6,14 @@ import sqlite3
 from collections.abc import Sequence
 
 from ajet_core.embedded import codec
-from ajet_core.interfaces import BatchRecord, EpisodeRecord, EpisodeState, RunRecord, StepRecord
+from ajet_core.interfaces import (
+    BatchRecord,
+    CallScore,
+    EpisodeRecord,
+    EpisodeState,
+    RunRecord,
+    StepRecord,
+)
 from ajet_core.timeline import Call
 
 # ruff: noqa: S608 - the texts are put together from constants of this package alone.
@@ -14,6 +21,10 @@ _EPISODES = f"SELECT {codec.EPISODE_COLUMNS} FROM episodes"
 _CALLS = (
     f"SELECT id, {codec.CALL_COLUMNS} FROM calls WHERE episode = "
     "(SELECT id FROM episodes WHERE episode_id = ?) ORDER BY id"
+)
+_SCORES = (
+    "SELECT call_id, advantage, scores.logprobs FROM scores JOIN calls ON calls.id = scores.call "
+    "WHERE calls.episode = (SELECT id FROM episodes WHERE episode_id = ?) ORDER BY step"
 )
 
 
@@ -69,6 +80,13 @@ def steps(connection: sqlite3.Connection) -> list[StepRecord]:
     """All steps, in order."""
     rows = connection.execute(f"SELECT {codec.STEP_COLUMNS} FROM steps ORDER BY step")
     return [codec.step_from_row(row) for row in rows]
+
+
+def scores(connection: sqlite3.Connection, episode_id: str) -> dict[str, CallScore]:
+    """The score of each call of an episode in the last step that trained it, by call id."""
+    # In order of step, so that the last one stays.
+    rows = connection.execute(_SCORES, (episode_id,))
+    return {row[0]: codec.score_from_row(row) for row in rows}
 
 
 def _members(connection: sqlite3.Connection, batch_id: str) -> list[str]:

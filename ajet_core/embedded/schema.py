@@ -8,10 +8,11 @@ from pathlib import Path
 from ajet_core.embedded.settings import SqliteStoreSettings
 from ajet_core.errors import StoreError, StoreFullError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # Lists of token ids are blobs of little-endian uint32, see `codec`. `calls.base` is the call whose tokens the
-# prompt begins with: prompt = (prompt + sampled of base)[:shared] + suffix.
+# prompt begins with: prompt = (prompt + sampled of base)[:shared] + suffix. `calls.tools` is NULL where it is
+# that of the base.
 _SCHEMA = """
 CREATE TABLE run (
     one INTEGER PRIMARY KEY CHECK (one = 1),
@@ -43,6 +44,7 @@ CREATE TABLE episodes (
     reward REAL,
     components TEXT NOT NULL,
     call_rewards TEXT NOT NULL,
+    agent_rewards TEXT NOT NULL,
     metadata TEXT NOT NULL,
     reason TEXT NOT NULL,
     finished_at REAL,
@@ -57,7 +59,6 @@ CREATE TABLE calls (
     call_id TEXT NOT NULL UNIQUE,
     call_index INTEGER NOT NULL,
     agent TEXT NOT NULL,
-    parent_call_id TEXT,
     base INTEGER REFERENCES calls (id),
     shared INTEGER NOT NULL,
     suffix BLOB NOT NULL,
@@ -69,7 +70,10 @@ CREATE TABLE calls (
     top_k INTEGER NOT NULL,
     finish_reason TEXT NOT NULL,
     created_at REAL NOT NULL,
-    metadata TEXT NOT NULL
+    metadata TEXT NOT NULL,
+    messages TEXT NOT NULL,
+    answer TEXT,
+    tools TEXT
 );
 CREATE INDEX calls_by_episode ON calls (episode);
 CREATE TABLE steps (
@@ -78,6 +82,14 @@ CREATE TABLE steps (
     metrics TEXT NOT NULL,
     finished_at REAL NOT NULL
 );
+CREATE TABLE scores (
+    call INTEGER NOT NULL REFERENCES calls (id),
+    step INTEGER NOT NULL,
+    advantage REAL NOT NULL,
+    logprobs BLOB NOT NULL,
+    PRIMARY KEY (call, step)
+) WITHOUT ROWID;
+CREATE INDEX scores_by_step ON scores (step);
 CREATE TABLE totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 
@@ -196,6 +208,11 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         )
     if version == SCHEMA_VERSION:
         return
+    if version:
+        raise StoreError(
+            f"{path} was written by an older agentjet (schema {version}, this one knows "
+            f"{SCHEMA_VERSION}): finish the run with that one, or use another run_dir"
+        )
     if tables:
         raise StoreError(f"{path} is a database, but not a store of agentjet: use another run_dir")
     # One transaction: a process killed here leaves an empty file, which the next one fills.

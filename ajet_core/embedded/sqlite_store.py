@@ -25,6 +25,7 @@ from ajet_core.embedded.writing import StoreWriter
 from ajet_core.errors import StoreError
 from ajet_core.interfaces import (
     BatchRecord,
+    CallScore,
     ComponentSettings,
     EpisodeRecord,
     EpisodeState,
@@ -144,9 +145,16 @@ class SqliteStore(SampleStore):
         """Batches for steps after `after_step`, in order of step."""
         return await self._read(lambda connection: reading.batches(connection, after_step))
 
-    async def add_step(self, step: StepRecord) -> None:
-        """Record a finished step, replacing one of the same number."""
-        await self._write(lambda writer: writer.add_step(step))
+    async def add_step(self, step: StepRecord, scores: Sequence[CallScore] = ()) -> None:
+        """Record a finished step and what it made of its calls, replacing one of the same number.
+
+        :raises StoreError: a call is not in the store.
+        """
+        await self._write(lambda writer: writer.add_step(step, scores))
+
+    async def scores(self, episode_id: str) -> dict[str, CallScore]:
+        """The latest score of each call of an episode, by call id."""
+        return await self._read(lambda connection: reading.scores(connection, episode_id))
 
     async def steps(self) -> list[StepRecord]:
         """All finished steps, in order."""

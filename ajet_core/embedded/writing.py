@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 
 from ajet_core.embedded import codec
 from ajet_core.embedded.group_commit import savepoint
-from ajet_core.embedded.prompt_bases import PromptBases
 from ajet_core.embedded.reading import episode as read_episode
 from ajet_core.errors import StoreError
-from ajet_core.interfaces import BatchRecord, EpisodeRecord, RunRecord, StepRecord
+from ajet_core.interfaces import BatchRecord, CallScore, EpisodeRecord, RunRecord, StepRecord
 from ajet_core.timeline import Call
 
 TOTAL_NAMES = (
@@ -30,12 +30,15 @@ def _insert(table: str, columns: str, verb: str = "INSERT") -> str:
 _INSERT_EPISODE = _insert("episodes", codec.EPISODE_COLUMNS)
 _INSERT_CALL = _insert("calls", codec.CALL_COLUMNS)
 _INSERT_BATCH = _insert("batches", "batch_id, step, created_at")
+_INSERT_SCORE = _insert("scores", codec.SCORE_COLUMNS)
+_EPISODE_ID = "SELECT id FROM episodes WHERE episode_id = ?"
+_CALL_ID = "SELECT id FROM calls WHERE call_id = ?"
 _REPLACE_STEP = _insert("steps", codec.STEP_COLUMNS, "REPLACE")
 _REPLACE_RUN = _insert("run", f"one, {codec.RUN_COLUMNS}", "REPLACE")
 _REPLACE_TOTAL = _insert("totals", "name, value", "REPLACE")
 _FINISH_EPISODE = (
-    "UPDATE episodes SET state = ?, reward = ?, components = ?, call_rewards = ?, metadata = ?, "
-    "reason = ?, finished_at = ? WHERE episode_id = ? AND state = 'open'"
+    "UPDATE episodes SET state = ?, reward = ?, components = ?, call_rewards = ?, "
+    "agent_rewards = ?, metadata = ?, reason = ?, finished_at = ? WHERE episode_id = ? AND state = 'open'"
 )
 _BATCH_EPISODE = (
     "UPDATE episodes SET batch_id = ?, batch_position = ? "
@@ -52,7 +55,6 @@ class StoreWriter:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._bases = PromptBases()
         stored = dict(connection.execute("SELECT name, value FROM totals"))
         self.totals: dict[str, int] = {name: stored.get(name, 0) for name in TOTAL_NAMES}
         self._pending = dict(self.totals)
@@ -68,9 +70,8 @@ class StoreWriter:
         self.totals = dict(self._pending)
 
     def rolled_back(self) -> None:
-        """Forget what the transaction said; its row ids will be given to other rows."""
+        """Forget what the transaction said."""
         self._pending = dict(self.totals)
-        self._bases.clear()
 
     def put_run(self, run: RunRecord) -> None:
         """Write or replace the run."""
@@ -79,13 +80,11 @@ class StoreWriter:
     def add_episode(self, episode: EpisodeRecord) -> None:
         """Add an episode."""
         try:
-            cursor = self._connection.execute(_INSERT_EPISODE, codec.episode_row(episode))
+            self._connection.execute(_INSERT_EPISODE, codec.episode_row(episode))
         except sqlite3.IntegrityError as error:
             raise StoreError(f"cannot add episode {episode.episode_id}: {error}") from error
         self._pending["episodes"] += 1
         self._count_outcome(episode)
-        if cursor.lastrowid is not None:
-            self._bases.know_episode(episode.episode_id, cursor.lastrowid)
 
     def finish_episode(self, episode: EpisodeRecord) -> EpisodeRecord:
         """Write an outcome, unless there is one."""
@@ -99,25 +98,24 @@ class StoreWriter:
             raise StoreError(f"cannot finish episode {episode.episode_id}: it is not in the store")
         if cursor.rowcount:
             self._count_outcome(stored)
-            self._bases.forget(episode.episode_id)
         return stored
 
     def add_call(self, call: Call) -> None:
-        """Add a call, its prompt as the difference to its parent's tokens."""
-        episode = self._episode_row(call)
-        base, shared = self._bases.find(call)
-        try:
-            cursor = self._connection.execute(
-                _INSERT_CALL, codec.call_row(call, episode, base, shared)
+        """Add a call, its prompt as the difference to its base's tokens."""
+        episode = self._row_id(_EPISODE_ID, call.episode_id)
+        if episode is None:
+            raise StoreError(
+                f"cannot add call {call.call_id}: its episode {call.episode_id} is not in the store"
             )
+        base = None if call.base is None else self._row_id(_CALL_ID, call.base.call_id)
+        try:
+            self._connection.execute(_INSERT_CALL, codec.call_row(call, episode, base))
         except sqlite3.IntegrityError as error:
             raise StoreError(f"cannot add call {call.call_id}: {error}") from error
-        if cursor.lastrowid is not None:
-            self._bases.add(call, cursor.lastrowid)
         sampled = len(call.sampled_ids)
         pending = self._pending
         pending["calls"] += 1
-        pending["tokens_raw"] += len(call.prompt_ids) + sampled
+        pending["tokens_raw"] += call.length
         pending["tokens_sampled"] += sampled
 
     def add_batch(self, batch: BatchRecord) -> None:
@@ -135,28 +133,27 @@ class StoreWriter:
                         f"cannot add batch {batch.batch_id}: {self._why_not_batched(episode_id)}"
                     )
 
-    def add_step(self, step: StepRecord) -> None:
-        """Write or replace a step."""
-        self._connection.execute(_REPLACE_STEP, codec.step_row(step))
+    def add_step(self, step: StepRecord, scores: Sequence[CallScore]) -> None:
+        """Write or replace a step and its scores."""
+        connection = self._connection
+        with savepoint(connection):
+            connection.execute(_REPLACE_STEP, codec.step_row(step))
+            connection.execute("DELETE FROM scores WHERE step = ?", (step.step,))
+            for score in scores:
+                call = self._row_id(_CALL_ID, score.call_id)
+                if call is None:
+                    raise StoreError(
+                        f"cannot add step {step.step}: call {score.call_id} is not in the store"
+                    )
+                connection.execute(_INSERT_SCORE, codec.score_row(score, call, step.step))
 
     def _count_outcome(self, episode: EpisodeRecord) -> None:
         if episode.state != "open":
             self._pending[f"episodes_{episode.state}"] += 1
 
-    def _episode_row(self, call: Call) -> int:
-        known = self._bases.episode_row(call.episode_id)
-        if known is not None:
-            return known
-        found = self._connection.execute(
-            "SELECT id FROM episodes WHERE episode_id = ?", (call.episode_id,)
-        ).fetchone()
-        if found is None:
-            raise StoreError(
-                f"cannot add call {call.call_id}: its episode {call.episode_id} is not in the store"
-            )
-        row_id: int = found[0]
-        self._bases.know_episode(call.episode_id, row_id)
-        return row_id
+    def _row_id(self, query: str, name: str) -> int | None:
+        found = self._connection.execute(query, (name,)).fetchone()
+        return None if found is None else int(found[0])
 
     def _why_not_batched(self, episode_id: str) -> str:
         episode = read_episode(self._connection, episode_id)

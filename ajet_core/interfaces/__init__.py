@@ -17,6 +17,7 @@ from .logger import MetricsLogger
 from .merger import MergePolicy, Merger
 from .store import (
     BatchRecord,
+    CallScore,
     EpisodeKind,
     EpisodeRecord,
     EpisodeState,
@@ -29,6 +30,7 @@ from .trainer import StepReport, Trainer, TrainerCapabilities, TrainerInfo
 __all__ = [
     "AgentAdapter",
     "BatchRecord",
+    "CallScore",
     "ComponentSettings",
     "Engine",
     "EngineCapabilities",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
 
 from ajet_core.interfaces.context import ComponentSettings, WorkerContext
-from ajet_core.timeline import Call, TokenTree
+from ajet_core.timeline import Call, MergePolicy, TokenTree
 
-MergePolicy = Literal["exact"]
+__all__ = ["MergePolicy", "Merger"]
 
 
 class Merger(ABC):
@@ -23,8 +22,10 @@ class Merger(ABC):
     def merge(self, episode_id: str, calls: Sequence[Call], policy: MergePolicy) -> TokenTree:
         """Merge the calls of one episode.
 
-        Exact means: every call's prompt and sampled tokens are the tokens of one root-to-node path,
-        so that training on the tree gives the logprobs and gradients of training on every call.
+        ``exact`` means: every call's prompt and sampled tokens are the tokens of one root-to-node path,
+        so that training on the tree gives the logprobs and gradients of training on every call. What the
+        relaxed policies give up is counted in `TokenTree.tokens_altered`.
 
-        :param calls: in order of `Call.index`, all of `episode_id`.
+        :param calls: all of `episode_id`. Their order makes no difference with the policy ``exact``; with the
+            others it is that of `Call.index`, in which the first to say something decides on its tokens.
         """

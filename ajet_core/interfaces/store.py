@@ -41,6 +41,7 @@ class EpisodeRecord:
     reward: float | None = None
     components: dict[str, float] = field(default_factory=dict)
     call_rewards: dict[str, float] = field(default_factory=dict)
+    agent_rewards: dict[str, float] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     reason: str = ""
     finished_at: float | None = None
@@ -65,6 +66,19 @@ class StepRecord:
     batch_id: str
     metrics: dict[str, float]
     finished_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallScore:
+    """What training made of one call with T sampled tokens.
+
+    :param advantage: of each of its tokens.
+    :param logprobs: [T] the trainer's, as `StepReport.logprobs`; empty if it computed none.
+    """
+
+    call_id: str
+    advantage: float
+    logprobs: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +172,17 @@ class SampleStore(ABC):
         """Batches for steps after `after_step`, in order of step."""
 
     @abstractmethod
-    async def add_step(self, step: StepRecord) -> None:
-        """Record a finished step; a repeated step number replaces it (a resumed run trains again)."""
+    async def add_step(self, step: StepRecord, scores: Sequence[CallScore] = ()) -> None:
+        """Record a finished step with what it made of its calls.
+
+        A repeated step number replaces the step and all its scores (a resumed run trains again).
+
+        :raises StoreError: a call is not in the store.
+        """
+
+    @abstractmethod
+    async def scores(self, episode_id: str) -> dict[str, CallScore]:
+        """The latest score of each call of an episode that has been trained on, by call id."""
 
     @abstractmethod
     async def steps(self) -> list[StepRecord]:

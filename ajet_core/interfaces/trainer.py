@@ -9,7 +9,7 @@ from pathlib import Path
 from ajet_core.interfaces.context import ComponentSettings, WorkerContext
 from ajet_core.interfaces.engine import WeightUpdate
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
-from ajet_core.timeline import TrainBatch
+from ajet_core.timeline import CostModel, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,20 +19,32 @@ class TrainerCapabilities:
     :param weight_channels: names of the weight channels it offers, best first.
     :param algorithm_fields: names of the `AlgorithmConfig` fields it honours; any other field that
         differs from its default is refused before the trainer starts.
+    :param trees: whether it computes trees of several segments; if not, every `TrainTree` it is given is
+        a linear sequence, and `TrainBatch.sequences` holds them with masks.
     """
 
     weight_channels: tuple[str, ...]
     algorithm_fields: frozenset[str]
     lora: bool = False
+    trees: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerInfo:
-    """Facts known once a trainer has started."""
+    """Facts known once a trainer has started.
+
+    :param trees: as `TrainerCapabilities.trees`, for this model: some cannot go on from the keys and values
+        of other tokens.
+    :param token_budget: tokens it computes at once, padding included; None if it does not say.
+    :param costs: how long its passes take, as it measured; None if it does not say.
+    """
 
     parameters: int
     trainable_parameters: int
     device: str
+    trees: bool = False
+    token_budget: int | None = None
+    costs: CostModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,9 @@ class StepReport:
     :param tokens_trained: tokens with a loss.
     :param tokens_processed: tokens that went through the forward pass, padding left out.
     :param seconds: wall seconds of the step.
+    :param logprobs: [len(batch.calls)], each [T] the trainer's logprobs of the call's tokens at the sampling
+        temperature, as first computed in this step; an empty list for a call that was not computed. Empty
+        altogether if the trainer does not report them.
     """
 
     step: int
@@ -54,6 +69,7 @@ class StepReport:
     tokens_processed: int = 0
     sequences: int = 0
     seconds: float = 0.0
+    logprobs: list[list[float]] = field(default_factory=list)
 
 
 class Trainer(ABC):

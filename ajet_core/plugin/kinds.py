@@ -26,7 +26,9 @@ from ajet_core.plugin.components import (
 
 KindName = Literal["engine", "trainer", "store", "merger", "agent", "logger", "command"]
 
-RESERVED_COMMANDS = frozenset({"config", "demo", "plugins", "serve", "status", "version"})
+RESERVED_COMMANDS = frozenset(
+    {"config", "demo", "export", "inspect", "plugins", "serve", "status", "version"}
+)
 """Names of the built-in subcommands of ``ajet``."""
 
 

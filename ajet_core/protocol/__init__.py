@@ -27,6 +27,15 @@ from .run import (
     LoraConfig,
     ModelConfig,
     RunConfig,
+    TimelineConfig,
+)
+from .timelines import (
+    EpisodeTimelines,
+    TimelineCall,
+    TimelineFork,
+    TimelineNode,
+    TimelineRole,
+    TimelineSampling,
 )
 from .version import PROTOCOL_HEADER, PROTOCOL_VERSION, SUPPORTED_VERSIONS, negotiate
 
@@ -43,6 +52,7 @@ __all__ = [
     "EndRequest",
     "EpisodeGrant",
     "EpisodeStatus",
+    "EpisodeTimelines",
     "ErrorBody",
     "ErrorDetail",
     "Event",
@@ -55,5 +65,11 @@ __all__ = [
     "ServerStatus",
     "StartRequest",
     "StepSummary",
+    "TimelineCall",
+    "TimelineConfig",
+    "TimelineFork",
+    "TimelineNode",
+    "TimelineRole",
+    "TimelineSampling",
     "negotiate",
 ]

@@ -88,12 +88,14 @@ class EndRequest(Message):
 
     :param reward: the episode's reward.
     :param components: named parts of the reward, for the logs.
-    :param call_rewards: reward per call, by the id of its chat completion.
+    :param call_rewards: rewards of single calls, on top of `reward`, by the id of their chat completion.
+    :param agent_rewards: rewards by agent name; for the calls of these agents they take the place of `reward`.
     """
 
     reward: Number
     components: dict[MetadataKey, Number] = Field(default_factory=dict, max_length=64)
     call_rewards: dict[MetadataKey, Number] = Field(default_factory=dict, max_length=4096)
+    agent_rewards: dict[MetadataKey, Number] = Field(default_factory=dict, max_length=256)
     metadata: dict[MetadataKey, MetadataText] = Field(default_factory=dict, max_length=64)
 
 
@@ -125,14 +127,33 @@ class EpisodeStatus(Message):
 
 
 class StepSummary(Message):
-    """One finished training step; `metrics` has the names of `ajet_core.interfaces.StepReport` and
-    ``reward_mean``, ``rollout_seconds`` (wall time the batch took to fill), ``forward_seconds`` (of the
-    engine, for this batch), ``update_seconds``, ``sync_seconds``, ``tokens_raw``, ``tokens_trained``,
-    ``episodes``, ``calls``, ``calls_aborted`` (their client went away: recorded, not trained)."""
+    """One finished training step.
+
+    `metrics` has the names of `ajet_core.interfaces.StepReport` and, of the batch:
+
+    - ``reward_mean``, ``episodes``, ``calls``, ``calls_aborted`` (their client went away: recorded, not
+      trained), ``timelines``;
+    - seconds: ``rollout_seconds`` (wall time the batch took to fill), ``forward_seconds`` (of the engine, for
+      this batch), ``merge_seconds``, ``update_seconds``, ``sync_seconds``, ``plan_seconds`` (what the planner
+      expected of the update, if the trainer says what its passes cost);
+    - tokens: ``tokens_raw`` (each call a sample of its own), ``tokens_merged`` (each distinct context of an
+      episode once), ``tokens_planned`` (what the trainer computes), ``tokens_trained``;
+    - ``forks``, ``tokens_paid_again`` (computed again because agents rewrote their history);
+    - ``calls_drifted``, ``tokens_drifted`` (writing the answer again would have given other tokens),
+      ``calls_echoed_otherwise`` (the agent gave our answer back in another form): the sampled tokens were
+      kept;
+    - ``tokens_altered`` (by a relaxed merge policy), ``calls_dropped``, ``tokens_dropped``, ``calls_alone`` (by
+      the limits of `TimelineConfig`).
+
+    :param plan: the layout that was trained.
+    :param forks: in words, why timelines forked and what it costs, the dearest first.
+    """
 
     step: int
     policy_version: int
     metrics: dict[str, float]
+    plan: str = ""
+    forks: list[str] = Field(default_factory=list)
 
 
 class BatchProgress(Message):

@@ -58,9 +58,12 @@ class AlgorithmConfig(Message):
     (Dr. GRPO, arXiv:2503.20783); ``"leave_one_out"`` is RLOO (arXiv:2402.14740).
 
     :param advantage: baseline and scale of the rewards in a group.
-    :param aggregation: how token losses become one loss: mean over all tokens of a minibatch, mean
-        over sequences of their token means, or sum over tokens divided by sequences. A sequence is one
-        of the merged sequences of an episode.
+    :param discount: of rewards for single calls, per call (see `ajet_core.timeline.credit`).
+    :param aggregation: what weighs the same in the loss of a minibatch: each sampled token
+        (``token_mean``, as DAPO), each call (``call_mean``: mean over calls of their token means), each episode
+        (``episode_mean``: mean over episodes of their token means, as GRPO), or each token again, but
+        divided by the number of episodes instead of tokens (``episode_sum``, as Dr. GRPO up to a
+        constant). How calls were merged has no influence on any of them.
     :param clip_low: the ratio is clipped below 1 - clip_low.
     :param clip_high: the ratio is clipped above 1 + clip_high.
     :param kl_coef: weight of the KL divergence to the reference model (the model at the start),
@@ -73,7 +76,8 @@ class AlgorithmConfig(Message):
     """
 
     advantage: Literal["group_std", "group_mean", "leave_one_out"] = "group_std"
-    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
+    discount: Annotated[float, Field(ge=0, le=1)] = 1.0
+    aggregation: Literal["token_mean", "call_mean", "episode_mean", "episode_sum"] = "token_mean"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.2
     kl_coef: NonNegative = 0.0
@@ -89,6 +93,28 @@ class AlgorithmConfig(Message):
     )
     max_grad_norm: NonNegative = 1.0
     token_budget: PositiveInt | None = None
+
+
+class TimelineConfig(Message):
+    """How an episode's calls become timelines, and how those are trained.
+
+    :param policy: when a call goes on in a context that is there: ``exact``, if the tokens are the same;
+        ``text``, if the messages say the same; ``ignore_tools``, if they do whatever tools are offered. The
+        last two train calls in contexts they were not sampled in; metrics say how many tokens they altered.
+    :param layout: how timelines are laid out for the trainer, see `ajet_core.timeline.layouts`; ``auto``
+        takes what the trainer will compute fastest. All of them train the same.
+    :param max_timelines: an episode is trained on at most so many timelines, those with the most
+        sampled tokens; None trains all.
+    :param max_tokens: longer timelines are treated as `over_long` says; None allows any length.
+    :param over_long: ``drop`` leaves the timeline out, ``truncate`` ends it with the last turn that fits,
+        ``separate`` trains the later calls each as a sample of its own.
+    """
+
+    policy: Literal["exact", "text", "ignore_tools"] = "exact"
+    layout: Literal["auto", "separate", "linear", "tree", "group_tree"] = "auto"
+    max_timelines: PositiveInt | None = None
+    max_tokens: PositiveInt | None = None
+    over_long: Literal["drop", "truncate", "separate"] = "truncate"
 
 
 class BatchConfig(Message):
@@ -121,8 +147,9 @@ class RunConfig(Message):
     model: ModelConfig
     engine: ComponentChoice = ComponentChoice(name="torch")
     trainer: ComponentChoice = ComponentChoice(name="torch")
-    merger: ComponentChoice = ComponentChoice(name="linear")
+    merger: ComponentChoice = ComponentChoice(name="trie")
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    timelines: TimelineConfig = TimelineConfig()
     batch: BatchConfig = BatchConfig()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     steps: PositiveInt | None = None

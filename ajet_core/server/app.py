@@ -28,7 +28,7 @@ from ajet_core.protocol import (
     StartRequest,
     negotiate,
 )
-from ajet_core.server import http_errors, llm_routes
+from ajet_core.server import http_errors, llm_routes, timeline_routes
 from ajet_core.server.auth import Scope, TokenGuard
 from ajet_core.server.disconnect import until_disconnect
 from ajet_core.server.limits import BodyLimit
@@ -107,6 +107,7 @@ def create_app(
     _add_episode_routes(app, service, public_url)
     _add_run_routes(app, service)
     _add_view_routes(app, service)
+    timeline_routes.add_routes(app, service.store, _needs("control"))
     _document_llm_routes(app)
     return app
 

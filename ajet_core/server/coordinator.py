@@ -30,7 +30,7 @@ from ajet_core.server.episodes import EpisodeRegistry
 from ajet_core.server.events import EventLog
 from ajet_core.server.run_setup import ResolvedRun, check_same_run, resolve_run
 from ajet_core.server.state import StateBoard
-from ajet_core.server.step import StepClock, train_step
+from ajet_core.server.step import StepClock, Stepped, train_step
 from ajet_core.server.workers import RunWorkers
 from ajet_core.settings import Settings
 
@@ -324,7 +324,7 @@ class Coordinator:
             record = queued.pop(0) if queued else await self._roll(builder)
             if record is None:
                 return
-            summary = await train_step(
+            stepped = await train_step(
                 run,
                 workers,
                 record,
@@ -333,7 +333,7 @@ class Coordinator:
                 timing=timing,
                 clock=self._clock,
             )
-            await self._stepped(run, summary, record)
+            await self._stepped(run, stepped, record)
 
     async def _roll(self, builder: BatchBuilder) -> BatchRecord | None:
         """Let episodes run until a batch is full; None if the run is to stop."""
@@ -371,11 +371,13 @@ class Coordinator:
                 f"the engine did not answer for {_HANG_SECONDS:g} s; its worker is replaced"
             ) from None
 
-    async def _stepped(self, run: ResolvedRun, summary: StepSummary, record: BatchRecord) -> None:
+    async def _stepped(self, run: ResolvedRun, stepped: Stepped, record: BatchRecord) -> None:
+        summary = stepped.summary
         self.step = summary.step
         self.last_step = summary
         await self._store.add_step(
-            StepRecord(summary.step, record.batch_id, dict(summary.metrics), self._wall_clock())
+            StepRecord(summary.step, record.batch_id, dict(summary.metrics), self._wall_clock()),
+            stepped.scores,
         )
         if self.step % run.config.checkpoint_every == 0:
             try:

@@ -262,6 +262,7 @@ class EpisodeRegistry:
             reward=request.reward,
             components=dict(request.components),
             call_rewards=dict(request.call_rewards),
+            agent_rewards=dict(request.agent_rewards),
             metadata=dict(request.metadata),
         )
 

@@ -18,7 +18,8 @@ from ajet_core.plugin import (
 )
 from ajet_core.protocol import AlgorithmConfig, ComponentChoice, RunConfig
 from ajet_core.server.checkpoints import Checkpoint
-from ajet_core.server.rendering.renderer import ChatRenderer, make_renderer
+from ajet_core.server.rendering.factory import make_renderer
+from ajet_core.server.rendering.renderer import ChatRenderer
 from ajet_core.settings import Settings
 from ajet_core.worker.codec import BootPlan, ComponentPlan
 

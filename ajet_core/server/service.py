@@ -12,8 +12,8 @@ from ajet_core.errors import (
     AjetError,
     ConfigError,
     EpisodeClosedError,
+    RequestError,
     StoreError,
-    UnsupportedError,
 )
 from ajet_core.interfaces import EpisodeRecord, MetricsLogger, SampleStore, WorkerContext
 from ajet_core.plugin import PluginManager
@@ -33,6 +33,8 @@ from ajet_core.server.state import StateBoard
 from ajet_core.settings import Settings
 
 _log = logging.getLogger("ajet.server")
+
+_SHOWN = 8
 
 
 @dataclass(slots=True)
@@ -95,13 +97,9 @@ class SwarmService:
         """End an episode; a repeat gets the outcome that stands.
 
         :raises EpisodeClosedError: it was aborted before.
-        :raises UnsupportedError: it has rewards for single calls, which no trainer honours yet.
+        :raises RequestError: it rewards a call or an agent that the episode does not have.
         """
-        if request.call_rewards:
-            raise UnsupportedError(
-                "call_rewards are not honoured yet: leave them out, or sum them up in reward",
-                param="call_rewards",
-            )
+        await self._check_rewards(episode_id, request)
         calls = await self._calls(episode_id)
         record = await self.episodes.end(episode_id, request)
         if record.state == "aborted":
@@ -109,6 +107,27 @@ class SwarmService:
                 f"episode {episode_id} was aborted before it was ended: {record.reason}"
             )
         return self._episode_status(record, calls)
+
+    async def _check_rewards(self, episode_id: str, request: EndRequest) -> None:
+        if not (request.call_rewards or request.agent_rewards):
+            return
+        _, live = await self.episodes.get(episode_id)
+        if live is None:
+            # The outcome that stands is not changed by this request, whatever it says.
+            return
+        made = (await self.store.calls([episode_id]))[episode_id]
+        rewarded = {
+            "call_rewards": (request.call_rewards, {call.call_id for call in made}),
+            "agent_rewards": (request.agent_rewards, {call.agent for call in made}),
+        }
+        for param, (named, known) in rewarded.items():
+            if unknown := sorted(set(named) - known):
+                raise RequestError(
+                    f"{param}: episode {episode_id} has no {unknown[0]!r}; it has "
+                    f"{', '.join(map(repr, sorted(known)[:_SHOWN])) or 'made no call'}"
+                    + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""),
+                    param=param,
+                )
 
     async def abort(self, episode_id: str, request: AbortRequest) -> EpisodeStatus:
         """Abort an episode; an episode that is over stays as it is."""

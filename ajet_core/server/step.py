@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ajet_core.interfaces import BatchRecord, EngineStats, EpisodeRecord, SampleStore
+from ajet_core.interfaces import (
+    BatchRecord,
+    CallScore,
+    EngineStats,
+    EpisodeRecord,
+    SampleStore,
+    StepReport,
+    TrainerInfo,
+)
 from ajet_core.protocol import ServerState, StepSummary
 from ajet_core.server.run_setup import ResolvedRun
 from ajet_core.server.state import StateBoard
+from ajet_core.server.training_data import TrainingData, training_data
 from ajet_core.server.workers import RunWorkers
-from ajet_core.timeline import Call, TrainBatch, TrainEpisode, build_batch
+from ajet_core.timeline import TrainBatch
 
 
 @dataclass(slots=True)
@@ -28,41 +36,33 @@ class StepClock:
 
 
 async def prepare_batch(
-    run: ResolvedRun, store: SampleStore, record: BatchRecord, step: int
-) -> tuple[TrainBatch, Counter[str]]:
-    """The merged training data of a batch, and the number of its calls by finish reason."""
+    run: ResolvedRun, store: SampleStore, record: BatchRecord, trainer: TrainerInfo
+) -> TrainingData:
+    """The training data of a batch, made on a thread."""
     episodes: list[EpisodeRecord] = []
     for episode_id in record.episode_ids:
         episode = await store.get_episode(episode_id)
         if episode is not None:
             episodes.append(episode)
     calls = await store.calls(record.episode_ids)
-    batch = await asyncio.to_thread(_merge, run, record.batch_id, step, episodes, calls)
-    reasons = [call.finish_reason for made in calls.values() for call in made]
-    return batch, Counter(reasons)
+    return await asyncio.to_thread(
+        training_data,
+        record.batch_id,
+        record.step,
+        episodes,
+        calls,
+        config=run.config,
+        merger=run.merger,
+        trainer=trainer,
+    )
 
 
-def _merge(
-    run: ResolvedRun,
-    batch_id: str,
-    step: int,
-    episodes: list[EpisodeRecord],
-    calls: dict[str, list[Call]],
-) -> TrainBatch:
-    # A call whose client went away was never seen by its agent: the reward is not about it.
-    trees = [
-        run.merger.merge(
-            e.episode_id,
-            [call for call in calls[e.episode_id] if call.finish_reason != "abort"],
-            "exact",
-        )
-        for e in episodes
-    ]
-    train_episodes = [
-        TrainEpisode(e.episode_id, e.group, e.reward if e.reward is not None else 0.0, e.tag)
-        for e in episodes
-    ]
-    return build_batch(batch_id, step, train_episodes, trees)
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """A finished step and what it made of its calls."""
+
+    summary: StepSummary
+    scores: list[CallScore]
 
 
 async def train_step(
@@ -74,7 +74,7 @@ async def train_step(
     board: StateBoard,
     timing: StepClock,
     clock: Callable[[], float],
-) -> StepSummary:
+) -> Stepped:
     """Train on one batch and serve the new weights.
 
     :raises WorkerDiedError: a worker ended; the batch is still the store's and can be trained again.
@@ -83,7 +83,8 @@ async def train_step(
     board.set(ServerState.ROLLING_POST)
     rolled = clock()
     engine_after = await workers.engine.stats()
-    batch, calls = await prepare_batch(run, store, record, record.step)
+    data = await prepare_batch(run, store, record, workers.trainer_info)
+    batch = data.batch
     merged = clock()
     if run.together:
         # Engine and trainer share the parameters: no forward may run while they change.
@@ -100,25 +101,32 @@ async def train_step(
     board.policy_version = record.step
     synced = clock()
     rewards = [episode.reward for episode in batch.episodes]
-    return StepSummary(
+    summary = StepSummary(
         step=record.step,
         policy_version=record.step,
         metrics={
             **_finite(report.metrics),
+            **data.metrics(),
             "reward_mean": sum(rewards) / max(1, len(rewards)),
             "rollout_seconds": rolled - timing.rolling_since,
             "forward_seconds": engine_after.forward_seconds - timing.engine.forward_seconds,
             "merge_seconds": merged - rolled,
             "update_seconds": trained - merged,
             "sync_seconds": synced - trained,
-            "tokens_raw": float(batch.tokens_raw),
-            "tokens_merged": float(sum(len(s.token_ids) for s in batch.sequences)),
             "tokens_trained": float(report.tokens_trained),
-            "episodes": float(len(batch.episodes)),
-            "calls": float(calls.total()),
-            "calls_aborted": float(calls["abort"]),
         },
+        plan=data.plan.chosen,
+        forks=data.forks.sentences(),
     )
+    return Stepped(summary, _scores(data.batch, report))
+
+
+def _scores(batch: TrainBatch, report: StepReport) -> list[CallScore]:
+    logprobs = report.logprobs or [[]] * len(batch.calls)
+    return [
+        CallScore(call.call_id, call.advantage, found)
+        for call, found in zip(batch.calls, logprobs, strict=True)
+    ]
 
 
 def _finite(metrics: dict[str, float]) -> dict[str, float]:

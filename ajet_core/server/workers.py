@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ajet_core.errors import WorkerBootError
-from ajet_core.interfaces import EngineInfo
+from ajet_core.interfaces import EngineInfo, TrainerInfo
 from ajet_core.server.checkpoints import Checkpoint
 from ajet_core.server.run_setup import ResolvedRun
+from ajet_core.worker.codec import BootReport
 from ajet_core.worker.process import WorkerProcess
 
 
@@ -20,6 +21,7 @@ class RunWorkers:
     engine: WorkerProcess
     trainer: WorkerProcess
     engine_info: EngineInfo
+    trainer_info: TrainerInfo
 
     @classmethod
     async def boot(
@@ -44,12 +46,13 @@ class RunWorkers:
                 trainer_plan = run.boot_plan(
                     run_dir, engine=False, trainer=True, checkpoint=checkpoint
                 )
-                report, _ = await asyncio.gather(
+                engine_report, trainer_report = await asyncio.gather(
                     engine.boot(engine_plan, timeout), trainer.boot(trainer_plan, timeout)
                 )
-            if report.engine is None:
-                raise WorkerBootError("the worker came up without an engine")
-            return cls(engine, trainer, report.engine)
+                report = BootReport(engine_report.engine, trainer_report.trainer)
+            if report.engine is None or report.trainer is None:
+                raise WorkerBootError("a worker came up without its engine or its trainer")
+            return cls(engine, trainer, report.engine, report.trainer)
         except BaseException:
             await asyncio.gather(*(worker.close(grace=0.0) for worker in spawned))
             raise

@@ -10,57 +10,63 @@ import pytest
 
 from ajet_core.interfaces import Merger
 from ajet_core.testing.samples import conversation, make_call
-from ajet_core.timeline import Call, TokenTree, linear_sequences
+from ajet_core.timeline import LAYOUTS, Call, TokenTree, lay_out
 
 
 def assert_exact(tree: TokenTree, calls: Sequence[Call]) -> None:
     """Check that `tree` is an exact merge of `calls`, see `Merger.merge`."""
     assert tree.tokens_altered == 0
-    assert tree.tokens_raw == sum(len(call.token_ids) for call in calls)
-    by_id = {call.call_id: call for call in calls}
-    found: set[str] = set()
-    tokens_before: list[list[int]] = []
+    assert tree.calls == sorted(calls, key=lambda call: (call.index, call.call_id))
+    assert tree.tokens_raw == sum(call.length for call in calls)
+    branches: dict[int, set[int]] = {}
     for i, node in enumerate(tree.nodes):
         assert -1 <= node.parent < i, "a parent stands before its children"
         assert node.token_ids, "a node holds tokens"
-        before = tokens_before[node.parent] if node.parent >= 0 else []
-        tokens_before.append(before + node.token_ids)
-        if not node.sampled:
-            assert (node.logprobs, node.policy_versions, node.calls) == ([], [], ())
-            continue
-        assert node.calls, "a sampled node names the calls that sampled it"
-        for call in (by_id[call_id] for call_id in node.calls):
-            start = len(before) - len(call.prompt_ids)
-            end = start + len(node.token_ids)
-            assert call.token_ids[: len(tokens_before[i])] == tokens_before[i]
-            assert 0 <= start < end <= len(call.sampled_ids)
-            assert node.logprobs == call.logprobs[start:end]
-            assert node.policy_versions == call.policy_versions[start:end]
-            assert node.temperature == call.temperature
-    for call in calls:
-        sampled = sum(len(n.token_ids) for n in tree.nodes if call.call_id in n.calls)
-        assert sampled == len(call.sampled_ids), f"{call.call_id} keeps its sampled tokens"
-        if not call.token_ids or call.token_ids in tokens_before:
-            found.add(call.call_id)
-    assert found == by_id.keys(), "every call is a root-to-node path"
+        first = branches.setdefault(node.parent, set())
+        assert node.token_ids[0] not in first, "what is shared is held once"
+        first.add(node.token_ids[0])
+    # Which token of the tree each call sampled where.
+    sampled: list[dict[int, int]] = [{} for _ in tree.calls]
+    for i, node in enumerate(tree.nodes):
+        for sampling in node.samplings:
+            for offset in range(len(node.token_ids)):
+                place = sampled[sampling.call]
+                assert sampling.start + offset not in place, "a token is sampled once by a call"
+                place[sampling.start + offset] = i
+    for call, end, place in zip(tree.calls, tree.ends, sampled, strict=True):
+        assert tree.path_ids(end)[: call.length] == call.token_ids, "a call is a root-to-node path"
+        assert sorted(place) == list(range(len(call.sampled_ids))), "it keeps its sampled tokens"
+        path = tree.path(end)
+        depth = 0
+        for i in path:
+            start = depth
+            depth += len(tree.nodes[i].token_ids)
+            for offset in (o for o, n in place.items() if n == i):
+                assert start <= call.prompt_length + offset < depth, "where it sampled them"
+        assert set(place.values()) <= set(path)
 
 
 def assert_trained_once(tree: TokenTree) -> None:
-    """Check that the sequences made of `tree` train every sampled token exactly once."""
-    trained = [
-        (tuple(s.token_ids[: i + 1]), s.behaviour_logprobs[i], s.policy_versions[i])
-        for s in linear_sequences(tree, 0)
-        for i, trains in enumerate(s.loss_mask)
-        if trains
-    ]
-    sampled = []
-    for leaf_or_inner, node in enumerate(tree.nodes):
-        path = [t for i in tree.path(leaf_or_inner) for t in tree.nodes[i].token_ids]
-        start = len(path) - len(node.token_ids)
-        if node.sampled:
-            values = zip(node.logprobs, node.policy_versions, strict=True)
-            sampled += [(tuple(path[: start + i + 1]), *v) for i, v in enumerate(values)]
-    assert sorted(trained) == sorted(sampled)
+    """Check that every layout of `tree` trains every sampled token of every call once, in its context."""
+    expected = sorted(
+        (number, i, tuple(call.token_ids[: call.prompt_length + i + 1]))
+        for number, call in enumerate(tree.calls)
+        for i in range(len(call.sampled_ids))
+        # Nothing comes before the very first token of a sequence, so that it cannot be trained.
+        if call.prompt_length + i > 0
+    )
+    for layout in LAYOUTS:
+        trained = []
+        for unit in lay_out(layout, [tree], [0]):
+            before: list[list[int]] = []
+            for segment in unit.segments:
+                above = before[segment.parent] if segment.parent >= 0 else []
+                before.append(above + segment.token_ids)
+                for span in segment.spans:
+                    for i in range(span.length):
+                        context = above + segment.token_ids[: span.offset + i + 1]
+                        trained.append((span.call, span.start + i, tuple(context)))
+        assert sorted(trained) == expected, layout
 
 
 def _cases() -> dict[str, list[Call]]:
@@ -90,14 +96,17 @@ def _cases() -> dict[str, list[Call]]:
             turn,
             make_call("rewritten", [1, 2, 3, 9, 5], [6], index=1, parent=turn),
         ],
-        "a wrong hint": [
+        "a fork inside an answer": [
             turn,
-            make_call("other", [8], [9], index=1),
-            make_call("on", [1, 2, 3, 4], [5], index=2, parent=make_call("other", [8], [9])),
+            make_call("on", [1, 2, 3, 9], [5], index=1, parent=turn),
+            make_call("on-too", [1, 2, 3, 9, 5, 6], [5], index=2),
         ],
-        "a hint at no call": [
+        "one samples what another was given": [
             turn,
-            make_call("on", [1, 2, 3, 4], [5], index=1, parent=make_call("lost", [1], [2])),
+            make_call("short", [1], [2, 3, 8], index=1),
+        ],
+        "a base that is not among the calls": [
+            make_call("on", [1, 2, 3, 4], [5], index=1, parent=make_call("lost", [1, 2], [3])),
         ],
         "nothing sampled": [
             make_call("aborted", [1, 2], []),
@@ -143,6 +152,13 @@ class MergerSuite:
         first = merger.merge("episode", calls, "exact")
         merger.merge("episode", conversation(3), "exact")
         assert merger.merge("episode", calls, "exact") == first
+
+    def test_the_order_of_the_calls_does_not_matter(
+        self, merger: Merger, calls: list[Call]
+    ) -> None:
+        tree = merger.merge("episode", calls, "exact")
+        assert merger.merge("episode", calls[::-1], "exact") == tree
+        assert merger.merge("episode", calls[1::2] + calls[::2], "exact") == tree
 
     def test_calls_are_left_as_they_are(self, merger: Merger, calls: list[Call]) -> None:
         before = copy.deepcopy(calls)

@@ -19,7 +19,7 @@ from ajet_core.interfaces import (
 )
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_core.testing.faults import Faults, FaultSettings
-from ajet_core.timeline import TrainBatch, episode_advantages
+from ajet_core.timeline import TrainBatch
 
 WEIGHT_CHANNELS = ("in_process",)
 ALGORITHM_FIELDS = frozenset(AlgorithmConfig.model_fields)
@@ -56,27 +56,20 @@ class ScriptedTrainer(Trainer):
     def step(self, batch: TrainBatch) -> StepReport:
         """Take `batch` into the digest.
 
-        :raises TrainerError: the settings say so, or a sequence's lists differ in length.
+        :raises TrainerError: the settings say so, or a tree of the batch is no linear sequence.
         """
         if self._faults.check(batch.step):
             self._hang()
-        trained = sum(sum(s.loss_mask) for s in batch.sequences)
-        processed = sum(len(s.token_ids) for s in batch.sequences)
+        try:
+            sequences = batch.sequences
+        except ValueError as error:
+            raise TrainerError(str(error)) from error
+        trained = sum(sum(s.loss_mask) for s in sequences)
+        processed = sum(len(s.token_ids) for s in sequences)
         digest = hashlib.sha256(f"{self._digest} {batch.step}".encode())
-        for sequence in batch.sequences:
-            lists = (
-                sequence.token_ids,
-                sequence.loss_mask,
-                sequence.behaviour_logprobs,
-                sequence.temperatures,
-                sequence.policy_versions,
-            )
-            if len({len(values) for values in lists}) != 1:
-                raise TrainerError(
-                    f"batch {batch.batch_id}: a sequence has lists of unequal lengths"
-                )
-            digest.update(repr((batch.episodes[sequence.episode], lists)).encode())
-        advantages = episode_advantages(batch.episodes, self._algorithm.advantage)
+        for sequence in sequences:
+            digest.update(repr((batch.episodes[sequence.episode], sequence)).encode())
+        advantages = [call.advantage for call in batch.calls]
         self._digest = digest.hexdigest()
         self._steps += 1
         return StepReport(
@@ -90,8 +83,9 @@ class ScriptedTrainer(Trainer):
             },
             tokens_trained=trained,
             tokens_processed=processed,
-            sequences=len(batch.sequences),
+            sequences=len(sequences),
             seconds=0.0,
+            logprobs=[call.logprobs for call in batch.calls],
         )
 
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:

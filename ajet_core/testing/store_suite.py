@@ -13,6 +13,7 @@ import pytest_asyncio
 from ajet_core.errors import StoreError
 from ajet_core.interfaces import (
     BatchRecord,
+    CallScore,
     EpisodeRecord,
     RunRecord,
     SampleStore,
@@ -82,6 +83,7 @@ class SampleStoreSuite:
             reward=-0.5,
             components={"format": -0.5},
             call_rewards={"call": 0.25},
+            agent_rewards={"planner": -1.5},
             metadata={"host": "a"},
             finished_at=1700000009.0,
         )
@@ -153,11 +155,28 @@ class SampleStoreSuite:
             await store.add_call(call)
         assert (await store.calls(["episode"]))["episode"] == calls
 
-    async def test_a_parent_the_store_never_saw_is_kept_as_a_name(self, store: SampleStore) -> None:
+    async def test_a_base_the_store_never_saw_loses_nothing(self, store: SampleStore) -> None:
         await store.add_episode(make_episode())
-        call = make_call("call", [1, 2], [3], parent=make_call("lost", [1], [2]))
+        base = conversation(1)[0]
+        call = make_call("call", [*base.token_ids, 2], [3], parent=base)
         await store.add_call(call)
         assert (await store.calls(["episode"]))["episode"] == [call]
+
+    async def test_a_base_is_still_known_when_the_store_is_opened_again(
+        self, tmp_path: Path
+    ) -> None:
+        store = await self.make_store(tmp_path)
+        await store.open()
+        await store.add_episode(make_episode())
+        first, second = conversation(2)
+        await store.add_call(first)
+        await store.close()
+        await store.open()
+        await store.add_call(second)
+        stored = (await store.calls(["episode"]))["episode"]
+        assert stored == [first, second]
+        assert stored[1].parent_call_id == first.call_id
+        await store.close()
 
     async def test_a_call_of_an_unknown_episode_is_refused(self, store: SampleStore) -> None:
         with pytest.raises(StoreError, match="episode"):
@@ -236,6 +255,37 @@ class SampleStoreSuite:
             StepRecord(1, "b1", {"loss": 1.0, "kl": 0.25}, 4.0),
             StepRecord(2, "b2", {"loss": 0.25}, 6.0),
         ]
+
+    async def test_scores_come_back_with_the_episode_they_are_of(self, store: SampleStore) -> None:
+        await store.add_episode(make_episode())
+        calls = conversation(3)
+        for call in calls:
+            await store.add_call(call)
+        scores = [
+            CallScore(call.call_id, 0.5 - i, [-0.25, -1.5, i]) for i, call in enumerate(calls)
+        ]
+        await store.add_step(StepRecord(1, "b1", {}, 4.0), scores[:2])
+        assert await store.scores("episode") == {s.call_id: s for s in scores[:2]}
+        assert await store.scores("another") == {}
+
+    async def test_a_step_that_is_trained_again_replaces_its_scores(
+        self, store: SampleStore
+    ) -> None:
+        await store.add_episode(make_episode())
+        calls = conversation(2)
+        for call in calls:
+            await store.add_call(call)
+        ids = [call.call_id for call in calls]
+        await store.add_step(StepRecord(1, "b1", {}, 4.0), [CallScore(i, 1.0, []) for i in ids])
+        await store.add_step(StepRecord(1, "b1", {}, 5.0), [CallScore(ids[0], 2.0, [-0.5])])
+        assert await store.scores("episode") == {ids[0]: CallScore(ids[0], 2.0, [-0.5])}
+
+    async def test_a_score_of_an_unknown_call_is_refused_with_its_step(
+        self, store: SampleStore
+    ) -> None:
+        with pytest.raises(StoreError, match="lost"):
+            await store.add_step(StepRecord(1, "b1", {}, 4.0), [CallScore("lost", 1.0, [])])
+        assert await store.steps() == []
 
     async def test_counters_add_up(self, store: SampleStore) -> None:
         await self.ended(store, "a", "b")

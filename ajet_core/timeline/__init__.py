@@ -1,21 +1,67 @@
 """From recorded calls to training data. Pure: no torch, no I/O, nothing of the rest of agentjet."""
 
-from .batch import TrainBatch, TrainEpisode, TrainSequence
+from .batch import (
+    TrainBatch,
+    TrainCall,
+    TrainEpisode,
+    TrainSegment,
+    TrainSequence,
+    TrainSpan,
+    TrainTree,
+)
 from .call import Call
-from .credit import AdvantageMethod, episode_advantages, has_signal
-from .plan import build_batch, linear_sequences
-from .tree import TokenNode, TokenTree
+from .cost import CostModel, PassShape
+from .credit import (
+    AdvantageMethod,
+    Aggregation,
+    call_advantages,
+    group_advantages,
+    token_weights,
+)
+from .forks import Fork, ForkSummary, find_forks, text_diff
+from .layouts import LAYOUTS, LINEAR_LAYOUTS, Layout, candidates, lay_out
+from .limits import Limited, OverLong, limit_timelines
+from .message import MessageText, PlacedMessage
+from .planner import Plan, PlanCost, choose_plan
+from .tree import Sampling, TokenNode, TokenTree
+from .trie import MergePolicy, TokenTrie
 
 __all__ = [
+    "LAYOUTS",
+    "LINEAR_LAYOUTS",
     "AdvantageMethod",
+    "Aggregation",
     "Call",
+    "CostModel",
+    "Fork",
+    "ForkSummary",
+    "Layout",
+    "Limited",
+    "MergePolicy",
+    "MessageText",
+    "OverLong",
+    "PassShape",
+    "PlacedMessage",
+    "Plan",
+    "PlanCost",
+    "Sampling",
     "TokenNode",
     "TokenTree",
+    "TokenTrie",
     "TrainBatch",
+    "TrainCall",
     "TrainEpisode",
+    "TrainSegment",
     "TrainSequence",
-    "build_batch",
-    "episode_advantages",
-    "has_signal",
-    "linear_sequences",
+    "TrainSpan",
+    "TrainTree",
+    "call_advantages",
+    "candidates",
+    "choose_plan",
+    "find_forks",
+    "group_advantages",
+    "lay_out",
+    "limit_timelines",
+    "text_diff",
+    "token_weights",
 ]

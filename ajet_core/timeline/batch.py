@@ -1,8 +1,12 @@
-"""What a trainer is given: a batch of episodes and the token sequences to train on."""
+"""What a trainer is given: calls with their advantages, and the token trees to compute them on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from ajet_core.timeline.call import Call
+
+NO_VERSION = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,24 +15,120 @@ class TrainEpisode:
 
     :param group: episodes of one group are rollouts of the same task and share a baseline.
     :param reward: the reward its client reported.
+    :param call_rewards: rewards of single calls, by call id, on top of `reward`.
+    :param agent_rewards: rewards of agents, by agent name; for their calls they take the place of `reward`.
     """
 
     episode_id: str
     group: str
     reward: float
     tag: str = ""
+    call_rewards: dict[str, float] = field(default_factory=dict)
+    agent_rewards: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainCall:
+    """One model call whose T sampled tokens are trained.
+
+    :param episode: index into `TrainBatch.episodes`.
+    :param advantage: of each of its tokens, see `ajet_core.timeline.credit`.
+    :param temperature: > 0; trainers divide their logits by it before they compare logprobs. 1.0 for a
+        greedy call, whose logprobs are of the undivided logits.
+    :param logprobs: [T] behaviour logprobs, as `Call.logprobs`.
+    :param policy_versions: [T] version of the weights that sampled each token.
+    :param agent: name of the agent that made the call, "" if unknown.
+    """
+
+    call_id: str
+    episode: int
+    advantage: float
+    temperature: float
+    logprobs: list[float]
+    policy_versions: list[int]
+    agent: str = ""
+
+    @classmethod
+    def of(cls, call: Call, episode: int, advantage: float) -> TrainCall:
+        """What training needs of `call`."""
+        return cls(
+            call_id=call.call_id,
+            episode=episode,
+            advantage=advantage,
+            temperature=call.temperature if call.temperature > 0 else 1.0,
+            logprobs=call.logprobs,
+            policy_versions=call.policy_versions,
+            agent=call.agent,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSpan:
+    """Tokens of a segment that a call sampled and that are trained for it.
+
+    Several spans may cover the same tokens: calls that sampled the same. Each adds its own loss.
+
+    :param offset: of the first token in `TrainSegment.token_ids`.
+    :param call: index into `TrainBatch.calls`.
+    :param start: of the first token in the call's sampled tokens.
+    :param length: number of tokens, >= 1.
+    """
+
+    offset: int
+    call: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSegment:
+    """A run of N tokens that is computed once, after the tokens of its ancestors.
+
+    The logits for its first token come from the last token of its parent. The first token of a root has no
+    context; no span covers it.
+
+    :param parent: index in `TrainTree.segments` of the segment it continues, -1 for a root; a parent stands
+        before its children.
+    :param token_ids: [N], N >= 1.
+    """
+
+    parent: int
+    token_ids: list[int]
+    spans: list[TrainSpan] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainTree:
+    """Segments that share context: one root, every other segment continues one before it.
+
+    A tree of one segment is a linear sequence.
+
+    :ivar tokens: computed tokens.
+    """
+
+    segments: list[TrainSegment]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are computed."""
+        return sum(len(segment.token_ids) for segment in self.segments)
+
+    @property
+    def tokens_trained(self) -> int:
+        """Tokens with a loss; one that two calls sampled counts twice."""
+        return sum(span.length for segment in self.segments for span in segment.spans)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSequence:
-    """A linear token sequence of T tokens; within a batch each sampled token is trained exactly once.
+    """A linear token sequence of T tokens with masks, for trainers that know no trees.
 
     :param episode: index into `TrainBatch.episodes`.
     :param token_ids: [T].
     :param loss_mask: [T] True where the token was sampled and is trained in this sequence.
-    :param behaviour_logprobs: [T] as `Call.logprobs`; 0.0 where `loss_mask` is False.
-    :param temperatures: [T] sampling temperature of the token (1.0 where `loss_mask` is False or the
-        call was greedy): trainers divide their logits by it before they compare logprobs.
+    :param behaviour_logprobs: [T] as `TrainCall.logprobs`; 0.0 where `loss_mask` is False.
+    :param advantages: [T] 0.0 where `loss_mask` is False.
+    :param temperatures: [T] 1.0 where `loss_mask` is False.
     :param policy_versions: [T] -1 where `loss_mask` is False.
     """
 
@@ -36,6 +136,7 @@ class TrainSequence:
     token_ids: list[int]
     loss_mask: list[bool]
     behaviour_logprobs: list[float]
+    advantages: list[float]
     temperatures: list[float]
     policy_versions: list[int]
 
@@ -44,12 +145,57 @@ class TrainSequence:
 class TrainBatch:
     """The input of one training step.
 
-    :param step: 1-based number of the step this batch is for.
-    :param tokens_raw: tokens the batch's calls hold when each is a sample of its own.
+    Every sampled token of every call is trained exactly once: by one span of one tree. A trainer whose
+    `TrainerCapabilities.trees` is False is given trees of one segment whose spans do not overlap.
+
+    :param tokens_raw: tokens the calls hold when each is a sample of its own.
     """
 
     batch_id: str
     step: int
     episodes: list[TrainEpisode]
-    sequences: list[TrainSequence]
+    calls: list[TrainCall]
+    trees: list[TrainTree]
     tokens_raw: int
+
+    @property
+    def sequences(self) -> list[TrainSequence]:
+        """The trees as sequences with masks.
+
+        :raises ValueError: a tree has more than one segment, or spans of one overlap or are of several episodes.
+        """
+        return [self._sequence(number, tree) for number, tree in enumerate(self.trees)]
+
+    def _sequence(self, number: int, tree: TrainTree) -> TrainSequence:
+        if len(tree.segments) != 1:
+            raise ValueError(
+                f"batch {self.batch_id}: tree {number} has {len(tree.segments)} segments, so it is no "
+                "linear sequence"
+            )
+        (segment,) = tree.segments
+        size = len(segment.token_ids)
+        episodes = {self.calls[span.call].episode for span in segment.spans}
+        if len(episodes) != 1:
+            raise ValueError(
+                f"batch {self.batch_id}: tree {number} is of {len(episodes)} episodes, not of one"
+            )
+        sequence = TrainSequence(
+            episode=episodes.pop(),
+            token_ids=segment.token_ids,
+            loss_mask=[False] * size,
+            behaviour_logprobs=[0.0] * size,
+            advantages=[0.0] * size,
+            temperatures=[1.0] * size,
+            policy_versions=[NO_VERSION] * size,
+        )
+        for span in segment.spans:
+            call, place = self.calls[span.call], slice(span.offset, span.offset + span.length)
+            taken = slice(span.start, span.start + span.length)
+            if any(sequence.loss_mask[place]):
+                raise ValueError(f"batch {self.batch_id}: spans of tree {number} overlap")
+            sequence.loss_mask[place] = [True] * span.length
+            sequence.behaviour_logprobs[place] = call.logprobs[taken]
+            sequence.advantages[place] = [call.advantage] * span.length
+            sequence.temperatures[place] = [call.temperature] * span.length
+            sequence.policy_versions[place] = call.policy_versions[taken]
+        return sequence

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+
+from ajet_core.timeline.message import MessageText, PlacedMessage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """One model call, token by token.
 
-    With P prompt tokens and T sampled tokens:
+    A prompt of P tokens is held as what is new in it: `shared` tokens that `base` has as well, and S tokens of
+    its own. So the calls of a conversation take room and time linear in its length. T tokens were sampled.
+    Calls are equal if they say the same, however they are held.
 
     :param call_id: unique in the store.
     :param episode_id: the episode whose key paid for the call.
     :param index: 0-based order of the call's completion within its episode.
-    :param agent: name of the agent that made the call, "" if it gave none.
-    :param prompt_ids: [P] the exact token ids the engine was given.
+    :param suffix_ids: [S] token ids of the prompt after the shared ones; all of it without a base.
     :param sampled_ids: [T] the token ids it sampled, the stop token included.
     :param logprobs: [T] natural-log probability of each sampled token under the distribution that
         was sampled from: logits divided by `temperature` (by 1 if that is 0), over the full
@@ -23,25 +26,34 @@ class Call:
     :param policy_versions: [T] version of the weights that sampled each token.
     :param temperature: 0 means greedy.
     :param finish_reason: "stop", "length", or "abort" (the client went away).
-    :param parent_call_id: the call whose tokens (prompt + sampled) `prompt_ids` extends, if known.
+    :param base: an earlier call of the episode.
+    :param shared: tokens of `base`, prompt and sampled, that the prompt begins with.
+    :param agent: name of the agent that made the call, "" if it gave none.
     :param created_at: unix seconds.
+    :param messages: the messages of the prompt that do not stand in the shared tokens as a whole, in order.
+    :param answer: what the client was told, None if nobody was (an aborted call).
+    :param tools: JSON text of the tools that were offered, "" if none were.
     """
 
     call_id: str
     episode_id: str
     index: int
-    prompt_ids: list[int]
+    suffix_ids: list[int]
     sampled_ids: list[int]
     logprobs: list[float]
     policy_versions: list[int]
     temperature: float
     finish_reason: str
+    base: Call | None = field(default=None, repr=False)
+    shared: int = 0
     agent: str = ""
-    parent_call_id: str | None = None
     created_at: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     metadata: dict[str, str] = field(default_factory=dict)
+    messages: tuple[PlacedMessage, ...] = field(default=(), repr=False)
+    answer: MessageText | None = field(default=None, repr=False)
+    tools: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         sampled = len(self.sampled_ids)
@@ -50,8 +62,91 @@ class Call:
                 f"call {self.call_id}: {sampled} sampled tokens, but {len(self.logprobs)} logprobs "
                 f"and {len(self.policy_versions)} policy versions"
             )
+        base = self.base
+        if not 0 <= self.shared <= (0 if base is None else base.length):
+            raise ValueError(
+                f"call {self.call_id}: it shares {self.shared} tokens with "
+                + ("no call" if base is None else f"call {base.call_id}, which has {base.length}")
+            )
+        if base is not None and base.episode_id != self.episode_id:
+            raise ValueError(
+                f"call {self.call_id} is of episode {self.episode_id}, its base {base.call_id} of "
+                f"episode {base.episode_id}"
+            )
+
+    @property
+    def prompt_length(self) -> int:
+        """P."""
+        return self.shared + len(self.suffix_ids)
+
+    @property
+    def length(self) -> int:
+        """P + T."""
+        return self.shared + len(self.suffix_ids) + len(self.sampled_ids)
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """[P] the exact token ids the engine was given; made anew each time."""
+        parts = [self.suffix_ids]
+        base, wanted = self.base, self.shared
+        while base is not None and wanted:
+            prompt = base.prompt_length
+            if wanted > prompt:
+                parts.append(base.sampled_ids[: wanted - prompt])
+                wanted = prompt
+            if wanted > base.shared:
+                parts.append(base.suffix_ids[: wanted - base.shared])
+                wanted = base.shared
+            base = base.base
+        ids: list[int] = []
+        for part in reversed(parts):
+            ids += part
+        return ids
 
     @property
     def token_ids(self) -> list[int]:
-        """[P + T] prompt and sampled tokens."""
-        return self.prompt_ids + self.sampled_ids
+        """[P + T] prompt and sampled tokens; made anew each time."""
+        ids = self.prompt_ids
+        ids += self.sampled_ids
+        return ids
+
+    @property
+    def parent_call_id(self) -> str | None:
+        """The call all of whose tokens the prompt begins with, if it is known: that it goes on from."""
+        base = self.base
+        return base.call_id if base is not None and self.shared == base.length else None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Call):
+            return NotImplemented
+        return (
+            all(getattr(self, name) == getattr(other, name) for name in _OWN_FIELDS)
+            and self.prompt_ids == other.prompt_ids
+            and self.conversation() == other.conversation()
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.call_id)
+
+    def conversation(self) -> list[PlacedMessage]:
+        """All messages of the prompt, in order: those of the base, answers included, and its own."""
+        chain: list[tuple[Call, int]] = []
+        call, wanted = self.base, self.shared
+        while call is not None and wanted:
+            chain.append((call, wanted))
+            wanted = min(wanted, call.shared)
+            call = call.base
+        found: list[PlacedMessage] = []
+        for link, limit in reversed(chain):
+            found += link.messages
+            if limit == link.length and link.answer is not None:
+                found.append(PlacedMessage(link.prompt_length, link.length, link.answer))
+            # One that reaches beyond the shared tokens is another one in the call that shares them.
+            while found and found[-1].end > limit:
+                found.pop()
+        return [*found, *self.messages]
+
+
+_OWN_FIELDS = tuple(
+    f.name for f in fields(Call) if f.name not in {"base", "shared", "suffix_ids", "messages"}
+)

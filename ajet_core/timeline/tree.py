@@ -2,48 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from ajet_core.timeline.call import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """A call that sampled the tokens of a node.
+
+    :param call: index into `TokenTree.calls`.
+    :param start: of the node's first token in `Call.sampled_ids`.
+    """
+
+    call: int
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
 class TokenNode:
-    """A run of tokens that is either context throughout or sampled throughout.
+    """A run of N tokens without a branch that the same calls sampled, or none did.
 
-    With N tokens in the node:
+    Their behaviour logprobs and policy versions are in the calls, since two calls that sampled the same
+    tokens may have done so with different weights.
 
     :param parent: index of the node it continues in `TokenTree.nodes`, -1 for a root.
     :param token_ids: [N], N >= 1.
-    :param sampled: whether the model sampled these tokens.
-    :param logprobs: [N] behaviour logprobs; empty for context.
-    :param policy_versions: [N] version of the weights that sampled each token; empty for context.
-    :param temperature: sampling temperature; 1.0 for context.
-    :param calls: ids of the calls that sampled these tokens; empty for context.
-    :param agent: name of the agent that sampled them, "" if unknown.
+    :param samplings: in order of their calls; none for context.
     """
 
     parent: int
     token_ids: list[int]
-    sampled: bool
-    logprobs: list[float] = field(default_factory=list)
-    policy_versions: list[int] = field(default_factory=list)
-    temperature: float = 1.0
-    calls: tuple[str, ...] = ()
-    agent: str = ""
+    samplings: tuple[Sampling, ...] = ()
+
+    @property
+    def sampled(self) -> bool:
+        """Whether a call sampled these tokens."""
+        return bool(self.samplings)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
     """All calls of one episode. A parent stands before its children in `nodes`.
 
-    :param tokens_raw: tokens the calls hold when each is a sample of its own (prompt + sampled, summed).
-    :param tokens_altered: tokens a relaxed merge policy changed; 0 for exact merging.
+    The same calls give the same tree, in whatever order they were added.
+
+    :param calls: in order of their index.
+    :param ends: [len(calls)] the node in which each call ends; -1 for a call without a token.
+    :param tokens_altered: prompt tokens that a relaxed policy replaced; 0 for exact merging.
     """
 
     episode_id: str
     nodes: list[TokenNode]
-    tokens_raw: int
+    calls: list[Call]
+    ends: list[int]
     tokens_altered: int = 0
+
+    @property
+    def tokens_raw(self) -> int:
+        """Tokens the calls hold when each is a sample of its own (prompt + sampled, summed)."""
+        return sum(call.length for call in self.calls)
 
     @property
     def tokens(self) -> int:
@@ -52,7 +70,7 @@ class TokenTree:
 
     @property
     def tokens_sampled(self) -> int:
-        """Sampled tokens the tree holds."""
+        """Sampled tokens the tree holds; those that two calls sampled count once."""
         return sum(len(node.token_ids) for node in self.nodes if node.sampled)
 
     def leaves(self) -> list[int]:
@@ -60,13 +78,15 @@ class TokenTree:
         parents = {node.parent for node in self.nodes}
         return [i for i in range(len(self.nodes)) if i not in parents]
 
-    def path(self, leaf: int) -> list[int]:
-        """Node indices from the root to `leaf`."""
-        found = list(self._ancestors(leaf))
+    def path(self, node: int) -> list[int]:
+        """Node indices from the root to `node`; empty for -1."""
+        found = []
+        while node >= 0:
+            found.append(node)
+            node = self.nodes[node].parent
         found.reverse()
         return found
 
-    def _ancestors(self, index: int) -> Iterator[int]:
-        while index >= 0:
-            yield index
-            index = self.nodes[index].parent
+    def path_ids(self, node: int) -> list[int]:
+        """Token ids from the root to the end of `node`."""
+        return [token for i in self.path(node) for token in self.nodes[i].token_ids]

@@ -83,6 +83,27 @@ def test_status_shows_where_the_run_is(server: type[FakeClient]) -> None:
     assert rows["up"].endswith("1 h 2 min")
 
 
+def test_status_shows_what_timelines_cost(server: type[FakeClient]) -> None:
+    metrics = {
+        "loss": 0.5,
+        "timelines": 12.0,
+        "tokens_raw": 9000.0,
+        "tokens_merged": 1500.0,
+        "tokens_planned": 1200.0,
+        "calls_drifted": 3.0,
+        "calls_dropped": 0.0,
+    }
+    step = StepSummary(
+        step=3, policy_version=4, metrics=metrics, plan="group_tree", forks=["37% [paid] twice"]
+    )
+    server.answers = [STATUS.model_copy(update={"last_step": step})]
+    shown = " ".join(ajet("status").stdout.split())
+    assert "12, 9000 tokens recorded, 1500 distinct, 1200 computed as group tree" in shown
+    assert "3 answers would have drifted (kept as sampled) 37% [paid] twice" in shown
+    assert "left out" not in shown
+    assert "last step loss 0.5 timelines" in shown
+
+
 def test_status_shows_why_a_run_failed(server: type[FakeClient]) -> None:
     detail = ErrorDetail(type="trainer_error", message="loss is [NaN]")
     server.answers = [STATUS.model_copy(update={"error": detail, "state": ServerState.OFFLINE})]

@@ -105,6 +105,7 @@ async def test_end_episode_sends_the_outcome(make: MakeFace) -> None:
         1.0,
         components={"format": 0.5},
         call_rewards={"chatcmpl-1": 0.1},
+        agent_rewards={"planner": -1.0},
         metadata={"note": "x"},
     )
     assert status.state == "ended"
@@ -113,6 +114,7 @@ async def test_end_episode_sends_the_outcome(make: MakeFace) -> None:
             "reward": 1.0,
             "components": {"format": 0.5},
             "call_rewards": {"chatcmpl-1": 0.1},
+            "agent_rewards": {"planner": -1.0},
             "metadata": {"note": "x"},
         }
     ]

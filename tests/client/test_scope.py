@@ -58,6 +58,7 @@ async def test_the_reward_may_be_left_on_the_episode(make: MakeFace, script: Scr
         "reward": 1.0,
         "components": {"format": 0.25},
         "call_rewards": {},
+        "agent_rewards": {},
         "metadata": {},
     }
 

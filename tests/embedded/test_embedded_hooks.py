@@ -26,7 +26,7 @@ def load(target: str) -> object:
     ("spec", "name", "base"),
     [
         (embedded.ajet_register_stores()[0], "sqlite", SampleStore),
-        (embedded.ajet_register_mergers()[0], "linear", Merger),
+        (embedded.ajet_register_mergers()[0], "trie", Merger),
         (embedded.ajet_register_loggers()[0], "jsonl", MetricsLogger),
         (scripted.ajet_register_engines()[0], "scripted", Engine),
         (scripted.ajet_register_trainers()[0], "scripted", Trainer),

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,14 @@ from ajet_core.testing.scripted_engine import (
     scripted_logprob,
 )
 from ajet_core.testing.scripted_trainer import ScriptedTrainer, ScriptedTrainerSettings
-from ajet_core.timeline import TokenNode, TokenTree, TrainBatch, TrainEpisode, build_batch
+from ajet_core.timeline import (
+    TrainBatch,
+    TrainCall,
+    TrainEpisode,
+    TrainSegment,
+    TrainSpan,
+    TrainTree,
+)
 
 MODEL = ModelConfig(path="model")
 
@@ -162,10 +170,9 @@ def make_trainer(run_dir: Path, **settings: object) -> ScriptedTrainer:
 
 
 def batch(step: int) -> TrainBatch:
-    context = TokenNode(-1, [7], sampled=False)
-    reply = TokenNode(0, [1, 2], sampled=True, logprobs=[-0.5, -0.5], policy_versions=[0, 0])
-    tree = TokenTree("e", [context, reply], tokens_raw=3)
-    return build_batch(f"batch-{step}", step, [TrainEpisode("e", "g", 1.0)], [tree])
+    call = TrainCall("c", 0, 0.5, 1.0, [-0.5, -0.5], [0, 0])
+    tree = TrainTree([TrainSegment(-1, [7, 1, 2], [TrainSpan(1, 0, 0, 2)])])
+    return TrainBatch(f"batch-{step}", step, [TrainEpisode("e", "g", 1.0)], [call], [tree], 3)
 
 
 def digest(trainer: ScriptedTrainer) -> str:
@@ -180,6 +187,13 @@ def test_a_step_reports_what_it_was_given(tmp_path: Path) -> None:
         3,
         1,
     )
+
+
+def test_a_tree_is_refused_since_it_knows_none(tmp_path: Path) -> None:
+    segments = [TrainSegment(-1, [7]), TrainSegment(0, [1, 2], [TrainSpan(0, 0, 0, 2)])]
+    trees = [TrainTree(segments)]
+    with pytest.raises(TrainerError, match="2 segments"):
+        make_trainer(tmp_path).step(replace(batch(1), trees=trees))
 
 
 def test_a_loaded_trainer_goes_on_as_the_saved_one(tmp_path: Path) -> None:
@@ -236,7 +250,7 @@ from ajet_core.timeline import TrainBatch
 trainer = ScriptedTrainer(ScriptedTrainerSettings(dies_at=2), WorkerContext(Path(sys.argv[1])))
 trainer.start(ModelConfig(path="model"), AlgorithmConfig())
 for step in (1, 2):
-    trainer.step(TrainBatch("batch", step, [], [], 0))
+    trainer.step(TrainBatch("batch", step, [], [], [], 0))
 """
 
 

@@ -171,14 +171,23 @@ async def test_a_prompt_longer_than_the_context_is_refused_as_openai_does(server
     assert answer.status_code == 400
 
 
-async def test_rewards_of_single_calls_are_refused_not_dropped(server: Running) -> None:
+@pytest.mark.parametrize("kind", ["call_rewards", "agent_rewards"])
+async def test_a_reward_for_what_the_episode_does_not_have_is_refused(
+    server: Running, kind: str
+) -> None:
     await server.roll()
     grant = await server.claim()
-    body = {"reward": 1.0, "call_rewards": {"chatcmpl-1": 1.0}}
+    await server.chat(grant)
     url = f"/v1/episodes/{grant['episode_id']}/end"
+    body = {"reward": 1.0, kind: {"nobody": 1.0}}
     answer = await server.http.post(url, headers=CLIENT, json=body)
     assert answer.status_code == 400
-    assert error_of(answer)["param"] == "call_rewards"
+    assert error_of(answer)["param"] == kind
+    assert "'nobody'" in error_of(answer)["message"]
+    # Nothing has happened: the episode can still be ended, and a repeat says how it was.
+    assert (await server.end(grant, 1.0)).status_code == 200
+    repeated = await server.http.post(url, headers=CLIENT, json=body)
+    assert (repeated.status_code, repeated.json()["state"]) == (200, "ended")
 
 
 @pytest.mark.parametrize("top_k", [10**30, -5, 1.5])

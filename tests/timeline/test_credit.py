@@ -4,52 +4,55 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_core.timeline import AdvantageMethod, TrainEpisode, episode_advantages, has_signal
+from ajet_core.testing.samples import make_call
+from ajet_core.timeline import (
+    AdvantageMethod,
+    Call,
+    TrainCall,
+    TrainEpisode,
+    call_advantages,
+    group_advantages,
+    token_weights,
+)
 
 METHODS: list[AdvantageMethod] = ["group_std", "group_mean", "leave_one_out"]
 
 
-def episodes(**groups: list[float]) -> list[TrainEpisode]:
-    return [TrainEpisode(f"{g}{i}", g, r) for g, rs in groups.items() for i, r in enumerate(rs)]
-
-
 def test_group_std_by_hand() -> None:
-    # mean 2, squared deviations 1 + 1 + 4 = 6... over n - 1 = 2: std sqrt(3)
-    got = episode_advantages(episodes(a=[1.0, 1.0, 4.0]), "group_std")
+    # mean 2, squared deviations 1 + 1 + 4 = 6 over n - 1 = 2: std sqrt(3)
+    got = group_advantages([1.0, 1.0, 4.0], "aaa", "group_std")
     std = math.sqrt(3.0) + 1e-4
     assert got == pytest.approx([-1 / std, -1 / std, 2 / std], rel=1e-12)
 
 
 def test_group_mean_by_hand() -> None:
-    assert episode_advantages(episodes(a=[1.0, 1.0, 4.0]), "group_mean") == [-1.0, -1.0, 2.0]
+    assert group_advantages([1.0, 1.0, 4.0], "aaa", "group_mean") == [-1.0, -1.0, 2.0]
 
 
 def test_leave_one_out_by_hand() -> None:
     # 1 - (1 + 4) / 2, twice, and 4 - (1 + 1) / 2
-    assert episode_advantages(episodes(a=[1.0, 1.0, 4.0]), "leave_one_out") == [-1.5, -1.5, 3.0]
+    assert group_advantages([1.0, 1.0, 4.0], "aaa", "leave_one_out") == [-1.5, -1.5, 3.0]
 
 
 def test_groups_are_compared_with_themselves_in_any_order() -> None:
-    mixed = episodes(a=[0.0, 1.0], b=[10.0, 20.0])
-    order = [2, 0, 3, 1]
-    got = episode_advantages([mixed[i] for i in order], "group_mean")
+    got = group_advantages([10.0, 0.0, 20.0, 1.0], "baba", "group_mean")
     assert got == [-5.0, -0.5, 5.0, 0.5]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_group_of_one_has_no_advantage(method: AdvantageMethod) -> None:
-    assert episode_advantages(episodes(a=[3.0]), method) == [0.0]
+    assert group_advantages([3.0], "a", method) == [0.0]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_equal_rewards_give_exactly_zero(method: AdvantageMethod) -> None:
     # The mean of these is not 0.1 in floating point.
-    assert episode_advantages(episodes(a=[0.1] * 3, b=[0.7] * 7), method) == [0.0] * 10
+    assert group_advantages([0.1] * 3 + [0.7] * 7, "aaabbbbbbb", method) == [0.0] * 10
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_gives_nothing(method: AdvantageMethod) -> None:
-    assert episode_advantages([], method) == []
+    assert group_advantages([], [], method) == []
 
 
 REWARDS = st.lists(st.floats(-100, 100), min_size=1, max_size=8)
@@ -59,18 +62,112 @@ REWARDS = st.lists(st.floats(-100, 100), min_size=1, max_size=8)
 def test_advantages_sum_to_zero_and_keep_the_order(
     rewards: list[float], method: AdvantageMethod
 ) -> None:
-    got = episode_advantages(episodes(a=rewards), method)
+    got = group_advantages(rewards, ["a"] * len(rewards), method)
     assert sum(got) == pytest.approx(0.0, abs=1e-6)
     for reward, advantage in zip(rewards, got, strict=True):
         for other, other_advantage in zip(rewards, got, strict=True):
             assert reward <= other or advantage >= other_advantage
 
 
-@given(REWARDS, REWARDS)
-def test_signal_is_where_a_group_differs(first: list[float], second: list[float]) -> None:
-    differs = len(set(first)) > 1 or len(set(second)) > 1
-    assert has_signal(episodes(a=first, b=second)) == differs
+def calls(*agents: str, name: str = "c") -> list[Call]:
+    return [_of(agent, f"{name}{i}", i) for i, agent in enumerate(agents)]
 
 
-def test_groups_that_differ_from_each_other_only_have_no_signal() -> None:
-    assert not has_signal(episodes(a=[1.0, 1.0], b=[0.0, 0.0]))
+def _of(agent: str, call_id: str, index: int) -> Call:
+    made = make_call(call_id, [1], [2], index=index)
+    fields = {f: getattr(made, f) for f in Call.__dataclass_fields__ if f != "agent"}
+    return Call(**fields, agent=agent)
+
+
+def test_an_episodes_reward_is_about_each_of_its_calls() -> None:
+    episodes = [TrainEpisode("x", "g", 1.0), TrainEpisode("y", "g", 0.0)]
+    made = [calls("", "", name="x"), calls("", name="y")]
+    assert call_advantages(episodes, made, "group_mean") == [[0.5, 0.5], [-0.5]]
+
+
+def test_call_rewards_by_hand() -> None:
+    # Of the group's call rewards 4, 0 and 2 the mean is 2: relative 2, -2 and 0. The episodes' own rewards
+    # are equal and add nothing.
+    episodes = [
+        TrainEpisode("x", "g", 1.0, call_rewards={"x0": 4.0, "x2": 0.0}),
+        TrainEpisode("y", "g", 1.0, call_rewards={"y1": 2.0}),
+    ]
+    made = [calls("", "", "", name="x"), calls("", "", name="y")]
+    # Without a discount: x2 has -2, x1 the same, x0 that and its own 2.
+    assert call_advantages(episodes, made, "group_mean") == [[0.0, -2.0, -2.0], [0.0, 0.0]]
+    # With 0.5: x2 -2, x1 0.5 * -2 = -1, x0 2 + 0.5 * -1 = 1.5.
+    got = call_advantages(episodes, made, "group_mean", 0.5)
+    assert got == [[1.5, -1.0, -2.0], [0.0, 0.0]]
+    # With 0 a reward is about its own call alone.
+    assert call_advantages(episodes, made, "group_mean", 0.0)[0] == [2.0, 0.0, -2.0]
+
+
+def test_call_rewards_come_on_top_of_the_episodes() -> None:
+    episodes = [
+        TrainEpisode("x", "g", 1.0, call_rewards={"x0": 1.0}),
+        TrainEpisode("y", "g", 0.0, call_rewards={"y0": 3.0}),
+    ]
+    made = [calls("", name="x"), calls("", name="y")]
+    # 0.5 + (1 - 2) and -0.5 + (3 - 2)
+    assert call_advantages(episodes, made, "group_mean") == [[-0.5], [0.5]]
+
+
+def test_process_supervision_as_in_the_grpo_paper() -> None:
+    # One output with step rewards 1 and 0, another with 0: mean 1/3, unbiased std sqrt(1/3).
+    episodes = [
+        TrainEpisode("x", "g", 0.0, call_rewards={"x0": 1.0, "x1": 0.0}),
+        TrainEpisode("y", "g", 0.0, call_rewards={"y0": 0.0}),
+    ]
+    made = [calls("", "", name="x"), calls("", name="y")]
+    std = math.sqrt(1 / 3) + 1e-4
+    good, bad = (2 / 3) / std, (-1 / 3) / std
+    got = call_advantages(episodes, made, "group_std")
+    assert got[0] == pytest.approx([good + bad, bad])
+    assert got[1] == pytest.approx([bad])
+
+
+def test_agent_rewards_by_hand() -> None:
+    # The planner's rewards 1 and 3 are compared with each other; the others have the episodes' 0 and 1.
+    episodes = [
+        TrainEpisode("x", "g", 0.0, agent_rewards={"planner": 1.0}),
+        TrainEpisode("y", "g", 1.0, agent_rewards={"planner": 3.0}),
+    ]
+    made = [calls("planner", "worker", name="x"), calls("worker", "planner", name="y")]
+    assert call_advantages(episodes, made, "group_mean") == [[-1.0, -0.5], [0.5, 1.0]]
+
+
+def test_an_agent_that_only_one_episode_rewards_has_nothing_to_compare_with() -> None:
+    episodes = [
+        TrainEpisode("x", "g", 0.0, agent_rewards={"planner": 5.0}),
+        TrainEpisode("y", "g", 1.0),
+    ]
+    made = [calls("planner", name="x"), calls("planner", name="y")]
+    assert call_advantages(episodes, made, "group_mean") == [[0.0], [0.5]]
+
+
+def train_calls() -> list[TrainCall]:
+    """Two calls of 1 and 3 tokens in an episode, one of 4 in another, and one without tokens."""
+
+    def call(episode: int, size: int) -> TrainCall:
+        return TrainCall(f"{episode}-{size}", episode, 1.0, 1.0, [-1.0] * size, [0] * size)
+
+    return [call(0, 1), call(0, 3), call(1, 4), call(1, 0)]
+
+
+def test_weights_by_hand() -> None:
+    made = train_calls()
+    assert token_weights(made, "token_mean") == [1 / 8, 1 / 8, 1 / 8, 0.0]
+    assert token_weights(made, "call_mean") == [1 / 3, 1 / 9, 1 / 12, 0.0]
+    assert token_weights(made, "episode_mean") == [1 / 8, 1 / 8, 1 / 8, 0.0]
+    assert token_weights(made[:2] + made[3:], "episode_mean") == [1 / 4, 1 / 4, 0.0]
+    assert token_weights([made[0], made[2]], "episode_mean") == [1 / 2, 1 / 8]
+    assert token_weights(made, "episode_sum") == [1 / 2, 1 / 2, 1 / 2, 0.0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=8))
+def test_means_have_weights_that_add_up_to_one(shape: list[tuple[int, int]]) -> None:
+    made = [TrainCall("c", e, 1.0, 1.0, [-1.0] * n, [0] * n) for e, n in shape]
+    for aggregation in ("token_mean", "call_mean", "episode_mean"):
+        weights = token_weights(made, aggregation)  # type: ignore[arg-type]
+        total = sum(w * len(c.logprobs) for w, c in zip(weights, made, strict=True))
+        assert total == pytest.approx(1.0 if any(n for _, n in shape) else 0.0)

@@ -22,7 +22,14 @@ from ajet_core.errors import (
 from ajet_core.interfaces import GenerateRequest, SamplingParams
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_core.testing.faults import HoldGate
-from ajet_core.timeline import TrainBatch, TrainEpisode, TrainSequence
+from ajet_core.timeline import (
+    TrainBatch,
+    TrainCall,
+    TrainEpisode,
+    TrainSegment,
+    TrainSpan,
+    TrainTree,
+)
 from ajet_core.worker.codec import BootPlan, ComponentPlan
 from ajet_core.worker.process import WorkerProcess
 
@@ -92,8 +99,9 @@ async def test_a_batch_crosses_the_process_border_unchanged(
     worker: WorkerProcess, tmp_path: Path
 ) -> None:
     await worker.boot(plan(tmp_path), 30)
-    sequence = TrainSequence(0, [1, 2], [False, True], [0.0, -0.5], [1.0, 0.7], [-1, 3])
-    batch = TrainBatch("b", 1, [TrainEpisode("e", "g", 0.5)], [sequence], 2)
+    call = TrainCall("c", 0, 1.0, 0.7, [-0.5], [3])
+    tree = TrainTree([TrainSegment(-1, [1, 2], [TrainSpan(1, 0, 0, 1)])])
+    batch = TrainBatch("b", 1, [TrainEpisode("e", "g", 0.5)], [call], [tree], 2)
     report = await worker.step(batch)
     assert report.step == 1
     assert report.tokens_trained == 1

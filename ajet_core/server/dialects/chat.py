@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -25,52 +25,14 @@ from ajet_core.server.dialects.chat_json import (
 )
 from ajet_core.server.dialects.chat_request import ChatRequest
 from ajet_core.server.dialects.deltas import DeltaStream
+from ajet_core.server.dialects.exchange import Exchange, Record, Session
 from ajet_core.server.dialects.generation import EngineHandle, Generation, sample
 from ajet_core.server.dialects.merging import gathered, merged
+from ajet_core.server.dialects.recording import CallRecorder
 from ajet_core.server.dialects.stopping import StopScanner
-from ajet_core.server.rendering.conversation import ConversationIndex, Prompt, answer_metadata
 from ajet_core.server.rendering.renderer import ChatRenderer
-from ajet_core.timeline import Call
 
 __all__ = ["ChatService", "EngineHandle", "Record", "Session", "models_list"]
-
-Record = Callable[[Call], Awaitable[None]]
-"""Makes a call durable; awaited before its answer is given out."""
-
-
-@dataclass(slots=True)
-class Session:
-    """An episode as the dialects know it.
-
-    :param index: the episode's conversations.
-    :param next_index: `Call.index` of the next call that completes.
-    """
-
-    episode_id: str
-    index: ConversationIndex
-    next_index: int = 0
-
-    def take_index(self) -> int:
-        """The next call's index."""
-        index = self.next_index
-        self.next_index += 1
-        return index
-
-
-@dataclass(frozen=True, slots=True)
-class _Exchange:
-    """A request that is being answered, with all that its choices have in common."""
-
-    session: Session
-    request: ChatRequest
-    prompt: Prompt
-    record: Record
-    agent: str
-    completion_id: str
-    created_at: float
-
-    def call_id(self, choice: int) -> str:
-        return self.completion_id if self.request.n == 1 else f"{self.completion_id}-{choice}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +70,7 @@ class ChatService:
         self._capabilities = capabilities
         self._clock = clock
         self._token_hex = token_hex
-        self._saving: set[asyncio.Future[None]] = set()
+        self._recorder = CallRecorder(renderer)
 
     async def complete(
         self, session: Session, request: ChatRequest, record: Record, agent: str = ""
@@ -155,7 +117,7 @@ class ChatService:
 
     def _begin(
         self, session: Session, request: ChatRequest, record: Record, agent: str
-    ) -> _Exchange:
+    ) -> Exchange:
         if request.seed is not None and not self._capabilities.seed:
             raise UnsupportedError(
                 "seed is not supported by this server's engine: leave it out", param="seed"
@@ -168,7 +130,7 @@ class ChatService:
             )
         prompt = session.index.prompt(self._renderer, request.messages, request.tools)
         self._check_context(len(prompt.ids), request.max_tokens)
-        return _Exchange(
+        return Exchange(
             session=session,
             request=request,
             prompt=prompt,
@@ -194,7 +156,7 @@ class ChatService:
                 param="max_tokens",
             )
 
-    def _generation(self, exchange: _Exchange, choice: int) -> Generation:
+    def _generation(self, exchange: Exchange, choice: int) -> Generation:
         request = exchange.request
         prompt_ids = exchange.prompt.ids
         sampling = SamplingParams(
@@ -215,18 +177,18 @@ class ChatService:
         scanner = StopScanner(self._renderer, request.stop) if request.stop else None
         return Generation(asked, self._renderer, scanner)
 
-    async def _choice(self, exchange: _Exchange, choice: int) -> _Choice:
+    async def _choice(self, exchange: Exchange, choice: int) -> _Choice:
         generation = self._generation(exchange, choice)
         try:
             async with aclosing(sample(self._engine, generation)) as progress:
                 async for _ in progress:
                     pass
         except asyncio.CancelledError:
-            await self._save_aborted(exchange, generation)
+            await self._recorder.aborted(exchange, generation)
             raise
         return await self._finished(exchange, generation, self._answer(exchange, generation))
 
-    async def _stream(self, exchange: _Exchange) -> AsyncGenerator[dict[str, Any], None]:
+    async def _stream(self, exchange: Exchange) -> AsyncGenerator[dict[str, Any], None]:
         request = exchange.request
         generations = [self._generation(exchange, i) for i in range(request.n)]
         parts = [self._stream_choice(exchange, i, g) for i, g in enumerate(generations)]
@@ -239,7 +201,7 @@ class ChatService:
             yield last
 
     async def _stream_choice(
-        self, exchange: _Exchange, choice: int, generation: Generation
+        self, exchange: Exchange, choice: int, generation: Generation
     ) -> AsyncGenerator[dict[str, Any], None]:
         writer = ChoiceWriter(exchange.request, choice, generation)
         deltas = DeltaStream(generation, exchange.request.tools)
@@ -257,7 +219,7 @@ class ChatService:
                     if delta is not None or writer.has_tokens:
                         yield self._chunk(exchange, [writer.choice(delta or {})])
         except (asyncio.CancelledError, GeneratorExit):
-            await self._save_aborted(exchange, generation)
+            await self._recorder.aborted(exchange, generation)
             raise
         answer = deltas.given(self._answer(exchange, generation))
         done = await self._finished(exchange, generation, answer)
@@ -265,7 +227,7 @@ class ChatService:
             yield self._chunk(exchange, [writer.choice(delta)])
         yield self._chunk(exchange, [writer.choice({}, done.finish_reason)])
 
-    def _chunk(self, exchange: _Exchange, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _chunk(self, exchange: Exchange, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk: dict[str, Any] = {
             "id": exchange.completion_id,
             "object": "chat.completion.chunk",
@@ -277,57 +239,21 @@ class ChatService:
             chunk["usage"] = None
         return chunk
 
-    def _answer(self, exchange: _Exchange, generation: Generation) -> Answer:
+    def _answer(self, exchange: Exchange, generation: Generation) -> Answer:
         tools = exchange.request.tools
         parsed = self._renderer.parse(generation.visible_ids(), exchange.prompt.ids, tools)
         return make_answer(parsed, tools_offered=tools is not None, token_hex=self._token_hex)
 
     async def _finished(
-        self, exchange: _Exchange, generation: Generation, answer: Answer
+        self, exchange: Exchange, generation: Generation, answer: Answer
     ) -> _Choice:
         """Record a choice that is complete; from then on the conversation can go on from it."""
         reason = generation.finish_reason or "abort"
         if reason == "abort":
-            await self._save_aborted(exchange, generation)
+            await self._recorder.aborted(exchange, generation)
             raise EngineError(
                 f"the engine aborted call {generation.request.request_id}", retry_after=1.0
             )
-        metadata = answer_metadata(exchange.prompt, answer.message)
-        call = self._call(exchange, generation, reason, metadata)
-        await self._save(exchange.record, call)
-        exchange.session.index.add(call)
+        await self._recorder.finished(exchange, generation, answer.message)
         called = answer.tool_calls and reason == "stop" and not generation.stopped_by_text
         return _Choice(generation, answer, "tool_calls" if called else reason)
-
-    async def _save_aborted(self, exchange: _Exchange, generation: Generation) -> None:
-        if generation.sampled_ids:
-            await self._save(exchange.record, self._call(exchange, generation, "abort", {}))
-
-    async def _save(self, record: Record, call: Call) -> None:
-        # Shielded: tokens that were sampled are recorded even if the client goes away meanwhile.
-        saving = asyncio.ensure_future(record(call))
-        self._saving.add(saving)
-        saving.add_done_callback(self._saving.discard)
-        await asyncio.shield(saving)
-
-    def _call(
-        self, exchange: _Exchange, generation: Generation, reason: str, metadata: dict[str, str]
-    ) -> Call:
-        request, session = exchange.request, exchange.session
-        return Call(
-            call_id=generation.request.request_id,
-            episode_id=session.episode_id,
-            index=session.take_index(),
-            prompt_ids=exchange.prompt.ids,
-            sampled_ids=generation.sampled_ids,
-            logprobs=generation.logprobs,
-            policy_versions=generation.policy_versions,
-            temperature=request.temperature,
-            finish_reason=reason,
-            agent=exchange.agent,
-            parent_call_id=exchange.prompt.parent_call_id,
-            created_at=exchange.created_at,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            metadata=metadata,
-        )

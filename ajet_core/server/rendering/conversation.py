@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 from ajet_core.errors import RequestError
+from ajet_core.server.rendering.call_metadata import (
+    ARGUMENTS_DIGEST,
+    BARE_CONTEXT_KEY,
+    CONTEXT_KEY,
+    ECHO_FIELDS,
+    REASONED,
+)
+from ajet_core.server.rendering.canonical import (
+    canonical_tools,
+    message_digest,
+    message_text,
+    tools_digest,
+)
+from ajet_core.server.rendering.drift import arguments_digest, echo_fields
 from ajet_core.server.rendering.messages import ChatMessage, ToolSpec
-from ajet_core.server.rendering.renderer import ChatRenderer
-from ajet_core.timeline import Call
+from ajet_core.server.rendering.placing import Span
+from ajet_core.server.rendering.renderer import ChatRenderer, Extension
+from ajet_core.server.rendering.sharing import shared_with
+from ajet_core.server.rendering.suffix import extended_by_proof
+from ajet_core.timeline import Call, MessageText, PlacedMessage, TokenTrie
 
-CONTEXT_KEY = "context_key"
-"""Metadata of a call: hex sha256 of the conversation up to and including its answer."""
-
-BARE_CONTEXT_KEY = "context_key_without_text"
-"""The same for an answer with text and tool calls, without the text: some clients drop it."""
-
-REASONED = "reasoned"
-"""Metadata of a call: "1" if its tokens hold reasoning, which templates may drop at a new question."""
-
-
-def _number(text: str) -> float | int:
-    """JavaScript clients write 1.0 as 1, so both are the same number."""
-    value = float(text)
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
-
-
-_DECODER = json.JSONDecoder(parse_float=_number)
-_SORTED = json.JSONEncoder(sort_keys=True)
+# Whole prompts that are kept as one list; more would cost 8 bytes a token each.
+_WHOLE_PROMPTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,42 +37,34 @@ class Prompt:
     """The tokens for one request, and where they came from.
 
     :param ids: [P] token ids.
-    :param parent_call_id: the call whose prompt and sampled tokens `ids` begins with; None if none does.
-    :param how: "bridge" extends the parent's tokens, "render" renders all messages.
+    :param base: the call whose first `shared` tokens (prompt and sampled) `ids` begins with.
+    :param messages: the messages that do not stand in the shared tokens as a whole, in order.
+    :param how: "bridge" and "suffix" extend all tokens of `base`, the first by the renderer's own rules, the
+        second by proof; "render" renders all messages, whatever they share with `base`.
+    :param tools: canonical JSON text of the tools.
     :param digest: hash of tools and messages.
     :param reasoned: whether the tokens hold reasoning.
+    :param echoed: fields of the answer before that the agent wrote in other bytes; see `ECHO_FIELDS`.
+    :param said: all messages, of a rendered prompt.
+    :param known: how many calls the session knew when it was rendered.
     """
 
     ids: list[int]
-    parent_call_id: str | None
-    how: Literal["bridge", "render"]
+    base: Call | None
+    shared: int
+    messages: tuple[PlacedMessage, ...]
+    how: Literal["bridge", "suffix", "render"]
+    tools: str
     digest: bytes
     reasoned: bool
+    echoed: tuple[str, ...] = ()
+    said: tuple[MessageText, ...] = ()
+    known: int = 0
 
-
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """A call's tokens, as what it added to its parent's: a chain of calls stays linear in memory."""
-
-    call_id: str
-    parent: _Node | None
-    added: list[int]
-    sampled: list[int]
-    length: int
-    reasoned: bool
-
-    def prompt_ids(self) -> list[int]:
-        nodes: list[_Node] = []
-        node = self.parent
-        while node is not None:
-            nodes.append(node)
-            node = node.parent
-        ids: list[int] = []
-        for node in reversed(nodes):
-            ids += node.added
-            ids += node.sampled
-        ids += self.added
-        return ids
+    @property
+    def parent_call_id(self) -> str | None:
+        """The call that the prompt was made to go on from."""
+        return None if self.how == "render" or self.base is None else self.base.call_id
 
 
 @dataclass(slots=True)
@@ -85,8 +75,10 @@ class ConversationIndex:
     are: how a client writes JSON, null for empty text, parts for text or keys of its own do not matter.
     """
 
-    _by_key: dict[str, _Node] = field(default_factory=dict)
-    _by_call: dict[str, _Node] = field(default_factory=dict)
+    _by_key: dict[str, Call] = field(default_factory=dict)
+    _trie: TokenTrie | None = None
+    _whole: dict[str, list[int]] = field(default_factory=dict)
+    _tools: str = ""
 
     @classmethod
     def restore(cls, calls: Iterable[Call]) -> Self:
@@ -97,7 +89,7 @@ class ConversationIndex:
         return index
 
     def __len__(self) -> int:
-        return len(self._by_call)
+        return 0 if self._trie is None else len(self._trie)
 
     def prompt(
         self,
@@ -112,7 +104,8 @@ class ConversationIndex:
 
         :raises RequestError: the model's template cannot express the messages.
         """
-        digest = tools_digest(tools)
+        offered = self._offered(tools)
+        digest = tools_digest(offered)
         answered = b""
         position = 0
         for count, message in enumerate(messages, start=1):
@@ -121,38 +114,109 @@ class ConversationIndex:
                 answered, position = digest, count
         parent = self._by_key.get(answered.hex()) if 0 < position < len(messages) else None
         if parent is not None:
-            previous = parent.prompt_ids()
-            extended = renderer.bridge(
-                previous,
-                parent.sampled,
-                _named_results(messages, start=position),
-                tools,
-                reasoned=parent.reasoned,
-            )
-            if extended is not None:
-                return Prompt(extended, parent.call_id, "bridge", digest, parent.reasoned)
-        reasoned = any(m.role == "assistant" and _holds_reasoning(m) for m in messages)
-        ids = renderer.render(_named_results(messages), tools)
-        return Prompt(ids, None, "render", digest, reasoned)
+            new = _named_results(messages, start=position)
+            found = self._extended(renderer, parent, new, tools)
+            if found is not None:
+                extension, how = found
+                return Prompt(
+                    extension.ids,
+                    parent,
+                    parent.length,
+                    _placed([message_text(message) for message in new], extension.spans),
+                    how,
+                    offered,
+                    digest,
+                    REASONED in parent.metadata,
+                    _echoed(parent, messages[position - 1]),
+                )
+        return self._rendered(renderer, messages, tools, offered, digest)
 
-    def add(self, call: Call) -> None:
-        """Remember a finished call; one without a context key (an aborted one) is passed over."""
+    def settled(self, prompt: Prompt) -> Prompt:
+        """`prompt` as it is to be recorded, now that other calls may have come with the same tokens."""
+        if prompt.how != "render" or len(self) == prompt.known:
+            return prompt
+        shared = shared_with(self._trie, prompt.ids, prompt.said)
+        passed = shared.messages - (len(prompt.said) - len(prompt.messages))
+        if shared.tokens <= prompt.shared or passed < 0:
+            return prompt
+        return replace(
+            prompt, base=shared.base, shared=shared.tokens, messages=prompt.messages[passed:]
+        )
+
+    def add(self, call: Call, prompt_ids: list[int] | None = None) -> None:
+        """Remember a call that is recorded.
+
+        One without a context key (an aborted one) is only a place to share tokens with.
+
+        :param prompt_ids: [P] its prompt as one list, if that is at hand.
+        """
+        if self._trie is None:
+            self._trie = TokenTrie(call.episode_id)
+        self._trie.add(call)
+        if call.tools:
+            self._tools = call.tools
         key = call.metadata.get(CONTEXT_KEY)
         if key is None:
             return
-        parent = self._by_call.get(call.parent_call_id or "")
-        node = _Node(
-            call_id=call.call_id,
-            parent=parent,
-            added=call.prompt_ids[parent.length :] if parent else call.prompt_ids,
-            sampled=call.sampled_ids,
-            length=len(call.prompt_ids) + len(call.sampled_ids),
-            reasoned=REASONED in call.metadata,
-        )
-        self._by_call[call.call_id] = node
-        self._by_key[key] = node
+        self._by_key[key] = call
         if (bare := call.metadata.get(BARE_CONTEXT_KEY)) is not None:
-            self._by_key[bare] = node
+            self._by_key[bare] = call
+        if prompt_ids is not None:
+            self._whole[call.call_id] = prompt_ids
+            if len(self._whole) > _WHOLE_PROMPTS:
+                del self._whole[next(iter(self._whole))]
+
+    def _offered(self, tools: Sequence[ToolSpec] | None) -> str:
+        """The canonical text of tools; one text as long as they stay the same."""
+        offered = canonical_tools(tools)
+        return self._tools if offered == self._tools else offered
+
+    def _extended(
+        self,
+        renderer: ChatRenderer,
+        parent: Call,
+        new_messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None,
+    ) -> tuple[Extension, Literal["bridge", "suffix"]] | None:
+        previous = self._whole.get(parent.call_id)
+        if previous is None:
+            previous = parent.prompt_ids
+        reasoned = REASONED in parent.metadata
+        bridged = renderer.bridge(
+            previous, parent.sampled_ids, new_messages, tools, reasoned=reasoned
+        )
+        if bridged is not None:
+            return bridged, "bridge"
+        if reasoned and renderer.drops_reasoning(new_messages):
+            return None
+        proven = extended_by_proof(renderer, parent, previous, new_messages, tools)
+        return None if proven is None else (proven, "suffix")
+
+    def _rendered(
+        self,
+        renderer: ChatRenderer,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None,
+        offered: str,
+        digest: bytes,
+    ) -> Prompt:
+        named = _named_results(messages)
+        rendering = renderer.render(named, tools)
+        said = [message_text(message) for message in named]
+        shared = shared_with(self._trie, rendering.ids, said)
+        spans = renderer.spans(rendering, named, tools, shared.messages)
+        return Prompt(
+            rendering.ids,
+            shared.base,
+            shared.tokens,
+            _placed(said[shared.messages :], spans),
+            "render",
+            offered,
+            digest,
+            _keeps_reasoning(renderer, named, tools, rendering.ids),
+            said=tuple(said),
+            known=len(self),
+        )
 
 
 def answer_metadata(prompt: Prompt, answer: ChatMessage) -> dict[str, str]:
@@ -167,46 +231,47 @@ def answer_metadata(prompt: Prompt, answer: ChatMessage) -> dict[str, str]:
         metadata[BARE_CONTEXT_KEY] = message_digest(prompt.digest, bare).hex()
     if prompt.reasoned or _holds_reasoning(answer):
         metadata[REASONED] = "1"
-    return metadata
+    if (given := arguments_digest(answer)) is not None:
+        metadata[ARGUMENTS_DIGEST] = given
+    return metadata | prompt_metadata(prompt)
 
 
-def tools_digest(tools: Sequence[ToolSpec] | None) -> bytes:
-    """[32] sha256 of the tools that are offered, whatever the order of their keys.
+def prompt_metadata(prompt: Prompt) -> dict[str, str]:
+    """The part of a call's metadata that is known before its answer."""
+    return {ECHO_FIELDS: ",".join(prompt.echoed)} if prompt.echoed else {}
 
-    :raises RequestError: a number in them is too long to be written.
-    """
+
+def _echoed(parent: Call, echo: ChatMessage) -> tuple[str, ...]:
+    if parent.answer is None:
+        return ()
+    return tuple(echo_fields(parent.answer, parent.metadata.get(ARGUMENTS_DIGEST), echo))
+
+
+def _placed(texts: Sequence[MessageText], spans: Sequence[Span]) -> tuple[PlacedMessage, ...]:
+    return tuple(
+        PlacedMessage(start, end, text) for (start, end), text in zip(spans, texts, strict=True)
+    )
+
+
+def _keeps_reasoning(
+    renderer: ChatRenderer,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[ToolSpec] | None,
+    ids: list[int],
+) -> bool:
+    """Whether a rendered prompt holds reasoning: clients send it back, but templates may leave it out."""
+    if not any(message.role == "assistant" and _holds_reasoning(message) for message in messages):
+        return False
+    bare = [
+        replace(m, reasoning=None, content=m.content.rpartition("</think>")[2].lstrip("\n"))
+        if m.role == "assistant" and _holds_reasoning(m)
+        else m
+        for m in messages
+    ]
     try:
-        text = _SORTED.encode(tools) if tools else ""
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"tools: cannot be written as JSON: {error}", param="tools") from error
-    return hashlib.sha256(text.encode()).digest()
-
-
-def message_digest(previous: bytes, message: ChatMessage) -> bytes:
-    """[32] sha256 of a conversation, from that of all messages but the last."""
-    fields = [message.role, message.content, message.tool_call_id or ""]
-    for call in message.tool_calls:
-        fields += (call.id, call.name, _canonical_arguments(call.arguments))
-    encoded = [text.encode("utf-8", "surrogatepass") for text in fields]
-    # Lengths first, so that no two conversations are written alike.
-    lengths = ",".join(str(len(data)) for data in encoded)
-    return hashlib.sha256(b"".join((previous, lengths.encode(), b":", *encoded))).digest()
-
-
-def _canonical_arguments(text: str) -> str:
-    # Every turn sends all arguments again; short ones are not worth parsing again.
-    return _canonical_short(text) if len(text) <= _SHORT_ARGUMENTS else _canonical(text)
-
-
-def _canonical(text: str) -> str:
-    try:
-        return _SORTED.encode(_DECODER.decode(text))
-    except (ValueError, RecursionError):
-        return text
-
-
-_SHORT_ARGUMENTS = 256
-_canonical_short = lru_cache(maxsize=4096)(_canonical)
+        return renderer.render(bare, tools).ids != ids
+    except RequestError:
+        return True
 
 
 def _holds_reasoning(message: ChatMessage) -> bool:

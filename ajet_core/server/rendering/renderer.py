@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ajet_core.errors import ConfigError, RequestError
-from ajet_core.protocol.run import ModelConfig
-from ajet_core.server.rendering.auto import family_names, matching_renderer, public_model_name
+from ajet_core.errors import RequestError
 from ajet_core.server.rendering.messages import ChatMessage, ToolSpec, renderer_messages
-from ajet_core.server.rendering.tokenizer import (
-    GatewayTokenizer,
-    load_template_tokenizer,
-    load_tokenizer,
-    read_json,
-    token_bytes,
-)
-
-AUTO = "auto"
-DEFAULT = "default"
+from ajet_core.server.rendering.placing import Span, attributed_spans, template_spans
+from ajet_core.server.rendering.tokenizer import GatewayTokenizer, token_bytes
 
 # Families whose parsers only ever add to text and reasoning as tokens come (a property test says so).
 # A parser that may take text back, such as one that sees a tool call only in the finished JSON, gets its
@@ -64,12 +53,38 @@ class Parsed:
     :param reasoning: likewise; "" if there is none.
     :param calls: well-formed tool calls.
     :param malformed: texts, tags included, of attempts at a tool call that are none.
+    :param open: whether the reasoning was begun and not ended.
     """
 
     content: str
     reasoning: str = ""
     calls: tuple[ParsedCall, ...] = ()
     malformed: tuple[str, ...] = ()
+    open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A rendered conversation.
+
+    :param ids: [P] token ids.
+    :param indices: [P] by token, which message it belongs to, -1 for none; None where a renderer cannot say.
+    """
+
+    ids: list[int]
+    indices: list[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """A prompt that goes on from a call.
+
+    :param ids: [P] token ids; the call's prompt and sampled tokens come first.
+    :param spans: of the new messages.
+    """
+
+    ids: list[int]
+    spans: list[Span]
 
 
 class ChatRenderer:
@@ -96,32 +111,61 @@ class ChatRenderer:
         self._renderer = renderer
         self._keeping = keeping or renderer
         self._tokenizer = tokenizer
-        stop_ids = [*renderer.get_stop_token_ids(), *extra_stop_ids]
-        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stop_ids))
+        own_stops = renderer.get_stop_token_ids()
+        stop_ids = dict.fromkeys([*own_stops, *extra_stop_ids])
+        self.stop_token_ids: tuple[int, ...] = tuple(stop_ids)
+        # The library's parsers take only those of the renderer itself off an answer.
+        self._unparsed_stops = frozenset(stop_ids) - frozenset(own_stops)
         self._stops = frozenset(self.stop_token_ids)
         self.incremental = name in _INCREMENTAL
+        # The library's renderer over a Jinja template can only render whole conversations.
+        self._by_template = type(renderer).__name__ == "DefaultRenderer"
         self._tokens: dict[int, tuple[str, list[int]]] = {}
 
     def render(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] | None
-    ) -> list[int]:
-        """[P] token ids of a conversation, up to where the model's answer begins.
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None,
+        *,
+        asking: bool = True,
+    ) -> Rendering:
+        """A conversation in tokens.
 
+        :param asking: up to where the model's next answer begins, else to the end of the last message.
         :raises RequestError: the model's template cannot express the messages.
         """
+        plain, offered = renderer_messages(messages), list(tools) if tools else None
+        renderer = self._renderer
         try:
-            ids: list[int] = self._renderer.render_ids(
-                renderer_messages(messages),
-                tools=list(tools) if tools else None,
-                add_generation_prompt=True,
-            )
+            if self._by_template:
+                # With attribution it would evaluate the template for every message.
+                ids = renderer.render_ids(plain, tools=offered, add_generation_prompt=asking)
+                return Rendering(ids, None)
+            rendered = renderer.render(plain, tools=offered, add_generation_prompt=asking)
         except Exception as error:
             # Templates raise whatever they like about conversations they were not made for.
             raise RequestError(
                 f"messages: renderer {self.name!r} cannot express this conversation: {error}",
                 param="messages",
             ) from error
-        return ids
+        return Rendering(rendered.token_ids, rendered.message_indices)
+
+    def spans(
+        self,
+        rendering: Rendering,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None,
+        first: int = 0,
+    ) -> list[Span]:
+        """Where the messages from `first` on stand in their rendering, which was made to ask."""
+        if rendering.indices is not None:
+            return attributed_spans(rendering.indices, len(messages), first=first)
+        if first == len(messages):
+            return []
+        offered = list(tools) if tools else None
+        return template_spans(
+            self._tokenizer, renderer_messages(messages), offered, rendering.ids, first
+        )
 
     def bridge(
         self,
@@ -131,12 +175,14 @@ class ChatRenderer:
         tools: Sequence[ToolSpec] | None,
         *,
         reasoned: bool,
-    ) -> list[int] | None:
-        """[P] token ids that begin with `prompt_ids` and `sampled_ids` and go on with `new_messages`.
+    ) -> Extension | None:
+        """A prompt that begins with `prompt_ids` and `sampled_ids` and goes on with `new_messages`.
 
         :param reasoned: whether the tokens so far hold reasoning.
-        :return: None if that cannot be exact; then the conversation must be rendered anew.
+        :return: None if the renderer cannot do that exactly.
         """
+        if self._by_template:
+            return None
         renderer = self._renderer if reasoned else self._keeping
         try:
             bridged = renderer.bridge_to_next_turn(
@@ -152,8 +198,15 @@ class ChatRenderer:
             return None
         ids: list[int] = bridged.token_ids
         prompt, known = len(prompt_ids), len(prompt_ids) + len(sampled_ids)
-        exact = ids[:prompt] == prompt_ids and ids[prompt:known] == sampled_ids
-        return ids if exact else None
+        if ids[:prompt] != prompt_ids or ids[prompt:known] != sampled_ids:
+            return None
+        indices = bridged.message_indices[known:]
+        return Extension(ids, attributed_spans(indices, len(new_messages), offset=known))
+
+    def drops_reasoning(self, new_messages: Sequence[ChatMessage]) -> bool:
+        """Whether the family is known to take reasoning out of history when these messages follow."""
+        cycle = self._renderer.effective_thinking_retention == "tool_cycle"
+        return cycle and any(message.role == "user" for message in new_messages)
 
     def parse(
         self,
@@ -177,7 +230,7 @@ class ChatRenderer:
                 good, parsed = middle, attempt
         rest = self.decode(self._without_stop(sampled_ids[good:]))
         malformed = (*parsed.malformed[:-1], "".join(parsed.malformed[-1:]) + rest)
-        return Parsed(parsed.content, parsed.reasoning, parsed.calls, malformed)
+        return replace(parsed, malformed=malformed)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text."""
@@ -199,6 +252,8 @@ class ChatRenderer:
     def _try_parse(
         self, sampled_ids: list[int], prompt_ids: list[int], tools: Sequence[ToolSpec] | None
     ) -> Parsed | None:
+        if sampled_ids and sampled_ids[-1] in self._unparsed_stops:
+            sampled_ids = sampled_ids[:-1]
         try:
             response = self._renderer.parse_response(
                 sampled_ids, tools=list(tools) if tools else None, prompt_ids=prompt_ids
@@ -219,96 +274,8 @@ class ChatRenderer:
             (response.reasoning_content or "").strip(),
             tuple(calls),
             tuple(malformed),
+            response.reasoning_complete is False,
         )
 
     def _without_stop(self, token_ids: list[int]) -> list[int]:
         return [token for token in token_ids if token not in self._stops]
-
-
-def renderer_names() -> list[str]:
-    """The names that ``model.renderer`` may have, ``auto`` included."""
-    # The library's "custom" renderer would import code named by the configuration: never offered.
-    return sorted({AUTO, DEFAULT, *family_names()} - {"custom"})
-
-
-def make_renderer(model: ModelConfig, directory: Path) -> ChatRenderer:
-    """The renderer for a model directory. Reads files; call it off the event loop.
-
-    ``auto`` takes the renderer that the library has for the model by name, else the one whose tokens are
-    those of the directory's own chat template on some probes, else that template itself.
-
-    :raises ConfigError: the name is unknown, or the tokenizer lacks tokens that the renderer needs.
-    :raises ModelDirectoryError: the tokenizer is missing or cannot be read.
-    """
-    try:
-        known = renderer_names()
-    except ImportError as error:
-        raise ConfigError(
-            f"the gateway needs the package renderers ({error}): pip install 'agentjet[server]'"
-        ) from error
-    if model.renderer not in known:
-        raise ConfigError(
-            f"unknown renderer {model.renderer!r}; known are {', '.join(known)}",
-            param="model.renderer",
-        )
-    public_name = public_model_name(directory)
-    name = model.renderer
-    if name == AUTO:
-        name = _by_public_name(public_name) or matching_renderer(directory) or DEFAULT
-    if name == DEFAULT:
-        tokenizer = load_template_tokenizer(directory)
-        if not getattr(tokenizer, "chat_template", None):
-            raise ConfigError(
-                f"{directory} has no chat template, and no renderer was chosen: set model.renderer to "
-                f"one of {', '.join(known)}",
-                param="model.renderer",
-            )
-    else:
-        tokenizer = load_tokenizer(directory, public_name)
-    return build_renderer(name, tokenizer, extra_stop_ids=_generation_stop_ids(directory, name))
-
-
-def build_renderer(
-    name: str, tokenizer: GatewayTokenizer, *, extra_stop_ids: Sequence[int] = ()
-) -> ChatRenderer:
-    """The renderer called `name`, around `tokenizer`.
-
-    :raises ConfigError: the tokenizer lacks tokens that the renderer needs.
-    """
-    from renderers import create_renderer
-    from renderers.configs import config_from_name
-
-    config = config_from_name(name)
-    try:
-        renderer = create_renderer(tokenizer, config)
-    except Exception as error:
-        # The library reports a missing token by assertion, by ValueError or by TypeError.
-        raise ConfigError(
-            f"renderer {name!r} does not fit the tokenizer of {tokenizer.name_or_path}: {error}; "
-            "choose the renderer of the model's own family (model.renderer)",
-            param="model.renderer",
-        ) from error
-    keeping = None
-    if renderer.effective_thinking_retention == "tool_cycle":
-        try:
-            keeping = create_renderer(tokenizer, type(config)(thinking_retention="all"))
-        except (ValueError, TypeError, NotImplementedError):
-            # This family cannot keep reasoning; conversations are rendered anew at each question.
-            keeping = None
-    return ChatRenderer(name, renderer, tokenizer, keeping=keeping, extra_stop_ids=extra_stop_ids)
-
-
-def _by_public_name(public_name: str | None) -> str | None:
-    from renderers.base import MODEL_RENDERER_MAP
-
-    name: str | None = MODEL_RENDERER_MAP.get(public_name or "")
-    return name
-
-
-def _generation_stop_ids(directory: Path, name: str) -> list[int]:
-    """End tokens that only generation_config.json knows; typed renderers know their own."""
-    if name != DEFAULT:
-        return []
-    ids = read_json(directory / "generation_config.json").get("eos_token_id")
-    listed = ids if isinstance(ids, list) else [ids]
-    return [token for token in listed if isinstance(token, int)]

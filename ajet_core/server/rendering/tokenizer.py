@@ -41,8 +41,8 @@ class GatewayTokenizer(Protocol):
 class FastTokenizer:
     """A thin adapter over `tokenizers.Tokenizer` with the names that `renderers` calls.
 
-    It offers no character offsets on purpose: with them the renderers would also compute which token
-    comes from which message, which nobody here asks for.
+    It offers no character offsets on purpose: with them the renderers would also compute which token is
+    text of a message and which is the template's, which nobody here asks for.
 
     :param backend: a `tokenizers.Tokenizer`.
     :param chat_template: the Jinja template beside it, "" if there is none.

@@ -12,7 +12,6 @@ import torch
 from ajet_backend_torch import hooks
 from ajet_backend_torch.directories import whole_directory
 from ajet_backend_torch.models import load_model, resolve_device
-from ajet_backend_torch.packing import TrainRow, micro_batches, minibatches
 from ajet_backend_torch.settings import TorchEngineSettings, TorchTrainerSettings
 from conftest import write_model
 from safetensors.torch import load_file, save_file
@@ -20,7 +19,6 @@ from safetensors.torch import load_file, save_file
 from ajet_core.errors import ConfigError, ModelDirectoryError
 from ajet_core.interfaces import Engine, Trainer
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
-from ajet_core.timeline import TrainSequence
 
 CPU = torch.device("cpu")
 
@@ -154,38 +152,6 @@ def test_hooks_and_settings_are_light():
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def rows(*sizes: int) -> list[TrainRow]:
-    return [
-        TrainRow(
-            TrainSequence(0, [1] * n, [False] + [True] * (n - 1), [0.0] * n, [1.0] * n, [0] * n),
-            1.0,
-        )
-        for n in sizes
-    ]
-
-
-def test_minibatches_are_of_similar_size():
-    import random
-
-    dealt = minibatches(rows(*range(10, 90)), 4, random.Random(1))
-    sizes = [sum(row.size for row in part) for part in dealt]
-    assert [len(part) for part in dealt] == [20] * 4
-    assert max(sizes) - min(sizes) < 100
-    assert len(minibatches(rows(5, 6), 4, random.Random(1))) == 2
-
-
-def test_micro_batches_keep_to_the_budget():
-    parts = micro_batches(rows(10, 300, 20, 30, 25, 12), "token_mean", 100, CPU)
-    assert sum(part.tokens for part in parts) == 397
-    assert all(part.ids.numel() <= 100 or part.ids.shape[0] == 1 for part in parts)
-    assert sum(float(part.weight.sum()) for part in parts) == pytest.approx(1)
-
-
-def test_micro_batches_do_not_pad_much():
-    parts = micro_batches(rows(*[100] * 20, *[400] * 20), "token_mean", 100_000, CPU)
-    assert [tuple(part.ids.shape) for part in parts] == [(20, 100), (20, 400)]
 
 
 def test_a_directory_appears_whole_or_not_at_all(tmp_path):

@@ -19,9 +19,19 @@ from safetensors.torch import load_file
 from ajet_core.errors import ConfigError, TrainerError
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
-from ajet_core.timeline import TrainBatch, TrainEpisode, TrainSequence
+from ajet_core.timeline import (
+    AdvantageMethod,
+    TrainBatch,
+    TrainCall,
+    TrainEpisode,
+    TrainSegment,
+    TrainSpan,
+    TrainTree,
+    group_advantages,
+)
 
 LORA = LoraConfig(rank=4, alpha=8)
+AGGREGATIONS = ["token_mean", "call_mean", "episode_mean", "episode_sum"]
 
 
 def make(
@@ -32,6 +42,7 @@ def make(
     dtype: str = "auto",
     **settings: object,
 ) -> TorchTrainer:
+    settings.setdefault("measure_costs", False)
     trainer = TorchTrainer(TorchTrainerSettings(device="cpu", **settings), context)
     trainer.start(
         ModelConfig(path=path, lora=lora, dtype=dtype),
@@ -47,35 +58,41 @@ def batch(
     seed: int = 0,
     noise: float = 0.0,
     temperature: float = 1.0,
+    groups: str = "",
+    method: AdvantageMethod = "group_std",
 ) -> TrainBatch:
-    """Sequences of two turns; behaviour logprobs are `module`'s own plus noise."""
+    """Linear trees of two calls; behaviour logprobs are `module`'s own plus noise.
+
+    :param groups: a letter for each episode; one group by default.
+    """
     rng = np.random.default_rng(seed)
-    sequences = []
-    for episode in range(len(rewards)):
+    names = list(groups) if groups else ["task"] * len(rewards)
+    advantages = group_advantages(rewards, names, method)
+    trees, calls = [], []
+    for episode, advantage in enumerate(advantages):
         size = int(rng.integers(12, 40))
         ids = rng.integers(VOCAB, size=size).tolist()
-        mask = [4 <= i < 8 or i >= size - 3 for i in range(size)]
         logprobs = [-3.0] * size
         if module is not None:
             rows = full_logprobs(module, ids, temperature)
             logprobs = [0.0] + [float(rows[i - 1, ids[i]]) for i in range(1, size)]
-        sequences.append(
-            TrainSequence(
-                episode=episode,
-                token_ids=ids,
-                loss_mask=mask,
-                behaviour_logprobs=[
-                    lp + noise * float(rng.standard_normal()) if m else 0.0
-                    for lp, m in zip(logprobs, mask, strict=True)
-                ],
-                temperatures=[temperature if m else 1.0 for m in mask],
-                policy_versions=[0 if m else -1 for m in mask],
+        spans = []
+        for start, end in ((4, 8), (size - 3, size)):
+            spans.append(TrainSpan(start, len(calls), 0, end - start))
+            behaviour = [lp + noise * float(rng.standard_normal()) for lp in logprobs[start:end]]
+            calls.append(
+                TrainCall(
+                    f"c{len(calls)}",
+                    episode,
+                    advantage,
+                    temperature,
+                    behaviour,
+                    [0] * (end - start),
+                )
             )
-        )
-    episodes = [TrainEpisode(f"e{i}", "task", r) for i, r in enumerate(rewards)]
-    return TrainBatch(
-        f"b{step}", step, episodes, sequences, sum(len(s.token_ids) for s in sequences)
-    )
+        trees.append(TrainTree([TrainSegment(-1, ids, spans)]))
+    episodes = [TrainEpisode(f"e{i}", names[i], r) for i, r in enumerate(rewards)]
+    return TrainBatch(f"b{step}", step, episodes, calls, trees, sum(t.tokens for t in trees))
 
 
 def weights(trainer: TorchTrainer) -> dict[str, torch.Tensor]:
@@ -95,37 +112,35 @@ def reference_step(
     module: torch.nn.Module, b: TrainBatch, a: AlgorithmConfig, start: torch.nn.Module
 ) -> tuple[float, float]:
     """A plain step: every sequence alone, full logits, loops; returns loss and gradient norm."""
-    rewards = torch.tensor([e.reward for e in b.episodes])
-    advantages = rewards - rewards.mean()
-    if a.advantage == "group_std":
-        advantages = advantages / (rewards.std() + 1e-4)
-    if a.advantage == "leave_one_out":
-        n = len(rewards)
-        advantages = rewards - (rewards.sum() - rewards) / (n - 1)
-    losses = []
-    for s in b.sequences:
-        advantage = advantages[s.episode]
-        ids = torch.tensor([s.token_ids])
-        token_losses = []
+    losses: dict[int, list[torch.Tensor]] = {}
+    for tree in b.trees:
+        (segment,) = tree.segments
+        ids = torch.tensor([segment.token_ids])
         logits, ref = module(ids).logits[0], start(ids).logits[0].detach()
-        for t in range(1, len(s.token_ids)):
-            if not s.loss_mask[t]:
-                continue
-            row = torch.log_softmax(logits[t - 1] / s.temperatures[t], -1)
-            ref_row = torch.log_softmax(ref[t - 1] / s.temperatures[t], -1)
-            lp, rlp = row[s.token_ids[t]], ref_row[s.token_ids[t]]
-            ratio = (lp - s.behaviour_logprobs[t]).exp()
-            clipped = ratio.clamp(1 - a.clip_low, 1 + a.clip_high)
-            loss = -torch.min(ratio * advantage, clipped * advantage)
-            loss = loss + a.kl_coef * ((rlp - lp).exp() - (rlp - lp) - 1)
-            token_losses.append(loss + a.entropy_coef * (row.exp() * row).sum())
-        losses.append(torch.stack(token_losses))
-    if a.aggregation == "token_mean":
-        loss = torch.cat(losses).mean()
-    elif a.aggregation == "sequence_mean":
-        loss = torch.stack([row.mean() for row in losses]).mean()
-    else:
-        loss = torch.stack([row.sum() for row in losses]).sum() / len(losses)
+        for span in segment.spans:
+            call = b.calls[span.call]
+            for i in range(span.length):
+                t = span.offset + i
+                row = torch.log_softmax(logits[t - 1] / call.temperature, -1)
+                ref_row = torch.log_softmax(ref[t - 1] / call.temperature, -1)
+                lp, rlp = row[segment.token_ids[t]], ref_row[segment.token_ids[t]]
+                ratio = (lp - call.logprobs[span.start + i]).exp()
+                clipped = ratio.clamp(1 - a.clip_low, 1 + a.clip_high)
+                loss = -torch.min(ratio * call.advantage, clipped * call.advantage)
+                loss = loss + a.kl_coef * ((rlp - lp).exp() - (rlp - lp) - 1)
+                loss = loss + a.entropy_coef * (row.exp() * row).sum()
+                losses.setdefault(span.call, []).append(loss)
+    rows = {number: torch.stack(found) for number, found in losses.items()}
+    by_episode: dict[int, list[torch.Tensor]] = {}
+    for number, row in rows.items():
+        by_episode.setdefault(b.calls[number].episode, []).append(row)
+    whole = [torch.cat(found) for found in by_episode.values()]
+    loss = {
+        "token_mean": lambda: torch.cat(whole).mean(),
+        "call_mean": lambda: torch.stack([row.mean() for row in rows.values()]).mean(),
+        "episode_mean": lambda: torch.stack([row.mean() for row in whole]).mean(),
+        "episode_sum": lambda: torch.stack([row.sum() for row in whole]).mean(),
+    }[a.aggregation]()
     optimiser = torch.optim.AdamW(
         [
             {"params": [p for p in module.parameters() if p.dim() > 1]},
@@ -142,7 +157,7 @@ def reference_step(
 
 
 @pytest.mark.parametrize("advantage", ["group_std", "group_mean", "leave_one_out"])
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_a_step_is_that_of_a_plain_reference(aggregation, advantage, model_dir, context):
     algorithm = AlgorithmConfig(
         advantage=advantage,
@@ -164,7 +179,7 @@ def test_a_step_is_that_of_a_plain_reference(aggregation, advantage, model_dir, 
         for module in (plain, module_of(trainer)):
             for parameter in module.parameters():
                 parameter.mul_(1.01)
-    b = batch(plain, noise=0.3, temperature=0.8)
+    b = batch(plain, noise=0.3, temperature=0.8, method=advantage)
     report = trainer.step(b)
     loss, norm = reference_step(plain, b, algorithm, start)
     assert report.metrics["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
@@ -185,10 +200,10 @@ def test_every_architecture_keeps_its_logit_scaling(kind, models, context):
     assert report.metrics["ratio_mean"] == pytest.approx(1, abs=1e-4)
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_micro_batches_add_up(aggregation, model_dir, context):
     results = []
-    for budget in (1, 60, 100_000):
+    for budget in (10, 60, 100_000):
         algorithm = AlgorithmConfig(
             aggregation=aggregation, learning_rate=1e-3, token_budget=budget, max_grad_norm=0
         )
@@ -225,8 +240,8 @@ def test_k3_by_hand():
 
 def test_extreme_ratios_stay_finite(model_dir, context):
     b = batch()
-    far = [replace(s, behaviour_logprobs=[-500.0] * len(s.token_ids)) for s in b.sequences]
-    report = make(model_dir, context).step(replace(b, sequences=far))
+    far = [replace(call, logprobs=[-500.0] * len(call.logprobs)) for call in b.calls]
+    report = make(model_dir, context).step(replace(b, calls=far))
     assert all(math.isfinite(value) for value in report.metrics.values())
 
 
@@ -244,7 +259,9 @@ def test_favoured_tokens_become_more_likely(model_dir, context):
     good, bad = [], []
     for step in range(1, 9):
         b = batch(module_of(trainer), step=step, rewards=(1, 0, 1, 0))
-        sums = [sum(s.behaviour_logprobs) for s in b.sequences]
+        sums = [0.0] * 4
+        for call in b.calls:
+            sums[call.episode] += sum(call.logprobs)
         good.append(sums[0] + sums[2])
         bad.append(sums[1] + sums[3])
         trainer.step(b)
@@ -258,7 +275,8 @@ def test_the_report(model_dir, context):
     )
     b = batch(load(model_dir))
     report = trainer.step(b)
-    tokens = sum(len(s.token_ids) for s in b.sequences)
+    # The last token of a sequence predicts nothing.
+    tokens = sum(tree.tokens - 1 for tree in b.trees)
     assert report.step == 1
     assert report.sequences == 4
     assert report.tokens_trained == 28
@@ -286,9 +304,7 @@ def test_the_logprob_gap_is_of_the_current_version(model_dir, context):
 
 def test_the_policy_term_does_not_depend_on_whether_idle_episodes_are_computed(model_dir, context):
     """A vanishing KL term makes every sequence part of the forward pass, and must change nothing else."""
-    b = batch(rewards=(1.0, 0.0, 1.0, 1.0))
-    episodes = [replace(e, group="a" if i < 2 else "b") for i, e in enumerate(b.episodes)]
-    mixed = replace(b, episodes=episodes)
+    mixed = batch(rewards=(1.0, 0.0, 1.0, 1.0), groups="aabb")
     skipped = make(model_dir, context).step(mixed)
     computed = make(model_dir, context, AlgorithmConfig(kl_coef=1e-12)).step(mixed)
     assert (skipped.sequences, computed.sequences) == (2, 4)
@@ -297,15 +313,22 @@ def test_the_policy_term_does_not_depend_on_whether_idle_episodes_are_computed(m
 
 
 def test_the_loss_is_a_mean_over_all_trained_tokens(model_dir, context):
-    b = batch(rewards=(1.0, 0.0, 1.0, 1.0))
-    episodes = [replace(e, group="a" if i < 2 else "b") for i, e in enumerate(b.episodes)]
-    mixed = make(model_dir, context).step(replace(b, episodes=episodes))
-    alone = make(model_dir, context).step(
-        replace(b, episodes=episodes[:2], sequences=b.sequences[:2])
-    )
-    tokens = [sum(s.loss_mask[1:]) for s in b.sequences]
-    share = sum(tokens[:2]) / sum(tokens)
+    b = batch(rewards=(1.0, 0.0, 1.0, 1.0), groups="aabb")
+    mixed = make(model_dir, context).step(b)
+    half = replace(b, episodes=b.episodes[:2], calls=b.calls[:4], trees=b.trees[:2])
+    alone = make(model_dir, context).step(half)
+    share = alone.tokens_trained / sum(len(call.logprobs) for call in b.calls)
     assert mixed.metrics["grad_norm"] == pytest.approx(alone.metrics["grad_norm"] * share, rel=1e-4)
+
+
+def test_the_report_holds_the_logprobs_of_all_computed_calls(model_dir, context):
+    module = load(model_dir)
+    algorithm = AlgorithmConfig(learning_rate=1e-2, minibatches=2, epochs=2)
+    b = batch(module, rewards=(1.0, 0.0, 1.0, 1.0), groups="aabb", temperature=0.7)
+    found = make(model_dir, context, algorithm).step(b).logprobs
+    # The first minibatch alone has a signal, and only its first pass sees the weights as they were.
+    for call, logprobs in zip(b.calls, found, strict=True):
+        assert logprobs == pytest.approx(call.logprobs if call.episode < 2 else [], abs=1e-4)
 
 
 @pytest.mark.parametrize("rewards", [(1.0, 1.0), ()])
@@ -319,12 +342,10 @@ def test_a_batch_without_signal_changes_nothing(rewards, model_dir, context):
     assert same(before, weights(trainer))
 
 
-def test_a_sequence_without_loss_tokens_is_left_out(model_dir, context):
+def test_a_tree_that_trains_nothing_is_left_out(model_dir, context):
     b = batch()
-    blank = replace(
-        b.sequences[0], loss_mask=[True] + [False] * (len(b.sequences[0].token_ids) - 1)
-    )
-    report = make(model_dir, context).step(replace(b, sequences=[blank, *b.sequences[1:]]))
+    blank = TrainTree([replace(b.trees[0].segments[0], spans=[])])
+    report = make(model_dir, context).step(replace(b, trees=[blank, *b.trees[1:]]))
     assert report.sequences == 3
     assert math.isfinite(report.metrics["loss"])
 
@@ -338,7 +359,7 @@ def test_a_step_that_is_not_finite_is_refused_and_undone(lora, minibatches, mode
         t.step(batch())
     before = weights(trainer)
     bad = batch(step=2)
-    bad.sequences[3].behaviour_logprobs[5] = math.nan
+    bad.calls[6].logprobs[1] = math.nan
     with pytest.raises(TrainerError, match=r"step 2.*not finite"):
         trainer.step(bad)
     assert same(before, weights(trainer))
@@ -367,27 +388,6 @@ def test_any_other_failure_is_undone_as_well(model_dir, context, monkeypatch):
         trainer.step(batch())
     assert same(before, weights(trainer))
     assert not module.training
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"token_ids": [1, 2]}, "2 token ids, but"),
-        ({"episode": 9}, "episode 9 of 4"),
-        ({"temperatures": None}, "temperature"),
-        ({"vocabulary": True}, "vocabulary"),
-    ],
-)
-def test_malformed_sequences_are_named(change, message, model_dir, context):
-    b = batch()
-    size = len(b.sequences[1].token_ids)
-    if "temperatures" in change:
-        change = {"temperatures": [0.0] * size}
-    if "vocabulary" in change:
-        change = {"token_ids": [VOCAB] * size}
-    b.sequences[1] = replace(b.sequences[1], **change)
-    with pytest.raises(TrainerError, match=f"sequence 1: .*{message}"):
-        make(model_dir, context).step(b)
 
 
 def test_lora_trains_the_adapters_alone(model_dir, context):

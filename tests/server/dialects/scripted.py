@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from tiny_models import renderer_for
 
 from ajet_core.interfaces.engine import (
     EngineCapabilities,
@@ -21,6 +20,7 @@ from ajet_core.server.dialects.chat import ChatService, Session
 from ajet_core.server.dialects.chat_request import parse_chat_request
 from ajet_core.server.rendering.conversation import ConversationIndex
 from ajet_core.server.rendering.renderer import ChatRenderer
+from ajet_core.testing.tokenizers import renderer_for
 from ajet_core.timeline import Call
 
 MOVE = {
@@ -39,6 +39,7 @@ USER = {"role": "user", "content": "Where is the goal?"}
 class ScriptedEngine:
     """Answers each request with the next script, `per_chunk` tokens at a time.
 
+    :ivar fair: lets others run after every chunk.
     :ivar hold: waits for this before the token at position `hold_at`.
     :ivar closed: ids of requests whose generator was closed or came to its end.
     """
@@ -47,6 +48,7 @@ class ScriptedEngine:
     per_chunk: int = 1
     finish: str = "stop"
     top: bool = False
+    fair: bool = False
     hold: asyncio.Event | None = None
     hold_at: int = 0
     requests: list[GenerateRequest] = field(default_factory=list)
@@ -62,6 +64,8 @@ class ScriptedEngine:
                 if self.hold is not None and start >= self.hold_at:
                     self.held.set()
                     await self.hold.wait()
+                if self.fair:
+                    await asyncio.sleep(0)
                 ids = script[start : start + self.per_chunk]
                 self.produced += len(ids)
                 last = start + self.per_chunk >= len(script)
@@ -78,9 +82,9 @@ class ScriptedEngine:
             self.closed.append(request.request_id)
 
 
-def counting_hex() -> Callable[[int], str]:
+def counting_hex(start: int = 0) -> Callable[[int], str]:
     """A source of ids that is the same in every service."""
-    numbers: Iterator[int] = iter(range(1 << 20))
+    numbers: Iterator[int] = iter(range(start, 1 << 20))
     return lambda size: f"{next(numbers):0{2 * size}x}"
 
 
@@ -94,6 +98,8 @@ class Gateway:
     calls: list[Call] = field(default_factory=list)
     max_context: int = 4096
     capabilities: EngineCapabilities = ABLE
+    first_id: int = 0
+    requests: list[tuple[Any, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.service = ChatService(
@@ -103,7 +109,7 @@ class Gateway:
             EngineInfo(self.max_context, 1000),
             self.capabilities,
             clock=lambda: 1700000000.5,
-            token_hex=counting_hex(),
+            token_hex=counting_hex(self.first_id),
         )
 
     async def record(self, call: Call) -> None:
@@ -112,6 +118,7 @@ class Gateway:
     async def complete(self, *messages: dict[str, Any], **settings: Any) -> ChatCompletion:
         """A completion, validated by the official SDK after a way through JSON."""
         request = parse_chat_request(body(*messages, **settings))
+        self.requests.append((request.messages, request.tools))
         plain = await self.service.complete(self.session, request, self.record, agent="a")
         text = json.dumps(plain, allow_nan=False, ensure_ascii=False)
         text.encode()

@@ -1,5 +1,6 @@
 """Multi-turn conversations through requests: which tokens the next call is made of."""
 
+import asyncio
 import copy
 import json
 
@@ -7,6 +8,7 @@ import pytest
 from scripted import CALL_TEXT, MOVE, USER, Gateway, gateway
 
 from ajet_core.server.dialects.chat import Session
+from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_core.server.rendering.conversation import ConversationIndex
 
 SAID = {
@@ -79,15 +81,73 @@ def untouched(message):
     pass
 
 
-@pytest.mark.parametrize(
-    "change", [untouched, dumped_with_spaces, dumped_compact, as_object, without_content, as_parts, with_extras]
-)  # fmt: skip
-async def test_how_clients_write_the_history_does_not_matter(change):
+def stripped(message):
+    message["content"] = f" {message['content']}\n"
+
+
+CHANGES = {
+    untouched: "",
+    dumped_with_spaces: "arguments",
+    dumped_compact: "arguments",
+    as_object: "",
+    without_content: "content",
+    as_parts: "",
+    with_extras: "",
+    stripped: "content",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_how_clients_write_the_history_does_not_matter_and_is_noted(change):
     gate = gateway(SAID["qwen3"])
     history = await first_turn(gate)
     change(history[1])
     await gate.complete(*history, tools=[MOVE])
     assert extends(gate)
+    assert gate.calls[0].metadata.get(ECHO_FIELDS) is None
+    assert gate.calls[1].metadata.get(ECHO_FIELDS, "") == CHANGES[change]
+
+
+async def test_an_aborted_call_notes_what_came_with_its_prompt():
+    gate = gateway(SAID["qwen3"])
+    history = await first_turn(gate)
+    without_content(history[1])
+    gate.engine.hold, gate.engine.hold_at = asyncio.Event(), 1
+    asking = asyncio.create_task(gate.complete(*history, tools=[MOVE]))
+    await gate.engine.held.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert gate.calls[1].metadata == {ECHO_FIELDS: "content"}
+    assert extends(gate)
+
+
+async def test_arguments_in_the_order_of_the_model_come_back_as_given():
+    text = SAID["qwen3"].replace('"direction": "up"', '"steps": 1, "direction": "up"')
+    gate = gateway(text)
+    history = await first_turn(gate)
+    await gate.complete(*history, tools=[MOVE])
+    history[1]["tool_calls"][0]["function"]["arguments"] = '{"direction": "up", "steps": 1}'
+    await gate.complete(*history, tools=[MOVE])
+    assert extends(gate, 1) and extends(gate, 2)
+    assert [ECHO_FIELDS in call.metadata for call in gate.calls] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "drifted"),
+    [(f"Up.\n{CALL_TEXT}<|im_end|>", None), (f"Up. {CALL_TEXT}<|im_end|>", "1")],
+    ids=["as the template writes it", "with another separator"],
+)
+@pytest.mark.parametrize("ask", [Gateway.complete, Gateway.chunks], ids=["whole", "streamed"])
+async def test_sampled_tokens_that_text_would_change_are_counted_and_kept(text, drifted, ask):
+    gate = gateway(text)
+    await ask(gate, USER, tools=[MOVE])
+    call = gate.calls[0]
+    assert call.metadata.get(DRIFT_TOKENS) == drifted
+    assert call.sampled_ids == gate.renderer.encode(text)
+    assert call.answer.content == "Up."
+    assert json.loads(call.answer.tool_calls)[0]["arguments"] == {"direction": "up"}
+    assert json.loads(call.tools) == [MOVE]
 
 
 async def test_empty_content_in_any_form():
@@ -205,7 +265,8 @@ async def test_conversations_go_on_after_a_restart():
     gate = gateway(SAID["qwen3"])
     history = await first_turn(gate)
     index = ConversationIndex.restore(gate.calls)
-    after = Gateway(gate.engine, gate.renderer, session=Session("ep", index, 1), calls=gate.calls)
+    session = Session("ep", index, 1)
+    after = Gateway(gate.engine, gate.renderer, session, gate.calls, first_id=100)
     await after.complete(*history, tools=[MOVE])
     assert extends(after)
     assert after.calls[1].index == 1

@@ -3,12 +3,12 @@ import asyncio
 import pytest
 from openai.types import Model
 from scripted import CALL_TEXT, MOVE, USER, Gateway, ScriptedEngine, body, gateway, message_of
-from tiny_models import renderer_for
 
 from ajet_core.errors import ContextLengthError, EngineError, RequestError, UnsupportedError
 from ajet_core.interfaces.engine import EngineCapabilities
 from ajet_core.server.dialects.chat import models_list
 from ajet_core.server.dialects.chat_request import parse_chat_request
+from ajet_core.testing.tokenizers import renderer_for
 
 
 async def test_answer_and_its_record():

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import CALL_TEXT, MOVE, USER, assembled, gateway
-from tiny_models import renderer_for
 
 from ajet_core.server.dialects.stopping import StopScanner
+from ajet_core.testing.tokenizers import renderer_for
 
 
 async def test_text_ends_before_the_stop_string_and_tokens_with_it():

@@ -14,10 +14,10 @@ from scripted import (
     gateway,
     message_of,
 )
-from tiny_models import SPECIALS, renderer_for, tokenizer_for
 
 from ajet_core.errors import ContextLengthError, EngineError
 from ajet_core.server.dialects.chat_request import parse_chat_request
+from ajet_core.testing.tokenizers import SPECIALS, renderer_for, tokenizer_for
 
 INCREMENTAL = [name for name in SPECIALS if renderer_for(name).incremental]
 

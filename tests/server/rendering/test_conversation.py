@@ -5,17 +5,18 @@ import json
 from dataclasses import replace
 
 import pytest
-from tiny_models import renderer_for
 
 from ajet_core.server.rendering import conversation
-from ajet_core.server.rendering.conversation import (
-    CONTEXT_KEY,
-    ConversationIndex,
-    answer_metadata,
+from ajet_core.server.rendering.call_metadata import CONTEXT_KEY, REASONED
+from ajet_core.server.rendering.canonical import (
+    canonical_tools,
     message_digest,
+    message_text,
     tools_digest,
 )
+from ajet_core.server.rendering.conversation import ConversationIndex, answer_metadata
 from ajet_core.server.rendering.messages import ChatMessage, ToolCall
+from ajet_core.testing.tokenizers import renderer_for
 from ajet_core.timeline import Call
 
 RENDERER = renderer_for("qwen3")
@@ -34,16 +35,19 @@ def talk(index, messages, turns, *, call_ids="c"):
             call_id=f"{call_ids}{turn}",
             episode_id="e",
             index=turn,
-            prompt_ids=prompt.ids,
+            suffix_ids=prompt.ids[prompt.shared :],
             sampled_ids=RENDERER.encode(answer.content) + STOP,
             logprobs=[0.0] * (len(RENDERER.encode(answer.content)) + 1),
             policy_versions=[0] * (len(RENDERER.encode(answer.content)) + 1),
             temperature=1.0,
             finish_reason="stop",
-            parent_call_id=prompt.parent_call_id,
+            base=prompt.base,
+            shared=prompt.shared,
             metadata=answer_metadata(prompt, answer),
+            messages=prompt.messages,
+            answer=message_text(answer),
         )
-        index.add(call)
+        index.add(call, prompt.ids)
         calls.append(call)
         messages += [answer, ChatMessage("user", f"observation {turn}")]
     return calls, messages
@@ -91,8 +95,8 @@ def test_work_and_memory_are_linear_in_the_conversation(monkeypatch):
     counted.clear()
     index.prompt(RENDERER, messages, None)
     assert len(counted) == len(messages)
-    kept = sum(len(node.added) + len(node.sampled) for node in index._by_call.values())
-    assert kept == len(calls[-1].token_ids)
+    assert sum(len(call.suffix_ids) + len(call.sampled_ids) for call in calls) == calls[-1].length
+    assert index._whole == {call.call_id: call.prompt_ids for call in calls[-2:]}
 
 
 CALL = ToolCall("call_1", "move", '{"direction": "up", "steps": 1}')
@@ -137,8 +141,9 @@ def test_fields_cannot_run_into_each_other():
 def test_tools_are_compared_by_meaning():
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     same = {"function": {"parameters": {}, "name": "f"}, "type": "function"}
-    assert tools_digest([tool]) == tools_digest([same])
-    assert tools_digest(None) == tools_digest([]) != tools_digest([tool])
+    assert canonical_tools([tool]) == canonical_tools([same])
+    assert canonical_tools(None) == canonical_tools([]) == ""
+    assert tools_digest("") != tools_digest(canonical_tools([tool]))
 
 
 def test_context_key_is_a_hex_sha256():
@@ -146,10 +151,21 @@ def test_context_key_is_a_hex_sha256():
     assert len(bytes.fromhex(calls[0].metadata[CONTEXT_KEY])) == 32
 
 
-def test_tool_results_are_named_for_templates_that_print_it(monkeypatch):
-    seen = []
+def test_tool_results_are_named_for_templates_that_print_it():
     index = ConversationIndex()
-    monkeypatch.setattr(RENDERER, "render", lambda messages, tools: seen.extend(messages) or [1])
     result = ChatMessage("tool", "there", tool_call_id="call_1")
-    index.prompt(RENDERER, [*START, ChatMessage("assistant", tool_calls=(CALL,)), result], None)
-    assert seen[-1].name == "move"
+    messages = [*START, ChatMessage("assistant", tool_calls=(CALL,)), result]
+    prompt = index.prompt(RENDERER, messages, None)
+    assert prompt.messages[-1].text.name == "move"
+
+
+def test_a_family_that_drops_reasoning_is_not_asked_to_prove_the_contrary(monkeypatch):
+    index = ConversationIndex()
+    (call,), _ = talk(index, START, 1)
+    index = ConversationIndex.restore([replace(call, metadata=call.metadata | {REASONED: "1"})])
+    rendered = []
+    original = RENDERER.render
+    monkeypatch.setattr(RENDERER, "render", lambda *a, **k: rendered.append(a) or original(*a, **k))
+    answer = ChatMessage("assistant", "step 0")
+    assert index.prompt(RENDERER, [*START, answer, ChatMessage("user", "x")], None).how == "render"
+    assert len(rendered) == 1

@@ -1,21 +1,22 @@
 import json
 
 import pytest
-from tiny_models import (
-    CHATML_TEMPLATE,
-    SPECIALS,
-    THINK,
-    renderer_for,
-    tokenizer_for,
-    train,
-    write_model,
-)
 from transformers import PreTrainedTokenizerFast
 
 from ajet_core.errors import ConfigError, RequestError
 from ajet_core.protocol.run import ModelConfig
+from ajet_core.server.rendering.factory import build_renderer, make_renderer, renderer_names
 from ajet_core.server.rendering.messages import ChatMessage, ToolCall
-from ajet_core.server.rendering.renderer import build_renderer, make_renderer, renderer_names
+from ajet_core.testing.tokenizers import (
+    CHATML_TEMPLATE,
+    SPECIALS,
+    THINK,
+    renderer_for,
+    template_renderer,
+    tokenizer_for,
+    train,
+    write_model,
+)
 
 TOOLS = [{"type": "function", "function": {"name": "move", "parameters": {"type": "object"}}}]
 CALL = ToolCall("call_1", "move", '{"direction": "up"}')
@@ -85,7 +86,7 @@ def test_auto_finds_the_family_that_writes_as_the_chat_template(tmp_path):
 def test_auto_falls_back_to_the_chat_template(tmp_path):
     renderer = make_renderer(model(), write_model(tmp_path, "qwen3", template=CHATML_TEMPLATE))
     assert renderer.name == "default"
-    ids = renderer.render([ChatMessage("user", "hi")], None)
+    ids = renderer.render([ChatMessage("user", "hi")], None).ids
     assert renderer.decode(ids) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert renderer.stop_token_ids == (2,)
 
@@ -109,7 +110,7 @@ def test_inexpressible_conversation_is_a_request_error():
 
 def test_bridge_refuses_where_the_template_drops_reasoning():
     renderer = renderer_for("qwen3")
-    prompt = renderer.render([ChatMessage("user", "hi")], None)
+    prompt = renderer.render([ChatMessage("user", "hi")], None).ids
     sampled = renderer.encode("<think>\nhm\n</think>\n\nyes<|im_end|>")
     question = [ChatMessage("user", "and now?")]
     assert renderer.bridge(prompt, sampled, question, None, reasoned=True) is None
@@ -120,11 +121,38 @@ def test_bridge_refuses_where_the_template_drops_reasoning():
 def test_bridge_without_reasoning_crosses_questions():
     renderer = renderer_for("qwen3")
     first = [ChatMessage("user", "hi")]
-    prompt = renderer.render(first, None)
+    prompt = renderer.render(first, None).ids
     sampled = renderer.encode("yes<|im_end|>")
     question = ChatMessage("user", "and now?")
     bridged = renderer.bridge(prompt, sampled, [question], None, reasoned=False)
-    assert bridged == renderer.render([*first, ChatMessage("assistant", "yes"), question], None)
+    history = [*first, ChatMessage("assistant", "yes"), question]
+    assert bridged.ids == renderer.render(history, None).ids
+    assert renderer.decode(bridged.ids[slice(*bridged.spans[0])]) == (
+        "<|im_start|>user\nand now?<|im_end|>\n"
+    )
+
+
+def test_a_bridge_that_changes_tokens_is_refused(monkeypatch):
+    renderer = renderer_for("qwen3")
+    prompt = renderer.render([ChatMessage("user", "hi")], None).ids
+    sampled = renderer.encode("yes<|im_end|>")
+    question = [ChatMessage("user", "and now?")]
+    original = renderer._keeping.bridge_to_next_turn
+    for changed in (0, len(prompt), len(prompt) + len(sampled) - 1):
+
+        def bridge(*args, changed=changed, **settings):
+            bridged = original(*args, **settings)
+            bridged.token_ids[changed] += 1
+            return bridged
+
+        monkeypatch.setattr(renderer._keeping, "bridge_to_next_turn", bridge)
+        assert renderer.bridge(prompt, sampled, question, None, reasoned=False) is None
+
+
+def test_no_stop_token_is_a_part_of_the_answer():
+    renderer = template_renderer(extra_stop_ids=[0])
+    for stop in ("<|im_end|>", "<|endoftext|>"):
+        assert renderer.parse(renderer.encode(f"there{stop}"), [1], None).content == "there"
 
 
 @pytest.mark.parametrize("text", ['{"name": "f", "arguments": %s}' % ("9" * 5000), "[" * 4000])

@@ -14,6 +14,7 @@ MAX_TOP_LOGPROBS = 20
 ALGORITHM_FIELDS = frozenset(
     {
         "advantage",
+        "discount",
         "aggregation",
         "clip_low",
         "clip_high",
@@ -57,7 +58,10 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
             settings="ajet_backend_torch.settings:TorchTrainerSettings",
             summary="Policy-gradient training of any Hugging Face causal LM, full or LoRA",
             capabilities=TrainerCapabilities(
-                weight_channels=WEIGHT_CHANNELS, algorithm_fields=ALGORITHM_FIELDS, lora=True
+                weight_channels=WEIGHT_CHANNELS,
+                algorithm_fields=ALGORITHM_FIELDS,
+                lora=True,
+                trees=True,
             ),
         ),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -11,6 +13,24 @@ from ajet_backend_torch.models import vocabulary_size
 from ajet_core.errors import ModelDirectoryError
 
 PROBE_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Logits of N positions, and where their gradient goes on.
+
+    The graph is cut before the output embedding: `torch.autograd.backward` of a loss of `logits` ends in
+    `leaf`, whose gradient is that of `hidden`. So the logits need not live until the layers below have their
+    backward pass.
+
+    :param logits: [N, vocabulary].
+    :param hidden: [N, hidden] with the graph of the layers below; None if it was not cut.
+    :param leaf: [N, hidden] `hidden` without its graph; None if it was not cut.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None = None
+    leaf: torch.Tensor | None = None
 
 
 class SelectedLogits:
@@ -23,7 +43,7 @@ class SelectedLogits:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
+        self.module = module
         self._head = cast("nn.Module | None", module.get_output_embeddings())  # type: ignore[operator]
         self._narrow = self._head is not None and self._is_exact()
 
@@ -32,51 +52,55 @@ class SelectedLogits:
         """Whether only the chosen logits are computed."""
         return self._narrow
 
-    def __call__(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Logits [N, vocabulary] at flat positions.
+    def __call__(self, inputs: Mapping[str, object], places: torch.Tensor) -> Selection:
+        """Logits at flat positions.
 
-        :param ids: [R, T] int64, padded on the right.
+        :param inputs: arguments of the module, with ``input_ids`` [R, T] int64 padded on the right.
         :param places: [N] int64 indices into [R * T].
         """
         if not self._narrow:
-            return self._all(ids)[places]
-        return self._selected(ids, places)
+            return Selection(self._all(inputs)[places])
+        return self._selected(inputs, places)
 
-    def _all(self, ids: torch.Tensor) -> torch.Tensor:
-        logits = cast("torch.Tensor", self._module(input_ids=ids, use_cache=False).logits)
+    def _all(self, inputs: Mapping[str, object]) -> torch.Tensor:
+        logits = cast("torch.Tensor", self.module(**inputs, use_cache=False).logits)
         return logits.reshape(-1, logits.shape[-1])
 
-    def _selected(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def _selected(self, inputs: Mapping[str, object], places: torch.Tensor) -> Selection:
         assert self._head is not None
+        cut: list[torch.Tensor] = []
 
-        def narrow(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-            hidden = inputs[0]
-            return (hidden.reshape(-1, hidden.shape[-1])[places][None], *inputs[1:])
+        def narrow(_: nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            states = arguments[0]
+            hidden = states.reshape(-1, states.shape[-1])[places]
+            leaf = hidden.detach().requires_grad_(hidden.requires_grad)
+            cut.extend((hidden, leaf))
+            return (leaf[None], *arguments[1:])
 
         handle = self._head.register_forward_pre_hook(narrow)
         try:
-            logits = cast("torch.Tensor", self._module(input_ids=ids, use_cache=False).logits)
+            logits = cast("torch.Tensor", self.module(**inputs, use_cache=False).logits)
         finally:
             handle.remove()
-        return logits[0]
+        return Selection(logits[0], *cut)
 
     @torch.no_grad()
     def _is_exact(self) -> bool:
         assert self._head is not None
-        device = next(self._module.parameters()).device
-        ids = (torch.arange(2 * PROBE_TOKENS, device=device) % vocabulary_size(self._module)).view(
+        device = next(self.module.parameters()).device
+        ids = (torch.arange(2 * PROBE_TOKENS, device=device) % vocabulary_size(self.module)).view(
             2, -1
         )
         places = torch.tensor([1, PROBE_TOKENS - 1, PROBE_TOKENS + 3], device=device)
         try:
-            everything = self._all(ids)
+            everything = self._all({"input_ids": ids})
         except (RuntimeError, TypeError, ValueError) as error:
             raise ModelDirectoryError(
-                f"{type(self._module).__name__} cannot compute logits from token ids alone: {error}",
+                f"{type(self.module).__name__} cannot compute logits from token ids alone: {error}",
                 param="model.path",
             ) from error
         try:
-            selected = self._selected(ids, places)
+            selected = self._selected({"input_ids": ids}, places).logits
         except (RuntimeError, TypeError, ValueError, IndexError):
             return False
         tolerance = 1e-4 if everything.dtype == torch.float32 else 5e-2

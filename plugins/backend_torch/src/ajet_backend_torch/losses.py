@@ -26,22 +26,31 @@ def score_tokens(
     logits: torch.Tensor,
     targets: torch.Tensor,
     temperature: torch.Tensor,
+    of_place: torch.Tensor | None = None,
     *,
     entropy_gradient: bool = False,
 ) -> TokenScores:
-    """Logprobs and entropies from logits.
+    """Logprobs and entropies from the logits of U places.
 
-    :param logits: [N, vocabulary].
+    :param logits: [U, vocabulary].
     :param targets: [N] int64.
-    :param temperature: [N] float32.
+    :param temperature: [U] float32.
+    :param of_place: [N] int64 the place of each target; None if N is U and each has its own.
     :param entropy_gradient: whether the entropy is differentiated.
     """
     everything = torch.log_softmax(logits.float() / temperature[:, None], -1)
-    logprobs = everything.gather(1, targets[:, None])[:, 0]
-    source = everything if entropy_gradient else everything.detach()
-    # A logit of -inf has probability 0 and adds nothing, where 0 * -inf would be NaN.
-    weighted = source.exp() * source.clamp(min=torch.finfo(source.dtype).min)
-    return TokenScores(logprobs=logprobs, entropy=-weighted.sum(-1))
+    entropy = _entropy(everything if entropy_gradient else everything.detach())
+    if of_place is None:
+        return TokenScores(everything.gather(1, targets[:, None])[:, 0], entropy)
+    return TokenScores(everything[of_place, targets], entropy[of_place])
+
+
+def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
+    """[U] from [U, vocabulary]. A logit of -inf has probability 0 and adds nothing, where 0 * -inf would be NaN."""
+    if logprobs.requires_grad:
+        floor = torch.finfo(logprobs.dtype).min
+        return -(logprobs.exp() * logprobs.clamp(min=floor)).sum(-1)
+    return -logprobs.exp().mul_(logprobs).nansum(-1)
 
 
 @dataclass(frozen=True, slots=True)

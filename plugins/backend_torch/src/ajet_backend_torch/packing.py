@@ -1,161 +1,216 @@
-"""From a training batch to minibatches and padded micro-batches."""
+"""From a training batch to the tensors of its passes."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ajet_core.timeline import TrainSequence
+from ajet_backend_torch.past import to_device
+from ajet_core.timeline.batch import TrainCall, TrainTree
+from ajet_core.timeline.schedule import Pass, Row
 
-PADDED_ENOUGH = 1024
-"""A micro-batch of this many tokens is closed rather than padded by more than `MAX_PADDING`."""
-MAX_PADDING = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class TrainRow:
-    """A sequence with the advantage of its episode."""
-
-    sequence: TrainSequence
-    advantage: float
-
-    @property
-    def trained(self) -> int:
-        """Tokens with a loss. The first token of a sequence has no context and cannot have one."""
-        return sum(self.sequence.loss_mask[1:])
-
-    @property
-    def size(self) -> int:
-        """Tokens."""
-        return len(self.sequence.token_ids)
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """R rows padded on the right to T tokens, with N tokens to train.
+class CallTokens:
+    """What is known of each of the S sampled tokens of a batch, call after call.
 
-    Padding needs no attention mask: no real token comes after it.
+    :param first: [calls + 1] place of each call's first token.
+    :param behaviour: [S] logprob it was sampled with.
+    :param temperature: [S].
+    :param advantage: [S].
+    :param versions: [S] version of the weights that sampled it.
+    """
 
-    :param ids: [R, T] int64.
-    :param places: [N] int64, index into the flat [R * T] positions whose logits predict the tokens.
-    :param targets: [N] int64, the tokens.
-    :param behaviour: [N] float32 behaviour logprobs.
-    :param temperature: [N] float32.
-    :param advantage: [N] float32.
-    :param weight: [N] float32, share of the token in the minibatch's loss.
-    :param versions: [N] int64 policy version that sampled it.
-    :param tokens: tokens without padding.
+    first: Ints
+    behaviour: Floats
+    temperature: Floats
+    advantage: Floats
+    versions: Ints
+
+    @classmethod
+    def of(cls, calls: Sequence[TrainCall]) -> CallTokens:
+        sizes = np.array([len(call.logprobs) for call in calls], np.int64)
+        return cls(
+            first=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
+            behaviour=np.array([v for call in calls for v in call.logprobs], np.float32),
+            temperature=np.repeat(np.array([c.temperature for c in calls], np.float32), sizes),
+            advantage=np.repeat(np.array([c.advantage for c in calls], np.float32), sizes),
+            versions=np.array([v for call in calls for v in call.policy_versions], np.int64),
+        )
+
+    def per_token(self, values: Sequence[float]) -> Floats:
+        """[S] from one value for each call."""
+        return np.repeat(np.array(values, np.float32), np.diff(self.first))
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """N tokens to be trained that a segment's positions predict: its own, and the first of its children.
+
+    :param places: [N] offset in the segment of the position that predicts the token.
+    :param ids: [N] the token.
+    :param slots: [N] its place in `CallTokens`.
+    """
+
+    places: Ints
+    ids: Ints
+    slots: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTree:
+    """A tree as arrays: for each segment its tokens and what its positions predict."""
+
+    ids: list[Ints]
+    targets: list[Targets]
+
+    @classmethod
+    def of(cls, tree: TrainTree, first: Ints, trains: Sequence[bool]) -> PackedTree:
+        """:param trains: whether each call of the batch trains anything."""
+        ids = [np.array(segment.token_ids, np.int64) for segment in tree.segments]
+        parts: list[list[Targets]] = [[] for _ in ids]
+        for number, segment in enumerate(tree.segments):
+            for span in segment.spans:
+                if not trains[span.call]:
+                    continue
+                slot = int(first[span.call]) + span.start
+                offsets = np.arange(span.offset, span.offset + span.length)
+                found = Targets(offsets - 1, ids[number][offsets], slot + np.arange(span.length))
+                if span.offset == 0:
+                    last = len(ids[segment.parent]) - 1
+                    parts[segment.parent].append(
+                        Targets(np.array([last]), found.ids[:1], found.slots[:1])
+                    )
+                    found = Targets(found.places[1:], found.ids[1:], found.slots[1:])
+                if len(found.places):
+                    parts[number].append(found)
+        return cls(ids, [_concatenated(found) for found in parts])
+
+    def of_row(self, row: Row) -> tuple[Ints, Targets]:
+        """Tokens of a row, and what it predicts, at places counted from its start."""
+        targets = self.targets[row.segment]
+        ids = self.ids[row.segment][row.start : row.start + row.length]
+        if row.start or row.length < len(self.ids[row.segment]):
+            places = targets.places - row.start
+            inside = (places >= 0) & (places < row.length)
+            targets = Targets(places[inside], targets.ids[inside], targets.slots[inside])
+        return ids, targets
+
+
+@dataclass(frozen=True, slots=True)
+class PassTensors:
+    """A pass of R rows of L tokens that predicts N trained tokens from U places, on the device.
+
+    :param ids: [R, L] int64.
+    :param positions: [R, L] int64.
+    :param places: [U] int64, index into the flat [R * L] positions.
+    :param of_place: [N] int64 index into `places`; None if it is 0, 1, ... N - 1.
+    :param place_temperature: [U] float32.
+    :param targets: [N] int64.
+    :param versions: [N] int64.
+    :param behaviour: [N] float32; as `advantage` and `weight`, the token's share in the loss.
+    :param slots: [N] place of the tokens in `CallTokens`, on the host.
     """
 
     ids: torch.Tensor
+    positions: torch.Tensor
     places: torch.Tensor
+    of_place: torch.Tensor | None
+    place_temperature: torch.Tensor
     targets: torch.Tensor
+    versions: torch.Tensor
     behaviour: torch.Tensor
-    temperature: torch.Tensor
     advantage: torch.Tensor
     weight: torch.Tensor
-    versions: torch.Tensor
-    tokens: int
+    slots: Ints
 
 
-def minibatches(rows: Sequence[TrainRow], count: int, rng: random.Random) -> list[list[TrainRow]]:
-    """Divide rows into `count` minibatches (fewer, if there are fewer rows) of similar size.
-
-    Rows of similar length are dealt to different minibatches, at random by `rng`.
-    """
-    count = min(count, len(rows))
-    shuffled = list(rows)
-    rng.shuffle(shuffled)
-    shuffled.sort(key=lambda row: row.size, reverse=True)
-    found: list[list[TrainRow]] = [[] for _ in range(count)]
-    for start in range(0, len(shuffled), count):
-        hands = list(range(count))
-        rng.shuffle(hands)
-        for hand, row in zip(hands, shuffled[start : start + count], strict=False):
-            found[hand].append(row)
-    return [hand for hand in found if hand]
-
-
-def token_weights(rows: Sequence[TrainRow], aggregation: str) -> list[float]:
-    """The weight of each row's tokens, so that a weighted sum over all tokens is the aggregation.
-
-    ``token_mean`` 1 / tokens, ``sequence_mean`` 1 / (sequences x tokens of the sequence),
-    ``sequence_sum`` 1 / sequences; tokens and sequences count those of this minibatch that are trained.
-    """
-    if aggregation == "token_mean":
-        return [1.0 / sum(row.trained for row in rows)] * len(rows)
-    if aggregation == "sequence_mean":
-        return [1.0 / (len(rows) * row.trained) for row in rows]
-    return [1.0 / len(rows)] * len(rows)
-
-
-def micro_batches(
-    rows: Sequence[TrainRow],
-    aggregation: str,
-    token_budget: int,
+def pack(
+    part: Pass,
+    trees: Sequence[PackedTree],
+    tokens: CallTokens,
+    weights: Floats,
     device: torch.device,
-    computed: Callable[[TrainRow], bool] = lambda _: True,
-) -> list[MicroBatch]:
-    """Split a minibatch by length into passes of at most `token_budget` tokens, padding included.
+) -> PassTensors:
+    """The tensors of a pass.
 
-    Rows that are not `computed` are in no pass, but the weights of the others allow for them.
-
-    The weighted losses of the passes add up to the loss of the minibatch. A sequence longer than the
-    budget has a pass of its own, since a sequence cannot be divided.
+    :param weights: [S] share of each sampled token in the loss.
     """
-    weights = token_weights(rows, aggregation)
-    weighted = [item for item in zip(rows, weights, strict=True) if computed(item[0])]
-    by_length = sorted(weighted, key=lambda item: item[0].size)
-    groups: list[list[tuple[TrainRow, float]]] = []
-    real = 0
-    for item in by_length:
-        size = item[0].size
-        if groups:
-            padded = size * (len(groups[-1]) + 1)
-            wasteful = padded * (1 - MAX_PADDING) > real + size and real >= PADDED_ENOUGH
-            if padded <= token_budget and not wasteful:
-                groups[-1].append(item)
-                real += size
-                continue
-        groups.append([item])
-        real = size
-    return [_collate(group, device) for group in groups]
-
-
-def _collate(group: Sequence[tuple[TrainRow, float]], device: torch.device) -> MicroBatch:
-    width = max(row.size for row, _ in group)
-    shape = (len(group), width)
-    ids = np.zeros(shape, np.int64)
-    mask = np.zeros(shape, np.bool_)
-    floats = np.zeros((2, *shape), np.float32)
-    versions = np.zeros(shape, np.int64)
-    per_row = np.zeros((2, *shape), np.float32)
-    for index, (row, weight) in enumerate(group):
-        sequence, size = row.sequence, row.size
-        ids[index, :size] = sequence.token_ids
-        mask[index, :size] = sequence.loss_mask
-        floats[0, index, :size] = sequence.behaviour_logprobs
-        floats[1, index, :size] = sequence.temperatures
-        versions[index, :size] = sequence.policy_versions
-        per_row[:, index] = np.array([[row.advantage], [weight]], np.float32)
-    mask[:, 0] = False
-    where = np.flatnonzero(mask)
-
-    def pick(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> torch.Tensor:
-        return torch.from_numpy(array.reshape(-1)[where]).to(device)
-
-    return MicroBatch(
-        ids=torch.from_numpy(ids).to(device),
-        places=torch.from_numpy(where - 1).to(device),
-        targets=pick(ids),
-        behaviour=pick(floats[0]),
-        temperature=pick(floats[1]),
-        advantage=pick(per_row[0]),
-        weight=pick(per_row[1]),
-        versions=pick(versions),
-        tokens=sum(row.size for row, _ in group),
+    shape = part.shape
+    ids = np.zeros((shape.rows, shape.width), np.int64)
+    found = []
+    for number, row in enumerate(part.rows):
+        ids[number, : row.length], targets = trees[row.tree].of_row(row)
+        found.append(Targets(targets.places + number * shape.width, targets.ids, targets.slots))
+    every = _concatenated(found)
+    temperature = tokens.temperature[every.slots]
+    places, of_place, place_temperature = _distinct(every.places, temperature)
+    past = np.array([row.past for row in part.rows], np.int64)
+    ints = [ids.reshape(-1), past, places, every.ids, tokens.versions[every.slots], of_place]
+    floats = [
+        place_temperature,
+        tokens.behaviour[every.slots],
+        tokens.advantage[every.slots],
+        weights[every.slots],
+    ]
+    moved = _moved(ints, device)
+    moved_floats = _moved(floats, device)
+    columns = torch.arange(shape.width, device=device)
+    return PassTensors(
+        ids=moved[0].view(shape.rows, shape.width),
+        positions=moved[1][:, None] + columns,
+        places=moved[2],
+        of_place=moved[5] if len(of_place) else None,
+        place_temperature=moved_floats[0],
+        targets=moved[3],
+        versions=moved[4],
+        behaviour=moved_floats[1],
+        advantage=moved_floats[2],
+        weight=moved_floats[3],
+        slots=every.slots,
     )
+
+
+def _distinct(places: Ints, temperature: Floats) -> tuple[Ints, Ints, Floats]:
+    """Places without repetition, where each of the given ones is among them, and temperatures.
+
+    Calls that share a context predict from the same place. The second result is empty if nothing repeats.
+    """
+    if len(np.unique(places)) == len(places):
+        return places, np.zeros(0, np.int64), temperature
+    pairs = np.stack([places, temperature.view(np.int32)])
+    unique, inverse = np.unique(pairs, axis=1, return_inverse=True)
+    return (
+        np.ascontiguousarray(unique[0]),
+        inverse.reshape(-1).astype(np.int64),
+        unique[1].astype(np.int32).view(np.float32),
+    )
+
+
+def _concatenated(parts: Sequence[Targets]) -> Targets:
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        empty = np.zeros(0, np.int64)
+        return Targets(empty, empty, empty)
+    return Targets(
+        np.concatenate([part.places for part in parts]),
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.slots for part in parts]),
+    )
+
+
+def _moved(
+    arrays: Sequence[Ints] | Sequence[Floats], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """Several arrays of one type in a single transfer."""
+    whole = to_device(torch.from_numpy(np.concatenate(cast("Sequence[Ints]", arrays))), device)
+    return torch.split(whole, [len(array) for array in arrays])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import cast
@@ -12,20 +13,26 @@ from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
 from torch import nn
 
+from ajet_backend_torch.costs import assumed_costs, measured_costs
+from ajet_backend_torch.forest import Forest
+from ajet_backend_torch.forward import check_architecture
 from ajet_backend_torch.logits import SelectedLogits
-from ajet_backend_torch.losses import TokenScores, score_tokens
-from ajet_backend_torch.models import load_model, vocabulary_size
+from ajet_backend_torch.models import context_limit, load_model, vocabulary_size
 from ajet_backend_torch.optimiser import MasterAdamW
-from ajet_backend_torch.packing import MicroBatch
+from ajet_backend_torch.packing import PassTensors
 from ajet_backend_torch.settings import TorchTrainerSettings
-from ajet_core.errors import ConfigError
+from ajet_backend_torch.tree_probe import trees_are_exact
+from ajet_core.errors import ConfigError, ModelDirectoryError
 from ajet_core.interfaces import TrainerInfo
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+from ajet_core.timeline.cost import CostModel
+from ajet_core.timeline.schedule import Pass
 
 LOGIT_BUDGET = 2**30
 """Without a token budget of the user's, a pass has at most this many logits, 4 GiB in float32,"""
-MOST_TOKENS = 16384
-"""and this many tokens."""
+MOST_TOKENS = {"cpu": 4096}
+MOST_TOKENS_ELSEWHERE = 16384
+"""and this many tokens. On a CPU larger passes are slower: what they allocate is new memory every time."""
 
 
 class TrainedPolicy:
@@ -68,8 +75,11 @@ class TrainedPolicy:
         if options.gradient_checkpointing:
             _enable_checkpointing(self.module)
         self._logits = SelectedLogits(self.module)
-        self._reference_logits = (
-            SelectedLogits(self._reference) if self._reference is not None else self._logits
+        self.forest = Forest(self._logits, dtype, device)
+        self._reference_forest = (
+            Forest(SelectedLogits(self._reference), dtype, device)
+            if self._reference is not None
+            else self.forest
         )
         self.vocab_size = vocabulary_size(self.module)
         self.optimiser = MasterAdamW(
@@ -78,15 +88,38 @@ class TrainedPolicy:
             float32=options.master_dtype == "float32",
         )
         self.token_budget = algorithm.token_budget or min(
-            MOST_TOKENS, max(1, LOGIT_BUDGET // self.vocab_size)
+            MOST_TOKENS.get(device.type, MOST_TOKENS_ELSEWHERE),
+            max(1, LOGIT_BUDGET // self.vocab_size),
         )
+        self._has_dropout = model.lora is not None and model.lora.dropout > 0
+        self.trees = _has_plain_cache(self.module, model)
+        if self.trees:
+            with self._without_dropout():
+                self.trees = trees_are_exact(
+                    self.module, self.forest, self.vocab_size, dtype, device
+                )
+        self.costs: CostModel
+        if options.measure_costs:
+            with self.training(0):
+                self.costs = measured_costs(
+                    self.forest,
+                    self.module,
+                    min(self.token_budget, _positions(self.module, model)),
+                    device,
+                    trees=self.trees,
+                )
+        else:
+            self.costs = assumed_costs(self.module, device)
 
     def info(self) -> TrainerInfo:
-        """Sizes and device."""
+        """Sizes and device, and what a plan of a batch depends on."""
         return TrainerInfo(
             parameters=sum(p.numel() for p in self.module.parameters()),
             trainable_parameters=sum(p.numel() for p in self.optimiser.parameters.values()),
             device=str(self.device),
+            trees=self.trees,
+            token_budget=self.token_budget,
+            costs=self.costs,
         )
 
     @contextmanager
@@ -99,34 +132,49 @@ class TrainedPolicy:
         with torch.random.fork_rng(devices):
             torch.manual_seed(seed)
             self.module.train(self._needs_training_mode)
+            if self._has_dropout:
+                self.forest.noise = random.Random(seed)  # noqa: S311
             try:
                 yield
             finally:
+                self.forest.noise = None
                 self.module.eval()
                 self.optimiser.zero_grad()
 
-    def score(self, batch: MicroBatch, *, entropy_gradient: bool) -> TokenScores:
-        """The policy's scores of the batch's tokens, with gradient."""
-        return _score(self._logits, batch, entropy_gradient=entropy_gradient)
-
-    @torch.no_grad()
-    def reference_logprobs(self, batch: MicroBatch) -> torch.Tensor:
-        """[N] logprobs of the batch's tokens under the reference."""
+    def reference_logprobs(
+        self, passes: Sequence[Pass], subtree: range, tensors: Mapping[int, PassTensors]
+    ) -> dict[int, torch.Tensor]:
+        """[N] logprobs under the reference, of the tokens of each pass of a subtree."""
         if self._peft is None:
-            return _score(self._reference_logits, batch).logprobs
+            return self._reference_forest.scores(passes, subtree, tensors)
         with self._peft.disable_adapter():
-            return _score(self._logits, batch).logprobs
+            return self.forest.scores(passes, subtree, tensors)
+
+    @contextmanager
+    def _without_dropout(self) -> Iterator[None]:
+        """As in training, but that nothing is random."""
+        with self.training(0):
+            self.forest.noise = None
+            for name, part in self.module.named_modules():
+                if "lora_dropout" in name:
+                    part.eval()
+            yield
 
 
-def _score(
-    logits: SelectedLogits, batch: MicroBatch, *, entropy_gradient: bool = False
-) -> TokenScores:
-    return score_tokens(
-        logits(batch.ids, batch.places),
-        batch.targets,
-        batch.temperature,
-        entropy_gradient=entropy_gradient,
-    )
+def _positions(module: nn.Module, model: ModelConfig) -> int:
+    try:
+        return context_limit(module, model)
+    except ConfigError:
+        return MOST_TOKENS_ELSEWHERE
+
+
+def _has_plain_cache(module: nn.Module, model: ModelConfig) -> bool:
+    """Whether every layer needs the keys and values of all tokens before, and nothing else."""
+    try:
+        check_architecture(module, context_limit(module, model))
+    except (ConfigError, ModelDirectoryError):
+        return False
+    return True
 
 
 def _add_lora(module: nn.Module, lora: LoraConfig, device: torch.device, seed: int) -> PeftModel:
@@ -159,6 +207,10 @@ def _enable_checkpointing(module: nn.Module) -> None:
         module.activation_checkpointing_enable(activation_checkpointing_kwargs=options)  # type: ignore[operator]
     else:
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)  # type: ignore[operator]
+    # A layer would drop the cache, as most caches cannot be updated again by the second forward pass. Ours can.
+    for part in module.modules():
+        if hasattr(part, "_can_checkpoint_with_cache"):
+            part._can_checkpoint_with_cache = True  # type: ignore[assignment]
 
 
 def _disable_own_dropout(module: nn.Module) -> None:

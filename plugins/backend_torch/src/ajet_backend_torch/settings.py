@@ -47,7 +47,10 @@ class TorchTrainerSettings(_DeviceSettings):
     :param master_dtype: ``float32`` keeps a float32 copy of every trainable weight of lower precision,
         with gradients and optimiser in float32 too, so that small updates are not rounded away;
         ``model`` trains the weights in the precision they are in.
+    :param measure_costs: measure at the start how long passes take, so that batches are laid out in the
+        fastest way; otherwise the costs are assumed from the model's sizes.
     """
 
     gradient_checkpointing: bool = False
     master_dtype: Literal["float32", "model"] = "float32"
+    measure_costs: bool = True

@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from ajet_backend_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
+from ajet_backend_torch.checks import check_batch
 from ajet_backend_torch.export import write_model
 from ajet_backend_torch.hooks import WEIGHT_CHANNELS
 from ajet_backend_torch.models import SHARED_MODEL_KEY, SharedModel, resolve_device, set_threads
 from ajet_backend_torch.policy import TrainedPolicy
 from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_backend_torch.update import (
+    BatchUpdate,
     advantage_metrics,
-    has_loss,
     learning_rate,
     update_policy,
-    usable_rows,
 )
 from ajet_core.errors import TrainerError
 from ajet_core.interfaces import (
@@ -30,7 +30,8 @@ from ajet_core.interfaces import (
     WorkerContext,
 )
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
-from ajet_core.timeline import TrainBatch
+from ajet_core.timeline.batch import TrainBatch
+from ajet_core.timeline.minibatches import dealing_units
 
 KEPT_VERSIONS = 2
 
@@ -38,7 +39,9 @@ KEPT_VERSIONS = 2
 class TorchTrainer(Trainer):
     """Policy-gradient training of a Hugging Face causal LM, all parameters or LoRA adapters.
 
-    `AlgorithmConfig` is honoured in full; `ajet_backend_torch.update` says how.
+    `AlgorithmConfig` is honoured in full, advantage and discount by those who make the batch;
+    `ajet_backend_torch.update` says how. Trees are computed segment by segment, each token once
+    (`ajet_backend_torch.forest`), if the model's cache allows it.
 
     A failed step leaves no trace: weights and optimiser state are copied to host memory before each
     batch, which takes three times the trainable weights in float32 there.
@@ -69,27 +72,35 @@ class TorchTrainer(Trainer):
         self._algorithm = algorithm
         return self._policy.info()
 
+    @property
+    def policy(self) -> TrainedPolicy:
+        """The model that is trained.
+
+        :raises TrainerError: the trainer is not running.
+        """
+        return self._started()[0]
+
     def step(self, batch: TrainBatch) -> StepReport:
         """Train on one batch.
 
         A batch in which no token has anything to learn from changes no weights and reports the metric
         ``no_signal`` 1.0. Metrics beside the common ones: ``advantage_mean``, ``advantage_std`` (over
-        episodes), ``ratio_mean``, ``ratio_max`` (policy over behaviour probability, over tokens).
+        calls), ``ratio_mean``, ``ratio_max`` (policy over behaviour probability, over tokens).
 
         :raises TrainerError: the batch is malformed, or loss or gradient is not finite; weights and
             optimiser are as before.
         """
         policy, _ = self._started()
         started = time.perf_counter()
-        rows, advantages = usable_rows(batch, self._algorithm, policy.vocab_size)
-        metrics = advantage_metrics(advantages)
-        processed = 0
-        trained = [row for row in rows if has_loss(row, self._algorithm)]
-        if trained:
-            found, processed = update_policy(
+        units = dealing_units(batch.episodes, self._algorithm.minibatches)
+        check_batch(batch, policy.vocab_size, units, trees=policy.trees)
+        update = BatchUpdate(policy, self._algorithm, batch)
+        metrics = advantage_metrics(batch.calls)
+        if update.trees:
+            found = update_policy(
                 policy,
                 self._algorithm,
-                rows,
+                update,
                 step=batch.step,
                 steps_done=self._progress.steps,
                 policy_version=self._progress.policy_version,
@@ -103,10 +114,11 @@ class TorchTrainer(Trainer):
         return StepReport(
             step=batch.step,
             metrics=metrics,
-            tokens_trained=sum(row.trained for row in trained),
-            tokens_processed=processed,
-            sequences=len(trained),
+            tokens_trained=update.tokens_trained,
+            tokens_processed=update.totals.processed,
+            sequences=update.trees,
             seconds=time.perf_counter() - started,
+            logprobs=update.logprobs(),
         )
 
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ajet_core.server.rendering.renderer import ChatRenderer, build_renderer
+from ajet_core.server.rendering.factory import build_renderer
+from ajet_core.server.rendering.renderer import ChatRenderer
 from ajet_core.server.rendering.tokenizer import FastTokenizer
 
 CORPUS = [
@@ -34,6 +35,17 @@ LLAMA = [
     "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
     "<|eot_id|>", "<|eom_id|>", "<|python_tag|>",
 ]  # fmt: skip
+DEEPSEEK = [
+    f"<\uff5c{name.replace(' ', chr(0x2581))}\uff5c>"
+    for name in (
+        "end of sentence", "begin of sentence", "User", "Assistant", "tool calls begin",
+        "tool calls end", "tool call begin", "tool call end", "tool sep", "tool outputs begin",
+        "tool outputs end", "tool output begin", "tool output end",
+    )
+]  # fmt: skip
+HARMONY = [
+    "<|return|>", "<|call|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"
+]  # fmt: skip
 
 SPECIALS: dict[str, list[str]] = {
     "qwen3": [*CHATML, *THINK, *TAGS],
@@ -47,7 +59,9 @@ SPECIALS: dict[str, list[str]] = {
     "glm-5.1": [*GLM, *THINK, *TAGS],
     "glm-5.3": [*GLM, *THINK, *TAGS],
     "llama-3": LLAMA,
+    "deepseek-v3": DEEPSEEK,
 }
+"""By renderer, the texts that are one token each, the end of sequence first."""
 
 CHATML_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -80,6 +94,18 @@ def tokenizer_for(name: str) -> FastTokenizer:
 def renderer_for(name: str) -> ChatRenderer:
     """The renderer of a family, around its trained tokenizer."""
     return build_renderer(name, tokenizer_for(name))
+
+
+def template_renderer(
+    template: str = CHATML_TEMPLATE, extra_stop_ids: Sequence[int] = ()
+) -> ChatRenderer:
+    """The renderer over a Jinja template, around the tokenizer of qwen3. Needs transformers."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=train(SPECIALS["qwen3"]))
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    tokenizer.chat_template = template
+    return build_renderer("default", tokenizer, extra_stop_ids=extra_stop_ids)
 
 
 def write_model(directory: Path, name: str, template: str | None = CHATML_TEMPLATE) -> Path:

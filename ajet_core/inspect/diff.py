@@ -1,0 +1,59 @@
+"""What changed between two texts, word by word, cut to what a page can show."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+DiffKind = Literal["same", "gone", "new"]
+DiffPart = tuple[DiffKind, str]
+
+_WORD = re.compile(r"\s+|\w+|[^\w\s]")
+_CONTEXT = 120
+_CHANGED = 2000
+_QUADRATIC = 10**6
+_CUT = " [...] "
+
+
+def diff_parts(before: str, after: str) -> list[DiffPart]:
+    """The parts of both texts in order; long parts lack their middle."""
+    return [(kind, _cut(kind, text)) for kind, text in _parts(before, after) if text]
+
+
+def _parts(before: str, after: str) -> Iterator[DiffPart]:
+    start = _common(before, after)
+    end = min(_common(before[::-1], after[::-1]), min(len(before), len(after)) - start)
+    old = _WORD.findall(before[start : len(before) - end])
+    new = _WORD.findall(after[start : len(after) - end])
+    yield "same", before[:start]
+    if len(old) * len(new) > _QUADRATIC:
+        # The matcher is quadratic.
+        yield "gone", "".join(old)
+        yield "new", "".join(new)
+    else:
+        matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+        for tag, a, b, c, d in matcher.get_opcodes():
+            if tag == "equal":
+                yield "same", "".join(old[a:b])
+            else:
+                yield "gone", "".join(old[a:b])
+                yield "new", "".join(new[c:d])
+    yield "same", before[len(before) - end :] if end else ""
+
+
+def _common(first: str, second: str) -> int:
+    """Length of what both begin with, up to the last change from word to word."""
+    limit = min(len(first), len(second))
+    size = next((i for i in range(limit) if first[i] != second[i]), limit)
+    if size == len(first) == len(second):
+        return size
+    while size and first[size - 1].isalnum():
+        size -= 1
+    return size
+
+
+def _cut(kind: DiffKind, text: str) -> str:
+    room = _CONTEXT if kind == "same" else _CHANGED
+    return text if len(text) <= 2 * room else f"{text[:room]}{_CUT}{text[-room:]}"

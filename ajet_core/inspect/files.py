@@ -1,0 +1,54 @@
+"""Files that are there as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ajet_core.errors import RequestError
+
+
+@contextmanager
+def new_file(path: Path, *, replace: bool) -> Iterator[Path]:
+    """The path of a file to write; it takes the name `path` when the block ends, and is removed if the block raises.
+
+    :param replace: whether `path` may exist.
+    :raises RequestError: it exists, is a directory, or has no directory.
+    """
+    if not path.parent.is_dir():
+        raise RequestError(f"cannot write {path}: there is no directory {path.parent}")
+    if path.is_dir():
+        raise RequestError(f"cannot write {path}: it is a directory")
+    if path.exists() and not replace:
+        raise RequestError(f"{path} exists: give another name, or --force to replace it")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield temporary
+        _sync(temporary)
+        if replace:
+            temporary.replace(path)
+        else:
+            _take_free_name(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _take_free_name(temporary: Path, path: Path) -> None:
+    try:
+        # Unlike a rename, a link does not replace a file that was made meanwhile.
+        path.hardlink_to(temporary)
+    except FileExistsError as error:
+        raise RequestError(f"{path} was made meanwhile: it was not replaced") from error
+    temporary.unlink()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,37 @@
+"""What a run's configuration says to who looks at its samples."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast, get_args
+
+from ajet_core.interfaces import RunRecord
+from ajet_core.timeline import MergePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """The little of a run configuration that is needed here.
+
+    :param model: directory of the model on the machine of the server, None if no run was configured.
+    """
+
+    run_id: str = ""
+    model: Path | None = None
+    policy: MergePolicy = "exact"
+
+    @classmethod
+    def of(cls, run: RunRecord | None) -> RunFacts:
+        """The facts of a run, also of one that another version configured: unknown settings do not matter."""
+        if run is None:
+            return cls()
+        config = json.loads(run.config_json)
+        path = config.get("model", {}).get("path")
+        policy = config.get("timelines", {}).get("policy")
+        return cls(
+            run_id=run.run_id,
+            model=Path(path) if isinstance(path, str) else None,
+            policy=cast("MergePolicy", policy) if policy in get_args(MergePolicy) else "exact",
+        )

@@ -1,0 +1,77 @@
+"""The numbers of an episode on one line, and the forks of many in sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ajet_core.embedded.store_reader import StoredEpisode, StoreReader
+from ajet_core.server.timeline_view import MergedEpisode, merge_episode
+from ajet_core.timeline import ForkSummary, MergePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSummary:
+    """One episode. Calls that were aborted count in `calls_aborted` alone, as they are not trained.
+
+    :param step: the training step that consumes it, None if it has no batch.
+    :param tokens_raw: tokens of all calls, each a sample of its own.
+    :param tokens: tokens of the tree.
+    :param paid_again: tokens that were computed twice because of forks.
+    """
+
+    episode_id: str
+    task_id: str
+    group: str
+    kind: str
+    state: str
+    step: int | None
+    reward: float | None
+    calls: int
+    calls_aborted: int
+    timelines: int
+    tokens_raw: int
+    tokens: int
+    paid_again: int
+    forks: int
+
+    @classmethod
+    def of(cls, stored: StoredEpisode, merged: MergedEpisode) -> EpisodeSummary:
+        """The summary of an episode and its merged calls."""
+        record, seen = stored.record, merged.seen
+        return cls(
+            episode_id=record.episode_id,
+            task_id=record.task_id,
+            group=record.group,
+            kind=record.kind,
+            state=record.state,
+            step=stored.step,
+            reward=record.reward,
+            calls=len(seen.calls),
+            calls_aborted=len(merged.tree.calls) - len(seen.calls),
+            timelines=len(seen.leaves()),
+            tokens_raw=seen.tokens_raw,
+            tokens=seen.tokens,
+            paid_again=merged.paid_again,
+            forks=len(merged.forks),
+        )
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def summarise(
+    reader: StoreReader, episode_ids: Iterable[str], policy: MergePolicy
+) -> tuple[list[EpisodeSummary], ForkSummary]:
+    """The summaries of episodes, read one after the other, and their forks in sum."""
+    found = []
+    forks = ForkSummary()
+    for episode_id in episode_ids:
+        stored = reader.load(episode_id)
+        merged = merge_episode(episode_id, stored.calls, policy)
+        forks.add(merged.seen, merged.forks)
+        found.append(EpisodeSummary.of(stored, merged))
+    return found, forks

@@ -1,0 +1,133 @@
+"""The token tree of one episode, for tools that look at it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ajet_core.protocol.base import Message
+
+
+class TimelineRole(Message):
+    """Tokens of a node that belong to one message; what is between messages is of the template.
+
+    :param start: offset of the first one in the node.
+    :param end: offset behind the last one.
+    :param role: ``system``, ``user``, ``assistant`` or ``tool``.
+    :param name: of a tool message: the function that was called.
+    """
+
+    start: int
+    end: int
+    role: str
+    name: str = ""
+
+
+class TimelineSampling(Message):
+    """A call that sampled the tokens of a node.
+
+    :param call: index into `EpisodeTimelines.calls`.
+    :param start: of the node's first token in what the call sampled.
+    """
+
+    call: int
+    start: int
+
+
+class TimelineNode(Message):
+    """A run of tokens without a branch.
+
+    :param parent: index of the node it continues, -1 for a root; parents stand before their children.
+    :param samplings: who sampled the tokens; nobody for context.
+    """
+
+    parent: int
+    token_ids: list[int]
+    samplings: list[TimelineSampling] = Field(default_factory=list)
+    roles: list[TimelineRole] = Field(default_factory=list)
+
+
+class TimelineCall(Message):
+    """One model call. A number that is not finite is null.
+
+    :param end: the node it ends in, -1 for a call without a token.
+    :param parent_call_id: the call whose tokens it goes on from, if it is known.
+    :param prompt_tokens: length of its prompt.
+    :param logprobs: of each sampled token, at the sampling temperature, by the engine.
+    :param trainer_logprobs: the same by the trainer; empty if it computed none.
+    :param policy_versions: of each sampled token.
+    :param advantage: of each of its tokens; null if it has not been trained on.
+    :param reward: that was reported for this call alone.
+    """
+
+    call_id: str
+    index: int
+    agent: str
+    finish_reason: str
+    temperature: float
+    end: int
+    parent_call_id: str | None
+    prompt_tokens: int
+    logprobs: list[float | None]
+    trainer_logprobs: list[float | None]
+    policy_versions: list[int]
+    advantage: float | None
+    reward: float | None
+    created_at: float
+
+
+class TimelineFork(Message):
+    """A call that does not go on where an earlier one ended.
+
+    :param kind: what the agent did, see `ajet_core.timeline.forks`.
+    :param message: index of the first message that differs, -1 if none does.
+    :param role: of that message.
+    :param field: what differs in it.
+    :param paid_again: tokens that were computed again although an earlier call said the same.
+    """
+
+    call_id: str
+    before_call_id: str | None
+    kind: str
+    message: int
+    role: str
+    field: str
+    before: str
+    after: str
+    shared: int
+    paid_again: int
+
+
+class EpisodeTimelines(Message):
+    """Answer of ``GET /v1/timelines/{episode_id}``: the calls of an episode as one tree of tokens.
+
+    Calls whose client went away (finish reason ``abort``) are in the tree, but neither trained nor in `forks` and
+    the numbers of tokens.
+
+    :param policy: the merge policy the tree was made with, that of the run.
+    :param timelines: paths from root to leaf.
+    :param tokens_raw: tokens of all calls, each a sample of its own.
+    :param tokens: tokens of the tree.
+    :param tokens_altered: by a relaxed merge policy.
+    :param batch_id: the batch that consumed the episode.
+    """
+
+    episode_id: str
+    task_id: str
+    group: str
+    kind: Literal["train", "eval"]
+    tag: str
+    state: Literal["open", "ended", "aborted"]
+    reward: float | None
+    agent_rewards: dict[str, float]
+    reason: str
+    batch_id: str | None
+    policy: Literal["exact", "text", "ignore_tools"]
+    timelines: int
+    tokens_raw: int
+    tokens: int
+    tokens_altered: int
+    nodes: list[TimelineNode]
+    calls: list[TimelineCall]
+    forks: list[TimelineFork]

@@ -1,0 +1,49 @@
+"""A request that is being answered, and the episode it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from ajet_core.server.dialects.chat_request import ChatRequest
+from ajet_core.server.rendering.conversation import ConversationIndex, Prompt
+from ajet_core.timeline import Call
+
+Record = Callable[[Call], Awaitable[None]]
+"""Makes a call durable; awaited before its answer is given out."""
+
+
+@dataclass(slots=True)
+class Session:
+    """An episode as the dialects know it.
+
+    :param index: the episode's conversations.
+    :param next_index: `Call.index` of the next call that completes.
+    """
+
+    episode_id: str
+    index: ConversationIndex
+    next_index: int = 0
+
+    def take_index(self) -> int:
+        """The next call's index."""
+        index = self.next_index
+        self.next_index += 1
+        return index
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request that is being answered, with all that its choices have in common."""
+
+    session: Session
+    request: ChatRequest
+    prompt: Prompt
+    record: Record
+    agent: str
+    completion_id: str
+    created_at: float
+
+    def call_id(self, choice: int) -> str:
+        """The id of the call that makes a choice."""
+        return self.completion_id if self.request.n == 1 else f"{self.completion_id}-{choice}"

@@ -1,0 +1,127 @@
+"""Where in a prompt its messages stand."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+Span = tuple[int, int]
+"""(start, end): offsets in tokens of a message's first one and behind its last one."""
+
+
+def attributed_spans(
+    indices: Sequence[int], count: int, *, first: int = 0, offset: int = 0
+) -> list[Span]:
+    """The spans of messages whose tokens are marked.
+
+    Every search goes on where the last one ended, so that all of them take one pass over the tokens.
+
+    :param indices: by token, the index of its message, -1 for none; those of a message stand together.
+    :param count: number of messages.
+    :param first: the first message whose span is asked for.
+    :param offset: of the first token of `indices`.
+    :return: [count - first] spans with ends in ascending order. A message without tokens has an empty span
+        behind the one before it.
+    """
+    starts = _found(indices, range(first, count))
+    backwards = indices[::-1]
+    ends = _found(backwards, range(count - 1, first - 1, -1))
+    spans: list[Span] = []
+    end = offset
+    for message in range(first, count):
+        if message in starts:
+            # Some templates reorder tool results; then the later message ends where both do.
+            end = max(end, offset + len(indices) - ends[message])
+            spans.append((offset + starts[message], end))
+        else:
+            spans.append((end, end))
+    return spans
+
+
+def _found(indices: Sequence[int], messages: Iterable[int]) -> dict[int, int]:
+    """The first position of each message that has one."""
+    found: dict[int, int] = {}
+    at = 0
+    for message in messages:
+        try:
+            at = indices.index(message, at)
+        except ValueError:
+            try:
+                found[message] = indices.index(message)
+            except ValueError:
+                continue
+        else:
+            found[message] = at
+    return found
+
+
+def template_spans(
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    ids: list[int],
+    first: int,
+) -> list[Span]:
+    """The spans of messages that a Jinja template wrote.
+
+    A message ends where the text ends that the template writes for the conversation up to it, if the whole
+    text begins with that; else, because some templates write the last message in a way of its own, where its
+    content and what the template wrote behind it come next. Where neither helps, or the tokenizer cannot say
+    which token a character is in, the message ends with the next one whose end is known, at last with the
+    prompt: too far, but never too early.
+
+    :param tokenizer: a tokenizer of transformers.
+    :param ids: [P] the prompt, which ends where the model's answer begins.
+    :param first: the first message whose span is asked for.
+    :return: [len(messages) - first] spans.
+    """
+    ends: list[int | None] = [None] * (len(messages) - first + 1)
+    if first == 0:
+        ends[0] = 0
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=True, tokenize=False
+        )
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        if list(encoded["input_ids"]) == ids:
+            starts = [start for start, _ in encoded["offset_mapping"]]
+            end = 0
+            for position in range(first or 1, len(messages) + 1):
+                part = _written(tokenizer, messages[:position], tools)
+                found = _end_in(text, end, part, str(messages[position - 1].get("content") or ""))
+                if found is not None:
+                    end = found
+                    ends[position - first] = bisect_left(starts, end)
+    except Exception:  # noqa: BLE001 - a tokenizer without offsets says so in a way of its own
+        ends = [0 if first == 0 else None, *ends[1:]]
+    last = len(ids)
+    known: list[int] = []
+    for place in reversed(ends):
+        last = last if place is None else min(last, place)
+        known.append(last)
+    known.reverse()
+    return list(pairwise(known))
+
+
+def _end_in(text: str, start: int, part: str | None, content: str) -> int | None:
+    """Where in `text`, not before `start`, a message ends that `part` ends with."""
+    if part is None:
+        return None
+    if text.startswith(part):
+        return len(part)
+    at = part.rfind(content) if content else -1
+    closed = part[at:]
+    found = text.find(closed, start) if at >= 0 else -1
+    return found + len(closed) if found >= 0 else None
+
+
+def _written(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+) -> str | None:
+    try:
+        text: str = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+    except Exception:  # noqa: BLE001 - a template may refuse a part of a conversation by any exception
+        return None
+    return text

@@ -1,0 +1,282 @@
+"""Why an episode has several timelines: where a call's conversation parts from an earlier one, and what it costs.
+
+A fork costs nothing where agents really do different things. It does where a conversation that was there is
+written again with a small change near its beginning: all tokens behind the change are computed again.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ajet_core.timeline.call import Call
+from ajet_core.timeline.message import MessageText
+from ajet_core.timeline.tree import TokenTree
+
+ForkKind = Literal[
+    "start", "again", "back", "rewritten", "inserted", "removed", "tools", "reasoning", "tokens"
+]
+"""What the agent did:
+
+- ``start``: begins another conversation.
+- ``again``: asks the same again: several completions, parallel calls or a retry.
+- ``back``: goes on from an earlier turn than the last.
+- ``rewritten``, ``inserted``, ``removed``: changes a message of the history.
+- ``tools``: offers other tools.
+- ``reasoning``: the template leaves out reasoning that was sampled.
+- ``tokens``: says the same, but it could not be proven that the same tokens say it.
+"""
+
+_CONSIDERED = 32
+_CONTEXT = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A call that does not go on exactly where an earlier one ended.
+
+    :param call_id: the call.
+    :param before_call_id: the earlier call it has most in common with, None for ``start``.
+    :param message: index of the first message that differs, -1 if none does.
+    :param role: of that message.
+    :param field: what differs in it: ``role``, ``content``, ``tool_calls``, ``tool_call_id``, ``tools``...
+    :param before: that field in the earlier call, "" if there is no such message.
+    :param after: the same in this call.
+    :param shared: tokens it has in common with what was there.
+    :param paid_again: tokens it computes again although an earlier call said the same.
+    """
+
+    call_id: str
+    before_call_id: str | None
+    kind: ForkKind
+    message: int = -1
+    role: str = ""
+    field: str = ""
+    before: str = ""
+    after: str = ""
+    shared: int = 0
+    paid_again: int = 0
+
+    @property
+    def cause(self) -> tuple[str, str, str]:
+        """kind, role and field: forks that are alike have it in common."""
+        return self.kind, self.role, self.field
+
+
+@dataclass(slots=True)
+class ForkSummary:
+    """What forks cost, over any number of episodes.
+
+    :ivar tokens: tokens of the trees.
+    :ivar forks: number of forks by cause.
+    :ivar paid_again: tokens by cause.
+    """
+
+    tokens: int = 0
+    forks: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    paid_again: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+
+    def add(self, tree: TokenTree, forks: Iterable[Fork]) -> None:
+        """Add an episode."""
+        self.tokens += tree.tokens
+        for fork in forks:
+            self.forks[fork.cause] += 1
+            self.paid_again[fork.cause] += fork.paid_again
+
+    @property
+    def share(self) -> float:
+        """The part of all tokens that is paid again, 0 to 1."""
+        return self.paid_again.total() / self.tokens if self.tokens else 0.0
+
+    def sentences(self) -> list[str]:
+        """The causes that cost something, the dearest first, in words."""
+        found = []
+        for cause, tokens in self.paid_again.most_common():
+            if not tokens:
+                break
+            count = self.forks[cause]
+            times = "once" if count == 1 else f"{count} times"
+            found.append(
+                f"{tokens / self.tokens:.0%} of your tokens are paid twice because "
+                f"{_reason(*cause)} ({times}, {tokens} tokens)"
+            )
+        return found
+
+
+def find_forks(tree: TokenTree) -> list[Fork]:
+    """The forks of an episode's calls, in order of the calls. Linear calls cost next to nothing."""
+    forks: list[Fork] = []
+    earlier: list[_Said] = []
+    for call in tree.calls:
+        said = _Said(call)
+        if call.base is None or call.shared != call.base.length:
+            before = _most_alike(said, earlier)
+            # The first call of all starts the first timeline; it parts from nothing.
+            if earlier:
+                forks.append(_fork(said, before))
+        earlier.append(said)
+    return forks
+
+
+def text_diff(before: str, after: str) -> str:
+    """Both texts around where they first differ: what is gone in [- -], what is new in {+ +}."""
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    if len(before) * len(after) > 10**6:
+        # The matcher is quadratic: for long texts it is enough to know where they part.
+        start = _common(before, after)
+        end = _common(before[start:][::-1], after[start:][::-1])
+        pairs = [
+            ("equal", 0, start, 0, start),
+            ("replace", start, len(before) - end, start, len(after) - end),
+            ("equal", len(before) - end, len(before), len(after) - end, len(after)),
+        ]
+    else:
+        pairs = list(matcher.get_opcodes())
+    parts = []
+    for tag, a, b, c, d in pairs:
+        if tag == "equal":
+            text = before[a:b]
+            if len(text) > 2 * _CONTEXT:
+                text = f"{text[:_CONTEXT]} ... {text[-_CONTEXT:]}"
+            parts.append(text)
+        else:
+            parts.append(f"[-{_short(before[a:b])}-]" if b > a else "")
+            parts.append(f"{{+{_short(after[c:d])}+}}" if d > c else "")
+    return "".join(parts)
+
+
+class _Said:
+    """A call and what its conversation says, looked at when it is needed."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self._texts: list[MessageText] | None = None
+        self._keys: list[bytes] | None = None
+
+    @property
+    def texts(self) -> list[MessageText]:
+        """The messages of the prompt."""
+        if self._texts is None:
+            self._texts = [message.text for message in self.call.conversation()]
+        return self._texts
+
+    @property
+    def keys(self) -> list[bytes]:
+        """Digests of the messages of the prompt and of the answer."""
+        if self._keys is None:
+            answer = [] if self.call.answer is None else [self.call.answer]
+            self._keys = [text.key for text in [*self.texts, *answer]]
+        return self._keys
+
+
+def _most_alike(said: _Said, earlier: Sequence[_Said]) -> _Said | None:
+    """The earlier call with the most messages in common; of several the one with the fewest others, and of
+    those the latest."""
+    own = set(said.keys[: len(said.texts)])
+    best, best_score = None, (0, 0, 0)
+    considered = [*earlier[-_CONSIDERED:]]
+    base = said.call.base
+    considered += [e for e in earlier[:-_CONSIDERED] if e.call is base]
+    for number, candidate in enumerate(considered):
+        common = len(own.intersection(candidate.keys))
+        score = (common, common - len(candidate.keys), number)
+        if score[0] and score > best_score:
+            best, best_score = candidate, score
+    return best
+
+
+def _fork(said: _Said, before: _Said | None) -> Fork:
+    call = said.call
+    if before is None:
+        return Fork(call.call_id, None, "start", shared=call.shared)
+    known = set(before.keys)
+    again = sum(
+        message.end - max(message.start, call.shared)
+        for message in call.messages
+        if message.end > call.shared and message.text.key in known
+    )
+    kind, index, name = _difference(said, before)
+    texts = [*before.texts, *([before.call.answer] if before.call.answer is not None else [])]
+    old = texts[index] if 0 <= index < len(texts) else None
+    new = said.texts[index] if 0 <= index < len(said.texts) else None
+    shown = new or old
+    if name == "tools":
+        was, now = before.call.tools, call.tools
+    else:
+        was = str(getattr(old, name)) if old is not None and name else ""
+        now = str(getattr(new, name)) if new is not None and name else ""
+    return Fork(
+        call_id=call.call_id,
+        before_call_id=before.call.call_id,
+        kind=kind,
+        message=index,
+        role=shown.role if shown is not None else "",
+        field=name,
+        before=was,
+        after=now,
+        shared=call.shared,
+        paid_again=again,
+    )
+
+
+def _difference(said: _Said, before: _Said) -> tuple[ForkKind, int, str]:
+    """Kind of the fork, index of the first message that differs, and the field that does."""
+    own, other = said.keys[: len(said.texts)], before.keys
+    index = _common(own, other)
+    if said.call.tools != before.call.tools and index >= min(len(own), len(other)):
+        return "tools", 0, "tools"
+    if index == len(own):
+        same = index == len(before.texts)
+        return ("again" if same else "back"), -1, ""
+    if index == len(other):
+        answer = before.call.answer
+        reasoned = any(text.reasoning for text in before.texts) or bool(answer and answer.reasoning)
+        return ("reasoning", index - 1, "reasoning") if reasoned else ("tokens", -1, "")
+    return _changed(said, before, index)
+
+
+def _changed(said: _Said, before: _Said, index: int) -> tuple[ForkKind, int, str]:
+    """The same for conversations that both have a message `index`, but not the same."""
+    own, other = said.keys[: len(said.texts)], before.keys
+    if own[index] in other[index + 1 :]:
+        return "removed", index, "content"
+    if other[index] in own[index + 1 :]:
+        return "inserted", index, "content"
+    old = before.call.answer if index == len(before.texts) else before.texts[index]
+    names = ("role", "content", "tool_calls", "tool_call_id")
+    name = next(n for n in names if getattr(old, n) != getattr(said.texts[index], n))
+    # With nothing in common behind the change, an earlier turn simply went on in another way.
+    kept = set(own[index + 1 :]) & set(other[index + 1 :])
+    if not kept and index >= len(before.texts) - 1:
+        return "back", index, name
+    return "rewritten", index, name
+
+
+def _common(first: Sequence[object], second: Sequence[object]) -> int:
+    limit = min(len(first), len(second))
+    return next((i for i in range(limit) if first[i] != second[i]), limit)
+
+
+def _reason(kind: str, role: str, name: str) -> str:
+    what = f"the {role} message" if role in {"system", "user", "assistant"} else f"a {role} message"
+    where = "" if name in {"content", "", "tools", "reasoning"} else f" ({name})"
+    return {
+        "start": "your agent begins another conversation",
+        "again": "your agent asks the same again",
+        "back": "your agent goes back to an earlier turn",
+        "rewritten": f"your agent rewrites {what}{where}",
+        "inserted": f"your agent inserts {what} into the history",
+        "removed": f"your agent removes {what} from the history",
+        "tools": "your agent changes the tools it offers",
+        "reasoning": "the model's template leaves out earlier reasoning",
+        "tokens": "the history could not be continued token by token",
+    }[kind]
+
+
+def _short(text: str) -> str:
+    return (
+        text if len(text) <= 4 * _CONTEXT else f"{text[: 2 * _CONTEXT]} ... {text[-2 * _CONTEXT :]}"
+    )

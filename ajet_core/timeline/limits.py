@@ -1,0 +1,97 @@
+"""What is left out of training when an episode has too many timelines or too long ones: by rule, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from ajet_core.timeline.tree import TokenTree
+
+OverLong = Literal["drop", "truncate", "separate"]
+"""What becomes of a timeline with more tokens than it may have:
+
+- ``drop``: it is left out as a whole.
+- ``truncate``: it ends with the last turn that fits; calls that end later are left out.
+- ``separate``: calls that end later are trained all the same, each as a sample of its own, so that none of
+  them makes a tree too large.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """Which calls of a tree are trained, as indices into `TokenTree.calls`, ascending.
+
+    :param together: those that stay in the tree.
+    :param alone: those that are samples of their own.
+    :param dropped: those that are not trained.
+    """
+
+    together: list[int]
+    alone: list[int]
+    dropped: list[int]
+
+
+def limit_timelines(
+    tree: TokenTree,
+    *,
+    max_timelines: int | None = None,
+    max_tokens: int | None = None,
+    over_long: OverLong = "truncate",
+) -> Limited:
+    """Apply limits to the timelines of an episode, which are the root-to-leaf paths of its tree.
+
+    First those that are too long are dealt with. Of what is left, the `max_timelines` with the most sampled
+    tokens stay, the earlier one where two have as many.
+
+    :param max_tokens: most tokens of a timeline.
+    """
+    kept = set(range(len(tree.calls)))
+    alone: set[int] = set()
+    if max_tokens is not None:
+        sizes = _depths(tree)
+        long = {c for c in kept if tree.ends[c] >= 0 and sizes[tree.ends[c]] > max_tokens}
+        if over_long == "drop":
+            short = [leaf for leaf in tree.leaves() if sizes[leaf] <= max_tokens]
+            kept &= _passing(tree, short)
+        else:
+            kept -= long
+            alone = long if over_long == "separate" else set()
+    if max_timelines is not None:
+        kept = _longest(tree, kept, max_timelines)
+    return Limited(
+        together=sorted(kept),
+        alone=sorted(alone),
+        dropped=sorted(set(range(len(tree.calls))) - kept - alone),
+    )
+
+
+def _longest(tree: TokenTree, kept: set[int], most: int) -> set[int]:
+    """The calls of the `most` timelines in which the most tokens of `kept` calls were sampled."""
+    sampled = [0] * len(tree.nodes)
+    ends: set[int] = set()
+    for index, node in enumerate(tree.nodes):
+        own = sum(s.call in kept for s in node.samplings) * len(node.token_ids)
+        sampled[index] = own + (sampled[node.parent] if node.parent >= 0 else 0)
+    for call in kept:
+        if tree.ends[call] >= 0:
+            ends.add(tree.ends[call])
+    # A kept call that another one goes on from is no end of a timeline.
+    inner = {ancestor for end in ends for ancestor in tree.path(end)[:-1]}
+    tips = sorted(ends - inner, key=lambda end: (-sampled[end], end))
+    return kept & _passing(tree, tips[:most])
+
+
+def _passing(tree: TokenTree, tips: Iterable[int]) -> set[int]:
+    """The calls that end on the way from the root to one of `tips`; calls without tokens always do."""
+    nodes = {-1}.union(*(tree.path(tip) for tip in tips))
+    return {call for call, end in enumerate(tree.ends) if end in nodes}
+
+
+def _depths(tree: TokenTree) -> list[int]:
+    """Tokens from the root to the end of each node."""
+    depths: list[int] = []
+    for node in tree.nodes:
+        before = depths[node.parent] if node.parent >= 0 else 0
+        depths.append(before + len(node.token_ids))
+    return depths

@@ -1,0 +1,111 @@
+"""Whether a batch is what a trainer can be given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ajet_core.errors import TrainerError
+from ajet_core.timeline.batch import TrainBatch, TrainCall, TrainSegment, TrainSpan, TrainTree
+
+
+def check_batch(batch: TrainBatch, vocab_size: int, units: Sequence[int], *, trees: bool) -> None:
+    """Refuse a malformed batch.
+
+    :param units: [episodes] the number of the dealing unit of each, see `ajet_core.timeline.minibatches`.
+    :param trees: whether trees may have several segments.
+    :raises TrainerError: what is wrong, and where.
+    """
+    for number, call in enumerate(batch.calls):
+        problem = _call_problem(call, len(batch.episodes))
+        if problem:
+            raise TrainerError(f"batch {batch.batch_id}, call {number} ({call.call_id}): {problem}")
+    trained = [np.zeros(len(call.logprobs), np.int64) for call in batch.calls]
+    for number, tree in enumerate(batch.trees):
+        problem = _tree_problem(tree, batch.calls, vocab_size, trees) or _unit_problem(
+            tree, batch.calls, units
+        )
+        if problem:
+            raise TrainerError(f"batch {batch.batch_id}, tree {number}: {problem}")
+        for span in _spans(tree):
+            trained[span.call][span.start : span.start + span.length] += 1
+    for call, counts in zip(batch.calls, trained, strict=True):
+        if counts.max(initial=0) > 1:
+            raise TrainerError(
+                f"batch {batch.batch_id}: sampled token {int(counts.argmax())} of call {call.call_id} is "
+                f"trained {int(counts.max())} times"
+            )
+
+
+def _call_problem(call: TrainCall, episodes: int) -> str:
+    if not 0 <= call.episode < episodes:
+        return f"it names episode {call.episode} of {episodes}"
+    if len(call.policy_versions) != len(call.logprobs):
+        return f"{len(call.logprobs)} logprobs, but {len(call.policy_versions)} policy_versions"
+    if not call.temperature > 0:
+        return f"its temperature {call.temperature} is not above 0"
+    return ""
+
+
+def _tree_problem(tree: TrainTree, calls: Sequence[TrainCall], vocab_size: int, trees: bool) -> str:
+    if not tree.segments:
+        return "it has no segments"
+    if len(tree.segments) > 1 and not trees:
+        return (
+            f"it has {len(tree.segments)} segments, but this model is trained on linear sequences "
+            "alone (TrainerInfo.trees is False)"
+        )
+    for number, segment in enumerate(tree.segments):
+        problem = _segment_problem(segment, number, calls, vocab_size)
+        if problem:
+            return f"segment {number}{problem}"
+    return ""
+
+
+def _segment_problem(
+    segment: TrainSegment, number: int, calls: Sequence[TrainCall], vocab_size: int
+) -> str:
+    size = len(segment.token_ids)
+    if not size:
+        return " has no tokens"
+    if not (min(segment.token_ids) >= 0 and max(segment.token_ids) < vocab_size):
+        return f": a token id is outside the model's vocabulary of {vocab_size}"
+    if not (segment.parent == -1 if number == 0 else 0 <= segment.parent < number):
+        return f" has parent {segment.parent}, which is not one before it"
+    for span in segment.spans:
+        if number == 0 and span.offset == 0:
+            return ": the first token of a tree has no context and cannot be trained"
+        problem = _span_problem(span, size, calls)
+        if problem:
+            return f": {problem}"
+    return ""
+
+
+def _span_problem(span: TrainSpan, size: int, calls: Sequence[TrainCall]) -> str:
+    if not 0 <= span.call < len(calls):
+        return f"a span names call {span.call} of {len(calls)}"
+    if span.length < 1 or span.offset < 0 or span.offset + span.length > size:
+        return (
+            f"a span of {span.length} tokens at {span.offset} is out of the segment's {size} tokens"
+        )
+    sampled = len(calls[span.call].logprobs)
+    if span.start < 0 or span.start + span.length > sampled:
+        return (
+            f"a span of {span.length} tokens at {span.start} is out of the {sampled} tokens that call "
+            f"{calls[span.call].call_id} sampled"
+        )
+    return ""
+
+
+def _unit_problem(tree: TrainTree, calls: Sequence[TrainCall], units: Sequence[int]) -> str:
+    if len({units[calls[span.call].episode] for span in _spans(tree)}) > 1:
+        return (
+            "it holds episodes that are dealt to minibatches one by one; trees of several episodes need one "
+            "group, and at least as many groups as minibatches"
+        )
+    return ""
+
+
+def _spans(tree: TrainTree) -> list[TrainSpan]:
+    return [span for segment in tree.segments for span in segment.spans]

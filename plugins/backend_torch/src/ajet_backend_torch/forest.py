@@ -1,0 +1,212 @@
+"""Runs the passes of a schedule depth first, forward and backward."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ajet_backend_torch.logits import SelectedLogits, Selection
+from ajet_backend_torch.losses import TokenScores, score_tokens
+from ajet_backend_torch.packing import PassTensors
+from ajet_backend_torch.past import PassCache, StoredPass, past_blocks, past_mask
+from ajet_core.timeline.schedule import Pass
+
+LossOf = Callable[[int, PassTensors, TokenScores], torch.Tensor]
+"""Loss of the tokens of a pass, a scalar, from its index, tensors and scores."""
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A pass whose forward pass is done and whose backward pass is not.
+
+    :param tensors: [N tokens] see `PassTensors`.
+    :param seed: of its dropout.
+    :param selection: None if there is no graph.
+    :param loss: what is left to be differentiated of the loss: None if the graph was cut at the logits, and the
+        part above is done.
+    """
+
+    index: int
+    tensors: PassTensors
+    cache: PassCache | None
+    stored: StoredPass | None
+    seed: int | None
+    selection: Selection | None = None
+    loss: torch.Tensor | None = None
+
+
+class Forest:
+    """A causal LM that goes on from the keys and values of its own earlier passes, exactly.
+
+    :param dtype: of the model, for masks.
+    :ivar noise: gives every pass the seed of its dropout, so that a pass that is computed again draws the
+        same; None if there is no dropout.
+    """
+
+    def __init__(self, logits: SelectedLogits, dtype: torch.dtype, device: torch.device) -> None:
+        self._logits = logits
+        self._dtype = dtype
+        self._device = device
+        self.noise: random.Random | None = None
+
+    def train(
+        self,
+        passes: Sequence[Pass],
+        subtree: range,
+        tensors: Mapping[int, PassTensors],
+        loss_of: LossOf,
+        *,
+        entropy_gradient: bool = False,
+        begin: Callable[[int], None] = lambda _: None,
+        done: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Add the gradients of a subtree's loss to the parameters.
+
+        :param subtree: indices of a root and of all passes below it.
+        :param tensors: by index.
+        :param loss_of: called once for every pass that trains anything.
+        :param begin: called with the index of each pass before its first forward pass.
+        :param done: called with the index of each pass after its backward pass.
+        """
+        stored: list[StoredPass | None] = [None] * subtree.stop
+        stack: list[_Frame] = []
+
+        def differentiate(frame: _Frame) -> None:
+            """The loss, and its gradient down to where the graph is cut."""
+            selection = frame.selection
+            assert selection is not None
+            if not len(frame.tensors.targets):
+                return
+            scores = _scores(selection, frame.tensors, entropy_gradient=entropy_gradient)
+            loss = loss_of(frame.index, frame.tensors, scores)
+            if selection.leaf is None:
+                frame.loss = loss
+            elif loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+
+        def finish(frame: _Frame) -> None:
+            if frame.selection is None:
+                part = passes[frame.index]
+                frame.selection, frame.cache = self._forward(
+                    passes, part, frame.tensors, stored, frame.seed
+                )
+                differentiate(frame)
+            _backward(frame)
+            stored[frame.index] = None
+            done(frame.index)
+
+        for index in subtree:
+            part = passes[index]
+            while stack and stack[-1].index != part.parent:
+                finish(stack.pop())
+            begin(index)
+            seed = None if self.noise is None else self.noise.getrandbits(62)
+            frame = _Frame(index, tensors[index], None, None, seed)
+            with torch.set_grad_enabled(part.keeps):
+                selection, frame.cache = self._forward(
+                    passes, part, frame.tensors, stored, seed, logits=part.keeps
+                )
+            if frame.cache is not None and part.inner:
+                stored[index] = frame.stored = frame.cache.store()
+            if part.keeps:
+                frame.selection = selection
+                differentiate(frame)
+                # The logits are not needed any more.
+                if selection.hidden is not None:
+                    empty = selection.logits.new_empty(0)
+                    frame.selection = Selection(empty, selection.hidden, selection.leaf)
+            else:
+                frame.cache = None
+            del selection
+            stack.append(frame)
+        while stack:
+            finish(stack.pop())
+
+    @torch.no_grad()
+    def scores(
+        self, passes: Sequence[Pass], subtree: range, tensors: Mapping[int, PassTensors]
+    ) -> dict[int, torch.Tensor]:
+        """[N] logprobs of each pass of a subtree, without gradient."""
+        found: dict[int, torch.Tensor] = {}
+        stored: list[StoredPass | None] = [None] * subtree.stop
+        path: list[int] = []
+        for index in subtree:
+            part = passes[index]
+            while path and path[-1] != part.parent:
+                stored[path.pop()] = None
+            selection, cache = self._forward(passes, part, tensors[index], stored, None)
+            found[index] = _scores(selection, tensors[index]).logprobs
+            if cache is not None:
+                stored[index] = cache.store()
+            path.append(index)
+        return found
+
+    def _forward(
+        self,
+        passes: Sequence[Pass],
+        part: Pass,
+        tensors: PassTensors,
+        stored: Sequence[StoredPass | None],
+        seed: int | None,
+        *,
+        logits: bool = True,
+    ) -> tuple[Selection, PassCache | None]:
+        if seed is not None:
+            torch.manual_seed(seed)
+        places = tensors.places if logits else tensors.places[:0]
+        if not part.inner and not part.blocks:
+            return self._logits({"input_ids": tensors.ids}, places), None
+        cache = PassCache(past_blocks(part, stored, self._device))
+        inputs = {
+            "input_ids": tensors.ids,
+            "position_ids": tensors.positions,
+            "past_key_values": cache,
+            # Without a past the model's own causal attention is exact, and faster than any mask.
+            "attention_mask": past_mask(passes, part, self._dtype, self._device)
+            if part.blocks
+            else None,
+        }
+        return self._logits(inputs, places), cache
+
+
+def _scores(
+    selection: Selection, tensors: PassTensors, *, entropy_gradient: bool = False
+) -> TokenScores:
+    return score_tokens(
+        selection.logits,
+        tensors.targets,
+        tensors.place_temperature,
+        tensors.of_place,
+        entropy_gradient=entropy_gradient,
+    )
+
+
+def _backward(frame: _Frame) -> None:
+    """The backward pass from the loss and from what the passes below found for keys and values."""
+    roots: list[torch.Tensor] = []
+    grads: list[torch.Tensor | None] = []
+
+    def add(root: torch.Tensor | None, grad: torch.Tensor | None) -> None:
+        if root is not None and root.requires_grad:
+            roots.append(root)
+            grads.append(grad)
+
+    selection = frame.selection
+    assert selection is not None
+    if frame.loss is not None:
+        add(frame.loss, None)
+    if selection.leaf is not None and selection.leaf.grad is not None:
+        add(selection.hidden, selection.leaf.grad)
+    if frame.stored is not None and frame.cache is not None:
+        for tensors, found in (
+            (frame.cache.keys, frame.stored.key_grads),
+            (frame.cache.values, frame.stored.value_grads),
+        ):
+            for tensor, grad in zip(tensors, found, strict=True):
+                if grad is not None:
+                    add(tensor, grad.to(tensor.dtype))
+    if roots:
+        torch.autograd.backward(roots, grads)

@@ -1,0 +1,224 @@
+"""Keys and values of earlier passes as the past of a pass, with their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from transformers.cache_utils import Cache
+
+from ajet_core.timeline.schedule import Pass
+
+MASK_ALIGNMENT = 16
+"""CUDA's memory-efficient attention copies a mask in every layer whose rows do not start at a multiple."""
+
+
+@dataclass(slots=True)
+class StoredPass:
+    """What a pass of R rows of L tokens leaves to the passes below it, for each layer.
+
+    They are cut off from its graph; gradients are added up here and handed to its backward pass.
+
+    :ivar keys: [R, heads, L, head_dim] each, as the values.
+    :ivar key_grads: float32, of the same shapes; None as long as there are none.
+    """
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+    key_grads: list[torch.Tensor | None] = field(init=False)
+    value_grads: list[torch.Tensor | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key_grads = [None] * len(self.keys)
+        self.value_grads = [None] * len(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class PastBlock:
+    """A `ajet_core.timeline.schedule.Block` with what it points to.
+
+    :param rows: int64 [R], or one row that all R share.
+    """
+
+    stored: StoredPass
+    rows: int | torch.Tensor
+    width: int
+
+
+class PassCache(Cache):  # type: ignore[misc]
+    """Hands a pass its past, and keeps its new keys and values with their graph.
+
+    :param blocks: the past, oldest first; empty for a root.
+    """
+
+    def __init__(self, blocks: Sequence[PastBlock] = ()) -> None:
+        super().__init__(layers=[])
+        self.blocks = blocks
+        self.past = sum(block.width for block in blocks)
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_args: object,
+        **_kwargs: object,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take [R, heads, L, head_dim]; return [R, heads, past + L, head_dim]."""
+        # Gradient checkpointing computes a layer again in the backward pass: what it gave first has the graph.
+        if layer_idx == len(self.keys):
+            self.keys.append(key_states)
+            self.values.append(value_states)
+        if not self.blocks:
+            return key_states, value_states
+        return (
+            self._gathered(key_states, layer_idx, values=False),
+            self._gathered(value_states, layer_idx, values=True),
+        )
+
+    def _gathered(self, new: torch.Tensor, layer: int, *, values: bool) -> torch.Tensor:
+        return cast(
+            "torch.Tensor",
+            _Gather.apply(new, self.blocks, layer, values),  # type: ignore[no-untyped-call]
+        )
+
+    def store(self) -> StoredPass:
+        """The new keys and values, cut off from the graph."""
+        return StoredPass([k.detach() for k in self.keys], [v.detach() for v in self.values])
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        """Always 0: positions and masks are given to the model explicitly."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002
+        """Size and offset of the keys, for the causal mask that a model makes for a root."""
+        return self.past + query_length, 0
+
+    @property
+    def is_compileable(self) -> bool:
+        """The cache's shapes change, so that it cannot be compiled once."""
+        return False
+
+
+class _Gather(torch.autograd.Function):
+    """Bring the past of R rows and their L new keys (or values) together in one tensor.
+
+    The past has no graph of its own: its gradient is added to `StoredPass`, in one operation for a block
+    instead of a node of the graph for each.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        new: torch.Tensor,
+        blocks: Sequence[PastBlock],
+        layer: int,
+        values: bool,
+    ) -> torch.Tensor:
+        # Not the cache: it holds this graph, which would never be freed.
+        ctx.blocks, ctx.layer, ctx.values = blocks, layer, values
+        rows, heads, width, size = new.shape
+        # Token after token in memory, so that every block is copied in one piece.
+        past = sum(block.width for block in blocks)
+        whole = new.new_empty(rows, past + width, heads, size).transpose(1, 2)
+        end = 0
+        for block in blocks:
+            stored = block.stored
+            source = (stored.values if values else stored.keys)[layer][:, :, : block.width]
+            target = whole[:, :, end : end + block.width]
+            if isinstance(block.rows, int):
+                target.copy_(source[block.rows])
+            else:
+                target.copy_(source.index_select(0, block.rows))
+            end += block.width
+        whole[:, :, end:].copy_(new)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        (whole,) = grads
+        blocks: Sequence[PastBlock] = ctx.blocks
+        past = sum(block.width for block in blocks)
+        # One sum for all blocks of which every row has the same.
+        shared = (
+            whole[:, :, :past].sum(0, dtype=torch.float32)
+            if any(isinstance(block.rows, int) for block in blocks)
+            else None
+        )
+        end = 0
+        for block in blocks:
+            stored = block.stored
+            found = stored.value_grads if ctx.values else stored.key_grads
+            grad = found[ctx.layer]
+            if grad is None:
+                like = (stored.values if ctx.values else stored.keys)[ctx.layer]
+                grad = found[ctx.layer] = torch.zeros_like(like, dtype=torch.float32)
+            start, end = end, end + block.width
+            if isinstance(block.rows, int):
+                assert shared is not None
+                grad[block.rows, :, : block.width] += shared[:, start:end]
+            else:
+                grad[:, :, : block.width].index_add_(0, block.rows, whole[:, :, start:end].float())
+        return whole[:, :, end:], None, None, None
+
+
+def past_mask(
+    passes: Sequence[Pass], part: Pass, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Additive mask [R or 1, 1, L, past + L] of a pass with a past.
+
+    It hides what comes later, and the padding of shorter rows of the past. Without such padding one mask
+    serves all rows. The padding of the new tokens needs none: no real token comes after it.
+    """
+    shape = part.shape
+    size = shape.past + shape.width
+    columns = torch.arange(size, device=device)
+    hidden = columns > columns[shape.past :, None]
+    lengths = [
+        [passes[block.source].rows[row].length for row in block.rows] for block in part.blocks
+    ]
+    if any(min(found) < block.width for found, block in zip(lengths, part.blocks, strict=True)):
+        padding = torch.ones(shape.rows, size, dtype=torch.bool)
+        padding[:, shape.past :] = False
+        end = 0
+        for found, block in zip(lengths, part.blocks, strict=True):
+            real = torch.tensor(found)[:, None]
+            padding[:, end : end + block.width] = torch.arange(block.width) >= real
+            end += block.width
+        padded = to_device(padding, device)
+        hidden = hidden | padded[:, None]
+    else:
+        hidden = hidden[None]
+    aligned = -(-size // MASK_ALIGNMENT) * MASK_ALIGNMENT
+    mask = torch.zeros(len(hidden), 1, shape.width, aligned, dtype=dtype, device=device)[..., :size]
+    return mask.masked_fill_(hidden[:, None], torch.finfo(dtype).min)
+
+
+def past_blocks(
+    part: Pass, stored: Sequence[StoredPass | None], device: torch.device
+) -> list[PastBlock]:
+    """The past of a pass.
+
+    :param stored: by index of the pass.
+    """
+    found = []
+    for block in part.blocks:
+        source = stored[block.source]
+        if source is None:
+            raise RuntimeError(f"pass {block.source} was forgotten before the passes below it ran")
+        rows = (
+            block.rows[0] if len(block.rows) == 1 else to_device(torch.tensor(block.rows), device)
+        )
+        found.append(PastBlock(source, rows, block.width))
+    return found
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy to the device without waiting for it."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,145 @@
+import pytest
+from hypothesis import given
+
+from ajet_core.testing.samples import conversation
+from ajet_core.timeline import Call, Fork, ForkSummary, find_forks, text_diff
+
+from .episodes import episodes, spoken, tree_of
+
+SYSTEM = ("system", "Be brief.", [1, 2])
+USER = ("user", "go", [3, 4, 5])
+UP = ("assistant", "up", [99, 20])
+SEEN = ("tool", "seen", [6, 7])
+
+
+def first(**more: object) -> Call:
+    return spoken("first", 0, [SYSTEM, USER], ("up", [20]), **more)  # type: ignore[arg-type]
+
+
+def second(*parts: tuple[str, str, list[int]], base: Call, **more: object) -> Call:
+    return spoken("second", 1, parts, ("left", [21]), base=base, **more)  # type: ignore[arg-type]
+
+
+def only_fork(*calls: Call) -> Fork:
+    (fork,) = find_forks(tree_of(calls))
+    return fork
+
+
+def test_a_conversation_that_goes_on_does_not_fork() -> None:
+    assert find_forks(tree_of(conversation(5))) == []
+
+
+def test_a_rewritten_system_message_costs_all_that_follows() -> None:
+    one = first()
+    fork = only_fork(one, second(("system", "Be kind.", [1, 8]), USER, UP, SEEN, base=one))
+    assert (fork.kind, fork.message, fork.role, fork.field) == ("rewritten", 0, "system", "content")
+    assert (fork.before, fork.after) == ("Be brief.", "Be kind.")
+    # The user's message and the answer are there already; the system's and the tool's are new.
+    assert (fork.shared, fork.paid_again) == (1, 3 + 2)
+
+
+def test_a_removed_message() -> None:
+    one = first()
+    fork = only_fork(one, second(SYSTEM, UP, SEEN, base=one))
+    assert (fork.kind, fork.message, fork.role) == ("removed", 1, "assistant")
+    assert fork.paid_again == 2
+
+
+def test_an_inserted_message() -> None:
+    one = first()
+    note = ("system", "It is noon.", [9])
+    fork = only_fork(one, second(SYSTEM, note, USER, UP, SEEN, base=one))
+    assert (fork.kind, fork.message, fork.after) == ("inserted", 1, "It is noon.")
+
+
+def test_other_tools() -> None:
+    one = first(tools='[{"name":"a"}]')
+    two = second(("system", "Be brief.", [1, 8]), USER, UP, SEEN, base=one, tools="[]")
+    fork = only_fork(one, two)
+    assert (fork.kind, fork.field, fork.before, fork.after) == (
+        "tools",
+        "tools",
+        '[{"name":"a"}]',
+        "[]",
+    )
+    assert fork.paid_again == 1 + 3 + 2
+
+
+def test_reasoning_that_the_template_leaves_out() -> None:
+    one = first(reasoning="Hm.")
+    fork = only_fork(one, second(SYSTEM, USER, ("assistant", "up", [99, 30]), SEEN, base=one))
+    assert (fork.kind, fork.role, fork.before) == ("reasoning", "assistant", "Hm.")
+
+
+def test_the_same_words_in_other_tokens() -> None:
+    one = first()
+    fork = only_fork(one, second(SYSTEM, USER, ("assistant", "up", [99, 30]), SEEN, base=one))
+    assert (fork.kind, fork.message, fork.field) == ("tokens", -1, "")
+    assert fork.paid_again == 1
+
+
+def test_asking_the_same_again_costs_nothing() -> None:
+    one = first()
+    fork = only_fork(one, second(SYSTEM, USER, base=one))
+    assert (fork.kind, fork.paid_again) == ("again", 0)
+
+
+def test_going_back_to_an_earlier_turn() -> None:
+    one = first()
+    two = second(SYSTEM, USER, UP, SEEN, base=one)
+    three = spoken("three", 2, [SYSTEM, USER], ("down", [22]), base=two)
+    fork = only_fork(one, two, three)
+    assert (fork.before_call_id, fork.kind) == ("first", "again")
+    four = spoken("four", 3, [SYSTEM], ("down", [22]), base=one)
+    assert only_fork(one, four).kind == "back"
+
+
+def test_another_conversation_starts() -> None:
+    one = first()
+    other = second(("system", "You check.", [8]), ("user", "check", [9]), base=one)
+    fork = only_fork(one, other)
+    assert (fork.kind, fork.before_call_id, fork.paid_again) == ("start", None, 0)
+
+
+def test_the_sum_says_what_costs_most_and_why() -> None:
+    one = first()
+    two = second(("system", "Be kind.", [1, 8]), USER, UP, SEEN, base=one)
+    tree = tree_of([one, two])
+    summary = ForkSummary()
+    summary.add(tree, find_forks(tree))
+    summary.add(tree, find_forks(tree))
+    assert summary.share == pytest.approx(5 / tree.tokens)
+    (sentence,) = summary.sentences()
+    assert sentence == (
+        f"{5 / tree.tokens:.0%} of your tokens are paid twice because your agent rewrites the "
+        "system message (2 times, 10 tokens)"
+    )
+
+
+def test_nothing_is_said_where_nothing_is_paid_twice() -> None:
+    tree = tree_of(conversation(3))
+    summary = ForkSummary()
+    summary.add(tree, find_forks(tree))
+    assert (summary.share, summary.sentences()) == (0.0, [])
+    assert ForkSummary().share == 0.0
+
+
+@given(episodes())
+def test_any_episode_has_a_report(calls: list[Call]) -> None:
+    tree = tree_of(calls)
+    for fork in find_forks(tree):
+        assert fork.paid_again >= 0
+        assert fork.call_id in {call.call_id for call in calls}
+
+
+def test_a_diff_shows_what_is_gone_and_what_is_new() -> None:
+    assert text_diff("It is 10:31.", "It is 10:32.") == "It is 10:3[-1-]{+2+}."
+    assert text_diff("", "new") == "{+new+}"
+    assert text_diff("same", "same") == "same"
+
+
+def test_a_diff_of_long_texts_is_short() -> None:
+    long = "word " * 2000
+    shown = text_diff(long + "a" + long, long + "b" + long)
+    assert "[-a-]{+b+}" in shown
+    assert len(shown) < 400
