@@ -45,8 +45,8 @@ from ajet_core.timeline import (
     TrainSegment,
     TrainSpan,
     TrainTree,
-    candidates,
     choose_plan,
+    lay_out,
 )
 
 VOCABULARY = 448
@@ -149,8 +149,7 @@ def make_case(episodes: list[Episode], policy: TrainedPolicy) -> Case:
         TrainCall(c.call_id, c.episode, c.advantage or 0.5, 1.0, c.logprobs, c.policy_versions)
         for c in calls
     ]
-    members = {"g": list(range(len(episodes)))}
-    options = candidates(members, trees, first_calls, LAYOUTS)
+    options = {str(layout): [lay_out(layout, trees, first_calls)] for layout in LAYOUTS}
     plan = choose_plan(options, policy.costs, policy.token_budget)
     rows = [TrainEpisode(str(i), "g", 0.0) for i in range(len(episodes))]
     raw = sum(tree.tokens_raw for tree in trees)

@@ -194,7 +194,7 @@ def _plan(
         ]
         for layout in _layouts(episodes, config, trainer)
     }
-    return choose_plan(options, trainer.costs, trainer.token_budget, trains)
+    return choose_plan(options, trainer.costs, trainer.token_budget, trains, divide=trainer.trees)
 
 
 def _lay_out_group(

@@ -19,7 +19,7 @@ from .credit import (
     token_weights,
 )
 from .forks import Fork, ForkSummary, find_forks, text_diff
-from .layouts import LAYOUTS, LINEAR_LAYOUTS, Layout, candidates, lay_out
+from .layouts import LAYOUTS, LINEAR_LAYOUTS, Layout, lay_out
 from .limits import Limited, OverLong, limit_timelines
 from .message import MessageText, PlacedMessage
 from .planner import Plan, PlanCost, choose_plan
@@ -56,7 +56,6 @@ __all__ = [
     "TrainSpan",
     "TrainTree",
     "call_advantages",
-    "candidates",
     "choose_plan",
     "find_forks",
     "group_advantages",

@@ -15,7 +15,7 @@ The very first token of a path has no context, so nothing can be trained there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from ajet_core.timeline.batch import TrainSegment, TrainSpan, TrainTree
@@ -44,25 +44,6 @@ def lay_out(
         for tree, first_call in zip(trees, first_calls, strict=True)
         for unit in make(tree, first_call)
     ]
-
-
-def candidates(
-    groups: Mapping[str, Sequence[int]],
-    trees: Sequence[TokenTree],
-    first_calls: Sequence[int],
-    layouts: Sequence[Layout],
-) -> dict[Layout, list[list[TrainTree]]]:
-    """Each layout of each group.
-
-    :param groups: indices of the trees of each group.
-    """
-    return {
-        layout: [
-            lay_out(layout, [trees[i] for i in members], [first_calls[i] for i in members])
-            for members in groups.values()
-        ]
-        for layout in layouts
-    }
 
 
 def _separate(tree: TokenTree, first_call: int) -> Iterator[TrainTree]:
