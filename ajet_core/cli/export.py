@@ -14,7 +14,7 @@ from ajet_core.inspect.run_facts import RunFacts
 from ajet_core.inspect.sample_files import FILE_FORMATS, file_format, open_writer
 from ajet_core.inspect.samples import RowsOf, row_type, rows
 from ajet_core.inspect.token_texts import TokenTexts
-from ajet_core.interfaces import EpisodeState
+from ajet_core.interfaces import EpisodeKind, EpisodeState
 
 
 @click.command()
@@ -43,6 +43,13 @@ from ajet_core.interfaces import EpisodeState
     show_default=True,
     help="Only these episodes.",
 )
+@click.option(
+    "--kind",
+    type=click.Choice(["train", "eval", "any"]),
+    default="train",
+    show_default=True,
+    help="Only episodes of this kind.",
+)
 @click.option("--text", is_flag=True, help="Add what the tokens say.")
 @click.option(
     "--tokenizer",
@@ -59,6 +66,7 @@ def export(
     step: int | None,
     task: str | None,
     state: str,
+    kind: str,
     text: bool,
     tokenizer: Path | None,
     force: bool,
@@ -68,8 +76,13 @@ def export(
     RUN is a run directory; its server may be running. Each sampled token is trained (loss_mask 1) in
     exactly one row.
     """
-    kind = file_format(out, given_format)
-    query = EpisodeQuery(None if state == "any" else cast("EpisodeState", state), task, step)
+    file_type = file_format(out, given_format)
+    query = EpisodeQuery(
+        None if state == "any" else cast("EpisodeState", state),
+        task,
+        step,
+        None if kind == "any" else cast("EpisodeKind", kind),
+    )
     with StoreReader(run) as reader:
         facts = RunFacts.of(reader.run())
         texts = _texts(tokenizer or facts.model) if text else None
@@ -79,7 +92,7 @@ def export(
         written = 0
         with (
             new_file(out, replace=force) as file,
-            open_writer(file, kind, row_type(rows_of, text=text)) as writer,
+            open_writer(file, file_type, row_type(rows_of, text=text)) as writer,
         ):
             for episode_id in episode_ids:
                 for row in rows(reader.load(episode_id), rows_of, facts.policy, texts):

@@ -13,7 +13,7 @@ from ajet_core.embedded import reading
 from ajet_core.embedded.schema import SCHEMA_VERSION, error_code, store_error
 from ajet_core.embedded.settings import SqliteStoreSettings
 from ajet_core.errors import EpisodeNotFoundError, RequestError, StoreError
-from ajet_core.interfaces import CallScore, EpisodeRecord, EpisodeState, RunRecord
+from ajet_core.interfaces import CallScore, EpisodeKind, EpisodeRecord, EpisodeState, RunRecord
 from ajet_core.timeline import Call
 
 T = TypeVar("T")
@@ -34,6 +34,7 @@ class EpisodeQuery:
     state: EpisodeState | None = None
     task_id: str | None = None
     step: int | None = None
+    kind: EpisodeKind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,9 @@ def _conditions(query: EpisodeQuery) -> tuple[str, list[str | int]]:
     if query.task_id is not None:
         conditions.append("task_id = ?")
         parameters.append(query.task_id)
+    if query.kind is not None:
+        conditions.append("kind = ?")
+        parameters.append(query.kind)
     if query.step is not None:
         conditions.append("batch_id IN (SELECT batch_id FROM batches WHERE step = ?)")
         parameters.append(query.step)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from ajet_core.inspect.diff import diff_parts
 from ajet_core.inspect.summary import EpisodeSummary
 from ajet_core.inspect.token_texts import TokenTexts
 from ajet_core.protocol import EpisodeTimelines, TimelineCall, TimelineFork, TimelineNode
+from ajet_core.timeline import diff_parts
 
-MAX_TOKENS = 400_000
+MAX_TOKENS = 1_000_000
 """Tokens of a page, about ten mebibytes; browsers open it in a second or two."""
 
 _DIGITS = 6

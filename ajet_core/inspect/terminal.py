@@ -23,8 +23,8 @@ _WORDS = 5
 _STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 _TEXT_WIDTH = 88
 _MESSAGES = 8
-_DIFF_WIDTH = 400
-_FIELD_WIDTH = 100_000
+_DEPTH = 8
+_DIFF_WIDTH = 800
 
 
 def episode_table(episodes: Sequence[EpisodeSummary]) -> Table:
@@ -66,16 +66,22 @@ def episode_tree(episode: EpisodeTimelines, texts: TokenTexts) -> RenderableType
     for number, node in enumerate(episode.nodes):
         children.setdefault(node.parent, []).append(number)
     root = Tree(_title(episode), guide_style="dim")
-    waiting = [(root, number) for number in reversed(children.get(-1, []))]
+    waiting = [(root, number, 0) for number in reversed(children.get(-1, []))]
     while waiting:
-        place, number = waiting.pop()
+        place, number, depth = waiting.pop()
+        rows: list[RenderableType] = []
+        if depth > _DEPTH:
+            parent = episode.nodes[number].parent
+            rows.append(Text(f"after {_depth(episode, parent)} tokens:", style="dim"))
         # Nodes that nothing branches off between stand below each other, or a long conversation would be a staircase.
-        rows = [_node(episode, number, texts)]
+        rows.append(_node(episode, number, texts))
         while len(following := children.get(number, [])) == 1:
             number = following[0]
             rows.append(_node(episode, number, texts))
         branch = place.add(Group(*rows))
-        waiting += [(branch, child) for child in reversed(following)]
+        # Deeper branches would have no room for text: they hang where the deepest ones do.
+        below = branch if depth < _DEPTH else place
+        waiting += [(below, child, depth + 1) for child in reversed(following)]
     return root
 
 
@@ -94,6 +100,15 @@ def fork_list(episode: EpisodeTimelines) -> RenderableType:
             _fork(fork, indices),
         )
     return table
+
+
+def _depth(episode: EpisodeTimelines, number: int) -> int:
+    """Tokens from the root to the end of a node."""
+    tokens = 0
+    while number >= 0:
+        tokens += len(episode.nodes[number].token_ids)
+        number = episode.nodes[number].parent
+    return tokens
 
 
 def _title(episode: EpisodeTimelines) -> Text:
@@ -181,7 +196,7 @@ def _fork(fork: TimelineFork, indices: dict[str, int]) -> Text:
     if fork.paid_again:
         row.append(f", {fork.paid_again} tokens paid twice", "bold")
     if fork.before or fork.after:
-        diff = text_diff(fork.before[:_FIELD_WIDTH], fork.after[:_FIELD_WIDTH])
+        diff = text_diff(fork.before, fork.after)
         row.append(f"\n{shorten(visible(diff), _DIFF_WIDTH)}")
     return row
 

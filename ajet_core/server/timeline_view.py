@@ -15,7 +15,7 @@ from ajet_core.protocol import (
     TimelineRole,
     TimelineSampling,
 )
-from ajet_core.timeline import Call, Fork, MergePolicy, TokenTree, TokenTrie, find_forks
+from ajet_core.timeline import Call, Fork, MergePolicy, TokenTree, TokenTrie, find_forks, node_roles
 
 ABORTED = "abort"
 """Finish reason of calls that are recorded and not trained."""
@@ -57,7 +57,7 @@ def episode_timelines(
     :param scores: by call id.
     """
     tree, seen = merged.tree, merged.seen
-    roles = _roles(tree)
+    roles = node_roles(tree)
     return EpisodeTimelines(
         episode_id=record.episode_id,
         task_id=record.task_id,
@@ -83,7 +83,12 @@ def episode_timelines(
                 parent=node.parent,
                 token_ids=node.token_ids,
                 samplings=[TimelineSampling(call=s.call, start=s.start) for s in node.samplings],
-                roles=roles[number],
+                roles=[
+                    TimelineRole(
+                        start=role.start, end=role.end, role=clean(role.role), name=clean(role.name)
+                    )
+                    for role in roles[number]
+                ],
             )
             for number, node in enumerate(tree.nodes)
         ],
@@ -143,34 +148,3 @@ def _call(call: Call, end: int, score: CallScore | None, reward: float | None) -
 def _finite(value: float | None) -> float | None:
     """JSON has no word for the others."""
     return value if value is not None and math.isfinite(value) else None
-
-
-def _roles(tree: TokenTree) -> list[list[TimelineRole]]:
-    """The roles of each node's tokens, as told by the first call that passes through it."""
-    starts: list[int] = []
-    for node in tree.nodes:
-        parent = node.parent
-        starts.append(0 if parent < 0 else starts[parent] + len(tree.nodes[parent].token_ids))
-    found: dict[int, list[TimelineRole]] = {}
-    for call, end in zip(tree.calls, tree.ends, strict=True):
-        spans = [(m.start, m.end, m.text.role, m.text.name) for m in call.messages]
-        spans.append((call.prompt_length, call.length, "assistant", ""))
-        # A relaxed policy may put a call at another depth than its own tokens say.
-        depth = starts[end] + len(tree.nodes[end].token_ids) if end >= 0 else 0
-        shift = depth - call.length
-        number = end
-        # What is above a node that an earlier call passed through was passed through by that call as well.
-        while number >= 0 and number not in found:
-            start, size = starts[number], len(tree.nodes[number].token_ids)
-            found[number] = [
-                TimelineRole(
-                    start=max(first + shift - start, 0),
-                    end=min(last + shift - start, size),
-                    role=clean(role),
-                    name=clean(name),
-                )
-                for first, last, role, name in spans
-                if first + shift < start + size and last + shift > start and last > first
-            ]
-            number = tree.nodes[number].parent
-    return [found.get(number, []) for number in range(len(tree.nodes))]

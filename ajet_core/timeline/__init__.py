@@ -18,11 +18,13 @@ from .credit import (
     group_advantages,
     token_weights,
 )
-from .forks import Fork, ForkSummary, find_forks, text_diff
+from .forks import Fork, ForkSummary, find_forks
 from .layouts import LAYOUTS, LINEAR_LAYOUTS, Layout, lay_out
 from .limits import Limited, OverLong, limit_timelines
 from .message import MessageText, PlacedMessage
 from .planner import Plan, PlanCost, choose_plan
+from .roles import NodeRole, node_roles
+from .text_diff import diff_parts, text_diff
 from .tree import Sampling, TokenNode, TokenTree
 from .trie import MergePolicy, TokenTrie
 
@@ -39,6 +41,7 @@ __all__ = [
     "Limited",
     "MergePolicy",
     "MessageText",
+    "NodeRole",
     "OverLong",
     "PassShape",
     "PlacedMessage",
@@ -57,10 +60,12 @@ __all__ = [
     "TrainTree",
     "call_advantages",
     "choose_plan",
+    "diff_parts",
     "find_forks",
     "group_advantages",
     "lay_out",
     "limit_timelines",
+    "node_roles",
     "text_diff",
     "token_weights",
 ]

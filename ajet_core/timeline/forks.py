@@ -6,7 +6,6 @@ written again with a small change near its beginning: all tokens behind the chan
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +30,6 @@ ForkKind = Literal[
 """
 
 _CONSIDERED = 32
-_CONTEXT = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,33 +117,6 @@ def find_forks(tree: TokenTree) -> list[Fork]:
                 forks.append(_fork(said, before))
         earlier.append(said)
     return forks
-
-
-def text_diff(before: str, after: str) -> str:
-    """Both texts around where they first differ: what is gone in [- -], what is new in {+ +}."""
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    if len(before) * len(after) > 10**6:
-        # The matcher is quadratic: for long texts it is enough to know where they part.
-        start = _common(before, after)
-        end = _common(before[start:][::-1], after[start:][::-1])
-        pairs = [
-            ("equal", 0, start, 0, start),
-            ("replace", start, len(before) - end, start, len(after) - end),
-            ("equal", len(before) - end, len(before), len(after) - end, len(after)),
-        ]
-    else:
-        pairs = list(matcher.get_opcodes())
-    parts = []
-    for tag, a, b, c, d in pairs:
-        if tag == "equal":
-            text = before[a:b]
-            if len(text) > 2 * _CONTEXT:
-                text = f"{text[:_CONTEXT]} ... {text[-_CONTEXT:]}"
-            parts.append(text)
-        else:
-            parts.append(f"[-{_short(before[a:b])}-]" if b > a else "")
-            parts.append(f"{{+{_short(after[c:d])}+}}" if d > c else "")
-    return "".join(parts)
 
 
 class _Said:
@@ -274,9 +245,3 @@ def _reason(kind: str, role: str, name: str) -> str:
         "reasoning": "the model's template leaves out earlier reasoning",
         "tokens": "the history could not be continued token by token",
     }[kind]
-
-
-def _short(text: str) -> str:
-    return (
-        text if len(text) <= 4 * _CONTEXT else f"{text[: 2 * _CONTEXT]} ... {text[-2 * _CONTEXT :]}"
-    )

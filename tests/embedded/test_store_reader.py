@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
@@ -40,14 +41,16 @@ async def fill(store: SqliteStore) -> None:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
+    directory = tmp_path / "run"
+
     async def write() -> None:
-        store = new_store(tmp_path)
+        store = new_store(directory)
         await store.open()
         await fill(store)
         await store.close()
 
     asyncio.run(write())
-    return tmp_path
+    return directory
 
 
 @pytest.fixture
@@ -159,6 +162,16 @@ def test_an_idle_store_is_read_where_nothing_can_be_written(run_dir: Path) -> No
     block_the_log(run_dir)
     with StoreReader(run_dir) as reader:
         assert reader.count(EpisodeQuery()) == len(EPISODES)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_idle_store_is_read_in_a_directory_of_someone_else(run_dir: Path) -> None:
+    run_dir.chmod(0o555)
+    try:
+        with StoreReader(run_dir) as reader:
+            assert reader.count(EpisodeQuery()) == len(EPISODES)
+    finally:
+        run_dir.chmod(0o755)
 
 
 def test_a_log_that_cannot_be_read_is_explained(run_dir: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ajet_core.cli.main import cli
-from tests.inspect.recorded import Recording, make_model_dir, sample_recording
+from tests.inspect.recorded import Recording, make_model_dir, said, sample_recording
 
 
 def export(*args: object) -> Result:
@@ -54,6 +54,17 @@ def test_episodes_are_chosen(
 ) -> None:
     found = exported(run_dir, tmp_path / "out.jsonl", *args)
     assert {row["episode_id"] for row in found} == expected
+
+
+def test_eval_episodes_are_exported_on_demand(model_dir: Path, tmp_path: Path) -> None:
+    recording = Recording(model_dir)
+    for name in ("train", "eval"):
+        recording.call(recording.episode(name), [said("user", "hello")], "it was")
+        recording.end(name, 1.0, kind=name)
+    run = recording.write(tmp_path / "run")
+    assert [row["kind"] for row in exported(run, tmp_path / "a.jsonl")] == ["train"]
+    found = exported(run, tmp_path / "b.jsonl", "--kind", "any")
+    assert [row["kind"] for row in found] == ["train", "eval"]
 
 
 def test_rows_may_be_calls(run_dir: Path, recording: Recording, tmp_path: Path) -> None:

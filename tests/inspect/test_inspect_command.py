@@ -103,7 +103,7 @@ def test_an_aborted_call_is_marked(run_dir: Path) -> None:
 def test_forks_are_told_with_what_changed(run_dir: Path) -> None:
     _, _, forks = inspect(run_dir, "ep-aaa1").stdout.partition("\nforks\n")
     assert "parts from call 1 at message 0 (system), field content" in forks
-    assert "10:0[-1-]{+2+}" in forks
+    assert "10:[-01-]{+02+}" in forks
 
 
 def test_an_episode_without_forks_says_so(run_dir: Path) -> None:
@@ -115,6 +115,19 @@ def test_nothing_hostile_reaches_the_terminal(run_dir: Path) -> None:
     assert "\x1b" in HOSTILE
     assert "\u202e" in HOSTILE
     assert not {"\x1b", "\u202e"} & set(output)
+
+
+def test_a_deep_tree_keeps_room_for_its_texts(model_dir: Path, tmp_path: Path) -> None:
+    recording = Recording(model_dir)
+    recording.episode("deep")
+    messages = [said("system", "start")]
+    for turn in range(30):
+        recording.call("deep", [*messages, said("user", f"aside {turn}")], "it was")
+        messages.append(said("user", f"fact {turn} is that it was what it was"))
+    output = inspect(recording.write(tmp_path / "run"), "deep").stdout
+    assert "fact 28 is that it was what it was" in output
+    assert "after " in output
+    assert max(len(line) for line in output.splitlines()) < 200
 
 
 def test_markup_in_texts_is_not_obeyed(model_dir: Path, tmp_path: Path) -> None:

@@ -104,8 +104,10 @@ async def test_pointing_at_a_sampled_token_shows_what_is_known(
     tip = await page.locator("#tip").inner_text()
     assert str(call.sampled_ids[0]) in tip
     assert f"{abs(call.logprobs[0]):.4f}" in tip
-    for expected in ("sampled, trained", "planner", "ep-aaa1-c0", "+0.5000", "assistant"):
+    for expected in ("sampled, trained", "planner, call 0, policy 3", "+0.5000", "assistant"):
         assert expected in tip
+    await page.locator(".t.s").first.click()
+    assert "ep-aaa1-c0" in await page.locator("#details").inner_text()
 
 
 async def test_a_click_keeps_a_token_and_escape_lets_it_go(open_page: Open, run_dir: Path) -> None:

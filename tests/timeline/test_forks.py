@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 
 from ajet_core.testing.samples import conversation
-from ajet_core.timeline import Call, Fork, ForkSummary, find_forks, text_diff
+from ajet_core.timeline import Call, Fork, ForkSummary, find_forks
 
 from .episodes import episodes, spoken, tree_of
 
@@ -130,16 +130,3 @@ def test_any_episode_has_a_report(calls: list[Call]) -> None:
     for fork in find_forks(tree):
         assert fork.paid_again >= 0
         assert fork.call_id in {call.call_id for call in calls}
-
-
-def test_a_diff_shows_what_is_gone_and_what_is_new() -> None:
-    assert text_diff("It is 10:31.", "It is 10:32.") == "It is 10:3[-1-]{+2+}."
-    assert text_diff("", "new") == "{+new+}"
-    assert text_diff("same", "same") == "same"
-
-
-def test_a_diff_of_long_texts_is_short() -> None:
-    long = "word " * 2000
-    shown = text_diff(long + "a" + long, long + "b" + long)
-    assert "[-a-]{+b+}" in shown
-    assert len(shown) < 400

@@ -9,10 +9,18 @@ function tokenRows(episode, vocabulary, node, offset) {
   const trained = sampled.some((by) => by.advantage != null);
   const rows = [["token", String(id)]];
   if (Array.isArray(text)) rows.push(["bytes", vocabulary.show(id).text]);
-  else rows.push(["text", text === undefined ? "unknown" : JSON.stringify(plain(text).replace("\u21b5\n", "\\n"))]);
+  else rows.push(["text", text === undefined ? "unknown" : make("code", "literal", plain(text).replaceAll("\u21b5\n", "\u21b5"))]);
   rows.push(["role", role ? plain(role + (name ? ` (${name})` : "")) : "none (template)"]);
   rows.push(["mask", sampled.length ? (trained ? "sampled, trained" : "sampled, not trained") : "context"]);
-  rows.push(["position", `${grouped(episode.nodes[node].start + offset)} of its timeline`]);
+  return rows;
+}
+
+/** What matters most about what one call says of a token. */
+function briefRows(by) {
+  const rows = [["logprob, engine", number(by.logprob)], ["logprob, trainer", number(by.trainer)]];
+  if (by.difference != null) rows.push(["difference", number(by.difference, 6, true)]);
+  rows.push(["advantage", by.advantage == null ? "not trained" : number(by.advantage, 4, true)]);
+  rows.push(["sampled by", `${plain(by.call.agent) || "unnamed"}, call ${by.call.index}, policy ${by.policy}`]);
   return rows;
 }
 
@@ -52,7 +60,7 @@ class Tip {
   show(episode, vocabulary, node, offset, box) {
     const sampled = episode.samplings(node, offset);
     const parts = [definitionList(tokenRows(episode, vocabulary, node, offset))];
-    if (sampled.length) parts.push(definitionList(samplingRows(sampled[0])));
+    if (sampled.length) parts.push(definitionList(briefRows(sampled[0])));
     if (sampled.length > 1) parts.push(make("p", "dim", `and ${sampled.length - 1} more: click`));
     this.element.replaceChildren(...parts);
     this.element.hidden = false;
@@ -87,6 +95,8 @@ class Details {
     around.append(make("mark", "", vocabulary.show(ids[offset]).text));
     around.append(plain(vocabulary.join(ids.slice(offset + 1, offset + 13))));
     const parts = [make("h2", "", "Token"), around, definitionList(tokenRows(episode, vocabulary, node, offset))];
+    const place = `${grouped(episode.nodes[node].start + offset)} of its timeline`;
+    parts.at(-1).append(make("dt", "", "position"), make("dd", "", place));
     const sampled = episode.samplings(node, offset);
     if (sampled.length > 1) parts.push(make("p", "dim", `${sampled.length} calls sampled it:`));
     for (const by of sampled) parts.push(definitionList(samplingRows(by)));

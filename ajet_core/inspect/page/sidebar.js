@@ -49,7 +49,7 @@ function showOutline(list, episode, onGo) {
     items.push(make("li", "", item));
     waiting.push(...episode.nodes[chain.at(-1)].children.map((child) => [child, depth + 1]).reverse());
   }
-  if (waiting.length) items.push(make("li", "dim", `and ${waiting.length} more branches`));
+  if (waiting.length) items.push(make("li", "dim", "and more"));
   list.replaceChildren(...items);
 }
 

@@ -141,7 +141,7 @@ class TreeView {
     const head = this.episode.head(node);
     if (this.episode.nodes[head].ids.length) this.reveal(head, 0, false);
     const branch = this.branches.get(head);
-    if (branch) branch.element.scrollIntoView({ block: "start", inline: "nearest" });
+    if (branch) branch.element.scrollIntoView({ block: "start", inline: "start" });
   }
 
   select(node, offset) {

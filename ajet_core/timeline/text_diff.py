@@ -1,4 +1,4 @@
-"""What changed between two texts, word by word, cut to what a page can show."""
+"""What changed between two texts, word by word, cut to what people read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,28 @@ DiffPart = tuple[DiffKind, str]
 _WORD = re.compile(r"\s+|\w+|[^\w\s]")
 _CONTEXT = 120
 _CHANGED = 2000
+_LINE = 60
 _QUADRATIC = 10**6
 _CUT = " [...] "
 
 
 def diff_parts(before: str, after: str) -> list[DiffPart]:
     """The parts of both texts in order; long parts lack their middle."""
-    return [(kind, _cut(kind, text)) for kind, text in _parts(before, after) if text]
+    return [
+        (kind, _cut(text, _CONTEXT if kind == "same" else _CHANGED))
+        for kind, text in _parts(before, after)
+        if text
+    ]
+
+
+def text_diff(before: str, after: str) -> str:
+    """Both texts in one: what is gone in [- -], what is new in {+ +}, long parts without their middle."""
+    marks = {"same": "{}", "gone": "[-{}-]", "new": "{{+{}+}}"}
+    return "".join(
+        marks[kind].format(_cut(text, _LINE if kind == "same" else 2 * _LINE))
+        for kind, text in _parts(before, after)
+        if text
+    )
 
 
 def _parts(before: str, after: str) -> Iterator[DiffPart]:
@@ -54,6 +69,5 @@ def _common(first: str, second: str) -> int:
     return size
 
 
-def _cut(kind: DiffKind, text: str) -> str:
-    room = _CONTEXT if kind == "same" else _CHANGED
+def _cut(text: str, room: int) -> str:
     return text if len(text) <= 2 * room else f"{text[:room]}{_CUT}{text[-room:]}"

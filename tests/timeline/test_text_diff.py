@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_core.inspect.diff import diff_parts
+from ajet_core.timeline import diff_parts, text_diff
 
 TEXTS = st.lists(st.sampled_from(["one", "two", " ", "\n", "-", "t"]), max_size=25).map("".join)
 
@@ -36,3 +36,17 @@ def test_long_texts_are_cut_where_they_agree() -> None:
 def test_two_long_texts_with_little_in_common_take_no_time() -> None:
     before, after = "a b " * 10**5, "c d " * 10**5
     assert [kind for kind, _ in diff_parts(before, after)][:2] == ["gone", "new"]
+
+
+def test_a_line_shows_what_is_gone_and_what_is_new() -> None:
+    assert text_diff("It is 10:31.", "It is 10:32.") == "It is 10:[-31-]{+32+}."
+    assert text_diff("", "new {word}") == "{+new {word}+}"
+    assert text_diff("same", "same") == "same"
+
+
+def test_the_line_of_long_texts_is_short() -> None:
+    long = "word " * 2000
+    shown = text_diff(long + "a" + long, long + "b" + long)
+    assert "[-a" in shown
+    assert "{+b" in shown
+    assert len(shown) < 600
