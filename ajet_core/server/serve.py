@@ -32,11 +32,12 @@ _CLOSE_SECONDS = 10
 _KEEP_ALIVE_SECONDS = 75
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
     """Run a server until SIGINT or SIGTERM. An active run goes on when the server is started again.
 
     While it listens, ``<run_dir>/server.json`` holds its URL and process id.
 
+    :param plugins: the components there are; None takes the installed ones.
     :raises ConfigError: the address cannot be bound, or a setting cannot be used.
     :raises StoreError: another server uses the run directory.
     """
@@ -45,7 +46,8 @@ def serve(settings: Settings) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     _check_files(settings.server)
-    plugins = PluginManager(blocked=settings.plugins.blocked)
+    if plugins is None:
+        plugins = PluginManager(blocked=settings.plugins.blocked)
     service = build_service(settings, plugins)
     listener = bind(settings.server)
     try:

@@ -1,0 +1,157 @@
+"""Processes for benchmarks: a gateway whose engine answers at once, and a bare recorder to compare it with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import ClassVar, cast
+
+from ajet_core.plugin import PluginManager
+from ajet_core.plugin.discovery import installed_entry_points
+from ajet_core.server.serve import serve
+from ajet_core.settings import Settings
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process that listens on a port of loopback."""
+
+    pid: int
+    port: int
+
+    def cpu_seconds(self) -> float:
+        """CPU seconds it has used, user and system."""
+        text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
+        fields = text.rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def rss_mib(self) -> float:
+        """Resident memory."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="utf-8").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@contextmanager
+def gateway(run_dir: Path, model_dir: Path) -> Iterator[Child]:
+    """A swarm server with the scripted engine and trainer."""
+    with _child("gateway", str(run_dir), str(model_dir)) as child:
+        yield child
+
+
+@contextmanager
+def bare_recorder(reply: Path) -> Iterator[Child]:
+    """A server that parses each request, keeps it in memory and answers with the contents of a file."""
+    with _child("bare", str(reply)) as child:
+        yield child
+
+
+@contextmanager
+def _child(*arguments: str) -> Iterator[Child]:
+    """A process of this file; it says on standard error where it listens."""
+    command = [sys.executable, __file__, *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if found := re.search(r"listening on http://127\.0\.0\.1:(\d+)", line):
+                break
+        else:
+            raise RuntimeError(f"{arguments[0]} did not come up:\n{''.join(said)}")
+        # What else it says is for people, and must not fill the pipe.
+        threading.Thread(
+            target=lambda: sys.stderr.writelines(process.stderr or ()), daemon=True
+        ).start()
+        yield Child(process.pid, int(found[1]))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def _serve_gateway(run_dir: Path, model_dir: Path) -> None:
+    """Serve until the parent ends this process."""
+
+    class _Distribution:
+        name = "scripted"
+        version = "0"
+
+    points = [
+        EntryPoint("scripted", "ajet_core.testing.hooks", "agentjet"),
+        EntryPoint("1.0", "ajet_core.testing.hooks", "agentjet.hook_api"),
+    ]
+    for point in points:
+        vars(point)["dist"] = _Distribution()
+    settings = Settings(
+        server={
+            "run_dir": run_dir,
+            "model_roots": [model_dir.parent],
+            "port": 0,
+            "max_open_episodes": 20_000,
+            "max_waiting_claims": 2_000,
+        }
+    )
+    plugins = PluginManager(entry_points=[*installed_entry_points(), *points])
+    serve(settings, plugins)
+
+
+class _Recorder(asyncio.Protocol):
+    """HTTP as far as the load of the benchmark goes: whole requests with a content length."""
+
+    kept: ClassVar[list[object]] = []
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self._buffer = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are not subclasses of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while (head := self._buffer.find(b"\r\n\r\n")) >= 0:
+            length = int(self._buffer[:head].lower().split(b"content-length:")[1].split(b"\r\n")[0])
+            end = head + 4 + length
+            if len(self._buffer) < end:
+                return
+            self.kept.append(json.loads(self._buffer[head + 4 : end]))
+            del self._buffer[:end]
+            self._transport.write(self._answer)
+
+
+async def _serve_bare(body: bytes) -> None:
+    head = (
+        f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: _Recorder(head.encode() + body), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    print(f"listening on http://127.0.0.1:{port}", file=sys.stderr, flush=True)
+    ended = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, ended.set)
+    await ended.wait()
+
+
+if __name__ == "__main__":
+    kind, *rest = sys.argv[1:]
+    if kind == "gateway":
+        _serve_gateway(Path(rest[0]), Path(rest[1]))
+    else:
+        from ajet_core.event_loop import loop_factory
+
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_serve_bare(Path(rest[0]).read_bytes()))
