@@ -29,7 +29,7 @@ from typing import Any
 from stub_processes import Child, bare_recorder, gateway
 
 from ajet_core import credentials
-from ajet_core.testing.tokenizers import CORPUS, write_model
+from ajet_core.testing.tokenizers import CORPUS, renderer_for, write_model
 
 CALLS, REPLY_TOKENS = 8, 64
 CONNECTIONS = 64
@@ -160,6 +160,13 @@ async def bare_claim(_: Connection) -> tuple[str, Callable[[], Awaitable[None]]]
     return "none", end
 
 
+def reply_ids() -> list[int]:
+    """REPLY_TOKENS tokens of plain text, the stop token included."""
+    renderer = renderer_for("qwen3")
+    text = " ".join(CORPUS[:1] * 9)
+    return [*renderer.encode(text)[: REPLY_TOKENS - 1], *renderer.encode("<|im_end|>")]
+
+
 async def start_run(port: int, control: str, model_dir: Path) -> None:
     """Configure the scripted components and wait until episodes can be claimed."""
     import httpx
@@ -168,9 +175,8 @@ async def start_run(port: int, control: str, model_dir: Path) -> None:
         "model": {"path": str(model_dir), "renderer": "qwen3"},
         "engine": {
             "name": "scripted",
-            # The stop token makes the last of the reply's tokens.
             "settings": {
-                "reply_length": REPLY_TOKENS - 1,
+                "reply_ids": reply_ids(),
                 "chunk_tokens": REPLY_TOKENS,
                 "max_context": 16384,
             },

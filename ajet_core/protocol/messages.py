@@ -94,7 +94,7 @@ class EndRequest(Message):
 
     reward: Number
     components: dict[MetadataKey, Number] = Field(default_factory=dict, max_length=64)
-    call_rewards: dict[MetadataKey, Number] = Field(default_factory=dict, max_length=4096)
+    call_rewards: dict[MetadataKey, Number] = Field(default_factory=dict, max_length=65536)
     agent_rewards: dict[MetadataKey, Number] = Field(default_factory=dict, max_length=256)
     metadata: dict[MetadataKey, MetadataText] = Field(default_factory=dict, max_length=64)
 

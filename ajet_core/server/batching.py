@@ -7,6 +7,7 @@ from typing import Literal
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import BatchConfig, BatchProgress
+from ajet_core.timeline import rewards_differ
 
 Admission = Literal["now", "later", "set_aside"]
 
@@ -16,7 +17,7 @@ class _Group:
     """The rollouts of one task within the batch being filled."""
 
     open: set[str] = field(default_factory=set)
-    rewards: dict[str, float] = field(default_factory=dict)
+    ended: dict[str, EpisodeRecord] = field(default_factory=dict)
     aborts: int = 0
     set_aside: bool = False
 
@@ -29,10 +30,12 @@ class _Group:
         return bool(self.open) or self.complete(size)
 
     def complete(self, size: int) -> bool:
-        return len(self.rewards) >= size
+        return len(self.ended) >= size
 
     def differs(self) -> bool:
-        return len(set(self.rewards.values())) > 1
+        return rewards_differ(
+            (e.reward or 0.0, e.call_rewards, e.agent_rewards) for e in self.ended.values()
+        )
 
 
 class BatchBuilder:
@@ -54,14 +57,14 @@ class BatchBuilder:
         """
         config = self._config
         if config.full_by == "episodes":
-            taken = sum(len(g.open) + len(g.rewards) for g in self._groups.values())
+            taken = sum(len(g.open) + len(g.ended) for g in self._groups.values())
             return "now" if taken < config.episodes else "later"
         found = self._groups.get(group, _Group())
         if found.set_aside:
             return "set_aside"
         if not found.holds_place(config.episodes_per_task):
             return "now" if self._active() < config.tasks else "later"
-        return "now" if len(found.open) + len(found.rewards) < config.episodes_per_task else "later"
+        return "now" if len(found.open) + len(found.ended) < config.episodes_per_task else "later"
 
     def opened(self, episode: EpisodeRecord) -> None:
         """Note that an admitted episode started."""
@@ -76,7 +79,7 @@ class BatchBuilder:
         """Note an episode that ended with a reward."""
         group = self._groups.setdefault(episode.group, _Group())
         group.open.discard(episode.episode_id)
-        group.rewards[episode.episode_id] = episode.reward or 0.0
+        group.ended[episode.episode_id] = episode
 
     def aborted(self, episode: EpisodeRecord) -> bool:
         """Note an aborted episode; True if its group is set aside because of it."""
@@ -94,7 +97,7 @@ class BatchBuilder:
 
     def take(self) -> list[str]:
         """Ids of the episodes of the full batch; the builder goes on with the next one."""
-        taken = [episode for g in self._groups.values() for episode in g.rewards]
+        taken = [episode for g in self._groups.values() for episode in g.ended]
         self._groups = {
             name: _Group(open=group.open) for name, group in self._groups.items() if group.open
         }
@@ -117,7 +120,7 @@ class BatchBuilder:
     def _ready(self) -> int:
         config = self._config
         if config.full_by == "episodes":
-            return sum(len(g.rewards) for g in self._groups.values())
+            return sum(len(g.ended) for g in self._groups.values())
         return sum(
             g.complete(config.episodes_per_task)
             and (config.full_by == "tasks" or g.differs())

@@ -117,7 +117,9 @@ class EpisodeRegistry:
         """Take up the store's open episodes: they go on with the same keys after a restart."""
         for record in await self._store.episodes(state="open"):
             calls = (await self._store.calls([record.episode_id]))[record.episode_id]
-            session = Session(record.episode_id, ConversationIndex.restore(calls), len(calls))
+            # Not their number: a call whose write failed has left a gap.
+            following = max((call.index for call in calls), default=-1) + 1
+            session = Session(record.episode_id, ConversationIndex.restore(calls), following)
             self._open[record.episode_id] = OpenEpisode(
                 record, session, self._clock() + record.lease_seconds
             )

@@ -115,7 +115,12 @@ class SwarmService:
         if live is None:
             # The outcome that stands is not changed by this request, whatever it says.
             return
-        made = (await self.store.calls([episode_id]))[episode_id]
+        # A call whose client went away is not trained, so that no reward can be about it.
+        made = [
+            call
+            for call in (await self.store.calls([episode_id]))[episode_id]
+            if call.finish_reason != "abort"
+        ]
         rewarded = {
             "call_rewards": (request.call_rewards, {call.call_id for call in made}),
             "agent_rewards": (request.agent_rewards, {call.agent for call in made}),

@@ -16,6 +16,7 @@ from .credit import (
     Aggregation,
     call_advantages,
     group_advantages,
+    rewards_differ,
     token_weights,
 )
 from .forks import Fork, ForkSummary, find_forks
@@ -66,6 +67,7 @@ __all__ = [
     "lay_out",
     "limit_timelines",
     "node_roles",
+    "rewards_differ",
     "text_diff",
     "token_weights",
 ]

@@ -15,7 +15,7 @@ Every call has one advantage, shared by its sampled tokens, and is the sum of tw
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from ajet_core.timeline.batch import TrainCall, TrainEpisode
@@ -79,6 +79,23 @@ def group_advantages(
         for i, advantage in zip(indices, relative, strict=True):
             advantages[i] = advantage
     return advantages
+
+
+def rewards_differ(
+    outcomes: Iterable[tuple[float, Mapping[str, float], Mapping[str, float]]],
+) -> bool:
+    """Whether any advantage of a group can be other than 0.
+
+    :param outcomes: of each episode its reward, call rewards and agent rewards.
+    """
+    first: dict[str | int, float] = {}
+    for reward, calls, agents in outcomes:
+        # The rewards of calls are one population, those of each agent another, the episodes' a third.
+        populations: list[tuple[str | int, float]] = [(0, reward), *agents.items()]
+        populations += [(1, value) for value in calls.values()]
+        if any(first.setdefault(key, value) != value for key, value in populations):
+            return True
+    return False
 
 
 def token_weights(calls: Sequence[TrainCall], aggregation: Aggregation) -> list[float]:

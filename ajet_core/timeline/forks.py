@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ajet_core.timeline.call import Call
-from ajet_core.timeline.message import MessageText
+from ajet_core.timeline.message import MessageText, PlacedMessage
 from ajet_core.timeline.tree import TokenTree
 
 ForkKind = Literal[
@@ -105,16 +105,38 @@ class ForkSummary:
 
 
 def find_forks(tree: TokenTree) -> list[Fork]:
-    """The forks of an episode's calls, in order of the calls. Linear calls cost next to nothing."""
+    """The forks of an episode's calls, in order of the calls. Linear calls cost next to nothing.
+
+    A call forks if an earlier one went on from the same place, or if it begins anew. What it pays again are
+    tokens that it adds to the tree although they belong to messages that an earlier call has as well; as every
+    token of the tree is added by one call, no more than all of them are paid again.
+    """
+    depths: list[int] = []
+    passed = [False] * len(tree.nodes)
+    continued: set[int] = set()
     forks: list[Fork] = []
     earlier: list[_Said] = []
-    for call in tree.calls:
+    for node in tree.nodes:
+        above = depths[node.parent] if node.parent >= 0 else 0
+        depths.append(above + len(node.token_ids))
+    for call, end in zip(tree.calls, tree.ends, strict=True):
+        place = end
+        parents = []
+        while place >= 0 and not passed[place]:
+            passed[place] = True
+            place = tree.nodes[place].parent
+            parents.append(place)
+        if end < 0:
+            continue
         said = _Said(call)
-        if call.base is None or call.shared != call.base.length:
-            before = _most_alike(said, earlier)
-            # The first call of all starts the first timeline; it parts from nothing.
-            if earlier:
-                forks.append(_fork(said, before))
+        # The first call of all parts from nothing, and one that goes on at the end of another from nobody.
+        if earlier and (place in continued or place < 0 or not parents):
+            known = depths[place] if place >= 0 else 0
+            # After a relaxed merge a call stands at another depth than its own tokens say.
+            forks.append(
+                _fork(said, _most_alike(said, earlier), known - (depths[end] - call.length))
+            )
+        continued.update(parents)
         earlier.append(said)
     return forks
 
@@ -124,15 +146,20 @@ class _Said:
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self._texts: list[MessageText] | None = None
+        self._messages: list[PlacedMessage] | None = None
         self._keys: list[bytes] | None = None
 
     @property
-    def texts(self) -> list[MessageText]:
+    def messages(self) -> list[PlacedMessage]:
         """The messages of the prompt."""
-        if self._texts is None:
-            self._texts = [message.text for message in self.call.conversation()]
-        return self._texts
+        if self._messages is None:
+            self._messages = self.call.conversation()
+        return self._messages
+
+    @property
+    def texts(self) -> list[MessageText]:
+        """What they say."""
+        return [message.text for message in self.messages]
 
     @property
     def keys(self) -> list[bytes]:
@@ -159,17 +186,18 @@ def _most_alike(said: _Said, earlier: Sequence[_Said]) -> _Said | None:
     return best
 
 
-def _fork(said: _Said, before: _Said | None) -> Fork:
+def _fork(said: _Said, before: _Said | None, shared: int) -> Fork:
+    """:param shared: tokens of the call that were in the tree before it."""
     call = said.call
     if before is None:
-        return Fork(call.call_id, None, "start", shared=call.shared)
+        return Fork(call.call_id, None, "start", shared=shared)
     known = set(before.keys)
     again = sum(
-        message.end - max(message.start, call.shared)
-        for message in call.messages
-        if message.end > call.shared and message.text.key in known
+        message.end - max(message.start, shared)
+        for message in said.messages
+        if message.end > shared and message.text.key in known
     )
-    kind, index, name = _difference(said, before)
+    kind, index, name = _difference(said, before, shared)
     texts = [*before.texts, *([before.call.answer] if before.call.answer is not None else [])]
     old = texts[index] if 0 <= index < len(texts) else None
     new = said.texts[index] if 0 <= index < len(said.texts) else None
@@ -188,25 +216,34 @@ def _fork(said: _Said, before: _Said | None) -> Fork:
         field=name,
         before=was,
         after=now,
-        shared=call.shared,
+        shared=shared,
         paid_again=again,
     )
 
 
-def _difference(said: _Said, before: _Said) -> tuple[ForkKind, int, str]:
-    """Kind of the fork, index of the first message that differs, and the field that does."""
+def _difference(said: _Said, before: _Said, shared: int) -> tuple[ForkKind, int, str]:
+    """Kind of the fork, index of the message that it is about, and the field that differs."""
     own, other = said.keys[: len(said.texts)], before.keys
     index = _common(own, other)
-    if said.call.tools != before.call.tools and index >= min(len(own), len(other)):
-        return "tools", 0, "tools"
+    parted = next((i for i, m in enumerate(said.messages) if m.end > shared), len(own))
+    if parted < index or (index == len(own) and shared < _last_end(said)):
+        # Tokens part before the words do.
+        if said.call.tools != before.call.tools:
+            return "tools", parted, "tools"
+        reasoned = any(text.reasoning for text in before.texts[: index + 1])
+        answer = before.call.answer
+        reasoned |= index > len(before.texts) and answer is not None and bool(answer.reasoning)
+        return ("reasoning", parted, "reasoning") if reasoned else ("tokens", -1, "")
     if index == len(own):
         same = index == len(before.texts)
         return ("again" if same else "back"), -1, ""
     if index == len(other):
-        answer = before.call.answer
-        reasoned = any(text.reasoning for text in before.texts) or bool(answer and answer.reasoning)
-        return ("reasoning", index - 1, "reasoning") if reasoned else ("tokens", -1, "")
+        return "back", index, "content"
     return _changed(said, before, index)
+
+
+def _last_end(said: _Said) -> int:
+    return said.messages[-1].end if said.messages else 0
 
 
 def _changed(said: _Said, before: _Said, index: int) -> tuple[ForkKind, int, str]:

@@ -6,7 +6,7 @@ in how often context is computed.
 | layout | a trained unit | context |
 |---|---|---|
 | ``separate`` | one call | as often as there are calls |
-| ``linear`` | a path from root to leaf, trained where no path before it was | once for each path |
+| ``linear`` | a path from root to leaf, with the calls that end on it | once for each path |
 | ``tree`` | the tree of an episode | once |
 | ``group_tree`` | the trees of a group, put into one | once for all rollouts of a task |
 
@@ -15,7 +15,7 @@ The very first token of a path has no context, so nothing can be trained there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from ajet_core.timeline.batch import TrainSegment, TrainSpan, TrainTree
@@ -56,33 +56,54 @@ def _separate(tree: TokenTree, first_call: int) -> Iterator[TrainTree]:
 
 
 def _linear(tree: TokenTree, first_call: int) -> Iterator[TrainTree]:
-    """Path after path, until every sampling of every node is in one.
+    """Path after path, each with the calls that end on it and on none before.
 
-    A node that several calls sampled is trained in as many paths, once for each of them.
+    So no path is longer than the calls trained on it. Calls that sampled the same tokens have a path each.
     """
-    waiting = [list(node.samplings) for node in tree.nodes]
-    paths = [tree.path(leaf) for leaf in tree.leaves()]
-    while paths:
-        unfinished = []
-        for path in paths:
-            while path and not waiting[path[-1]]:
-                path.pop()
-            if not path:
-                continue
-            ids: list[int] = []
-            spans: list[TrainSpan] = []
-            for index in path:
-                node = tree.nodes[index]
-                if waiting[index]:
-                    sampling = waiting[index].pop(0)
-                    call = first_call + sampling.call
-                    span = TrainSpan(len(ids), call, sampling.start, len(node.token_ids))
-                    _add(spans, _trainable(span))
-                ids += node.token_ids
-            unfinished.append(path)
-            if spans:
-                yield TrainTree([TrainSegment(-1, ids, spans)])
-        paths = unfinished
+    pieces: list[list[tuple[int, int]]] = [[] for _ in tree.calls]
+    for index, node in enumerate(tree.nodes):
+        for sampling in node.samplings:
+            pieces[sampling.call].append((index, sampling.start))
+    ending: dict[int, list[int]] = {}
+    for call, end in enumerate(tree.ends):
+        if pieces[call]:
+            ending.setdefault(end, []).append(call)
+    for leaf in tree.leaves():
+        path = tree.path(leaf)
+        waiting = [call for index in path for call in ending.pop(index, ())]
+        while waiting:
+            trained: dict[int, tuple[int, int]] = {}
+            later = []
+            for call in waiting:
+                if any(index in trained for index, _ in pieces[call]):
+                    later.append(call)
+                else:
+                    trained.update((index, (call, start)) for index, start in pieces[call])
+            waiting = later
+            unit = _sequence(tree, path, trained, first_call)
+            if unit is not None:
+                yield unit
+
+
+def _sequence(
+    tree: TokenTree, path: Sequence[int], trained: Mapping[int, tuple[int, int]], first_call: int
+) -> TrainTree | None:
+    """The path up to its last trained node; None if nothing of it can be trained.
+
+    :param trained: call and start of the sampling that is trained, by node.
+    """
+    ids: list[int] = []
+    spans: list[TrainSpan] = []
+    growing = _Spans(spans)
+    last = max(position for position, index in enumerate(path) if index in trained)
+    for index in path[: last + 1]:
+        node = tree.nodes[index]
+        if (found := trained.get(index)) is not None:
+            call, start = found
+            span = TrainSpan(len(ids), first_call + call, start, len(node.token_ids))
+            growing.add(_trainable(span))
+        ids += node.token_ids
+    return TrainTree([TrainSegment(-1, ids, spans)]) if spans else None
 
 
 def _episode_trees(tree: TokenTree, first_call: int) -> Iterator[TrainTree]:
@@ -138,6 +159,7 @@ def _segmented(flat: Sequence[FlatRun]) -> Iterator[TrainTree]:
             needed[parent] = True
             children[parent] += 1
     segments: dict[int, list[TrainSegment]] = {}
+    growing: dict[tuple[int, int], _Spans] = {}
     place: dict[int, tuple[int, int]] = {}
     for index, run in enumerate(flat):
         if not needed[index]:
@@ -152,12 +174,10 @@ def _segmented(flat: Sequence[FlatRun]) -> Iterator[TrainTree]:
                 at = len(segments[root]) - 1
         place[index] = root, at
         segment = segments[root][at]
+        spans = growing.setdefault((root, at), _Spans(segment.spans))
         for call, start in run.sampled:
             span = TrainSpan(len(segment.token_ids), call, start, len(run.ids))
-            if segment.parent < 0:
-                _add(segment.spans, _trainable(span))
-            else:
-                _add(segment.spans, span)
+            spans.add(_trainable(span) if segment.parent < 0 else span)
         segment.token_ids.extend(run.ids)
     for found in segments.values():
         if any(segment.spans for segment in found):
@@ -171,16 +191,24 @@ def _trainable(span: TrainSpan) -> TrainSpan | None:
     return span if span.length else None
 
 
-def _add(spans: list[TrainSpan], span: TrainSpan | None) -> None:
-    """Add a span, as a longer last one where it just goes on."""
-    if span is None:
-        return
-    for number in range(len(spans) - 1, -1, -1):
-        last = spans[number]
-        if last.offset + last.length < span.offset:
-            break
-        ends = (last.call, last.offset + last.length, last.start + last.length)
-        if ends == (span.call, span.offset, span.start):
-            spans[number] = TrainSpan(last.offset, last.call, last.start, last.length + span.length)
+class _Spans:
+    """The spans of a segment; one that just goes on where another ended becomes one with it."""
+
+    def __init__(self, spans: list[TrainSpan]) -> None:
+        self._spans = spans
+        # By call, and where in segment and call the span ends.
+        self._at: dict[tuple[int, int, int], int] = {}
+
+    def add(self, span: TrainSpan | None) -> None:
+        """Add a span; those of a call come in their order."""
+        if span is None:
             return
-    spans.append(span)
+        number = self._at.pop((span.call, span.offset, span.start), None)
+        if number is None:
+            number = len(self._spans)
+            self._spans.append(span)
+        else:
+            first = self._spans[number]
+            span = TrainSpan(first.offset, first.call, first.start, first.length + span.length)
+            self._spans[number] = span
+        self._at[span.call, span.offset + span.length, span.start + span.length] = number

@@ -42,7 +42,8 @@ def limit_timelines(
     """Apply limits to the timelines of an episode, which are the root-to-leaf paths of its tree.
 
     First those that are too long are dealt with. Of what is left, the `max_timelines` with the most sampled
-    tokens stay, the earlier one where two have as many.
+    tokens stay, the earlier one where two have as many. Calls that are samples of their own are timelines too:
+    they have the places that the tree leaves.
 
     :param max_tokens: most tokens of a timeline.
     """
@@ -58,7 +59,10 @@ def limit_timelines(
             kept -= long
             alone = long if over_long == "separate" else set()
     if max_timelines is not None:
-        kept = _longest(tree, kept, max_timelines)
+        kept, tips = _longest(tree, kept, max_timelines)
+        room = max_timelines - tips
+        by_size = sorted(alone, key=lambda c: (-len(tree.calls[c].sampled_ids), c))
+        alone = set(by_size[:room])
     return Limited(
         together=sorted(kept),
         alone=sorted(alone),
@@ -66,8 +70,9 @@ def limit_timelines(
     )
 
 
-def _longest(tree: TokenTree, kept: set[int], most: int) -> set[int]:
-    """The calls of the `most` timelines in which the most tokens of `kept` calls were sampled."""
+def _longest(tree: TokenTree, kept: set[int], most: int) -> tuple[set[int], int]:
+    """The calls of the `most` timelines in which the most tokens of `kept` calls were sampled, and the
+    number of these timelines."""
     sampled = [0] * len(tree.nodes)
     ends: set[int] = set()
     for index, node in enumerate(tree.nodes):
@@ -79,7 +84,7 @@ def _longest(tree: TokenTree, kept: set[int], most: int) -> set[int]:
     # A kept call that another one goes on from is no end of a timeline.
     inner = {ancestor for end in ends for ancestor in tree.path(end)[:-1]}
     tips = sorted(ends - inner, key=lambda end: (-sampled[end], end))
-    return kept & _passing(tree, tips[:most])
+    return kept & _passing(tree, tips[:most]), len(tips[:most])
 
 
 def _passing(tree: TokenTree, tips: Iterable[int]) -> set[int]:

@@ -101,6 +101,39 @@ def test_another_conversation_starts() -> None:
     assert (fork.kind, fork.before_call_id, fork.paid_again) == ("start", None, 0)
 
 
+def test_two_ways_to_go_on_from_one_answer_are_a_fork() -> None:
+    one = first()
+    two = second(SYSTEM, USER, UP, SEEN, base=one)
+    ask = ("user", "sure?", [8])
+    three = spoken("three", 2, [SYSTEM, USER, UP, ask], ("yes", [22]), base=one)
+    fork = only_fork(one, two, three)
+    assert (fork.call_id, fork.kind, fork.role) == ("three", "back", "user")
+    assert (fork.shared, fork.paid_again) == (one.length, 0)
+
+
+def test_parallel_calls_that_are_held_whole_cost_nothing() -> None:
+    calls = [spoken(f"c{i}", i, [SYSTEM, USER], ("up", [20 + i])) for i in range(6)]
+    forks = find_forks(tree_of(calls))
+    assert [fork.kind for fork in forks] == ["again"] * 5
+    assert sum(fork.paid_again for fork in forks) == 0
+
+
+def test_other_tools_are_the_cause_whatever_else_changed() -> None:
+    one = first(tools='[{"name":"a"}]')
+    said = ("assistant", "upwards", [99, 30])
+    two = second(("system", "Be brief.", [1, 8]), USER, said, SEEN, base=one, tools="[]")
+    fork = only_fork(one, two)
+    assert (fork.kind, fork.message, fork.paid_again) == ("tools", 0, 1 + 3)
+
+
+def test_relaxed_merging_pays_less_again() -> None:
+    one = first()
+    two = second(SYSTEM, USER, ("assistant", "up", [99, 30]), SEEN, base=one)
+    exact, text = tree_of([one, two]), tree_of([one, two], "text")
+    assert [fork.paid_again for fork in find_forks(exact)] == [1]
+    assert find_forks(text) == []
+
+
 def test_the_sum_says_what_costs_most_and_why() -> None:
     one = first()
     two = second(("system", "Be kind.", [1, 8]), USER, UP, SEEN, base=one)
@@ -127,6 +160,8 @@ def test_nothing_is_said_where_nothing_is_paid_twice() -> None:
 @given(episodes())
 def test_any_episode_has_a_report(calls: list[Call]) -> None:
     tree = tree_of(calls)
-    for fork in find_forks(tree):
+    forks = find_forks(tree)
+    assert sum(fork.paid_again for fork in forks) <= tree.tokens
+    for fork in forks:
         assert fork.paid_again >= 0
         assert fork.call_id in {call.call_id for call in calls}

@@ -68,6 +68,15 @@ def test_what_is_too_long_takes_no_timelines_place() -> None:
     assert limited == Limited([0, 2], [], [1])
 
 
+def test_calls_that_are_trained_alone_take_the_places_the_tree_leaves() -> None:
+    tree = tree_of(conversation(4))
+    # Calls end after 6, 11, 16 and 21 tokens.
+    limits = {"max_tokens": 11, "over_long": "separate"}
+    assert limit_timelines(tree, max_timelines=3, **limits) == Limited([0, 1], [2, 3], [])  # type: ignore[arg-type]
+    assert limit_timelines(tree, max_timelines=2, **limits) == Limited([0, 1], [2], [3])  # type: ignore[arg-type]
+    assert limit_timelines(tree, max_timelines=1, **limits) == Limited([0, 1], [], [2, 3])  # type: ignore[arg-type]
+
+
 @given(
     episodes(),
     st.none() | st.integers(1, 4),
@@ -85,6 +94,6 @@ def test_every_call_is_accounted_for(
     assert sorted(listed) == list(range(len(calls)))
     kept = tree_of([tree.calls[i] for i in limited.together])
     if max_timelines is not None:
-        assert len(kept.leaves()) <= max_timelines
+        assert len(kept.leaves()) + len(limited.alone) <= max_timelines
     if max_tokens is not None:
         assert all(tree.calls[i].length <= max_tokens for i in limited.together)

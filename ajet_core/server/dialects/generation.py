@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -66,17 +66,22 @@ class Generation:
 
     def logprobs_json(self, start: int = 0) -> dict[str, Any]:
         """OpenAI's ``logprobs`` object for the tokens from `start` on."""
-        entries = []
-        for position in range(start, len(self.sampled_ids)):
-            entry = self._entry(self.sampled_ids[position], self.logprobs[position])
-            listed = self.top_logprobs[position] if self.top_logprobs else []
-            entry["top_logprobs"] = [self._entry(token, logprob) for token, logprob in listed]
-            entries.append(entry)
+        entries = self._entries(zip(self.sampled_ids[start:], self.logprobs[start:], strict=True))
+        for position, entry in enumerate(entries, start=start):
+            listed = self.top_logprobs[position] if self.top_logprobs else ()
+            entry["top_logprobs"] = self._entries(listed)
         return {"content": entries, "refusal": None}
 
-    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text, data = self.renderer.token(token_id)
-        return {"token": text, "logprob": max(logprob, _LOWEST_LOGPROB), "bytes": data}
+    def _entries(self, tokens: Iterable[tuple[int, float]]) -> list[dict[str, Any]]:
+        known = self.renderer.token
+        return [
+            {
+                "token": (text := known(token_id))[0],
+                "logprob": logprob if logprob > _LOWEST_LOGPROB else _LOWEST_LOGPROB,
+                "bytes": text[1],
+            }
+            for token_id, logprob in tokens
+        ]
 
     def _scan(self, scanner: StopScanner, chunk: GenerateChunk) -> int:
         for count, token_id in enumerate(chunk.token_ids, start=1):

@@ -16,6 +16,7 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     Qwen2Config,
 )
 from transformers.utils import logging as hf_logging
@@ -47,6 +48,18 @@ CONFIGS = {
     # Soft caps on attention and logits, and sliding windows that a short context never leaves.
     "gemma2": lambda: Gemma2Config(
         **SIZES, num_key_value_heads=1, head_dim=32, sliding_window=512, final_logit_softcapping=2.0
+    ),
+    # Beyond 128 tokens all positions are rotated otherwise.
+    "phi3_long": lambda: Phi3Config(
+        **SIZES,
+        num_key_value_heads=2,
+        original_max_position_embeddings=128,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 16,
+            "long_factor": [4.0] * 16,
+        },
     ),
     "mistral": lambda: MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=64),
 }

@@ -11,7 +11,7 @@ import pytest
 import torch
 from ajet_backend_torch import hooks
 from ajet_backend_torch.directories import whole_directory
-from ajet_backend_torch.models import load_model, resolve_device
+from ajet_backend_torch.models import context_limit, load_model, resolve_device
 from ajet_backend_torch.settings import TorchEngineSettings, TorchTrainerSettings
 from conftest import write_model
 from safetensors.torch import load_file, save_file
@@ -95,6 +95,15 @@ def test_weights_that_do_not_fit_the_configuration(broken, change, message):
         load_model(ModelConfig(path=broken[1]), CPU, strict=True)
     if "unknown" in message:
         open_model(broken[0])
+
+
+def test_positions_that_depend_on_the_length_limit_the_context(tmp_path):
+    path = write_model(tmp_path / "long", "phi3_long")
+    module = load_model(ModelConfig(path=path), CPU)
+    assert context_limit(module, ModelConfig(path=path)) == 128
+    assert context_limit(module, ModelConfig(path=path, max_context=100)) == 100
+    with pytest.raises(ConfigError, match="at most 128"):
+        context_limit(module, ModelConfig(path=path, max_context=200))
 
 
 def test_a_configuration_of_no_language_model(broken):

@@ -345,9 +345,15 @@ def test_a_batch_without_signal_changes_nothing(rewards, model_dir, context):
 def test_a_tree_that_trains_nothing_is_left_out(model_dir, context):
     b = batch()
     blank = TrainTree([replace(b.trees[0].segments[0], spans=[])])
-    report = make(model_dir, context).step(replace(b, trees=[blank, *b.trees[1:]]))
-    assert report.sequences == 3
+    report = make(model_dir, context).step(replace(b, trees=[blank, *b.trees]))
+    assert report.sequences == 4
     assert math.isfinite(report.metrics["loss"])
+
+
+def test_a_call_that_is_trained_nowhere_is_refused(model_dir, context):
+    b = batch()
+    with pytest.raises(TrainerError, match="trained nowhere"):
+        make(model_dir, context).step(replace(b, trees=b.trees[1:]))
 
 
 @pytest.mark.parametrize("minibatches", [1, 4])

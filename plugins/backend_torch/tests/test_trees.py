@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import weakref
 from collections.abc import Callable
@@ -36,7 +37,7 @@ from ajet_core.timeline import (
     TrainSegment,
     TrainSpan,
     TrainTree,
-    candidates,
+    lay_out,
 )
 
 FAMILIES = ["qwen2", "llama", "gpt_neox", "gemma", "gemma2"]
@@ -104,7 +105,13 @@ def batches(
         layout: TrainBatch(
             "b", 1, rows, train_calls, [unit for found in laid_out for unit in found], raw
         )
-        for layout, laid_out in candidates(members, trees, first_calls, LAYOUTS).items()
+        for layout in LAYOUTS
+        for laid_out in [
+            [
+                lay_out(layout, [trees[i] for i in m], [first_calls[i] for i in m])
+                for m in members.values()
+            ]
+        ]
     }
 
 
@@ -418,6 +425,22 @@ def test_models_with_a_window_are_trained_on_sequences_alone(models, context):
     assert_same(accumulated(trainer, AlgorithmConfig(), found["linear"]), expected)
     with pytest.raises(TrainerError, match="linear sequences alone"):
         trainer.step(found["group_tree"])
+
+
+def test_a_context_whose_length_changes_its_positions_is_refused(models, context):
+    trainer = make(models("phi3_long"), context, AlgorithmConfig())
+    call = TrainCall("c", 0, 1.0, 1.0, [-3.0, -3.0], [0, 0])
+
+    def of(size: int) -> TrainBatch:
+        trunk, branch = TrainSegment(-1, [1] * (size - 3)), TrainSegment(0, [4, 5, 6])
+        branch.spans.append(TrainSpan(1, 0, 0, 2))
+        rows = [TrainEpisode("e", "g", 0.0)]
+        return TrainBatch("b", 1, rows, [call], [TrainTree([trunk, branch])], size)
+
+    assert trainer.policy.trees
+    assert math.isfinite(trainer.step(of(128)).metrics["loss"])
+    with pytest.raises(TrainerError, match=r"129 tokens.*up to 128 only"):
+        trainer.step(of(129))
 
 
 def no_mask(*args: object) -> torch.Tensor:

@@ -10,11 +10,19 @@ from ajet_core.errors import TrainerError
 from ajet_core.timeline.batch import TrainBatch, TrainCall, TrainSegment, TrainSpan, TrainTree
 
 
-def check_batch(batch: TrainBatch, vocab_size: int, units: Sequence[int], *, trees: bool) -> None:
+def check_batch(
+    batch: TrainBatch,
+    vocab_size: int,
+    units: Sequence[int],
+    *,
+    trees: bool,
+    max_tokens: int | None = None,
+) -> None:
     """Refuse a malformed batch.
 
     :param units: [episodes] the number of the dealing unit of each, see `ajet_core.timeline.minibatches`.
     :param trees: whether trees may have several segments.
+    :param max_tokens: most tokens of a context; None allows any number.
     :raises TrainerError: what is wrong, and where.
     """
     for number, call in enumerate(batch.calls):
@@ -23,8 +31,10 @@ def check_batch(batch: TrainBatch, vocab_size: int, units: Sequence[int], *, tre
             raise TrainerError(f"batch {batch.batch_id}, call {number} ({call.call_id}): {problem}")
     trained = [np.zeros(len(call.logprobs), np.int64) for call in batch.calls]
     for number, tree in enumerate(batch.trees):
-        problem = _tree_problem(tree, batch.calls, vocab_size, trees) or _unit_problem(
-            tree, batch.calls, units
+        problem = (
+            _tree_problem(tree, batch.calls, vocab_size, trees)
+            or _unit_problem(tree, batch.calls, units)
+            or _length_problem(tree, max_tokens)
         )
         if problem:
             raise TrainerError(f"batch {batch.batch_id}, tree {number}: {problem}")
@@ -35,6 +45,12 @@ def check_batch(batch: TrainBatch, vocab_size: int, units: Sequence[int], *, tre
             raise TrainerError(
                 f"batch {batch.batch_id}: sampled token {int(counts.argmax())} of call {call.call_id} is "
                 f"trained {int(counts.max())} times"
+            )
+        # Only the first token can have no context.
+        if counts[1:].min(initial=1) < 1:
+            raise TrainerError(
+                f"batch {batch.batch_id}: sampled token {1 + int(counts[1:].argmin())} of call "
+                f"{call.call_id} is trained nowhere"
             )
 
 
@@ -103,6 +119,21 @@ def _unit_problem(tree: TrainTree, calls: Sequence[TrainCall], units: Sequence[i
         return (
             "it holds episodes that are dealt to minibatches one by one; trees of several episodes need one "
             "group, and at least as many groups as minibatches"
+        )
+    return ""
+
+
+def _length_problem(tree: TrainTree, max_tokens: int | None) -> str:
+    if max_tokens is None:
+        return ""
+    depths: list[int] = []
+    for segment in tree.segments:
+        above = depths[segment.parent] if segment.parent >= 0 else 0
+        depths.append(above + len(segment.token_ids))
+    if max(depths) > max_tokens:
+        return (
+            f"it has a context of {max(depths)} tokens, but this model's positions mean the same up to "
+            f"{max_tokens} only; set model.max_context or timelines.max_tokens"
         )
     return ""
 

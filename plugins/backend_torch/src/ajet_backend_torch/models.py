@@ -201,6 +201,9 @@ def context_limit(module: nn.Module, model: ModelConfig) -> int:
     """
     limit = getattr(module.config, "max_position_embeddings", None)
     wanted = model.max_context
+    exact = checked_positions(module, model)
+    if exact is not None and (not isinstance(limit, int) or limit > exact):
+        limit = exact
     if not isinstance(limit, int):
         if wanted is None:
             raise ConfigError(
@@ -214,6 +217,42 @@ def context_limit(module: nn.Module, model: ModelConfig) -> int:
             param="model.max_context",
         )
     return wanted or limit
+
+
+def checked_positions(module: nn.Module, model: ModelConfig) -> int | None:
+    """`exact_positions`, and that `ModelConfig.max_context` does not go beyond.
+
+    :raises ConfigError: it does.
+    """
+    exact, wanted = exact_positions(module), model.max_context
+    if exact is not None and wanted is not None and wanted > exact:
+        raise ConfigError(
+            f"model.max_context is {wanted}, but {model.path} rotates the positions of contexts longer than "
+            f"{exact} tokens by a factor that depends on their length, so that tokens which are computed "
+            f"once would be wrong: set model.max_context to at most {exact}",
+            param="model.max_context",
+        )
+    return exact
+
+
+def exact_positions(module: nn.Module) -> int | None:
+    """Up to which length a token's position means the same in every context; None for any length.
+
+    Rotary embeddings of the kinds ``longrope`` and ``dynamic`` rotate all positions of a context otherwise
+    once it is longer than the model was first trained with.
+    """
+    config = module.config
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    # Models with several kinds of layers have one set of parameters for each kind.
+    for part in (found, *(value for value in found.values() if isinstance(value, dict))):
+        if part.get("rope_type", part.get("type")) in {"longrope", "dynamic"}:
+            for source in (part.get, lambda name: getattr(config, name, None)):
+                original = source("original_max_position_embeddings")
+                if isinstance(original, int):
+                    return original
+            positions = getattr(config, "max_position_embeddings", None)
+            return positions if isinstance(positions, int) else None
+    return None
 
 
 def vocabulary_size(module: nn.Module) -> int:

@@ -17,7 +17,12 @@ from ajet_backend_torch.costs import assumed_costs, measured_costs
 from ajet_backend_torch.forest import Forest
 from ajet_backend_torch.forward import check_architecture
 from ajet_backend_torch.logits import SelectedLogits
-from ajet_backend_torch.models import context_limit, load_model, vocabulary_size
+from ajet_backend_torch.models import (
+    checked_positions,
+    context_limit,
+    load_model,
+    vocabulary_size,
+)
 from ajet_backend_torch.optimiser import MasterAdamW
 from ajet_backend_torch.packing import PassTensors
 from ajet_backend_torch.settings import TorchTrainerSettings
@@ -92,6 +97,7 @@ class TrainedPolicy:
             max(1, LOGIT_BUDGET // self.vocab_size),
         )
         self._has_dropout = model.lora is not None and model.lora.dropout > 0
+        self.max_tokens = checked_positions(self.module, model)
         self.trees = _has_plain_cache(self.module, model)
         if self.trees:
             with self._without_dropout():

@@ -93,7 +93,9 @@ class TorchTrainer(Trainer):
         policy, _ = self._started()
         started = time.perf_counter()
         units = dealing_units(batch.episodes, self._algorithm.minibatches)
-        check_batch(batch, policy.vocab_size, units, trees=policy.trees)
+        check_batch(
+            batch, policy.vocab_size, units, trees=policy.trees, max_tokens=policy.max_tokens
+        )
         update = BatchUpdate(policy, self._algorithm, batch)
         metrics = advantage_metrics(batch.calls)
         if update.trees:

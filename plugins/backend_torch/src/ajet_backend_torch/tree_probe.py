@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import torch
 from torch import nn
@@ -11,6 +13,8 @@ from ajet_backend_torch.losses import TokenScores
 from ajet_backend_torch.packing import CallTokens, PackedTree, PassTensors, pack
 from ajet_core.timeline.batch import TrainCall, TrainSegment, TrainSpan, TrainTree
 from ajet_core.timeline.schedule import schedule
+
+_log = logging.getLogger(__name__)
 
 BUDGET = 64
 SMALL_TREES = (
@@ -41,17 +45,27 @@ def trees_are_exact(
     try:
         plain = _run(forest, paths, calls, compared, device, divide=False)
         tree = _run(forest, trees, calls, compared, device, divide=True)
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
+    except torch.OutOfMemoryError:
+        # That says nothing about the model.
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+        _log.warning("%s is trained on linear sequences: %s", type(module).__name__, error)
         return False
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
             parameter.grad = None
     tolerance = EXACT.get(dtype, ROUGH)
-    return all(
+    exact = all(
         bool((a - b).norm() <= tolerance * (b.norm() + tolerance))
         for a, b in zip(tree, plain, strict=True)
     )
+    if not exact:
+        _log.warning(
+            "%s is trained on linear sequences: in a tree its logprobs or gradients are others",
+            type(module).__name__,
+        )
+    return exact
 
 
 def _run(
