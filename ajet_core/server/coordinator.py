@@ -373,12 +373,13 @@ class Coordinator:
 
     async def _stepped(self, run: ResolvedRun, stepped: Stepped, record: BatchRecord) -> None:
         summary = stepped.summary
-        self.step = summary.step
-        self.last_step = summary
+        # Whoever sees the step finds it in the store.
         await self._store.add_step(
             StepRecord(summary.step, record.batch_id, dict(summary.metrics), self._wall_clock()),
             stepped.scores,
         )
+        self.step = summary.step
+        self.last_step = summary
         if self.step % run.config.checkpoint_every == 0:
             try:
                 await self._checkpoint()

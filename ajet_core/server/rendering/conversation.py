@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import Self
 
-from ajet_core.errors import RequestError
 from ajet_core.server.rendering.call_metadata import (
     ARGUMENTS_DIGEST,
     BARE_CONTEXT_KEY,
@@ -14,70 +13,41 @@ from ajet_core.server.rendering.call_metadata import (
     ECHO_FIELDS,
     REASONED,
 )
-from ajet_core.server.rendering.canonical import (
-    canonical_tools,
-    message_digest,
-    message_text,
-    tools_digest,
-)
+from ajet_core.server.rendering.canonical import canonical_tools, message_digest, tools_digest
 from ajet_core.server.rendering.drift import arguments_digest, echo_fields
 from ajet_core.server.rendering.messages import ChatMessage, ToolSpec
-from ajet_core.server.rendering.placing import Span
-from ajet_core.server.rendering.renderer import ChatRenderer, Extension
+from ajet_core.server.rendering.prompting import (
+    Asked,
+    Prompt,
+    Written,
+    holds_reasoning,
+    known_texts,
+)
+from ajet_core.server.rendering.renderer import ChatRenderer
 from ajet_core.server.rendering.sharing import shared_with
-from ajet_core.server.rendering.suffix import extended_by_proof
-from ajet_core.timeline import Call, MessageText, PlacedMessage, TokenTrie
+from ajet_core.timeline import Call, TokenTrie
 
 # Whole prompts that are kept as one list; more would cost 8 bytes a token each.
 _WHOLE_PROMPTS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """The tokens for one request, and where they came from.
-
-    :param ids: [P] token ids.
-    :param base: the call whose first `shared` tokens (prompt and sampled) `ids` begins with.
-    :param messages: the messages that do not stand in the shared tokens as a whole, in order.
-    :param how: "bridge" and "suffix" extend all tokens of `base`, the first by the renderer's own rules, the
-        second by proof; "render" renders all messages, whatever they share with `base`.
-    :param tools: canonical JSON text of the tools.
-    :param digest: hash of tools and messages.
-    :param reasoned: whether the tokens hold reasoning.
-    :param echoed: fields of the answer before that the agent wrote in other bytes; see `ECHO_FIELDS`.
-    :param said: all messages, of a rendered prompt.
-    :param known: how many calls the session knew when it was rendered.
-    """
-
-    ids: list[int]
-    base: Call | None
-    shared: int
-    messages: tuple[PlacedMessage, ...]
-    how: Literal["bridge", "suffix", "render"]
-    tools: str
-    digest: bytes
-    reasoned: bool
-    echoed: tuple[str, ...] = ()
-    said: tuple[MessageText, ...] = ()
-    known: int = 0
-
-    @property
-    def parent_call_id(self) -> str | None:
-        """The call that the prompt was made to go on from."""
-        return None if self.how == "render" or self.base is None else self.base.call_id
-
-
 @dataclass(slots=True)
 class ConversationIndex:
-    """Finds the call that a conversation goes on from.
+    """Finds the call that a conversation goes on from, and the one that a prompt shares the most tokens with.
 
     A conversation is the same if roles, texts, tool-call ids, names and parsed arguments and the tools
     are: how a client writes JSON, null for empty text, parts for text or keys of its own do not matter.
+
+    Tokens may be shared with a call as soon as it is on its way to the store, so that calls that end at the same
+    time do not all carry the same prompt; it is extended only when it is durable.
     """
 
     _by_key: dict[str, Call] = field(default_factory=dict)
-    _trie: TokenTrie | None = None
-    _whole: dict[str, list[int]] = field(default_factory=dict)
+    _sharing: dict[str, Call] = field(default_factory=dict)  # by id, in the order they came
+    _trie: TokenTrie | None = None  # of these; None if it has to be made
+    _lost: set[str] = field(default_factory=set)
+    _state: int = 0
+    _whole: dict[str, tuple[list[int], list[int] | None]] = field(default_factory=dict)
     _tools: str = ""
 
     @classmethod
@@ -89,7 +59,7 @@ class ConversationIndex:
         return index
 
     def __len__(self) -> int:
-        return 0 if self._trie is None else len(self._trie)
+        return len(self._sharing)
 
     def prompt(
         self,
@@ -99,10 +69,18 @@ class ConversationIndex:
     ) -> Prompt:
         """The tokens for `messages`, extending a known call's where that is exact.
 
+        :raises RequestError: the model's template cannot express the messages.
+        """
+        asked = self.asked(messages, tools)
+        return self.made(asked, asked.write(renderer))
+
+    def asked(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] | None) -> Asked:
+        """The request, and what is known for it: the first part of `prompt`.
+
         Every stored conversation ends with an answer, and no message of ours may be rendered again, so
         only the conversation up to the last assistant message can be the one to extend.
 
-        :raises RequestError: the model's template cannot express the messages.
+        :raises RequestError: the tools cannot be written as JSON.
         """
         offered = self._offered(tools)
         digest = tools_digest(offered)
@@ -113,110 +91,114 @@ class ConversationIndex:
             if message.role == "assistant":
                 answered, position = digest, count
         parent = self._by_key.get(answered.hex()) if 0 < position < len(messages) else None
-        if parent is not None:
-            new = _named_results(messages, start=position)
-            found = self._extended(renderer, parent, new, tools)
-            if found is not None:
-                extension, how = found
-                return Prompt(
-                    extension.ids,
-                    parent,
-                    parent.length,
-                    _placed([message_text(message) for message in new], extension.spans),
-                    how,
-                    offered,
-                    digest,
-                    REASONED in parent.metadata,
-                    _echoed(parent, messages[position - 1]),
-                )
-        return self._rendered(renderer, messages, tools, offered, digest)
+        if parent is None:
+            return Asked(messages, tools, offered, digest)
+        previous, written = self._whole.get(parent.call_id) or (parent.prompt_ids, None)
+        return Asked(messages, tools, offered, digest, parent, position, previous, written)
+
+    def made(self, asked: Asked, written: Written) -> Prompt:
+        """The prompt, when its tokens are known: the last part of `prompt`."""
+        parent = asked.parent
+        extends = parent is not None and written.how != "render"
+        prompt = Prompt(
+            written.ids,
+            parent if extends else None,
+            parent.length if parent is not None and extends else 0,
+            written.placed,
+            0,
+            written.how,
+            asked.tools_text,
+            asked.digest,
+            written.reasoned,
+            _echoed(parent, asked.messages[asked.answered - 1]) if parent and extends else (),
+            written.written,
+            self._state,
+        )
+        return prompt if extends else self._shared(prompt)
 
     def settled(self, prompt: Prompt) -> Prompt:
         """`prompt` as it is to be recorded, now that other calls may have come with the same tokens."""
-        if prompt.how != "render" or len(self) == prompt.known:
-            return prompt
-        shared = shared_with(self._trie, prompt.ids, prompt.said)
-        passed = shared.messages - (len(prompt.said) - len(prompt.messages))
-        if shared.tokens <= prompt.shared or passed < 0:
-            return prompt
-        return replace(
-            prompt, base=shared.base, shared=shared.tokens, messages=prompt.messages[passed:]
-        )
+        return prompt if self._state == prompt.state else self._shared(prompt)
 
     def add(self, call: Call, prompt_ids: list[int] | None = None) -> None:
-        """Remember a call that is recorded.
+        """Remember a call that is recorded; as `share` and `keep`."""
+        self.share(call)
+        self.keep(call, prompt_ids)
+
+    def share(self, call: Call) -> None:
+        """Let later calls share tokens with one that is about to be written.
+
+        If a later call's base turns out not to be in the store, the store writes that call as a whole.
+        """
+        self._sharing[call.call_id] = call
+        self._state += 1
+        if self._trie is not None:
+            self._trie.add(call)
+        if call.tools:
+            self._tools = call.tools
+
+    def keep(
+        self, call: Call, prompt_ids: list[int] | None = None, written: list[int] | None = None
+    ) -> None:
+        """Let conversations go on from a shared call, now that it is durable.
 
         One without a context key (an aborted one) is only a place to share tokens with.
 
         :param prompt_ids: [P] its prompt as one list, if that is at hand.
+        :param written: [N] `Prompt.written`.
         """
-        if self._trie is None:
-            self._trie = TokenTrie(call.episode_id)
-        self._trie.add(call)
-        if call.tools:
-            self._tools = call.tools
-        key = call.metadata.get(CONTEXT_KEY)
-        if key is None:
-            return
-        self._by_key[key] = call
-        if (bare := call.metadata.get(BARE_CONTEXT_KEY)) is not None:
-            self._by_key[bare] = call
-        if prompt_ids is not None:
-            self._whole[call.call_id] = prompt_ids
+        for name in (CONTEXT_KEY, BARE_CONTEXT_KEY):
+            key = call.metadata.get(name)
+            if key is not None:
+                known = self._by_key.get(key)
+                # As after a restart, whatever the order in which writes are answered.
+                if known is None or known.index <= call.index:
+                    self._by_key[key] = call
+        if prompt_ids is not None and CONTEXT_KEY in call.metadata:
+            self._whole[call.call_id] = prompt_ids, written
             if len(self._whole) > _WHOLE_PROMPTS:
                 del self._whole[next(iter(self._whole))]
+
+    def forget(self, call: Call) -> None:
+        """Take a shared call back whose write failed: what shares tokens with it is stored as a whole."""
+        if self._sharing.pop(call.call_id, None) is not None:
+            self._lost.add(call.call_id)
+            self._state += 1
+            self._trie = None
+
+    def _shared(self, prompt: Prompt) -> Prompt:
+        """`prompt` on the base that it has the most in common with."""
+        extends = prompt.how != "render"
+        before = known_texts(prompt.base) if extends and prompt.base is not None else []
+        found = shared_with(
+            self._tree(),
+            prompt.ids,
+            [*before, *(message.text for message in prompt.placed)],
+            lost=self._lost,
+        )
+        standing = found.messages - len(before)
+        if extends and (found.tokens <= prompt.shared or standing < 0):
+            return replace(prompt, state=self._state)
+        return replace(
+            prompt,
+            base=found.base,
+            shared=found.tokens,
+            standing=standing,
+            state=self._state,
+        )
+
+    def _tree(self) -> TokenTrie | None:
+        if self._trie is None and self._sharing:
+            calls = list(self._sharing.values())
+            self._trie = TokenTrie(calls[0].episode_id)
+            for call in calls:
+                self._trie.add(call)
+        return self._trie
 
     def _offered(self, tools: Sequence[ToolSpec] | None) -> str:
         """The canonical text of tools; one text as long as they stay the same."""
         offered = canonical_tools(tools)
         return self._tools if offered == self._tools else offered
-
-    def _extended(
-        self,
-        renderer: ChatRenderer,
-        parent: Call,
-        new_messages: Sequence[ChatMessage],
-        tools: Sequence[ToolSpec] | None,
-    ) -> tuple[Extension, Literal["bridge", "suffix"]] | None:
-        previous = self._whole.get(parent.call_id)
-        if previous is None:
-            previous = parent.prompt_ids
-        reasoned = REASONED in parent.metadata
-        bridged = renderer.bridge(
-            previous, parent.sampled_ids, new_messages, tools, reasoned=reasoned
-        )
-        if bridged is not None:
-            return bridged, "bridge"
-        if reasoned and renderer.drops_reasoning(new_messages):
-            return None
-        proven = extended_by_proof(renderer, parent, previous, new_messages, tools)
-        return None if proven is None else (proven, "suffix")
-
-    def _rendered(
-        self,
-        renderer: ChatRenderer,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolSpec] | None,
-        offered: str,
-        digest: bytes,
-    ) -> Prompt:
-        named = _named_results(messages)
-        rendering = renderer.render(named, tools)
-        said = [message_text(message) for message in named]
-        shared = shared_with(self._trie, rendering.ids, said)
-        spans = renderer.spans(rendering, named, tools, shared.messages)
-        return Prompt(
-            rendering.ids,
-            shared.base,
-            shared.tokens,
-            _placed(said[shared.messages :], spans),
-            "render",
-            offered,
-            digest,
-            _keeps_reasoning(renderer, named, tools, rendering.ids),
-            said=tuple(said),
-            known=len(self),
-        )
 
 
 def answer_metadata(prompt: Prompt, answer: ChatMessage) -> dict[str, str]:
@@ -229,7 +211,7 @@ def answer_metadata(prompt: Prompt, answer: ChatMessage) -> dict[str, str]:
     if answer.content and answer.tool_calls:
         bare = ChatMessage("assistant", tool_calls=answer.tool_calls)
         metadata[BARE_CONTEXT_KEY] = message_digest(prompt.digest, bare).hex()
-    if prompt.reasoned or _holds_reasoning(answer):
+    if prompt.reasoned or holds_reasoning(answer):
         metadata[REASONED] = "1"
     if (given := arguments_digest(answer)) is not None:
         metadata[ARGUMENTS_DIGEST] = given
@@ -245,54 +227,3 @@ def _echoed(parent: Call, echo: ChatMessage) -> tuple[str, ...]:
     if parent.answer is None:
         return ()
     return tuple(echo_fields(parent.answer, parent.metadata.get(ARGUMENTS_DIGEST), echo))
-
-
-def _placed(texts: Sequence[MessageText], spans: Sequence[Span]) -> tuple[PlacedMessage, ...]:
-    return tuple(
-        PlacedMessage(start, end, text) for (start, end), text in zip(spans, texts, strict=True)
-    )
-
-
-def _keeps_reasoning(
-    renderer: ChatRenderer,
-    messages: Sequence[ChatMessage],
-    tools: Sequence[ToolSpec] | None,
-    ids: list[int],
-) -> bool:
-    """Whether a rendered prompt holds reasoning: clients send it back, but templates may leave it out."""
-    if not any(message.role == "assistant" and _holds_reasoning(message) for message in messages):
-        return False
-    bare = [
-        replace(m, reasoning=None, content=m.content.rpartition("</think>")[2].lstrip("\n"))
-        if m.role == "assistant" and _holds_reasoning(m)
-        else m
-        for m in messages
-    ]
-    try:
-        return renderer.render(bare, tools).ids != ids
-    except RequestError:
-        return True
-
-
-def _holds_reasoning(message: ChatMessage) -> bool:
-    return bool(message.reasoning) or "</think>" in message.content
-
-
-def _named_results(messages: Sequence[ChatMessage], start: int = 0) -> list[ChatMessage]:
-    """`messages` from `start` on, tool messages with the name of the function they answer.
-
-    Some templates print that name, but clients send it only in the assistant message.
-    """
-    names: dict[str | None, str] = {}
-    named: list[ChatMessage] = []
-    for position, message in enumerate(messages):
-        names.update((call.id, call.name) for call in message.tool_calls)
-        if position < start:
-            continue
-        if message.role == "tool" and not message.name and message.tool_call_id in names:
-            name = names[message.tool_call_id]
-            message = ChatMessage(  # noqa: PLW2901 - the named copy takes the message's place
-                "tool", message.content, tool_call_id=message.tool_call_id, name=name
-            )
-        named.append(message)
-    return named

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from ajet_core.server.rendering.template_text import template_ends
+
 Span = tuple[int, int]
 """(start, end): offsets in tokens of a message's first one and behind its last one."""
 
@@ -66,11 +68,9 @@ def template_spans(
 ) -> list[Span]:
     """The spans of messages that a Jinja template wrote.
 
-    A message ends where the text ends that the template writes for the conversation up to it, if the whole
-    text begins with that; else, because some templates write the last message in a way of its own, where its
-    content and what the template wrote behind it come next. Where neither helps, or the tokenizer cannot say
-    which token a character is in, the message ends with the next one whose end is known, at last with the
-    prompt: too far, but never too early.
+    `template_ends` says where in the text they end. Where it cannot, or where the tokenizer cannot say which
+    token a character is in, a message ends with the next one whose end is known, at last with the prompt: too
+    far, but never too early.
 
     :param tokenizer: a tokenizer of transformers.
     :param ids: [P] the prompt, which ends where the model's answer begins.
@@ -80,20 +80,20 @@ def template_spans(
     ends: list[int | None] = [None] * (len(messages) - first + 1)
     if first == 0:
         ends[0] = 0
-    try:
-        text = tokenizer.apply_chat_template(
-            messages, tools=tools, add_generation_prompt=True, tokenize=False
+
+    def write(part: list[dict[str, Any]], *, asking: bool) -> str:
+        text: str = tokenizer.apply_chat_template(
+            part, tools=tools, add_generation_prompt=asking, tokenize=False
         )
+        return text
+
+    try:
+        text = write(messages, asking=True)
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        if list(encoded["input_ids"]) == ids:
+        if encoded["input_ids"] == ids:
             starts = [start for start, _ in encoded["offset_mapping"]]
-            end = 0
-            for position in range(first or 1, len(messages) + 1):
-                part = _written(tokenizer, messages[:position], tools)
-                found = _end_in(text, end, part, str(messages[position - 1].get("content") or ""))
-                if found is not None:
-                    end = found
-                    ends[position - first] = bisect_left(starts, end)
+            for count, end in template_ends(write, messages, text, first or 1).items():
+                ends[count - first] = bisect_left(starts, end)
     except Exception:  # noqa: BLE001 - a tokenizer without offsets says so in a way of its own
         ends = [0 if first == 0 else None, *ends[1:]]
     last = len(ids)
@@ -103,25 +103,3 @@ def template_spans(
         known.append(last)
     known.reverse()
     return list(pairwise(known))
-
-
-def _end_in(text: str, start: int, part: str | None, content: str) -> int | None:
-    """Where in `text`, not before `start`, a message ends that `part` ends with."""
-    if part is None:
-        return None
-    if text.startswith(part):
-        return len(part)
-    at = part.rfind(content) if content else -1
-    closed = part[at:]
-    found = text.find(closed, start) if at >= 0 else -1
-    return found + len(closed) if found >= 0 else None
-
-
-def _written(
-    tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
-) -> str | None:
-    try:
-        text: str = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
-    except Exception:  # noqa: BLE001 - a template may refuse a part of a conversation by any exception
-        return None
-    return text

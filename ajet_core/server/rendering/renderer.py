@@ -81,10 +81,12 @@ class Extension:
 
     :param ids: [P] token ids; the call's prompt and sampled tokens come first.
     :param spans: of the new messages.
+    :param written: [N] what the template writes for the whole conversation, where it was asked.
     """
 
     ids: list[int]
     spans: list[Span]
+    written: list[int] | None = None
 
 
 class ChatRenderer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from ajet_core.timeline import Call, MessageText, PlacedMessage, TokenTrie
@@ -22,7 +22,13 @@ class Shared:
     messages: int
 
 
-def shared_with(trie: TokenTrie | None, ids: list[int], said: Sequence[MessageText]) -> Shared:
+def shared_with(
+    trie: TokenTrie | None,
+    ids: list[int],
+    said: Sequence[MessageText],
+    *,
+    lost: Container[str] = (),
+) -> Shared:
     """The most that a prompt shares with a call of `trie`, tokens and messages alike.
 
     Where the tokens are the same but their messages are not (the ids of tool calls, which few templates
@@ -32,10 +38,13 @@ def shared_with(trie: TokenTrie | None, ids: list[int], said: Sequence[MessageTe
 
     :param ids: [P] the prompt.
     :param said: its messages.
+    :param lost: ids of calls that are bases of others, but not in the store.
     """
     base, tokens = trie.nearest(ids) if trie is not None else (None, 0)
     while base is not None and tokens:
-        while base.base is not None and tokens <= base.shared:
+        while (
+            base.base is not None and tokens <= base.shared and base.base.call_id not in lost
+        ):
             base = base.base
         known = _messages_within(base, tokens)
         same = 0

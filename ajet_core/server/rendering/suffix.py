@@ -18,6 +18,8 @@ def extended_by_proof(
     prompt_ids: list[int],
     new_messages: Sequence[ChatMessage],
     tools: Sequence[ToolSpec] | None,
+    *,
+    asked: list[int] | None = None,
 ) -> Extension | None:
     """The exact tokens of `call`, closed and followed by `new_messages` as the template writes both.
 
@@ -40,6 +42,7 @@ def extended_by_proof(
     extended by a renderer's own rules or by this proof.
 
     :param prompt_ids: [P] of `call`.
+    :param asked: Q, if it is at hand; another one is tried if N does not begin with it.
     :return: None if this cannot be proven.
     """
     if call.answer is None:
@@ -47,8 +50,9 @@ def extended_by_proof(
     known = [kept_message(message.text) for message in call.conversation()]
     messages = [*known, kept_message(call.answer), *new_messages]
     try:
-        asked = renderer.render(known, tools).ids
         rendering = renderer.render(messages, tools)
+        if asked is None or rendering.ids[: len(asked)] != asked:
+            asked = renderer.render(known, tools).ids
     except RequestError:
         return None
     if rendering.ids[: len(asked)] != asked:
@@ -59,7 +63,7 @@ def extended_by_proof(
     first = len(messages) - len(new_messages)
     spans = renderer.spans(rendering, messages, tools, first)
     ids = [*prompt_ids, *call.sampled_ids, *rendering.ids[rest:]]
-    return Extension(ids, _moved(spans, rest, call.length))
+    return Extension(ids, _moved(spans, rest, call.length), rendering.ids)
 
 
 def _behind_answer(
