@@ -7,6 +7,7 @@ what came of it. `SwarmClient` and `AsyncSwarmClient` only differ in how they ma
 from __future__ import annotations
 
 import random
+import secrets
 import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Literal, TypeVar
@@ -122,7 +123,8 @@ class Flows:
                 if 200 <= answer.status < 300:
                     return read_answer(call, answer)
                 error = read_error(f"{call.method} {self.endpoint.url}{call.path}", answer)
-                if not call.repeatable or failures >= limit or not may_repeat(error, answer.status):
+                again = call.repeatable and not call.final and may_repeat(error, answer.status)
+                if not again or failures >= limit:
                     raise error
                 delay = (
                     self.backoff.delay(failures)
@@ -192,9 +194,10 @@ class Flows:
     ) -> Flow[EpisodeGrant]:
         """Claim an episode, asking again for as long as the server says that it may help.
 
-        An answer that was lost is not asked for again: it may have been a grant, whose episode the
-        server takes back when its lease ends.
+        An answer that was lost is asked for again under the same claim id: if it was a grant, the server gives the
+        same episode, even if it was killed and started again in between.
         """
+        claim_id = secrets.token_urlsafe(24)
         deadline = None if timeout is None else self.clock() + timeout
         what = f"begin_episode({task_id!r})"
         while True:
@@ -209,9 +212,16 @@ class Flows:
                 tag=tag,
                 lease_seconds=lease_seconds,
                 wait_seconds=wait,
+                claim_id=claim_id,
             )
             call = Call(
-                "POST", "/v1/episodes", EpisodeGrant, body, False, read_timeout=wait + READ_TIMEOUT
+                "POST",
+                "/v1/episodes",
+                EpisodeGrant,
+                body,
+                read_timeout=wait + READ_TIMEOUT,
+                # How long to go on asking is said by `timeout`.
+                final=True,
             )
             try:
                 return (yield from self.perform(call))

@@ -80,6 +80,7 @@ class Call(Generic[A]):
     :param answer: what the body of the answer is read as.
     :param repeatable: whether it may be sent again when nobody knows if it arrived.
     :param read_timeout: seconds to wait for the answer.
+    :param final: every answer of the server is the result, also one that says that it may help to ask again.
     """
 
     method: str
@@ -88,6 +89,7 @@ class Call(Generic[A]):
     body: BaseModel | None = None
     repeatable: bool = True
     read_timeout: float = READ_TIMEOUT
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ Row = tuple[Any, ...]
 EPISODE_COLUMNS = (
     "episode_id, key_hash, task_id, group_name, kind, tag, client_id, claim_version, lease_seconds, "
     "created_at, state, reward, components, call_rewards, agent_rewards, metadata, reason, finished_at, "
-    "batch_id"
+    "batch_id, claim_hash"
 )
 _EPISODE_JSON_COLUMNS = frozenset({12, 13, 14, 15})
 CALL_COLUMNS = (
@@ -202,6 +202,7 @@ def episode_row(episode: EpisodeRecord) -> Row:
         episode.created_at,
         *outcome_row(episode),
         episode.batch_id,
+        episode.claim_hash,
     )
 
 

@@ -40,6 +40,15 @@ def episode(connection: sqlite3.Connection, episode_id: str) -> EpisodeRecord | 
     return None if row is None else codec.episode_from_row(row)
 
 
+def claimed(connection: sqlite3.Connection, claim_hash: str) -> EpisodeRecord | None:
+    """The episode of a claim."""
+    # Said aloud so that the index of episodes with a claim is used.
+    row = connection.execute(
+        f"{_EPISODES} WHERE claim_hash = ? AND claim_hash != ''", (claim_hash,)
+    ).fetchone()
+    return None if row is None else codec.episode_from_row(row)
+
+
 def episodes(
     connection: sqlite3.Connection, state: EpisodeState | None, batched: bool | None
 ) -> list[EpisodeRecord]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ajet_core.embedded.settings import SqliteStoreSettings
 from ajet_core.errors import StoreError, StoreFullError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # Lists of token ids are blobs of little-endian uint32, see `codec`. `calls.base` is the call whose tokens the
 # prompt begins with: prompt = (prompt + sampled of base)[:shared] + suffix. `calls.tools` is NULL where it is
@@ -49,8 +49,10 @@ CREATE TABLE episodes (
     reason TEXT NOT NULL,
     finished_at REAL,
     batch_id TEXT REFERENCES batches (batch_id),
-    batch_position INTEGER
+    batch_position INTEGER,
+    claim_hash TEXT NOT NULL
 );
+CREATE UNIQUE INDEX episodes_by_claim ON episodes (claim_hash) WHERE claim_hash != '';
 CREATE INDEX episodes_by_batch ON episodes (batch_id, batch_position) WHERE batch_id IS NOT NULL;
 CREATE INDEX episodes_unbatched ON episodes (state) WHERE batch_id IS NULL;
 CREATE TABLE calls (

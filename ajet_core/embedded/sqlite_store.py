@@ -117,6 +117,10 @@ class SqliteStore(SampleStore):
         """One episode."""
         return await self._read(lambda connection: reading.episode(connection, episode_id))
 
+    async def claimed(self, claim_hash: str) -> EpisodeRecord | None:
+        """The episode of a claim."""
+        return await self._read(lambda connection: reading.claimed(connection, claim_hash))
+
     async def episodes(
         self, *, state: EpisodeState | None = None, batched: bool | None = None
     ) -> list[EpisodeRecord]:

@@ -24,6 +24,7 @@ class EpisodeRecord:
     :param lease_seconds: silence after which it is aborted.
     :param reason: why it was aborted, "" otherwise.
     :param batch_id: the batch that consumed it, if one did.
+    :param claim_hash: hex SHA-256 of the claim's id, "" if it had none; unique otherwise.
     :param created_at: unix seconds.
     """
 
@@ -46,6 +47,7 @@ class EpisodeRecord:
     reason: str = ""
     finished_at: float | None = None
     batch_id: str | None = None
+    claim_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class SampleStore(ABC):
     async def add_episode(self, episode: EpisodeRecord) -> None:
         """Add a claimed episode.
 
-        :raises StoreError: there is one of its id.
+        :raises StoreError: there is one of its id, or of its claim.
         """
 
     @abstractmethod
@@ -142,6 +144,10 @@ class SampleStore(ABC):
     @abstractmethod
     async def get_episode(self, episode_id: str) -> EpisodeRecord | None:
         """One episode."""
+
+    @abstractmethod
+    async def claimed(self, claim_hash: str) -> EpisodeRecord | None:
+        """The episode of a claim, by `EpisodeRecord.claim_hash`; None for "" and for an unknown one."""
 
     @abstractmethod
     async def episodes(

@@ -14,6 +14,9 @@ Number = Annotated[float, Field(strict=True)]
 """A JSON number; a string or boolean that looks like one is refused."""
 
 
+ClaimId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{32,128}$")]
+
+
 class ServerState(StrEnum):
     """Where a server is.
 
@@ -59,6 +62,9 @@ class ClaimRequest(Message):
     :param kind: ``eval`` episodes are never trained on.
     :param lease_seconds: without a model call or heartbeat for so long the episode is aborted.
     :param wait_seconds: how long the server may hold the request until an episode can be claimed.
+    :param claim_id: at least 128 random bits as text. The same claim again, after an answer that was lost, gets the
+        same episode with the same key, also from a server that was started again in between. A secret: the
+        episode's key is made of it.
     """
 
     task_id: Name
@@ -67,6 +73,7 @@ class ClaimRequest(Message):
     tag: Annotated[str, Field(max_length=256)] = ""
     lease_seconds: Annotated[float, Field(ge=1, le=86400)] = 600.0
     wait_seconds: Annotated[float, Field(ge=0, le=300)] = 30.0
+    claim_id: ClaimId | None = Field(default=None, repr=False)
 
 
 class EpisodeGrant(Message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import secrets
@@ -23,9 +24,16 @@ def hash_secret(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def new_episode_key(episode_id: str) -> str:
-    """A new API key for one episode; it names the episode, so that a dead key can be explained."""
-    return f"{EPISODE_KEY_PREFIX}{episode_id}.{secrets.token_urlsafe(32)}"
+def new_episode_key(episode_id: str, claim_id: str | None) -> str:
+    """A new API key for one episode; it names the episode, so that a dead key can be explained.
+
+    :param claim_id: a secret of the client's, of which the same key can be made again; None takes a random one.
+    """
+    secret = claim_id or secrets.token_urlsafe(32)
+    digest = hmac.digest(secret.encode(), f"episode key {episode_id}".encode(), "sha256")
+    return (
+        f"{EPISODE_KEY_PREFIX}{episode_id}.{base64.urlsafe_b64encode(digest).decode().rstrip('=')}"
+    )
 
 
 def bearer(headers: Mapping[str, str]) -> str:

@@ -1,27 +1,22 @@
-"""Open episodes: claimed by long poll, kept alive by leases, closed once."""
+"""Open episodes: kept alive by leases, closed once. How they are claimed is in `claims`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import hmac
-import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ajet_core.errors import (
-    AjetError,
     AuthError,
-    BusyError,
     EpisodeClosedError,
-    EpisodeError,
     EpisodeNotFoundError,
-    NotRollingError,
 )
 from ajet_core.interfaces import EpisodeRecord, SampleStore
-from ajet_core.protocol import ClaimRequest, EndRequest, ServerState
-from ajet_core.server.auth import EPISODE_KEY_PREFIX, hash_secret, new_episode_key
+from ajet_core.protocol import EndRequest
+from ajet_core.server.auth import EPISODE_KEY_PREFIX, hash_secret
 from ajet_core.server.batching import BatchBuilder
 from ajet_core.server.dialects.chat import Session
 from ajet_core.server.events import EventLog
@@ -47,29 +42,6 @@ class OpenEpisode:
     closing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """A claimed episode and its key, which exists here and at the client only."""
-
-    episode: OpenEpisode
-    api_key: str = field(repr=False)
-
-
-@dataclass(slots=True)
-class _Ticket:
-    request: ClaimRequest
-    client_id: str
-    granted: asyncio.Future[Granted]
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeLimits:
-    """How much clients may have open at once."""
-
-    open_episodes: int
-    waiting_claims: int
-
-
 class EpisodeRegistry:
     """All open episodes of the server.
 
@@ -83,7 +55,6 @@ class EpisodeRegistry:
         store: SampleStore,
         board: StateBoard,
         events: EventLog,
-        limits: EpisodeLimits,
         *,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
@@ -92,26 +63,18 @@ class EpisodeRegistry:
         self._store = store
         self._board = board
         self._events = events
-        self._limits = limits
         self._clock = clock
         self._wall_clock = wall_clock
         self._finished = finished
         self._open: dict[str, OpenEpisode] = {}
-        self._tickets: dict[int, _Ticket] = {}
-        self._abandoned: set[asyncio.Future[None]] = set()
-        self._ticket_ids = iter(range(1 << 62))
         self.builder: BatchBuilder | None = None
-        board.listen(lambda _: self.admit())
+        # Called when a place may have come free.
+        self.freed: Callable[[], None] = lambda: None
 
     @property
     def open_count(self) -> int:
         """Open episodes."""
         return len(self._open)
-
-    @property
-    def waiting_count(self) -> int:
-        """Claims that wait for a place."""
-        return len(self._tickets)
 
     async def restore(self) -> None:
         """Take up the store's open episodes: they go on with the same keys after a restart."""
@@ -136,76 +99,35 @@ class EpisodeRegistry:
                 builder.ended(record)
         self._board.touch()
 
-    async def claim(self, request: ClaimRequest, client_id: str) -> Granted:
-        """Claim an episode, waiting for a place up to `request.wait_seconds`.
+    async def begin_episode(self, record: EpisodeRecord) -> OpenEpisode:
+        """Open an episode that the builder has admitted; it is durable when this returns.
 
-        :raises NotRollingError: no run is active, or no place came free in time.
-        :raises BusyError: a limit on open episodes or waiting claims is reached.
-        :raises EpisodeError: the task is set aside for this batch.
+        :raises StoreError: it could not be stored, and never began.
         """
-        self._check_limits()
-        ticket = _Ticket(request, client_id, asyncio.get_running_loop().create_future())
-        ticket_id = next(self._ticket_ids)
-        self._tickets[ticket_id] = ticket
-        try:
-            self.admit()
-            await asyncio.wait([ticket.granted], timeout=request.wait_seconds)
-        except asyncio.CancelledError:
-            if ticket.granted.done() and ticket.granted.exception() is None:
-                self._forget(ticket.granted.result().episode.record)
-            raise
-        finally:
-            self._tickets.pop(ticket_id, None)
-        if not ticket.granted.done():
-            raise NotRollingError(
-                f"no episode of task {request.task_id!r} could start within "
-                f"{request.wait_seconds:g} s ({self._why_not()})",
-                retry_after=_NOT_ROLLING_RETRY_SECONDS,
-            )
-        granted = ticket.granted.result()
-        begun = asyncio.ensure_future(self._begin_episode(granted))
-        try:
-            return await asyncio.shield(begun)
-        except asyncio.CancelledError:
-            # Once it was requested the write happens: the episode is there, and its client is not.
-            abandoned = asyncio.ensure_future(self._abandon(begun))
-            self._abandoned.add(abandoned)
-            abandoned.add_done_callback(self._abandoned.discard)
-            raise
-
-    async def _abandon(self, begun: asyncio.Future[Granted]) -> None:
-        with contextlib.suppress(AjetError):
-            granted = await begun
-            await self.abort(
-                granted.episode.record.episode_id, "its client went away before it got the episode"
-            )
-
-    async def _begin_episode(self, granted: Granted) -> Granted:
-        record = granted.episode.record
+        session = Session(record.episode_id, ConversationIndex(), 0)
+        episode = OpenEpisode(record, session, self._clock() + record.lease_seconds)
         try:
             await self._store.add_episode(record)
         except BaseException:
             # Without a durable record the episode never began; its place goes to the next claim.
-            self._forget(record)
+            self.withdraw(record)
             raise
-        self._open[record.episode_id] = granted.episode
+        self._open[record.episode_id] = episode
         self._emit(record, "claimed")
-        return granted
+        return episode
 
-    def admit(self) -> None:
-        """Give free places to waiting claims, in the order they came."""
-        for ticket_id, ticket in list(self._tickets.items()):
-            if ticket.granted.done():
-                continue
-            try:
-                granted = self._grant(ticket)
-            except (NotRollingError, EpisodeError) as error:
-                ticket.granted.set_exception(error)
-                granted = None
-            if granted is not None:
-                ticket.granted.set_result(granted)
-            if ticket.granted.done():
-                del self._tickets[ticket_id]
+    def withdraw(self, record: EpisodeRecord) -> None:
+        """Undo the admission of an episode that never reached its client."""
+        if self.builder is not None and record.kind == "train":
+            self.builder.withdrawn(record)
+        self.freed()
+
+    def renew(self, episode_id: str) -> OpenEpisode | None:
+        """The open episode of an id, its lease renewed; None if it is not open."""
+        found = self._open.get(episode_id)
+        if found is not None:
+            found.expires_at = self._clock() + found.record.lease_seconds
+        return found
 
     async def authenticate(self, key: str) -> OpenEpisode:
         """The open episode that `key` opens.
@@ -224,7 +146,7 @@ class EpisodeRegistry:
         if record is None or not hmac.compare_digest(record.key_hash, hash_secret(key)):
             raise unknown
         if found is None:
-            raise EpisodeClosedError(_closed_message(record))
+            raise EpisodeClosedError(closed_message(record))
         if found.closing.locked():
             raise EpisodeClosedError(f"episode {episode_id} is being closed")
         found.expires_at = self._clock() + found.record.lease_seconds
@@ -252,7 +174,7 @@ class EpisodeRegistry:
         """
         record, found = await self.get(episode_id)
         if found is None:
-            raise EpisodeClosedError(_closed_message(record))
+            raise EpisodeClosedError(closed_message(record))
         found.expires_at = self._clock() + found.record.lease_seconds
         return found
 
@@ -302,66 +224,6 @@ class EpisodeRegistry:
             episode.calls_running.discard(task)
             episode.expires_at = self._clock() + episode.record.lease_seconds
 
-    def _grant(self, ticket: _Ticket) -> Granted | None:
-        request = ticket.request
-        group = request.group or request.task_id
-        if self._board.state is ServerState.OFFLINE:
-            raise self._board.not_running()
-        if not self._board.rolling or self.builder is None:
-            return None
-        if request.kind == "train":
-            admission = self.builder.admission(group)
-            if admission == "set_aside":
-                raise EpisodeError(
-                    f"task {request.task_id!r} is set aside: too many of its episodes were aborted"
-                )
-            if admission == "later":
-                return None
-        episode_id = secrets.token_hex(12)
-        key = new_episode_key(episode_id)
-        record = EpisodeRecord(
-            episode_id=episode_id,
-            key_hash=hash_secret(key),
-            task_id=request.task_id,
-            group=group,
-            kind=request.kind,
-            tag=request.tag,
-            client_id=ticket.client_id,
-            claim_version=self._board.policy_version,
-            lease_seconds=request.lease_seconds,
-            created_at=self._wall_clock(),
-        )
-        if record.kind == "train":
-            self.builder.opened(record)
-        session = Session(episode_id, ConversationIndex(), 0)
-        episode = OpenEpisode(record, session, self._clock() + record.lease_seconds)
-        return Granted(episode, key)
-
-    def _why_not(self) -> str:
-        state = f"the server is {self._board.state}"
-        if self.builder is None or not self._board.rolling:
-            return state
-        progress = self.builder.progress()
-        unit = "episodes" if progress.full_by == "episodes" else "tasks"
-        return (
-            f"{state} and the batch has no place for it: {progress.ready} of {progress.needed} {unit} "
-            f"are complete, {progress.open_episodes} episodes are open"
-        )
-
-    def _check_limits(self) -> None:
-        if len(self._open) >= self._limits.open_episodes:
-            raise BusyError(
-                f"{len(self._open)} episodes are open, the limit of this server "
-                "(setting server.max_open_episodes): end or abort some",
-                retry_after=1.0,
-            )
-        if len(self._tickets) >= self._limits.waiting_claims:
-            raise BusyError(
-                f"{len(self._tickets)} claims are waiting, the limit of this server "
-                "(setting server.max_waiting_claims)",
-                retry_after=1.0,
-            )
-
     async def _close(self, episode_id: str, **outcome: object) -> EpisodeRecord:
         record, found = await self.get(episode_id)
         if found is None:
@@ -394,13 +256,7 @@ class EpisodeRegistry:
                     "task_set_aside", {"task_id": record.task_id, "group": record.group}
                 )
         self._board.touch()
-        self.admit()
-
-    def _forget(self, record: EpisodeRecord) -> None:
-        """Undo the admission of an episode that never reached its client."""
-        if self.builder is not None and record.kind == "train":
-            self.builder.withdrawn(record)
-        self.admit()
+        self.freed()
 
     def _emit(self, record: EpisodeRecord, what: str) -> None:
         self._events.emit(
@@ -418,7 +274,8 @@ class EpisodeRegistry:
         )
 
 
-def _closed_message(record: EpisodeRecord) -> str:
+def closed_message(record: EpisodeRecord) -> str:
+    """Why an episode that is not open is over."""
     if record.state == "aborted":
         return f"episode {record.episode_id} was aborted: {record.reason}"
     return f"episode {record.episode_id} has ended"

@@ -26,8 +26,9 @@ from ajet_core.protocol import (
     ServerState,
     ServerStatus,
 )
+from ajet_core.server.claims import ClaimDesk, EpisodeLimits
 from ajet_core.server.coordinator import Coordinator
-from ajet_core.server.episodes import EpisodeLimits, EpisodeRegistry, OpenEpisode
+from ajet_core.server.episodes import EpisodeRegistry, OpenEpisode
 from ajet_core.server.events import EventLog
 from ajet_core.server.state import StateBoard
 from ajet_core.settings import Settings
@@ -48,6 +49,7 @@ class SwarmService:
     events: EventLog
     board: StateBoard
     episodes: EpisodeRegistry
+    claims: ClaimDesk
     coordinator: Coordinator
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
@@ -78,9 +80,9 @@ class SwarmService:
         self.events.close()
 
     async def claim(self, request: ClaimRequest, client_id: str, base_url: str) -> EpisodeGrant:
-        """As `EpisodeRegistry.claim`."""
-        granted = await self.episodes.claim(request, client_id)
-        record = granted.episode.record
+        """As `ClaimDesk.claim`."""
+        granted = await self.claims.claim(request, client_id)
+        record = granted.record
         return EpisodeGrant(
             episode_id=record.episode_id,
             task_id=record.task_id,
@@ -154,7 +156,7 @@ class SwarmService:
         coordinator = self.coordinator
         counters: dict[str, float] = dict(await self.store.counters())
         counters["open_episodes"] = self.episodes.open_count
-        counters["waiting_claims"] = self.episodes.waiting_count
+        counters["waiting_claims"] = self.claims.waiting_count
         if (
             workers := coordinator.workers
         ) is not None and self.board.state is not ServerState.BOOTING:
@@ -245,11 +247,11 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         store,
         board,
         events,
-        limits,
         clock=time.monotonic,
         wall_clock=time.time,
         finished=lambda episode: plugins.notify("ajet_episode_finished", episode=episode),
     )
+    claims = ClaimDesk(store, board, episodes, limits, wall_clock=time.time)
     coordinator = Coordinator(
         settings,
         store=store,
@@ -261,4 +263,6 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         clock=time.monotonic,
         wall_clock=time.time,
     )
-    return SwarmService(settings, plugins, store, loggers, events, board, episodes, coordinator)
+    return SwarmService(
+        settings, plugins, store, loggers, events, board, episodes, claims, coordinator
+    )

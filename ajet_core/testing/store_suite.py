@@ -107,6 +107,17 @@ class SampleStoreSuite:
             await store.add_episode(replace(make_episode(), tag="other"))
         assert await store.episodes() == [make_episode()]
 
+    async def test_an_episode_is_found_by_its_claim(self, store: SampleStore) -> None:
+        claimed = replace(make_episode("claimed"), claim_hash="ab" * 32)
+        await store.add_episode(claimed)
+        await store.add_episode(make_episode("without"))
+        await store.add_episode(make_episode("without-too"))
+        assert await store.claimed("ab" * 32) == claimed
+        assert await store.claimed("cd" * 32) is None
+        assert await store.claimed("") is None
+        with pytest.raises(StoreError):
+            await store.add_episode(replace(make_episode("again"), claim_hash="ab" * 32))
+
     async def test_episodes_are_filtered_in_order_of_their_claims(self, store: SampleStore) -> None:
         await store.add_episode(make_episode("z-open"))
         await self.ended(store, "y", "x", "w")

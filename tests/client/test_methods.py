@@ -32,16 +32,16 @@ async def test_begin_episode_sends_the_claim_and_returns_the_grant(make: MakeFac
         "begin_episode", "task-1", group="g", kind="eval", tag="maths", lease_seconds=60
     )
     assert episode == EPISODE
-    assert script.bodies() == [
-        {
-            "task_id": "task-1",
-            "group": "g",
-            "kind": "eval",
-            "tag": "maths",
-            "lease_seconds": 60.0,
-            "wait_seconds": 30.0,
-        }
-    ]
+    (body,) = script.bodies()
+    assert len(body.pop("claim_id")) == 32
+    assert body == {
+        "task_id": "task-1",
+        "group": "g",
+        "kind": "eval",
+        "tag": "maths",
+        "lease_seconds": 60.0,
+        "wait_seconds": 30.0,
+    }
 
 
 async def test_every_request_carries_token_and_version(make: MakeFace) -> None:

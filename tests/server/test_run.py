@@ -81,16 +81,53 @@ async def test_a_client_that_hangs_up_while_it_waits_leaves_no_episode(server: R
     grants = [await server.claim(task) for task in "aabb"]
     waiting = asyncio.create_task(server.claim("c"))
     registry = server.service.episodes
-    while registry.waiting_count == 0:
+    while server.service.claims.waiting_count == 0:
         await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    while registry.waiting_count:
+    while server.service.claims.waiting_count:
         await asyncio.sleep(0)
     for grant in grants:
         await server.end(grant, 1.0)
     await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
     assert registry.open_count == 0
+
+
+async def test_a_claim_that_was_granted_is_granted_again(server: Running) -> None:
+    await server.roll()
+    first = await server.claim("a", claim_id="c" * 32)
+    again = await server.claim("a", claim_id="c" * 32)
+    assert again == first
+    assert (await server.chat(again)).status_code == 200
+    assert server.service.episodes.open_count == 1
+    # It holds one of the two places of its task.
+    await server.claim("a", claim_id="d" * 32)
+    await server.end(first, 1.0)
+    body = {"task_id": "a", "claim_id": "c" * 32}
+    over = await server.http.post("/v1/episodes", headers=CLIENT, json=body)
+    assert over.status_code == 410
+    assert "has ended" in error_of(over)["message"]
+
+
+async def test_two_of_the_same_claim_at_once_are_one_episode(server: Running) -> None:
+    await server.roll()
+    body = {"task_id": "a", "claim_id": "c" * 32}
+    answers = await asyncio.gather(
+        *(server.http.post("/v1/episodes", headers=CLIENT, json=body) for _ in range(4))
+    )
+    assert {answer.status_code for answer in answers} == {200}
+    grants = [answer.json() for answer in answers]
+    assert all(grant == grants[0] for grant in grants)
+    assert server.service.episodes.open_count == 1
+    # The others hold no place.
+    assert (await server.claim("a"))["episode_id"] != grants[0]["episode_id"]
+
+
+async def test_a_guessable_claim_id_is_refused(server: Running) -> None:
+    await server.roll()
+    body = {"task_id": "a", "claim_id": "short"}
+    answer = await server.http.post("/v1/episodes", headers=CLIENT, json=body)
+    assert answer.status_code == 400
 
 
 async def test_the_first_outcome_of_an_episode_stands(server: Running) -> None:
@@ -162,7 +199,7 @@ async def test_a_server_that_ends_tells_waiting_claims_to_come_back(
             await server.claim(task)
         body = {"task_id": "c", "wait_seconds": 60.0}
         waiting = asyncio.create_task(server.http.post("/v1/episodes", headers=CLIENT, json=body))
-        while not server.service.episodes.waiting_count:
+        while not server.service.claims.waiting_count:
             await asyncio.sleep(0)
         await server.service.interrupt()
         answer = await waiting
@@ -303,7 +340,7 @@ async def test_a_server_that_is_started_again_goes_on_where_it_was(servers: Serv
         await server.batch()
         await server.batch()
         await server.batch()
-        grant = await server.claim("a")
+        grant = await server.claim("a", claim_id="c" * 32)
         first = (await server.chat(grant, return_token_ids=True)).json()
     async with servers.running() as server:
         await server.service.board.wait_until(lambda: server.service.board.rolling)
@@ -314,6 +351,9 @@ async def test_a_server_that_is_started_again_goes_on_where_it_was(servers: Serv
             first["choices"][0]["message"],
             {"role": "user", "content": "and?"},
         ]
+        # An answer to the claim that was lost when the first server ended.
+        again = await server.claim("a", claim_id="c" * 32)
+        assert {**again, "base_url": ""} == {**grant, "base_url": ""}
         answer = await server.chat(grant, messages=messages, return_token_ids=True)
         assert answer.status_code == 200, answer.text
         sampled = first["choices"][0]["token_ids"]

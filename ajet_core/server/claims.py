@@ -1,0 +1,245 @@
+"""Claims: episodes are asked for by long poll and granted in turn, each claim once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ajet_core.errors import (
+    AjetError,
+    BusyError,
+    EpisodeClosedError,
+    EpisodeError,
+    ForbiddenError,
+    NotRollingError,
+    StoreError,
+)
+from ajet_core.interfaces import EpisodeRecord, SampleStore
+from ajet_core.protocol import ClaimRequest, ServerState
+from ajet_core.server.auth import hash_secret, new_episode_key
+from ajet_core.server.episodes import EpisodeRegistry, closed_message
+from ajet_core.server.state import StateBoard
+
+_NOT_ROLLING_RETRY_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A claimed episode and its key, which exists here and at the client only."""
+
+    record: EpisodeRecord
+    api_key: str = field(repr=False)
+
+
+@dataclass(slots=True)
+class _Ticket:
+    request: ClaimRequest
+    client_id: str
+    granted: asyncio.Future[Granted]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """How much clients may have open at once."""
+
+    open_episodes: int
+    waiting_claims: int
+
+
+class ClaimDesk:
+    """Grants claims as the batch being filled has places for them.
+
+    :param wall_clock: unix seconds; for records.
+    """
+
+    def __init__(
+        self,
+        store: SampleStore,
+        board: StateBoard,
+        episodes: EpisodeRegistry,
+        limits: EpisodeLimits,
+        *,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._board = board
+        self._episodes = episodes
+        self._limits = limits
+        self._wall_clock = wall_clock
+        self._tickets: dict[int, _Ticket] = {}
+        self._ticket_ids = iter(range(1 << 62))
+        # By claim hash: episodes whose record is being written.
+        self._beginning: dict[str, asyncio.Future[Granted]] = {}
+        self._abandoned: set[asyncio.Future[None]] = set()
+        episodes.freed = self.admit
+        board.listen(lambda _: self.admit())
+
+    @property
+    def waiting_count(self) -> int:
+        """Claims that wait for a place."""
+        return len(self._tickets)
+
+    async def claim(self, request: ClaimRequest, client_id: str) -> Granted:
+        """Claim an episode, waiting for a place up to `request.wait_seconds`.
+
+        A claim that was granted before, and whose answer was lost, is granted again.
+
+        :raises EpisodeClosedError: it was granted before, and its episode is over.
+        :raises NotRollingError: no run is active, or no place came free in time.
+        :raises BusyError: a limit on open episodes or waiting claims is reached.
+        :raises EpisodeError: the task is set aside for this batch.
+        """
+        again = await self._granted_before(request, client_id)
+        if again is not None:
+            return again
+        self._check_limits()
+        granted = await self._admitted(request, client_id)
+        claim = granted.record.claim_hash
+        if (begun := self._beginning.get(claim)) is not None:
+            # The same claim twice at once: the other one has its episode already.
+            self._episodes.withdraw(granted.record)
+            return await asyncio.shield(begun)
+        begun = asyncio.ensure_future(self._begin(granted))
+        if claim:
+            self._beginning[claim] = begun
+            begun.add_done_callback(lambda _: self._beginning.pop(claim, None))
+        try:
+            return await asyncio.shield(begun)
+        except StoreError:
+            again = await self._granted_before(request, client_id)
+            if again is not None:
+                return again
+            raise
+        except asyncio.CancelledError:
+            # Once it was requested the write happens: the episode is there, and its client is not. One that
+            # can ask for it again may do so until the lease runs out.
+            if not claim:
+                abandoned = asyncio.ensure_future(self._abandon(begun))
+                self._abandoned.add(abandoned)
+                abandoned.add_done_callback(self._abandoned.discard)
+            raise
+
+    def admit(self) -> None:
+        """Give free places to waiting claims, in the order they came."""
+        for ticket_id, ticket in list(self._tickets.items()):
+            if ticket.granted.done():
+                continue
+            try:
+                granted = self._grant(ticket)
+            except (NotRollingError, EpisodeError) as error:
+                ticket.granted.set_exception(error)
+                granted = None
+            if granted is not None:
+                ticket.granted.set_result(granted)
+            if ticket.granted.done():
+                del self._tickets[ticket_id]
+
+    async def _granted_before(self, request: ClaimRequest, client_id: str) -> Granted | None:
+        if request.claim_id is None:
+            return None
+        claim = hash_secret(request.claim_id)
+        if (begun := self._beginning.get(claim)) is not None:
+            return await asyncio.shield(begun)
+        record = await self._store.claimed(claim)
+        if record is None:
+            return None
+        if record.client_id != client_id:
+            raise ForbiddenError("the claim of this claim_id is another client's")
+        if self._episodes.renew(record.episode_id) is None:
+            raise EpisodeClosedError(closed_message(record))
+        return Granted(record, new_episode_key(record.episode_id, request.claim_id))
+
+    async def _admitted(self, request: ClaimRequest, client_id: str) -> Granted:
+        """Wait for a place."""
+        ticket = _Ticket(request, client_id, asyncio.get_running_loop().create_future())
+        ticket_id = next(self._ticket_ids)
+        self._tickets[ticket_id] = ticket
+        try:
+            self.admit()
+            await asyncio.wait([ticket.granted], timeout=request.wait_seconds)
+        except asyncio.CancelledError:
+            if ticket.granted.done() and ticket.granted.exception() is None:
+                self._episodes.withdraw(ticket.granted.result().record)
+            raise
+        finally:
+            self._tickets.pop(ticket_id, None)
+        if not ticket.granted.done():
+            raise NotRollingError(
+                f"no episode of task {request.task_id!r} could start within "
+                f"{request.wait_seconds:g} s ({self._why_not()})",
+                retry_after=_NOT_ROLLING_RETRY_SECONDS,
+            )
+        return ticket.granted.result()
+
+    async def _begin(self, granted: Granted) -> Granted:
+        await self._episodes.begin_episode(granted.record)
+        return granted
+
+    async def _abandon(self, begun: asyncio.Future[Granted]) -> None:
+        with contextlib.suppress(AjetError):
+            granted = await begun
+            await self._episodes.abort(
+                granted.record.episode_id, "its client went away before it got the episode"
+            )
+
+    def _grant(self, ticket: _Ticket) -> Granted | None:
+        request, builder = ticket.request, self._episodes.builder
+        group = request.group or request.task_id
+        if self._board.state is ServerState.OFFLINE:
+            raise self._board.not_running()
+        if not self._board.rolling or builder is None:
+            return None
+        if request.kind == "train":
+            admission = builder.admission(group)
+            if admission == "set_aside":
+                raise EpisodeError(
+                    f"task {request.task_id!r} is set aside: too many of its episodes were aborted"
+                )
+            if admission == "later":
+                return None
+        episode_id = secrets.token_hex(12)
+        key = new_episode_key(episode_id, request.claim_id)
+        record = EpisodeRecord(
+            episode_id=episode_id,
+            key_hash=hash_secret(key),
+            task_id=request.task_id,
+            group=group,
+            kind=request.kind,
+            tag=request.tag,
+            client_id=ticket.client_id,
+            claim_version=self._board.policy_version,
+            lease_seconds=request.lease_seconds,
+            created_at=self._wall_clock(),
+            claim_hash=hash_secret(request.claim_id) if request.claim_id is not None else "",
+        )
+        if record.kind == "train":
+            builder.opened(record)
+        return Granted(record, key)
+
+    def _why_not(self) -> str:
+        state, builder = f"the server is {self._board.state}", self._episodes.builder
+        if builder is None or not self._board.rolling:
+            return state
+        progress = builder.progress()
+        unit = "episodes" if progress.full_by == "episodes" else "tasks"
+        return (
+            f"{state} and the batch has no place for it: {progress.ready} of {progress.needed} {unit} "
+            f"are complete, {progress.open_episodes} episodes are open"
+        )
+
+    def _check_limits(self) -> None:
+        if self._episodes.open_count >= self._limits.open_episodes:
+            raise BusyError(
+                f"{self._episodes.open_count} episodes are open, the limit of this server "
+                "(setting server.max_open_episodes): end or abort some",
+                retry_after=1.0,
+            )
+        if len(self._tickets) >= self._limits.waiting_claims:
+            raise BusyError(
+                f"{len(self._tickets)} claims are waiting, the limit of this server "
+                "(setting server.max_waiting_claims)",
+                retry_after=1.0,
+            )
