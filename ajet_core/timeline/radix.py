@@ -58,8 +58,8 @@ class FlatRun:
 class RadixTree:
     """Grows by sequences of tokens. A place in it is the end of a run; the root is an empty run.
 
-    Inserting takes time linear in the inserted tokens: it compares them with what is there, and divides
-    at most one run.
+    Inserting takes time linear in the inserted tokens, which are compared with what is there, and in the tokens
+    of the run that it ends in: at most one is divided, and then copied.
     """
 
     def __init__(self) -> None:

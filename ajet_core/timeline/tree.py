@@ -45,11 +45,16 @@ class TokenNode:
 class TokenTree:
     """All calls of one episode. A parent stands before its children in `nodes`.
 
-    The same calls give the same tree, in whatever order they were added.
+    With the policy ``exact`` the same calls give the same tree, in whatever order they were added. With the
+    relaxed ones the first call to say something decides on its tokens.
 
     :param calls: in order of their index.
     :param ends: [len(calls)] the node in which each call ends; -1 for a call without a token.
-    :param tokens_altered: prompt tokens that a relaxed policy replaced; 0 for exact merging.
+    :param tokens_altered: what a relaxed policy changed in the contexts of calls; 0 if and only if each call
+        stands behind the very tokens of its own prompt. Counted for each call that goes on in other tokens than
+        its own, up to the place where it does: message by message (with what the template writes before it),
+        the tokens between those that both begin and end with, in the prompt or in the tree, whichever are more.
+        Calls that go on from such a call stand behind the same tokens and are not counted again.
     """
 
     episode_id: str

@@ -127,10 +127,11 @@ def test_other_tools_are_the_cause_whatever_else_changed() -> None:
 
 
 def test_relaxed_merging_pays_less_again() -> None:
-    one = first()
-    two = second(SYSTEM, USER, ("assistant", "up", [99, 30]), SEEN, base=one)
+    # Both write the answer's last token and the one that closes it alike.
+    one = spoken("first", 0, [SYSTEM, USER], ("up", [20, 28, 29]))
+    two = second(SYSTEM, USER, ("assistant", "up", [99, 30, 28, 29]), SEEN, base=one)
     exact, text = tree_of([one, two]), tree_of([one, two], "text")
-    assert [fork.paid_again for fork in find_forks(exact)] == [1]
+    assert [fork.paid_again for fork in find_forks(exact)] == [3]
     assert find_forks(text) == []
 
 
