@@ -112,9 +112,13 @@ class Call:
 
     @property
     def parent_call_id(self) -> str | None:
-        """The call all of whose tokens the prompt begins with, if it is known: that it goes on from."""
-        base = self.base
-        return base.call_id if base is not None and self.shared == base.length else None
+        """The latest known call all of whose tokens the prompt begins with: the one it goes on from."""
+        base, shared = self.base, self.shared
+        while base is not None and shared < base.length:
+            # Of two answers to one prompt the second has the first as its base, and the same parent.
+            shared = min(shared, base.shared)
+            base = base.base
+        return None if base is None else base.call_id
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Call):

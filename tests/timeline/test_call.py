@@ -29,6 +29,15 @@ def test_only_a_call_that_is_gone_on_from_as_a_whole_is_a_parent() -> None:
     assert first.parent_call_id is None
 
 
+def test_two_answers_to_one_prompt_have_the_same_parent() -> None:
+    first = make_call("a", [1], [2, 3])
+    answer = make_call("b", [1, 2, 3, 4], [5], parent=first)
+    other = make_call("c", [1, 2, 3, 4], [6], parent=answer)
+    assert (other.base, other.shared) == (answer, 4)
+    assert other.parent_call_id == "a"
+    assert make_call("d", [1, 2, 7], [8], parent=other).parent_call_id is None
+
+
 def test_equal_calls_may_be_held_differently() -> None:
     whole, new = conversation(3, hints=False)[2], conversation(3)[2]
     assert (whole.base is None, new.base is None) == (True, False)

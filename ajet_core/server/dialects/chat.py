@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -30,9 +30,13 @@ from ajet_core.server.dialects.generation import EngineHandle, Generation, sampl
 from ajet_core.server.dialects.merging import gathered, merged
 from ajet_core.server.dialects.recording import CallRecorder
 from ajet_core.server.dialects.stopping import StopScanner
+from ajet_core.server.rendering.prompting import Asked, Written
 from ajet_core.server.rendering.renderer import ChatRenderer
 
 __all__ = ["ChatService", "EngineHandle", "Record", "Session", "models_list"]
+
+# Threads that make prompts of long requests.
+_RENDERING_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class ChatService:
         self._clock = clock
         self._token_hex = token_hex
         self._recorder = CallRecorder(renderer)
+        # They share the interpreter with the event loop, which is to have its part of it.
+        self._rendering = asyncio.Semaphore(_RENDERING_AT_ONCE)
 
     async def complete(
         self, session: Session, request: ChatRequest, record: Record, agent: str = ""
@@ -85,7 +91,8 @@ class ChatService:
         :raises RequestError: the model's template cannot express the messages.
         :raises EngineError: the engine failed.
         """
-        exchange = self._begin(session, request, record, agent)
+        begun = self._begin(session, request, record, agent)
+        exchange = begun if isinstance(begun, Exchange) else await begun()
         if request.n == 1:
             choices = [await self._choice(exchange, 0)]
         else:
@@ -108,16 +115,18 @@ class ChatService:
     def stream(
         self, session: Session, request: ChatRequest, record: Record, agent: str = ""
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """The same completion as chunks; what `complete` raises before sampling is raised at once.
+        """The same completion as chunks.
 
-        The first chunk comes with the engine's first token, so an error before that can still be
+        What `complete` raises before sampling is raised at once, or, if the prompt is so long that it is made
+        on a thread, with the first chunk. That comes with the engine's first token, so an error before that can still be
         answered as one. Closing the generator ends the calls, as cancelling does.
         """
         return self._stream(self._begin(session, request, record, agent))
 
     def _begin(
         self, session: Session, request: ChatRequest, record: Record, agent: str
-    ) -> Exchange:
+    ) -> Exchange | Callable[[], Awaitable[Exchange]]:
+        """The exchange; if making its prompt takes long, what makes it without stopping the event loop."""
         if request.seed is not None and not self._capabilities.seed:
             raise UnsupportedError(
                 "seed is not supported by this server's engine: leave it out", param="seed"
@@ -128,7 +137,28 @@ class ChatService:
                 f"{self._capabilities.max_top_logprobs} tokens",
                 param="top_logprobs",
             )
-        prompt = session.index.prompt(self._renderer, request.messages, request.tools)
+        asked = session.index.asked(request.messages, request.tools)
+        work = asked.write_or_defer(self._renderer, self._renderer.quick_characters)
+        if isinstance(work, Written):
+            return self._exchange(session, request, record, agent, asked, work)
+
+        async def begin() -> Exchange:
+            async with self._rendering:
+                written = await asyncio.to_thread(work)
+            return self._exchange(session, request, record, agent, asked, written)
+
+        return begin
+
+    def _exchange(  # noqa: PLR0917 - what `_begin` was given, and what it made
+        self,
+        session: Session,
+        request: ChatRequest,
+        record: Record,
+        agent: str,
+        asked: Asked,
+        written: Written,
+    ) -> Exchange:
+        prompt = session.index.made(asked, written)
         self._check_context(len(prompt.ids), request.max_tokens)
         return Exchange(
             session=session,
@@ -188,7 +218,10 @@ class ChatService:
             raise
         return await self._finished(exchange, generation, self._answer(exchange, generation))
 
-    async def _stream(self, exchange: Exchange) -> AsyncGenerator[dict[str, Any], None]:
+    async def _stream(
+        self, begun: Exchange | Callable[[], Awaitable[Exchange]]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        exchange = begun if isinstance(begun, Exchange) else await begun()
         request = exchange.request
         generations = [self._generation(exchange, i) for i in range(request.n)]
         parts = [self._stream_choice(exchange, i, g) for i, g in enumerate(generations)]

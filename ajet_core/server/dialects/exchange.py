@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ajet_core.server.dialects.chat_request import ChatRequest
-from ajet_core.server.rendering.conversation import ConversationIndex, Prompt
+from ajet_core.server.rendering.conversation import ConversationIndex
+from ajet_core.server.rendering.prompting import Prompt
 from ajet_core.timeline import Call
 
 Record = Callable[[Call], Awaitable[None]]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Protocol
 
 from ajet_core.errors import EngineError
@@ -66,22 +67,25 @@ class Generation:
 
     def logprobs_json(self, start: int = 0) -> dict[str, Any]:
         """OpenAI's ``logprobs`` object for the tokens from `start` on."""
-        entries = self._entries(zip(self.sampled_ids[start:], self.logprobs[start:], strict=True))
-        for position, entry in enumerate(entries, start=start):
-            listed = self.top_logprobs[position] if self.top_logprobs else ()
-            entry["top_logprobs"] = self._entries(listed)
-        return {"content": entries, "refusal": None}
-
-    def _entries(self, tokens: Iterable[tuple[int, float]]) -> list[dict[str, Any]]:
         known = self.renderer.token
-        return [
+        top = self.top_logprobs[start:] or repeat(())
+        # One pass: this is done for every token that is sampled.
+        entries = [
             {
                 "token": (text := known(token_id))[0],
                 "logprob": logprob if logprob > _LOWEST_LOGPROB else _LOWEST_LOGPROB,
                 "bytes": text[1],
+                "top_logprobs": [self._entry(*token) for token in listed],
             }
-            for token_id, logprob in tokens
+            for token_id, logprob, listed in zip(
+                self.sampled_ids[start:], self.logprobs[start:], top, strict=False
+            )
         ]
+        return {"content": entries, "refusal": None}
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text, data = self.renderer.token(token_id)
+        return {"token": text, "logprob": max(logprob, _LOWEST_LOGPROB), "bytes": data}
 
     def _scan(self, scanner: StopScanner, chunk: GenerateChunk) -> int:
         for count, token_id in enumerate(chunk.token_ids, start=1):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 from ajet_core.server.dialects.exchange import Exchange
 from ajet_core.server.dialects.generation import Generation
@@ -13,6 +15,10 @@ from ajet_core.server.rendering.drift import DriftMeter
 from ajet_core.server.rendering.messages import ChatMessage
 from ajet_core.server.rendering.renderer import ChatRenderer
 from ajet_core.timeline import Call
+
+# Answers of more tokens are compared with the template's writing on a thread; below, that takes about as long
+# as going there and back.
+_LONG_ANSWER = 1024
 
 
 class CallRecorder:
@@ -29,30 +35,58 @@ class CallRecorder:
 
         :param answer: what the client is told.
         """
-        metadata = answer_metadata(exchange.prompt, answer)
-        if drifted := self._drift.drift(generation.sampled_ids, answer):
-            metadata[DRIFT_TOKENS] = str(drifted)
-        reason = generation.finish_reason or "abort"
-        await self._keep(exchange, _call(exchange, generation, reason, metadata, answer))
+        await self._shielded(self._finish(exchange, generation, answer))
 
     async def aborted(self, exchange: Exchange, generation: Generation) -> None:
         """Record a call whose answer nobody got, if anything was sampled."""
         if generation.sampled_ids:
             metadata = prompt_metadata(exchange.prompt)
-            await self._keep(exchange, _call(exchange, generation, "abort", metadata))
+            await self._shielded(_save(exchange, generation, "abort", metadata))
 
-    async def _keep(self, exchange: Exchange, call: Call) -> None:
-        # Shielded: tokens that were sampled are recorded even if the client goes away meanwhile.
-        saving = asyncio.ensure_future(_save(exchange, call))
+    async def _finish(
+        self, exchange: Exchange, generation: Generation, answer: ChatMessage
+    ) -> None:
+        metadata = answer_metadata(exchange.prompt, answer)
+        sampled = generation.sampled_ids
+        if len(sampled) > _LONG_ANSWER:
+            drifted = await asyncio.to_thread(self._drift.drift, sampled, answer)
+        else:
+            drifted = self._drift.drift(sampled, answer)
+        if drifted:
+            metadata[DRIFT_TOKENS] = str(drifted)
+        reason = generation.finish_reason or "abort"
+        await _save(exchange, generation, reason, metadata, answer)
+
+    async def _shielded(self, save: Coroutine[Any, Any, None]) -> None:
+        # Tokens that were sampled are recorded even if the client goes away meanwhile.
+        saving = asyncio.ensure_future(save)
         self._saving.add(saving)
         saving.add_done_callback(self._saving.discard)
         await asyncio.shield(saving)
 
 
-async def _save(exchange: Exchange, call: Call) -> None:
-    await exchange.record(call)
-    # Only what is on disk may be the base of another call.
-    exchange.session.index.add(call, exchange.prompt.ids)
+async def _save(
+    exchange: Exchange,
+    generation: Generation,
+    reason: str,
+    metadata: dict[str, str],
+    answer: ChatMessage | None = None,
+) -> None:
+    """Write a call and remember it.
+
+    Calls that end at the same time share tokens with each other because they are written in the order in which
+    they are shared: nothing is awaited between the two.
+    """
+    index, prompt = exchange.session.index, exchange.prompt
+    call = _call(exchange, generation, reason, metadata, answer)
+    index.share(call)
+    try:
+        await exchange.record(call)
+    except BaseException:
+        index.forget(call)
+        raise
+    # Only what is on disk may be extended.
+    index.keep(call, prompt.ids, prompt.written)
 
 
 def _call(
@@ -60,7 +94,7 @@ def _call(
     generation: Generation,
     reason: str,
     metadata: dict[str, str],
-    answer: ChatMessage | None = None,
+    answer: ChatMessage | None,
 ) -> Call:
     request, session = exchange.request, exchange.session
     prompt = session.index.settled(exchange.prompt)

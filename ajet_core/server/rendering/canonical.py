@@ -52,9 +52,10 @@ def message_digest(previous: bytes, message: ChatMessage) -> bytes:
     fields = [message.role, content, message.tool_call_id or ""]
     for call in message.tool_calls:
         fields += (call.id, call.name, canonical_arguments(call.arguments))
-    encoded = [text.encode("utf-8", "surrogatepass") for text in fields]
+    # Every turn digests all messages again.
+    encoded = [text.encode("utf-8", "surrogatepass") if text else b"" for text in fields]
     # Lengths first, so that no two conversations are written alike.
-    lengths = ",".join(str(len(data)) for data in encoded)
+    lengths = ",".join([str(len(data)) for data in encoded])
     return hashlib.sha256(b"".join((previous, lengths.encode(), b":", *encoded))).digest()
 
 

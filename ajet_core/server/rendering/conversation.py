@@ -47,7 +47,8 @@ class ConversationIndex:
     _trie: TokenTrie | None = None  # of these; None if it has to be made
     _lost: set[str] = field(default_factory=set)
     _state: int = 0
-    _whole: dict[str, tuple[list[int], list[int] | None]] = field(default_factory=dict)
+    _whole: dict[str, list[int]] = field(default_factory=dict)
+    _written: dict[str, list[int]] = field(default_factory=dict)
     _tools: str = ""
 
     @classmethod
@@ -93,7 +94,10 @@ class ConversationIndex:
         parent = self._by_key.get(answered.hex()) if 0 < position < len(messages) else None
         if parent is None:
             return Asked(messages, tools, offered, digest)
-        previous, written = self._whole.get(parent.call_id) or (parent.prompt_ids, None)
+        previous = self._whole.get(parent.call_id)
+        if previous is None:
+            previous = parent.prompt_ids
+        written = self._written.get(parent.call_id)
         return Asked(messages, tools, offered, digest, parent, position, previous, written)
 
     def made(self, asked: Asked, written: Written) -> Prompt:
@@ -118,7 +122,7 @@ class ConversationIndex:
 
     def settled(self, prompt: Prompt) -> Prompt:
         """`prompt` as it is to be recorded, now that other calls may have come with the same tokens."""
-        return prompt if self._state == prompt.state else self._shared(prompt)
+        return prompt if prompt.state == self._state else self._shared(prompt)
 
     def add(self, call: Call, prompt_ids: list[int] | None = None) -> None:
         """Remember a call that is recorded; as `share` and `keep`."""
@@ -155,9 +159,13 @@ class ConversationIndex:
                 if known is None or known.index <= call.index:
                     self._by_key[key] = call
         if prompt_ids is not None and CONTEXT_KEY in call.metadata:
-            self._whole[call.call_id] = prompt_ids, written
+            self._whole[call.call_id] = prompt_ids
+            if written is not None:
+                self._written[call.call_id] = written
             if len(self._whole) > _WHOLE_PROMPTS:
-                del self._whole[next(iter(self._whole))]
+                oldest = next(iter(self._whole))
+                del self._whole[oldest]
+                self._written.pop(oldest, None)
 
     def forget(self, call: Call) -> None:
         """Take a shared call back whose write failed: what shares tokens with it is stored as a whole."""
@@ -168,24 +176,15 @@ class ConversationIndex:
 
     def _shared(self, prompt: Prompt) -> Prompt:
         """`prompt` on the base that it has the most in common with."""
-        extends = prompt.how != "render"
-        before = known_texts(prompt.base) if extends and prompt.base is not None else []
-        found = shared_with(
-            self._tree(),
-            prompt.ids,
-            [*before, *(message.text for message in prompt.placed)],
-            lost=self._lost,
-        )
+        base = prompt.base
+        before = known_texts(base) if base is not None and prompt.how != "render" else []
+        said = [*before, *(message.text for message in prompt.placed)]
+        found = shared_with(self._tree(), prompt.ids, said, lost=self._lost)
         standing = found.messages - len(before)
-        if extends and (found.tokens <= prompt.shared or standing < 0):
-            return replace(prompt, state=self._state)
-        return replace(
-            prompt,
-            base=found.base,
-            shared=found.tokens,
-            standing=standing,
-            state=self._state,
-        )
+        stays = base is None or base.call_id not in self._lost
+        if standing < 0 or (found.tokens <= prompt.shared and stays):
+            return prompt
+        return replace(prompt, base=found.base, shared=found.tokens, standing=standing)
 
     def _tree(self) -> TokenTrie | None:
         if self._trie is None and self._sharing:

@@ -19,7 +19,7 @@ _QUESTION = ChatMessage("user", "go")
 
 
 class DriftMeter:
-    """Compares sampled answers with what the template would write for them in history."""
+    """Compares sampled answers with what the template would write for them in history. Any thread may."""
 
     def __init__(self, renderer: ChatRenderer) -> None:
         self._renderer = renderer
@@ -67,11 +67,13 @@ class DriftMeter:
         if self._asked is None:
             try:
                 question = self._renderer.render([_QUESTION], None, asking=False).ids
-                self._asked = self._renderer.render([_QUESTION], None).ids
+                asked = self._renderer.render([_QUESTION], None).ids
             except RequestError:
-                self._asked = []
-                return False
-            self._header = self._asked[common_prefix(question, self._asked, 0) :]
+                asked = []
+            else:
+                self._header = asked[common_prefix(question, asked, 0) :]
+            # Last, for another thread that looks.
+            self._asked = asked
         return bool(self._asked)
 
     def _written(self, answer: ChatMessage, *, before_more: bool) -> list[int]:

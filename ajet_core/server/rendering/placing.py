@@ -89,9 +89,10 @@ def template_spans(
 
     try:
         text = write(messages, asking=True)
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        if encoded["input_ids"] == ids:
-            starts = [start for start, _ in encoded["offset_mapping"]]
+        # Not by calling it, which makes lists of four more things.
+        encoded = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+        if encoded.ids == ids:
+            starts = [start for start, _ in encoded.offsets]
             for count, end in template_ends(write, messages, text, first or 1).items():
                 ends[count - first] = bisect_left(starts, end)
     except Exception:  # noqa: BLE001 - a tokenizer without offsets says so in a way of its own

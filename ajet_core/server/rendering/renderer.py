@@ -29,6 +29,11 @@ _INCREMENTAL = frozenset(
     ]
 )
 
+# What takes some five milliseconds; going to a thread and back takes a tenth of one. A Jinja template is
+# evaluated up to five times, and most loop over the messages again for each of them.
+_QUICK = 32_768
+_QUICK_TEMPLATE = 4_096
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
@@ -97,6 +102,8 @@ class ChatRenderer:
         conversations that hold no reasoning across new questions, where the first one would needlessly
         render again.
     :ivar stop_token_ids: each of them ends an answer.
+    :ivar quick_characters: requests of more characters take so long to render that the event loop should not
+        do it.
     :ivar incremental: whether `parse` of more tokens only ever adds to what `parse` of fewer gave.
     """
 
@@ -122,6 +129,7 @@ class ChatRenderer:
         self.incremental = name in _INCREMENTAL
         # The library's renderer over a Jinja template can only render whole conversations.
         self._by_template = type(renderer).__name__ == "DefaultRenderer"
+        self.quick_characters = _QUICK_TEMPLATE if self._by_template else _QUICK
         self._tokens: dict[int, tuple[str, list[int]]] = {}
 
     def render(

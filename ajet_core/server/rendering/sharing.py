@@ -42,9 +42,7 @@ def shared_with(
     """
     base, tokens = trie.nearest(ids) if trie is not None else (None, 0)
     while base is not None and tokens:
-        while (
-            base.base is not None and tokens <= base.shared and base.base.call_id not in lost
-        ):
+        while base.base is not None and tokens <= base.shared and base.base.call_id not in lost:
             base = base.base
         known = _messages_within(base, tokens)
         same = 0

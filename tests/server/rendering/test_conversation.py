@@ -169,3 +169,30 @@ def test_a_family_that_drops_reasoning_is_not_asked_to_prove_the_contrary(monkey
     answer = ChatMessage("assistant", "step 0")
     assert index.prompt(RENDERER, [*START, answer, ChatMessage("user", "x")], None).how == "render"
     assert len(rendered) == 1
+
+
+@pytest.mark.parametrize(
+    ("history", "reasoned", "renders"),
+    [
+        ([], False, 1),
+        ([("user", "more")], False, 1),
+        ([("user", "hm hm, more")], False, 2),
+        ([("tool", "result")], True, 1),
+        ([("tool", "hm hm")], True, 2),
+    ],
+    ids=["none", "dropped", "dropped, and said by others", "kept", "kept, and said by others"],
+)
+def test_a_prompt_is_rendered_again_only_where_words_do_not_tell_if_it_holds_reasoning(
+    history, reasoned, renders, monkeypatch
+):
+    counted = []
+    original = RENDERER.render
+    monkeypatch.setattr(RENDERER, "render", lambda *a, **k: counted.append(1) or original(*a, **k))
+    call = ToolCall("call_1", "move", "{}")
+    answer = ChatMessage("assistant", "there", (call,), reasoning="hm hm")
+    messages = [*START]
+    for role, content in history:
+        tool = {"tool_call_id": "call_1", "name": "move"} if role == "tool" else {}
+        messages += [answer, ChatMessage(role, content, **tool)]
+    assert ConversationIndex().prompt(RENDERER, messages, None).reasoned is reasoned
+    assert len(counted) == renders
