@@ -123,7 +123,8 @@ class _Found:
             click.echo(json.dumps(content, indent=2))
             return
         rows = [episode_table(episodes)] if episodes else []
-        _print(table_console(), *rows, *_footer(len(episodes), total, forks))
+        drifted = sum(episode.tokens_drifted for episode in episodes)
+        _print(table_console(), *rows, *_footer(len(episodes), total, forks, drifted))
 
     def show_episode(self, episode_id: str, as_json: bool) -> None:
         """The tree of one episode and its forks."""
@@ -169,7 +170,7 @@ class _Found:
             click.echo(f"tokens are shown as ids: {data.texts.problem}")
 
 
-def _footer(shown: int, total: int, forks: ForkSummary) -> list[RenderableType]:
+def _footer(shown: int, total: int, forks: ForkSummary, drifted: int) -> list[RenderableType]:
     if not total:
         return [Text("no episodes", style="dim")]
     of = f" of {total}" if shown < total else ""
@@ -178,6 +179,12 @@ def _footer(shown: int, total: int, forks: ForkSummary) -> list[RenderableType]:
     rows += [Text(sentence) for sentence in sentences]
     if not sentences:
         rows.append(Text("no tokens are paid twice", style="dim"))
+    if drifted:
+        rows.append(
+            Text(
+                f"{drifted} sampled tokens would have drifted on the way through text; they were kept"
+            )
+        )
     return rows
 
 

@@ -115,6 +115,8 @@ def _call(call: TimelineCall) -> dict[str, Any]:
         "versions": [[version, len(list(run))] for version, run in groupby(call.policy_versions)],
         "advantage": None if call.advantage is None else round(call.advantage, _DIGITS),
         "reward": call.reward,
+        "drift": call.drift_tokens,
+        "echo": call.echo_fields,
     }
 
 

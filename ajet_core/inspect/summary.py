@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet_core.embedded.store_reader import StoredEpisode, StoreReader
+from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS
 from ajet_core.server.timeline_view import MergedEpisode, merge_episode
 from ajet_core.timeline import ForkSummary, MergePolicy
 
@@ -19,6 +20,7 @@ class EpisodeSummary:
     :param tokens_raw: tokens of all calls, each a sample of its own.
     :param tokens: tokens of the tree.
     :param paid_again: tokens that were computed twice because of forks.
+    :param tokens_drifted: sampled tokens that would be others, had the answers gone the way through text.
     """
 
     episode_id: str
@@ -35,6 +37,7 @@ class EpisodeSummary:
     tokens: int
     paid_again: int
     forks: int
+    tokens_drifted: int
 
     @classmethod
     def of(cls, stored: StoredEpisode, merged: MergedEpisode) -> EpisodeSummary:
@@ -55,6 +58,7 @@ class EpisodeSummary:
             tokens=seen.tokens,
             paid_again=merged.paid_again,
             forks=len(merged.forks),
+            tokens_drifted=sum(int(call.metadata.get(DRIFT_TOKENS, 0)) for call in seen.calls),
         )
 
     @property

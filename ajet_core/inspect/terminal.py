@@ -160,6 +160,10 @@ def _sampling(call: TimelineCall, node: TimelineNode, start: int) -> Text:
         row.append(f", reward {_number(call.reward)}", "bold")
     if call.finish_reason != "stop":
         row.append(f", {call.finish_reason}", "red")
+    if call.drift_tokens:
+        row.append(f", {call.drift_tokens} tokens would have drifted", "yellow")
+    if call.echo_fields:
+        row.append(f", the answer before came back with another {call.echo_fields}", "yellow")
     return row
 
 

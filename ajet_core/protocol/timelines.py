@@ -59,6 +59,9 @@ class TimelineCall(Message):
     :param policy_versions: of each sampled token.
     :param advantage: of each of its tokens; null if it has not been trained on.
     :param reward: that was reported for this call alone.
+    :param drift_tokens: sampled tokens that the template would have written otherwise, had the answer been rendered
+        again; they were kept.
+    :param echo_fields: comma separated, in which the agent gave the answer before this call back in another form.
     """
 
     call_id: str
@@ -75,6 +78,8 @@ class TimelineCall(Message):
     advantage: float | None
     reward: float | None
     created_at: float
+    drift_tokens: int = 0
+    echo_fields: str = ""
 
 
 class TimelineFork(Message):

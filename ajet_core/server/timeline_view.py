@@ -15,6 +15,7 @@ from ajet_core.protocol import (
     TimelineRole,
     TimelineSampling,
 )
+from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_core.timeline import Call, Fork, MergePolicy, TokenTree, TokenTrie, find_forks, node_roles
 
 ABORTED = "abort"
@@ -142,6 +143,8 @@ def _call(call: Call, end: int, score: CallScore | None, reward: float | None) -
         advantage=None if score is None else _finite(score.advantage),
         reward=_finite(reward),
         created_at=call.created_at,
+        drift_tokens=int(call.metadata.get(DRIFT_TOKENS, 0)),
+        echo_fields=call.metadata.get(ECHO_FIELDS, ""),
     )
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
+from ajet_core.inspect.terminal import episode_tree
+from ajet_core.inspect.token_texts import TokenTexts
 from ajet_core.interfaces import CallScore
 from ajet_core.protocol import EpisodeTimelines
+from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_core.server.timeline_view import episode_timelines, merge_episode
-from ajet_core.testing.samples import make_call, make_episode
+from ajet_core.testing.samples import conversation, make_call, make_episode
 from ajet_core.timeline import Call, MergePolicy, MessageText, PlacedMessage
 from tests.inspect.recorded import Recording
 
@@ -120,3 +125,21 @@ def test_a_call_without_a_token_ends_nowhere() -> None:
     message = view([make_call("a", [], [])])
     assert message.calls[0].end == -1
     assert message.nodes == []
+
+
+def test_drift_and_echoes_are_told() -> None:
+    first, second = conversation(2)
+    calls = [
+        replace(first, metadata={DRIFT_TOKENS: "2"}),
+        replace(second, metadata={ECHO_FIELDS: "arguments"}),
+    ]
+    episode = episode_timelines(make_episode(), merge_episode("episode", calls, "exact"), {})
+    assert [(call.drift_tokens, call.echo_fields) for call in episode.calls] == [
+        (2, ""),
+        (0, "arguments"),
+    ]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(episode_tree(episode, TokenTexts(None)))
+    shown = console.export_text()
+    assert "2 tokens would have drifted" in shown
+    assert "the answer before came back with another arguments" in shown
