@@ -126,6 +126,16 @@ def test_equal_rewards_give_their_place_to_another_task() -> None:
     assert len(batch.take()) == 6
 
 
+@pytest.mark.parametrize("kind", ["call_rewards", "agent_rewards"])
+def test_a_task_differs_by_the_rewards_of_its_calls_and_agents_too(kind: str) -> None:
+    batch = builder("differing_tasks", tasks=1)
+    records = [start(batch, "a"), start(batch, "a")]
+    for record, value in zip(records, (0.0, 1.0), strict=True):
+        assert not batch.is_full()
+        batch.ended(replace(record, state="ended", reward=1.0, **{kind: {"x": value}}))
+    assert batch.is_full()
+
+
 def test_a_task_that_keeps_failing_is_set_aside_and_replaced() -> None:
     batch = builder(max_aborts_per_task=2)
     for n in range(3):

@@ -362,6 +362,21 @@ async def test_a_server_that_is_started_again_goes_on_where_it_was(servers: Serv
         assert (await server.end(grant, 1.0)).status_code == 200
 
 
+async def test_the_order_of_calls_outlives_a_gap_in_it(servers: ServerFactory) -> None:
+    async with servers.running() as server:
+        await server.roll()
+        grant = await server.claim("a")
+        await server.chat(grant, "one")
+        # What a call leaves behind whose write failed.
+        server.service.episodes._open[grant["episode_id"]].session.take_index()
+        await server.chat(grant, "two")
+    async with servers.running() as server:
+        await server.service.board.wait_until(lambda: server.service.board.rolling)
+        await server.chat(grant, "three")
+        calls = (await server.service.store.calls([grant["episode_id"]]))[grant["episode_id"]]
+        assert [call.index for call in calls] == [0, 2, 3]
+
+
 async def test_a_trainer_that_refuses_a_step_ends_the_run_with_its_reason(server: Running) -> None:
     await server.roll(trainer={"raises_at": 1})
     await server.batch()
