@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
 import os
-import platform
 import random
 import sqlite3
 import statistics
@@ -26,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from reporting import report
 from stub_processes import Child, bare_recorder, gateway
 
 from ajet_core import credentials
@@ -272,15 +271,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ajet-gateway-") as directory:
         os.environ["XDG_STATE_HOME"] = directory
         result = asyncio.run(measure(args, Path(directory)))
-    if args.output is not None:
-        machine = {
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-        }
-        args.output.write_text(json.dumps({**result, **machine}, indent=2) + "\n")
-    print(json.dumps(result))
+    report(result, args.output)
 
 
 if __name__ == "__main__":

@@ -14,16 +14,14 @@ it, with date and hardware.
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
-import json
-import os
-import platform
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from reporting import report
 
 from ajet_core.timeline import Call, TokenTree, TokenTrie
 
@@ -169,15 +167,7 @@ def main() -> None:
         "linear_1000_whole_prompts_ms": round(foreign_ms, 1),
         "linear_prompt_tokens": prompt[id(long)],
     }
-    if args.output is not None:
-        machine = {
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-        }
-        args.output.write_text(json.dumps({**result, **machine}, indent=2) + "\n")
-    print(json.dumps(result))
+    report(result, args.output)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar, cast
 
-from ajet_core.plugin import PluginManager
-from ajet_core.plugin.discovery import installed_entry_points
 from ajet_core.server.serve import serve
 from ajet_core.settings import Settings
+from ajet_core.testing.plugins import scripted_plugins
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -85,16 +83,6 @@ def _child(*arguments: str) -> Iterator[Child]:
 def _serve_gateway(run_dir: Path, model_dir: Path) -> None:
     """Serve until the parent ends this process."""
 
-    class _Distribution:
-        name = "scripted"
-        version = "0"
-
-    points = [
-        EntryPoint("scripted", "ajet_core.testing.hooks", "agentjet"),
-        EntryPoint("1.0", "ajet_core.testing.hooks", "agentjet.hook_api"),
-    ]
-    for point in points:
-        vars(point)["dist"] = _Distribution()
     settings = Settings(
         server={
             "run_dir": run_dir,
@@ -104,8 +92,7 @@ def _serve_gateway(run_dir: Path, model_dir: Path) -> None:
             "max_waiting_claims": 2_000,
         }
     )
-    plugins = PluginManager(entry_points=[*installed_entry_points(), *points])
-    serve(settings, plugins)
+    serve(settings, scripted_plugins())
 
 
 class _Recorder(asyncio.Protocol):

@@ -9,7 +9,7 @@ The suites need pytest and pytest-asyncio; import each from its module:
 
 The engine ``scripted`` (`ajet_core.testing.scripted_engine`) and the trainer ``scripted``
 (`ajet_core.testing.scripted_trainer`) answer what they are told to and fail when they are told to.
-They are not installed as a plugin: hand the module `ajet_core.testing.hooks` to a plugin manager.
+They are not installed as a plugin: `ajet_core.testing.plugins.scripted_plugins` makes a plugin manager with them.
 
 Nothing is imported here, because the scripted components are imported by worker processes, which have
 no pytest.

@@ -7,7 +7,6 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,12 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ajet_core.credentials import ServerTokens
-from ajet_core.plugin import PluginManager
-from ajet_core.plugin.discovery import installed_entry_points
 from ajet_core.server.app import create_app
 from ajet_core.server.auth import TokenGuard
 from ajet_core.server.serve import bind
 from ajet_core.server.service import SwarmService, build_service
 from ajet_core.settings import Settings
+from ajet_core.testing.plugins import scripted_plugins
 
 SPECIALS = [
     "<|endoftext|>",
@@ -62,22 +60,6 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "config.json").write_text('{"model_type": "qwen2"}')
     (directory / "model.safetensors").write_bytes(b"")
     return directory
-
-
-def plugin_manager() -> PluginManager:
-    """The installed plugins and the scripted ones, which are behind no entry point."""
-
-    class _Distribution:
-        name = "scripted"
-        version = "0"
-
-    points = [
-        EntryPoint("scripted", "ajet_core.testing.hooks", "agentjet"),
-        EntryPoint("1.0", "ajet_core.testing.hooks", "agentjet.hook_api"),
-    ]
-    for point in points:
-        vars(point)["dist"] = _Distribution()
-    return PluginManager(entry_points=[*installed_entry_points(), *points])
 
 
 @dataclass(slots=True)
@@ -173,7 +155,7 @@ class ServerFactory:
             },
             store=store or {"name": "sqlite"},
         )
-        service = build_service(settings, plugin_manager())
+        service = build_service(settings, scripted_plugins())
         await service.open()
         listener = bind(settings.server)
         app = create_app(service, TokenGuard(TOKENS), max_body_bytes=settings.server.max_body_bytes)

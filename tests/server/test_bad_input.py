@@ -14,6 +14,7 @@ from ajet_core.server.auth import make_tokens
 from ajet_core.server.serve import bind, serve
 from ajet_core.server.service import build_service
 from ajet_core.settings import Settings
+from ajet_core.testing.plugins import scripted_plugins
 from tests.server.conftest import (
     CLIENT,
     CONTROL,
@@ -21,7 +22,6 @@ from tests.server.conftest import (
     ServerFactory,
     error_of,
     key,
-    plugin_manager,
 )
 
 
@@ -452,7 +452,7 @@ def test_a_port_in_use_is_said_with_the_way_out(tmp_path: Path) -> None:
 async def test_two_servers_do_not_share_a_run_directory(servers: ServerFactory) -> None:
     async with servers.running() as server:
         settings = Settings(server={"run_dir": server.run_dir, "port": 0})
-        second = build_service(settings, plugin_manager())
+        second = build_service(settings, scripted_plugins())
         with pytest.raises(StoreError, match=r"another (process|server)"):
             await second.open()
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from ajet_core.testing.samples import make_call
-from ajet_core.timeline import Call, MessageText, PlacedMessage, TokenTree, TokenTrie
+from ajet_core.timeline import Call, MergePolicy, MessageText, PlacedMessage, TokenTree, TokenTrie
 
 # Few different tokens, so that branches meet again by chance.
 TOKENS = st.lists(st.integers(0, 2), max_size=4)
@@ -39,9 +39,9 @@ def episodes(draw: st.DrawFn, episode_id: str = "episode") -> list[Call]:
     return calls
 
 
-def tree_of(calls: Sequence[Call], policy: str = "exact") -> TokenTree:
+def tree_of(calls: Sequence[Call], policy: MergePolicy = "exact") -> TokenTree:
     """The tree of `calls`, added in their order."""
-    trie = TokenTrie(calls[0].episode_id if calls else "episode", policy)  # type: ignore[arg-type]
+    trie = TokenTrie(calls[0].episode_id if calls else "episode", policy)
     for call in calls:
         trie.add(call)
     return trie.tree()

@@ -6,10 +6,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from ajet_core.errors import RequestError
-from ajet_core.server.rendering.messages import ChatMessage, ToolCall, ToolSpec
+from ajet_core.server.rendering.messages import ChatMessage, Role, ToolCall, ToolSpec
 from ajet_core.timeline import MessageText
 
 
@@ -92,7 +92,7 @@ def kept_message(text: MessageText) -> ChatMessage:
     """The message that `message_text` kept, its arguments in canonical form."""
     calls: list[Any] = json.loads(text.tool_calls) if text.tool_calls else []
     return ChatMessage(
-        text.role,  # type: ignore[arg-type]  # written by message_text
+        cast("Role", text.role),
         text.content,
         tuple(ToolCall(call["id"], call["name"], _arguments(call["arguments"])) for call in calls),
         text.tool_call_id or None,

@@ -42,9 +42,9 @@ def test_half_characters_are_kept_as_something_a_store_can_write(bad):
     call = ToolCall(bad, bad, json.dumps({"a": bad}))
     message = ChatMessage("assistant", bad, (call,), reasoning=bad)
     text = message_text(message)
-    json.loads(text.tool_calls)
+    assert json.loads(text.tool_calls)
     for field in (text.content, text.reasoning, text.tool_calls):
-        field.encode()
+        assert field.encode().decode() == field
 
 
 def test_white_space_around_an_answer_does_not_matter_and_around_a_question_does():
