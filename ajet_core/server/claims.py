@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ajet_core.errors import (
     AjetError,
@@ -20,25 +20,12 @@ from ajet_core.errors import (
 from ajet_core.interfaces import EpisodeRecord, SampleStore
 from ajet_core.protocol import ClaimRequest, ServerState
 from ajet_core.server.auth import hash_secret, new_episode_key
+from ajet_core.server.batching import BatchBuilder
 from ajet_core.server.episodes import EpisodeRegistry, closed_message
 from ajet_core.server.state import StateBoard
+from ajet_core.server.waiting import Granted, Ticket, WaitingLine
 
 _NOT_ROLLING_RETRY_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """A claimed episode and its key, which exists here and at the client only."""
-
-    record: EpisodeRecord
-    api_key: str = field(repr=False)
-
-
-@dataclass(slots=True)
-class _Ticket:
-    request: ClaimRequest
-    client_id: str
-    granted: asyncio.Future[Granted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +56,7 @@ class ClaimDesk:
         self._episodes = episodes
         self._limits = limits
         self._wall_clock = wall_clock
-        self._tickets: dict[int, _Ticket] = {}
-        self._ticket_ids = iter(range(1 << 62))
+        self._waiting = WaitingLine()
         # By claim hash: episodes whose record is being written.
         self._beginning: dict[str, asyncio.Future[Granted]] = {}
         self._abandoned: set[asyncio.Future[None]] = set()
@@ -80,7 +66,7 @@ class ClaimDesk:
     @property
     def waiting_count(self) -> int:
         """Claims that wait for a place."""
-        return len(self._tickets)
+        return len(self._waiting)
 
     async def claim(self, request: ClaimRequest, client_id: str) -> Granted:
         """Claim an episode, waiting for a place up to `request.wait_seconds`.
@@ -124,18 +110,18 @@ class ClaimDesk:
 
     def admit(self) -> None:
         """Give free places to waiting claims, in the order they came."""
-        for ticket_id, ticket in list(self._tickets.items()):
-            if ticket.granted.done():
-                continue
-            try:
-                granted = self._grant(ticket)
-            except (NotRollingError, EpisodeError) as error:
-                ticket.granted.set_exception(error)
-                granted = None
-            if granted is not None:
-                ticket.granted.set_result(granted)
-            if ticket.granted.done():
-                del self._tickets[ticket_id]
+        if self._board.state is ServerState.OFFLINE:
+            for waiting in list(self._waiting):
+                self._refuse(waiting, self._board.not_running())
+        builder = self._episodes.builder
+        if builder is None or not self._board.rolling:
+            return
+        while (ticket := self._waiting.next(builder)) is not None:
+            if ticket.group is not None and builder.admission(ticket.group) == "set_aside":
+                self._refuse(ticket, _set_aside(ticket.request))
+            else:
+                self._waiting.discard(ticket)
+                ticket.granted.set_result(self._grant(ticket, builder))
 
     async def _granted_before(self, request: ClaimRequest, client_id: str) -> Granted | None:
         if request.claim_id is None:
@@ -154,9 +140,9 @@ class ClaimDesk:
 
     async def _admitted(self, request: ClaimRequest, client_id: str) -> Granted:
         """Wait for a place."""
-        ticket = _Ticket(request, client_id, asyncio.get_running_loop().create_future())
-        ticket_id = next(self._ticket_ids)
-        self._tickets[ticket_id] = ticket
+        group = _group(request) if request.kind == "train" else None
+        ticket = Ticket(request, client_id, group, asyncio.get_running_loop().create_future())
+        self._waiting.add(ticket)
         try:
             self.admit()
             await asyncio.wait([ticket.granted], timeout=request.wait_seconds)
@@ -165,7 +151,7 @@ class ClaimDesk:
                 self._episodes.withdraw(ticket.granted.result().record)
             raise
         finally:
-            self._tickets.pop(ticket_id, None)
+            self._waiting.discard(ticket)
         if not ticket.granted.done():
             raise NotRollingError(
                 f"no episode of task {request.task_id!r} could start within "
@@ -185,28 +171,20 @@ class ClaimDesk:
                 granted.record.episode_id, "its client went away before it got the episode"
             )
 
-    def _grant(self, ticket: _Ticket) -> Granted | None:
-        request, builder = ticket.request, self._episodes.builder
-        group = request.group or request.task_id
-        if self._board.state is ServerState.OFFLINE:
-            raise self._board.not_running()
-        if not self._board.rolling or builder is None:
-            return None
-        if request.kind == "train":
-            admission = builder.admission(group)
-            if admission == "set_aside":
-                raise EpisodeError(
-                    f"task {request.task_id!r} is set aside: too many of its episodes were aborted"
-                )
-            if admission == "later":
-                return None
+    def _refuse(self, ticket: Ticket, error: AjetError) -> None:
+        self._waiting.discard(ticket)
+        ticket.granted.set_exception(error)
+
+    def _grant(self, ticket: Ticket, builder: BatchBuilder) -> Granted:
+        """An episode for a claim that has a place."""
+        request = ticket.request
         episode_id = secrets.token_hex(12)
         key = new_episode_key(episode_id, request.claim_id)
         record = EpisodeRecord(
             episode_id=episode_id,
             key_hash=hash_secret(key),
             task_id=request.task_id,
-            group=group,
+            group=_group(request),
             kind=request.kind,
             tag=request.tag,
             client_id=ticket.client_id,
@@ -237,9 +215,19 @@ class ClaimDesk:
                 "(setting server.max_open_episodes): end or abort some",
                 retry_after=1.0,
             )
-        if len(self._tickets) >= self._limits.waiting_claims:
+        if len(self._waiting) >= self._limits.waiting_claims:
             raise BusyError(
-                f"{len(self._tickets)} claims are waiting, the limit of this server "
+                f"{len(self._waiting)} claims are waiting, the limit of this server "
                 "(setting server.max_waiting_claims)",
                 retry_after=1.0,
             )
+
+
+def _group(request: ClaimRequest) -> str:
+    return request.group or request.task_id
+
+
+def _set_aside(request: ClaimRequest) -> EpisodeError:
+    return EpisodeError(
+        f"task {request.task_id!r} is set aside: too many of its episodes were aborted"
+    )

@@ -20,6 +20,7 @@ from ajet_core.server.auth import EPISODE_KEY_PREFIX, hash_secret
 from ajet_core.server.batching import BatchBuilder
 from ajet_core.server.dialects.chat import Session
 from ajet_core.server.events import EventLog
+from ajet_core.server.leases import LeaseWatch
 from ajet_core.server.rendering.conversation import ConversationIndex
 from ajet_core.server.state import StateBoard
 
@@ -67,6 +68,7 @@ class EpisodeRegistry:
         self._wall_clock = wall_clock
         self._finished = finished
         self._open: dict[str, OpenEpisode] = {}
+        self._leases = LeaseWatch()
         self.builder: BatchBuilder | None = None
         # Called when a place may have come free.
         self.freed: Callable[[], None] = lambda: None
@@ -83,9 +85,7 @@ class EpisodeRegistry:
             # Not their number: a call whose write failed has left a gap.
             following = max((call.index for call in calls), default=-1) + 1
             session = Session(record.episode_id, ConversationIndex.restore(calls), following)
-            self._open[record.episode_id] = OpenEpisode(
-                record, session, self._clock() + record.lease_seconds
-            )
+            self._add(OpenEpisode(record, session, self._clock() + record.lease_seconds))
 
     async def begin(self, builder: BatchBuilder) -> None:
         """Fill batches with `builder` from now on; what has ended but was not trained comes first."""
@@ -112,7 +112,7 @@ class EpisodeRegistry:
             # Without a durable record the episode never began; its place goes to the next claim.
             self.withdraw(record)
             raise
-        self._open[record.episode_id] = episode
+        self._add(episode)
         self._emit(record, "claimed")
         return episode
 
@@ -196,8 +196,7 @@ class EpisodeRegistry:
 
     async def abort_all(self, reason: str) -> None:
         """Abort every open episode."""
-        for episode_id in list(self._open):
-            await self.abort(episode_id, reason)
+        await self._abort_each(dict.fromkeys(self._open, reason))
 
     async def expire_leases(self) -> float:
         """Abort episodes whose lease ran out.
@@ -205,14 +204,10 @@ class EpisodeRegistry:
         :return: seconds until the next lease can run out.
         """
         now = self._clock()
-        for episode_id, episode in list(self._open.items()):
-            if episode.expires_at <= now and not episode.calls_running:
-                await self.abort(
-                    episode_id,
-                    f"lease expired: no call or heartbeat for {episode.record.lease_seconds:g} s",
-                )
-        soonest = min((e.expires_at for e in self._open.values()), default=now + 1.0)
-        return min(1.0, max(0.05, soonest - now))
+        expired = self._leases.expired(now, self._lease_end)
+        await self._abort_each({e: _expired_message(self._open[e].record) for e in expired})
+        soonest = self._leases.next_look()
+        return 1.0 if soonest is None else min(1.0, max(0.05, soonest - now))
 
     @contextlib.contextmanager
     def running_call(self, episode: OpenEpisode, task: asyncio.Task[Any]) -> Iterator[None]:
@@ -223,6 +218,31 @@ class EpisodeRegistry:
         finally:
             episode.calls_running.discard(task)
             episode.expires_at = self._clock() + episode.record.lease_seconds
+
+    def _add(self, episode: OpenEpisode) -> None:
+        episode_id = episode.record.episode_id
+        self._open[episode_id] = episode
+        self._leases.add(episode.expires_at, episode_id)
+
+    def _lease_end(self, episode_id: str) -> float | None:
+        """When a lease runs out, unless it is renewed; None if the episode is over."""
+        episode = self._open.get(episode_id)
+        if episode is None:
+            return None
+        if episode.calls_running:
+            # It is renewed when they are answered.
+            return self._clock() + episode.record.lease_seconds
+        return episode.expires_at
+
+    async def _abort_each(self, reasons: dict[str, str]) -> None:
+        """Abort episodes by id, each for its reason; the store commits them together.
+
+        :raises StoreError: one or more could not be aborted.
+        """
+        aborting = [self.abort(episode_id, reason) for episode_id, reason in reasons.items()]
+        for outcome in await asyncio.gather(*aborting, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def _close(self, episode_id: str, **outcome: object) -> EpisodeRecord:
         record, found = await self.get(episode_id)
@@ -272,6 +292,10 @@ class EpisodeRegistry:
                 "policy_version": record.claim_version,
             },
         )
+
+
+def _expired_message(record: EpisodeRecord) -> str:
+    return f"lease expired: no call or heartbeat for {record.lease_seconds:g} s"
 
 
 def closed_message(record: EpisodeRecord) -> str:

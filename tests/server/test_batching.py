@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -187,6 +187,88 @@ def test_every_ended_episode_is_taken_exactly_once(
             taken += batch.take()
     taken += batch.take()
     assert sorted(taken) == sorted(ended)
+
+
+@dataclass
+class Recount:
+    """What `BatchBuilder` keeps sums of, counted anew each time it is asked."""
+
+    full_by: str
+    tasks: int = 2
+    size: int = 2
+    aborts_allowed: int = 1
+    open: list[EpisodeRecord] = field(default_factory=list)
+    ended: list[EpisodeRecord] = field(default_factory=list)
+    aborted: list[EpisodeRecord] = field(default_factory=list)
+
+    def rewards(self, group: str) -> list[float | None]:
+        return [r.reward for r in self.ended if r.group == group]
+
+    def running(self, group: str) -> int:
+        return sum(r.group == group for r in self.open)
+
+    def set_aside(self, group: str) -> bool:
+        return sum(r.group == group for r in self.aborted) > self.aborts_allowed
+
+    def ready(self, group: str) -> bool:
+        rewards = self.rewards(group)
+        dull = self.full_by == "differing_tasks" and len(set(rewards)) < 2
+        return len(rewards) >= self.size and not dull and not self.set_aside(group)
+
+    def holds_place(self, group: str) -> bool:
+        return bool(self.running(group)) or len(self.rewards(group)) >= self.size
+
+    def admission(self, group: str) -> str:
+        if self.full_by == "episodes":
+            return "now" if len(self.open) + len(self.ended) < self.tasks * self.size else "later"
+        if self.set_aside(group):
+            return "set_aside"
+        if self.holds_place(group):
+            taken = self.running(group) + len(self.rewards(group))
+            return "now" if taken < self.size else "later"
+        active = sum(
+            self.ready(g) or (self.running(g) > 0 and len(self.rewards(g)) < self.size)
+            for g in "abcde"
+            if not self.set_aside(g)
+        )
+        return "now" if active < self.tasks else "later"
+
+    def is_full(self) -> bool:
+        if self.full_by == "episodes":
+            return len(self.ended) >= self.tasks * self.size
+        return sum(map(self.ready, "abcde")) >= self.tasks
+
+
+@given(
+    st.sampled_from(["tasks", "episodes", "differing_tasks"]),
+    st.lists(
+        st.tuples(st.sampled_from("abcde"), st.sampled_from(["open", "abort", 0.0, 1.0])),
+        max_size=80,
+    ),
+)
+def test_the_sums_are_those_of_counting_again(
+    full_by: str, script: list[tuple[str, str | float]]
+) -> None:
+    batch, recount = builder(full_by, max_aborts_per_task=1), Recount(full_by)
+    for group, what in script:
+        running = next((r for r in recount.open if r.group == group), None)
+        if what == "open" and batch.admission(group) == "now":
+            recount.open.append(episode(group))
+            batch.opened(recount.open[-1])
+        elif what != "open" and running is not None:
+            recount.open.remove(running)
+            if isinstance(what, float):
+                recount.ended.append(replace(running, state="ended", reward=what))
+                batch.ended(recount.ended[-1])
+            else:
+                recount.aborted.append(running)
+                batch.aborted(replace(running, state="aborted"))
+        assert [batch.admission(g) for g in "abcde"] == [recount.admission(g) for g in "abcde"]
+        assert batch.is_full() == recount.is_full()
+        assert batch.progress().open_episodes == len(recount.open)
+        if batch.is_full():
+            batch.take()
+            recount = Recount(full_by, open=recount.open)
 
 
 @pytest.mark.parametrize("full_by", ["tasks", "differing_tasks"])
