@@ -18,7 +18,7 @@ Row = tuple[Any, ...]
 EPISODE_COLUMNS = (
     "episode_id, key_hash, task_id, group_name, kind, tag, client_id, claim_version, lease_seconds, "
     "created_at, state, reward, components, call_rewards, agent_rewards, metadata, reason, finished_at, "
-    "batch_id, claim_hash"
+    "batch_id, claim_hash, cause, heartbeat_seconds"
 )
 _EPISODE_JSON_COLUMNS = frozenset({12, 13, 14, 15})
 CALL_COLUMNS = (
@@ -27,7 +27,7 @@ CALL_COLUMNS = (
 )
 SCORE_COLUMNS = "call, step, advantage, logprobs"
 STEP_COLUMNS = "step, batch_id, metrics, finished_at"
-RUN_COLUMNS = "run_id, config_json, created_at, active"
+RUN_COLUMNS = "run_id, config_json, created_at, active, paused"
 
 _EMPTY_JSON = "{}"
 
@@ -203,6 +203,8 @@ def episode_row(episode: EpisodeRecord) -> Row:
         *outcome_row(episode),
         episode.batch_id,
         episode.claim_hash,
+        episode.cause,
+        episode.heartbeat_seconds,
     )
 
 
@@ -227,9 +229,9 @@ def episode_from_row(row: Row) -> EpisodeRecord:
 
 
 def batch_from_row(row: Row, episode_ids: list[str]) -> BatchRecord:
-    """A batch from (batch_id, step, created_at)."""
-    batch_id, step, created_at = row
-    return BatchRecord(batch_id, step, episode_ids, created_at)
+    """A batch from (batch_id, step, created_at, refused)."""
+    batch_id, step, created_at, refused = row
+    return BatchRecord(batch_id, step, episode_ids, created_at, refused)
 
 
 def step_row(step: StepRecord) -> Row:
@@ -245,10 +247,10 @@ def step_from_row(row: Row) -> StepRecord:
 
 def run_row(run: RunRecord) -> Row:
     """The row of `run`, in the order of `RUN_COLUMNS`."""
-    return (run.run_id, run.config_json, run.created_at, int(run.active))
+    return (run.run_id, run.config_json, run.created_at, int(run.active), run.paused)
 
 
 def run_from_row(row: Row) -> RunRecord:
     """Undo `run_row`."""
-    run_id, config_json, created_at, active = row
-    return RunRecord(run_id, config_json, created_at, bool(active))
+    run_id, config_json, created_at, active, paused = row
+    return RunRecord(run_id, config_json, created_at, bool(active), paused)

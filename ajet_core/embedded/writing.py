@@ -10,12 +10,14 @@ from ajet_core.embedded.group_commit import savepoint
 from ajet_core.embedded.reading import episode as read_episode
 from ajet_core.errors import StoreError
 from ajet_core.interfaces import BatchRecord, CallScore, EpisodeRecord, RunRecord, StepRecord
+from ajet_core.protocol import ABORT_CAUSES
 from ajet_core.timeline import Call
 
 TOTAL_NAMES = (
     "episodes",
     "episodes_ended",
     "episodes_aborted",
+    *(f"aborted_{cause}" for cause in ABORT_CAUSES),
     "calls",
     "tokens_raw",
     "tokens_sampled",
@@ -38,7 +40,8 @@ _REPLACE_RUN = _insert("run", f"one, {codec.RUN_COLUMNS}", "REPLACE")
 _REPLACE_TOTAL = _insert("totals", "name, value", "REPLACE")
 _FINISH_EPISODE = (
     "UPDATE episodes SET state = ?, reward = ?, components = ?, call_rewards = ?, "
-    "agent_rewards = ?, metadata = ?, reason = ?, finished_at = ? WHERE episode_id = ? AND state = 'open'"
+    "agent_rewards = ?, metadata = ?, reason = ?, finished_at = ?, cause = ? "
+    "WHERE episode_id = ? AND state = 'open'"
 )
 _BATCH_EPISODE = (
     "UPDATE episodes SET batch_id = ?, batch_position = ? "
@@ -91,7 +94,7 @@ class StoreWriter:
         if episode.state == "open":
             raise StoreError(f"episode {episode.episode_id} has no outcome to store: it is open")
         cursor = self._connection.execute(
-            _FINISH_EPISODE, (*codec.outcome_row(episode), episode.episode_id)
+            _FINISH_EPISODE, (*codec.outcome_row(episode), episode.cause, episode.episode_id)
         )
         stored = read_episode(self._connection, episode.episode_id)
         if stored is None:
@@ -133,11 +136,23 @@ class StoreWriter:
                         f"cannot add batch {batch.batch_id}: {self._why_not_batched(episode_id)}"
                     )
 
+    def refuse_batch(self, batch_id: str, reason: str) -> None:
+        """Note why a batch is not to be trained."""
+        cursor = self._connection.execute(
+            "UPDATE batches SET refused = ? WHERE batch_id = ?", (reason, batch_id)
+        )
+        if not cursor.rowcount:
+            raise StoreError(f"cannot refuse batch {batch_id}: it is not in the store")
+
     def add_step(self, step: StepRecord, scores: Sequence[CallScore]) -> None:
         """Write or replace a step and its scores."""
         connection = self._connection
         with savepoint(connection):
             connection.execute(_REPLACE_STEP, codec.step_row(step))
+            # Its batch may have been meant for a later step, if one before it was refused.
+            connection.execute(
+                "UPDATE batches SET step = ? WHERE batch_id = ?", (step.step, step.batch_id)
+            )
             connection.execute("DELETE FROM scores WHERE step = ?", (step.step,))
             for score in scores:
                 call = self._row_id(_CALL_ID, score.call_id)
@@ -147,9 +162,17 @@ class StoreWriter:
                     )
                 connection.execute(_INSERT_SCORE, codec.score_row(score, call, step.step))
 
+    def rewind(self, step: int) -> None:
+        """Forget later steps and their scores."""
+        with savepoint(self._connection):
+            self._connection.execute("DELETE FROM scores WHERE step > ?", (step,))
+            self._connection.execute("DELETE FROM steps WHERE step > ?", (step,))
+
     def _count_outcome(self, episode: EpisodeRecord) -> None:
         if episode.state != "open":
             self._pending[f"episodes_{episode.state}"] += 1
+        if episode.cause:
+            self._pending[f"aborted_{episode.cause}"] += 1
 
     def _row_id(self, query: str, name: str) -> int | None:
         found = self._connection.execute(query, (name,)).fetchone()

@@ -21,6 +21,11 @@ from ajet_core.protocol import (
     EpisodeGrant,
     EpisodeStatus,
     ErrorBody,
+    GroupCountsAnswer,
+    GroupCountsRequest,
+    Heartbeats,
+    HeartbeatsRequest,
+    PauseRequest,
     ProtocolInfo,
     RunConfig,
     RunStatus,
@@ -130,6 +135,14 @@ def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | N
         base = (public_url or str(request.base_url)).rstrip("/")
         return await until_disconnect(request, service.claim(body, scope, f"{base}/v1"))
 
+    @app.post("/v1/heartbeats", summary="Renew the leases of many", tags=["episodes"])
+    async def heartbeats(body: HeartbeatsRequest, scope: Client) -> Heartbeats:
+        return await service.heartbeats(body, scope)
+
+    @app.post("/v1/groups", summary="How many episodes groups have", tags=["episodes"])
+    async def groups(body: GroupCountsRequest, scope: Client) -> GroupCountsAnswer:
+        return await service.group_counts(body, scope)
+
     @app.post("/v1/episodes/{episode_id}/end", summary="End it with its reward", tags=["episodes"])
     async def end(episode_id: str, body: EndRequest, _: Client) -> EpisodeStatus:
         return await service.end(episode_id, body)
@@ -159,6 +172,14 @@ def _add_run_routes(app: FastAPI, service: SwarmService) -> None:
     @app.post("/v1/run/start", summary="Start it", tags=["run"])
     async def start(_: Control, body: Annotated[StartRequest | None, Body()] = None) -> RunStatus:
         return await service.coordinator.start((body or StartRequest()).wait_seconds)
+
+    @app.post("/v1/run/pause", summary="Give out no more episodes", tags=["run"])
+    async def pause(_: Control, body: Annotated[PauseRequest | None, Body()] = None) -> RunStatus:
+        return await service.coordinator.pause((body or PauseRequest()).reason)
+
+    @app.post("/v1/run/resume", summary="Go on after a pause", tags=["run"])
+    async def resume(_: Control) -> RunStatus:
+        return await service.coordinator.resume()
 
     @app.post("/v1/run/stop", summary="Stop it: checkpoint and export", tags=["run"])
     async def stop(_: Control) -> RunStatus:

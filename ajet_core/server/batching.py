@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.protocol import BatchConfig, BatchProgress
+from ajet_core.protocol import BatchConfig, BatchProgress, SetAside
+from ajet_core.server.set_aside import TaskFailures, counts_as_failure
 from ajet_core.timeline import rewards_differ
 
-Admission = Literal["now", "later", "set_aside"]
+Admission = Literal["now", "later"]
+
+# One episode has nothing to be better than.
+_FEWEST_EPISODES = 2
 
 
 class _Counts(NamedTuple):
@@ -24,32 +28,51 @@ class _Counts(NamedTuple):
     ended: int = 0
     ready: int = 0
     active: int = 0
-    set_aside: int = 0
 
 
 @dataclass(slots=True)
 class _Group:
     """The rollouts of one task within the batch being filled.
 
+    :ivar silent: open episodes whose clients do not answer; they may end, but nobody waits for them.
+    :ivar aborts: episodes that failed.
+    :ivar given_up: of these, those that nobody will try again.
+    :ivar exhausted: it failed too often to be tried again in this batch.
     :ivar counted: what it contributes to the sums over all groups.
     """
 
     open: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
     ended: dict[str, EpisodeRecord] = field(default_factory=dict)
     aborts: int = 0
-    set_aside: bool = False
+    given_up: int = 0
+    exhausted: bool = False
     counted: _Counts = field(default_factory=_Counts)
+
+    def room(self, size: int) -> int:
+        """How many more episodes it may begin."""
+        if self.exhausted:
+            return 0
+        return max(0, size - self.given_up - len(self.open) - len(self.ended))
 
     def holds_place(self, size: int) -> bool:
         """Whether it occupies one of the batch's places.
 
         An incomplete task that nobody works on does not: its client may be gone, and must not keep
-        the batch from ever being full. It gets a place again when its next episode starts.
+        the batch from ever being full. It gets a place again when its next episode starts. Nor does one of
+        which too few episodes succeeded.
         """
-        return bool(self.open) or self.complete(size)
+        return self.worth(size) if self.complete(size) else bool(self.open)
 
     def complete(self, size: int) -> bool:
-        return len(self.ended) >= size
+        """Whether it has what it is to have: all its episodes, or those that succeeded."""
+        if self.exhausted:
+            return not self.open
+        return len(self.ended) >= size - self.given_up
+
+    def worth(self, size: int) -> bool:
+        """Whether it has enough episodes to be compared with one another."""
+        return len(self.ended) >= min(size, _FEWEST_EPISODES)
 
     def differs(self) -> bool:
         return rewards_differ(
@@ -60,13 +83,11 @@ class _Group:
         size = config.episodes_per_task
         complete = self.complete(size)
         dull = complete and config.full_by == "differing_tasks" and not self.differs()
-        counts = not (dull or self.set_aside)
         return _Counts(
             open=len(self.open),
             ended=len(self.ended),
-            ready=complete and counts,
-            active=self.holds_place(size) and counts,
-            set_aside=self.set_aside,
+            ready=complete and self.worth(size) and not dull,
+            active=self.holds_place(size) and not dull,
         )
 
 
@@ -76,10 +97,13 @@ class BatchBuilder:
     An episode is admitted only if the batch being filled has a place for it, so that nothing is rolled
     out with weights that are about to change. Everything that ended by the time a batch is full is
     part of that batch; what is still open then is carried over to the next.
+
+    :param failures: what is known of the tasks from before.
     """
 
-    def __init__(self, config: BatchConfig) -> None:
+    def __init__(self, config: BatchConfig, failures: TaskFailures | None = None) -> None:
         self._config = config
+        self._failures = failures or TaskFailures(config.max_aborts_per_task)
         self._groups: dict[str, _Group] = {}
         # Of all groups; kept up to date, because with thousands of them each end would have to add them up.
         self._sum = _Counts()
@@ -92,21 +116,19 @@ class BatchBuilder:
 
     @property
     def decided(self) -> Set[str]:
-        """Groups that have a place of their own left or are set aside, whatever the others do."""
+        """Groups that have a place of their own left, whatever the others do."""
         return self._decided
 
-    def admission(self, group: str) -> Admission:
-        """Whether one more episode of `group` may start now, or only in a later batch.
+    def refuses(self, task_id: str) -> str | None:
+        """Why a task gets no more episodes, if it is set aside."""
+        return self._failures.refusal(task_id)
 
-        ``set_aside``: too many of its episodes were aborted; it gets no more places in this batch.
-        """
-        if self._config.full_by != "episodes":
-            found = self._groups.get(group)
+    def admission(self, group: str) -> Admission:
+        """Whether one more episode of `group` may start now, or only in a later batch."""
+        if self._config.full_by != "episodes" and (found := self._groups.get(group)) is not None:
             size = self._config.episodes_per_task
-            if found is not None and found.set_aside:
-                return "set_aside"
-            if found is not None and found.holds_place(size):
-                return "now" if len(found.open) + len(found.ended) < size else "later"
+            if found.holds_place(size) or not found.room(size):
+                return "now" if found.room(size) else "later"
         return "now" if self.takes_any else "later"
 
     def opened(self, episode: EpisodeRecord) -> None:
@@ -119,24 +141,56 @@ class BatchBuilder:
         """Undo `opened`: the episode never reached its client, which is nobody's failure."""
         if (group := self._groups.get(episode.group)) is not None:
             group.open.discard(episode.episode_id)
+            group.silent.discard(episode.episode_id)
+            self._count(episode.group, group)
+
+    def silent(self, episode: EpisodeRecord) -> None:
+        """Note that the client of an open episode does not answer: its place is free for others."""
+        group = self._groups.get(episode.group)
+        if group is not None and episode.episode_id in group.open:
+            group.open.discard(episode.episode_id)
+            group.silent.add(episode.episode_id)
+            self._count(episode.group, group)
+
+    def heard(self, episode: EpisodeRecord) -> None:
+        """Undo `silent`; the batch may get more episodes of a task than it asks for."""
+        group = self._groups.get(episode.group)
+        if group is not None and episode.episode_id in group.silent:
+            group.silent.discard(episode.episode_id)
+            group.open.add(episode.episode_id)
             self._count(episode.group, group)
 
     def ended(self, episode: EpisodeRecord) -> None:
         """Note an episode that ended with a reward."""
         group = self._groups.setdefault(episode.group, _Group())
         group.open.discard(episode.episode_id)
+        group.silent.discard(episode.episode_id)
         group.ended[episode.episode_id] = episode
+        self._failures.succeeded(episode)
         self._count(episode.group, group)
 
-    def aborted(self, episode: EpisodeRecord) -> bool:
-        """Note an aborted episode; True if its group is set aside because of it."""
+    def aborted(self, episode: EpisodeRecord, *, final: bool = False) -> SetAside | None:
+        """Note an aborted episode.
+
+        :param final: nobody will try it again.
+        :return: the note if its task is set aside because of it.
+        """
         group = self._groups.setdefault(episode.group, _Group())
         group.open.discard(episode.episode_id)
-        group.aborts += 1
-        newly = group.aborts > self._config.max_aborts_per_task and not group.set_aside
-        group.set_aside |= newly
+        group.silent.discard(episode.episode_id)
+        group.aborts += counts_as_failure(episode)
+        group.given_up += final
+        group.exhausted |= group.aborts > self._config.max_aborts_per_task
+        aside = self._failures.failed(episode)
         self._count(episode.group, group)
-        return newly
+        return aside
+
+    def readmit(self) -> None:
+        """Give all tasks another chance."""
+        self._failures.forget()
+        for name, group in self._groups.items():
+            group.aborts, group.exhausted = 0, False
+            self._count(name, group)
 
     def is_full(self) -> bool:
         """Whether the batch can be trained."""
@@ -145,10 +199,10 @@ class BatchBuilder:
     def take(self) -> list[str]:
         """Ids of the episodes of the full batch; the builder goes on with the next one."""
         taken = [episode for g in self._groups.values() for episode in g.ended]
-        carried = {name: group.open for name, group in self._groups.items() if group.open}
+        carried = {n: g for n, g in self._groups.items() if g.open or g.silent}
         self._groups, self._sum, self._decided = {}, _Counts(), set()
-        for name, still_open in carried.items():
-            self._groups[name] = group = _Group(open=still_open)
+        for name, before in carried.items():
+            self._groups[name] = group = _Group(open=before.open, silent=before.silent)
             self._count(name, group)
         return taken
 
@@ -159,8 +213,32 @@ class BatchBuilder:
             needed=self._needed(),
             ready=self._ready(),
             open_episodes=self._sum.open,
-            set_aside=self._sum.set_aside,
+            set_aside=len(list(self._failures)),
         )
+
+    @property
+    def dull(self) -> int:
+        """Complete tasks that do not count because all their rewards are equal."""
+        if self._config.full_by != "differing_tasks":
+            return 0
+        size = self._config.episodes_per_task
+        return sum(
+            g.complete(size) and g.worth(size) and not g.differs() for g in self._groups.values()
+        )
+
+    @property
+    def episodes_per_task(self) -> int:
+        """Episodes that a task is to have."""
+        return self._config.episodes_per_task
+
+    def lacking(self) -> list[tuple[str, int, int]]:
+        """Groups that are begun and not complete, with how many episodes have ended and are open."""
+        size = self._config.episodes_per_task
+        return [
+            (name, len(group.ended), len(group.open))
+            for name, group in self._groups.items()
+            if not group.complete(size) and (group.ended or group.open)
+        ]
 
     def _count(self, name: str, group: _Group) -> None:
         """Take note that a group changed."""
@@ -175,7 +253,7 @@ class BatchBuilder:
         if self._config.full_by == "episodes":
             return
         size = self._config.episodes_per_task
-        if group.set_aside or (group.holds_place(size) and counts.open + counts.ended < size):
+        if group.holds_place(size) and group.room(size):
             self._decided.add(name)
         else:
             self._decided.discard(name)

@@ -61,6 +61,7 @@ class ClaimDesk:
         self._beginning: dict[str, asyncio.Future[Granted]] = {}
         self._abandoned: set[asyncio.Future[None]] = set()
         episodes.freed = self.admit
+        episodes.task_refused = self._refuse_task
         board.listen(lambda _: self.admit())
 
     @property
@@ -76,7 +77,7 @@ class ClaimDesk:
         :raises EpisodeClosedError: it was granted before, and its episode is over.
         :raises NotRollingError: no run is active, or no place came free in time.
         :raises BusyError: a limit on open episodes or waiting claims is reached.
-        :raises EpisodeError: the task is set aside for this batch.
+        :raises EpisodeError: the task is set aside.
         """
         again = await self._granted_before(request, client_id)
         if again is not None:
@@ -117,11 +118,8 @@ class ClaimDesk:
         if builder is None or not self._board.rolling:
             return
         while (ticket := self._waiting.next(builder)) is not None:
-            if ticket.group is not None and builder.admission(ticket.group) == "set_aside":
-                self._refuse(ticket, _set_aside(ticket.request))
-            else:
-                self._waiting.discard(ticket)
-                ticket.granted.set_result(self._grant(ticket, builder))
+            self._waiting.discard(ticket)
+            ticket.granted.set_result(self._grant(ticket, builder))
 
     async def _granted_before(self, request: ClaimRequest, client_id: str) -> Granted | None:
         if request.claim_id is None:
@@ -140,7 +138,10 @@ class ClaimDesk:
 
     async def _admitted(self, request: ClaimRequest, client_id: str) -> Granted:
         """Wait for a place."""
+        builder = self._episodes.builder
         group = _group(request) if request.kind == "train" else None
+        if group and builder is not None and (why := builder.refuses(request.task_id)):
+            raise EpisodeError(why)
         ticket = Ticket(request, client_id, group, asyncio.get_running_loop().create_future())
         self._waiting.add(ticket)
         try:
@@ -167,9 +168,17 @@ class ClaimDesk:
     async def _abandon(self, begun: asyncio.Future[Granted]) -> None:
         with contextlib.suppress(AjetError):
             granted = await begun
-            await self._episodes.abort(
-                granted.record.episode_id, "its client went away before it got the episode"
+            await self._episodes.drop(
+                granted.record.episode_id,
+                "its client went away before it got the episode",
+                "cancelled",
             )
+
+    def _refuse_task(self, task_id: str, why: str) -> None:
+        """Send those away who wait for a task that is set aside."""
+        for ticket in list(self._waiting):
+            if ticket.group is not None and ticket.request.task_id == task_id:
+                self._refuse(ticket, EpisodeError(why))
 
     def _refuse(self, ticket: Ticket, error: AjetError) -> None:
         self._waiting.discard(ticket)
@@ -190,6 +199,7 @@ class ClaimDesk:
             client_id=ticket.client_id,
             claim_version=self._board.policy_version,
             lease_seconds=request.lease_seconds,
+            heartbeat_seconds=request.heartbeat_seconds,
             created_at=self._wall_clock(),
             claim_hash=hash_secret(request.claim_id) if request.claim_id is not None else "",
         )
@@ -200,7 +210,7 @@ class ClaimDesk:
     def _why_not(self) -> str:
         state, builder = f"the server is {self._board.state}", self._episodes.builder
         if builder is None or not self._board.rolling:
-            return state
+            return f"{state}: {self._board.why}" if self._board.why else state
         progress = builder.progress()
         unit = "episodes" if progress.full_by == "episodes" else "tasks"
         return (
@@ -225,9 +235,3 @@ class ClaimDesk:
 
 def _group(request: ClaimRequest) -> str:
     return request.group or request.task_id
-
-
-def _set_aside(request: ClaimRequest) -> EpisodeError:
-    return EpisodeError(
-        f"task {request.task_id!r} is set aside: too many of its episodes were aborted"
-    )

@@ -20,12 +20,14 @@ class EngineGate:
     in the next one from the tokens that were sampled so far, so its client notices only a pause.
 
     :param deadline: seconds a call may wait for a worker.
+    :ivar running: calls that an engine has and has not finished.
     """
 
     def __init__(self, board: StateBoard, deadline: float) -> None:
         self._board = board
         self._deadline = deadline
         self._worker: WorkerProcess | None = None
+        self.running = 0
 
     def open(self, worker: WorkerProcess) -> None:
         """Send calls to `worker` from now on."""
@@ -51,6 +53,7 @@ class EngineGate:
                 return
             worker = await self._alive()
             chunks = worker.generate(rest)
+            self.running += 1
             try:
                 async for chunk in chunks:
                     version = chunk.policy_version
@@ -62,6 +65,7 @@ class EngineGate:
                 if self._worker is worker:
                     self.shut()
             finally:
+                self.running -= 1
                 # Closing at once, not at garbage collection, is what cancels the call in the worker.
                 if isinstance(chunks, AsyncGenerator):
                     await chunks.aclose()

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from ajet_core.errors import AjetError, BodyTooLargeError, NotFoundError, RequestError
+from ajet_core.errors import AjetError, BodyTooLargeError, BusyError, NotFoundError, RequestError
 from ajet_core.protocol import ErrorBody, ErrorDetail
 
 LLM_ROUTES = ("/v1/chat/", "/v1/models")
@@ -47,6 +47,8 @@ def openai_error(error: AjetError) -> dict[str, Any]:
 async def on_ajet_error(request: Request, error: Exception) -> JSONResponse:
     """Handler for our own errors."""
     assert isinstance(error, AjetError)
+    if error.status == BusyError.status:
+        request.app.state.service.throttled.note(error.message)
     return error_response(error, request.url.path)
 
 

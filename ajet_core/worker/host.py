@@ -72,6 +72,7 @@ class WorkerHost:
         self._chunks: list[list[Any]] = []
         self._methods: dict[str, Callable[[int, Any], Awaitable[Any]]] = {
             "boot": self._boot,
+            "ping": self._ping,
             "generate": self._generate,
             "engine.update_weights": self._update_weights,
             "engine.pause": self._pause,
@@ -163,6 +164,9 @@ class WorkerHost:
             self._engine = _make(plan.engine, context)
             engine_info = await self._need_engine().start(plan.model)
         return to_plain(BootReport(engine_info, trainer_info))
+
+    async def _ping(self, _: int, __: Any) -> None:
+        """Nothing: that it is answered is the answer."""
 
     async def _generate(self, call_id: int, params: Any) -> None:
         request = from_plain(GenerateRequest, params)

@@ -137,6 +137,10 @@ class WorkerProcess:
             del self._streams[call_id]
             call.cancel()
 
+    async def ping(self) -> None:
+        """Return once the worker has answered, whatever else it does."""
+        await self.call("ping")
+
     async def update_weights(self, update: WeightUpdate) -> None:
         """As `Engine.update_weights`."""
         await self.call("engine.update_weights", to_plain(update))

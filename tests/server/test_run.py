@@ -158,7 +158,7 @@ async def test_a_heartbeat_renews_the_lease(server: Running) -> None:
     await server.roll()
     grant = await server.claim(lease_seconds=100.0)
     live = server.service.episodes._open[grant["episode_id"]]
-    live.expires_at -= 50.0
+    live.seen_at -= 50.0
     status = await server.http.post(f"/v1/episodes/{grant['episode_id']}/heartbeat", headers=CLIENT)
     assert status.json()["lease_expires_in"] > 90
 

@@ -54,17 +54,6 @@ async def test_claims_that_need_no_place_pass_those_that_do() -> None:
     assert line_of(ticket("b"), free).next(batch) is free
 
 
-async def test_claims_of_a_task_that_is_set_aside_are_answered() -> None:
-    batch = builder(tasks=1, max_aborts_per_task=1)
-    failing = start(batch, "a", "a")
-    line = line_of(mine := ticket("a"), other := ticket("b"))
-    for record in failing:
-        batch.aborted(replace(record, state="aborted"))
-    assert line.next(batch) is mine
-    line.discard(mine)
-    assert line.next(batch) is other
-
-
 @pytest.mark.parametrize("full_by", ["tasks", "episodes", "differing_tasks"])
 @pytest.mark.parametrize("seed", range(20))
 async def test_the_next_is_the_first_that_the_builder_would_not_send_away(
