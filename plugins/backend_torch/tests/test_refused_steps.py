@@ -12,7 +12,7 @@ import pytest
 import torch
 from ajet_backend_torch import attempts
 from ajet_backend_torch.engine import TorchEngine
-from ajet_backend_torch.settings import TorchEngineSettings
+from ajet_backend_torch.settings import TorchEngineSettings, TorchTrainerSettings
 from ajet_backend_torch.trainer import TorchTrainer
 from conftest import load
 from test_engine import ask, assert_exact, prompts
@@ -198,6 +198,22 @@ def test_weights_that_were_damaged_before_are_not_the_fault_of_the_batch(model_d
     with pytest.raises(TrainerError, match="before step 1 already") as found:
         trainer.step(batch())
     assert not isinstance(found.value, StepRefusedError)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("spoiled", [1, 3])
+def test_cuda(spoiled, model_dir, context):
+    trainer = TorchTrainer(TorchTrainerSettings(device="cuda"), context)
+    trainer.start(ModelConfig(path=model_dir), MANY_STEPS)
+    trainer.step(batch())
+    before, places = state(trainer), addresses(trainer)
+    mend = spoil_pass(trainer, spoiled)
+    with pytest.raises(StepRefusedError, match=f"minibatch {spoiled} of 4"):
+        trainer.step(batch(step=2))
+    mend()
+    assert same(before, state(trainer))
+    assert addresses(trainer) == places
+    trainer.step(batch(step=2))
 
 
 async def test_an_engine_of_the_same_process_serves_the_old_weights(model_dir, context):

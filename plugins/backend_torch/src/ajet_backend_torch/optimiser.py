@@ -50,7 +50,7 @@ class MasterAdamW:
         self.torn = False
         self._kept: Snapshot | None = None
         masters = list(self.masters.values())
-        self._cuda = next((master.device for master in masters if master.is_cuda), None)
+        cuda = next((master.device for master in masters if master.is_cuda), None)
         self._max_norm = algorithm.max_grad_norm or float("inf")
         self._adamw = torch.optim.AdamW(
             [
@@ -66,11 +66,11 @@ class MasterAdamW:
             lr=algorithm.learning_rate,
             betas=algorithm.adam_betas,
             # On CUDA the default needs as much memory again as the masters while it updates them.
-            fused=self._cuda is not None,
+            fused=cuda is not None,
         )
         for master in masters:
             self._adamw.state[master] = {
-                "step": torch.zeros((), device=self._cuda),
+                "step": torch.zeros((), device=cuda),
                 "exp_avg": torch.zeros_like(master),
                 "exp_avg_sq": torch.zeros_like(master),
             }
@@ -144,8 +144,6 @@ class MasterAdamW:
             self._kept = Snapshot(_host_copies(weights), _host_copies(state))
         _copy(weights, self._kept.weights)
         _copy(state, self._kept.state)
-        if self._cuda is not None:
-            torch.cuda.synchronize(self._cuda)
         return self._kept
 
     @torch.no_grad()
@@ -159,12 +157,10 @@ class MasterAdamW:
 
 
 def _host_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {
-        name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        for name, tensor in tensors.items()
-    }
+    # Not pinned: PyTorch rounds pinned memory up to powers of two, tensor by tensor.
+    return {name: torch.empty_like(tensor, device="cpu") for name, tensor in tensors.items()}
 
 
 def _copy(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in target.items():
-        tensor.copy_(source[name], non_blocking=True)
+        tensor.copy_(source[name])
