@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import little_memory
 import pytest
 import torch
 from ajet_backend_torch import engine as engine_module
@@ -50,6 +55,28 @@ def room_for(
 def test_every_kind_of_shortage_is_known(shortage):
     assert is_out_of_memory(shortage())
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
+
+
+def test_a_real_shortage_is_known():
+    with pytest.raises(RuntimeError) as found:
+        torch.empty(10**14)
+    assert is_out_of_memory(found.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the process's memory by Linux's means")
+def test_a_process_of_little_memory_gets_through(tmp_path):
+    def step(name: str, *room: str) -> dict[str, float]:
+        command = [sys.executable, str(Path(little_memory.__file__)), str(tmp_path / name), *room]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return json.loads(done.stdout)
+
+    # The logits alone take 64 MiB, and their gradients as much again.
+    plenty, little = step("plenty"), step("little", "80")
+    assert plenty["oom_retries"] == 0
+    assert little["oom_retries"] >= 1
+    assert little["token_budget"] < plenty["token_budget"] == little_memory.BUDGET
+    for name in ("loss", "grad_norm", "entropy"):
+        assert little[name] == pytest.approx(plenty[name], rel=1e-4)
 
 
 @pytest.mark.parametrize("shortage", SHORTAGES)

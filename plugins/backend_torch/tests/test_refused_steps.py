@@ -176,6 +176,22 @@ def test_lost_weights_are_neither_trained_nor_saved_nor_served(
     trainer.step(batch())
 
 
+def test_weights_are_lost_if_an_update_cannot_be_undone(model_dir, context, monkeypatch):
+    """Whatever the reason, be it one that would be tried again otherwise."""
+    trainer = make(model_dir, context, MANY_STEPS)
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    spoil_pass(trainer, 2)
+    monkeypatch.setattr(trainer.policy.optimiser, "write_parameters", fail)
+    monkeypatch.setattr(trainer.policy.optimiser, "step", lambda _: None)
+    with pytest.raises(TrainerError, match="weights are lost"):
+        trainer.step(batch())
+    with pytest.raises(TrainerError, match="load a checkpoint"):
+        trainer.publish("in_process", 1)
+
+
 def test_a_single_optimiser_step_is_refused_before_it_without_a_copy(
     model_dir, context, monkeypatch
 ):

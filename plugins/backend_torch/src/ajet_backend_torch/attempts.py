@@ -68,9 +68,14 @@ def train_on(
             return Applied(update, idle, update.logprobs(), retries)
         try:
             metrics, logprobs = _attempt(policy, algorithm, limits, update, progress)
-        except TrainerError:
-            raise
         except Exception as error:
+            if policy.optimiser.torn:
+                raise TrainerError(
+                    f"step {batch.step} failed while an update was applied or undone ({headline(error)}); the "
+                    "weights are lost: go on from the last checkpoint"
+                ) from error
+            if isinstance(error, TrainerError):
+                raise
             if not is_out_of_memory(error):
                 raise TrainerError(
                     f"step {batch.step} failed, weights and optimiser are as before: {headline(error)}"
@@ -130,11 +135,7 @@ def _attempt(
             optimiser.restore(before)
         elif changed:
             optimiser.torn = True
-            raise TrainerError(
-                f"step {step} failed while its only optimiser step was applied ({headline(error)}); the weights "
-                "are lost: go on from the last checkpoint"
-            ) from error
-        if isinstance(error, StepRefusedError) and not optimiser.is_finite():
+        if not changed and isinstance(error, StepRefusedError) and not optimiser.is_finite():
             raise TrainerError(
                 f"the weights were not finite before step {step} already; go on from a checkpoint"
             ) from error

@@ -149,6 +149,7 @@ class MasterAdamW:
     @torch.no_grad()
     def restore(self, before: Snapshot) -> None:
         """Go back, in the same tensors."""
+        self.torn = True
         self.zero_grad()
         _copy(before.weights, self.weight_tensors())
         _copy(before.state, self.state_tensors())
