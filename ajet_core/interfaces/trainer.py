@@ -103,7 +103,8 @@ class Trainer(ABC):
             number of steps are as before, in the same tensors, so that the next batch is trained as if this
             one had never been there. The message says what was measured and what may have caused it.
         :raises TrainerError: what the run cannot go on from, such as a malformed batch, or too little memory for
-            the smallest budget; the message says what to set. Weights and optimiser are as before.
+            the smallest budget; the message says what to set. Weights and optimiser are as before, or the
+            trainer refuses to train, publish and save until something is loaded.
         """
 
     @abstractmethod
