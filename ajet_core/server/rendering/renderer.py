@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic_core import to_json
+
 from ajet_core.errors import RequestError
 from ajet_core.server.rendering.messages import ChatMessage, ToolSpec, renderer_messages
 from ajet_core.server.rendering.placing import Span, attributed_spans, template_spans
@@ -130,7 +132,7 @@ class ChatRenderer:
         # The library's renderer over a Jinja template can only render whole conversations.
         self._by_template = type(renderer).__name__ == "DefaultRenderer"
         self.quick_characters = _QUICK_TEMPLATE if self._by_template else _QUICK
-        self._tokens: dict[int, tuple[str, list[int]]] = {}
+        self._tokens: dict[int, tuple[bytes, bytes]] = {}
 
     def render(
         self,
@@ -250,12 +252,13 @@ class ChatRenderer:
         """Text of token ids, special tokens included."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False) if token_ids else ""
 
-    def token(self, token_id: int) -> tuple[str, list[int]]:
-        """One token's text and its bytes, which may be a part of a character."""
+    def token_json(self, token_id: int) -> tuple[bytes, bytes]:
+        """JSON of one token's text and of the list of its bytes, which may be a part of a character."""
         found = self._tokens.get(token_id)
         if found is None:
             text = self.decode([token_id])
-            found = (text, list(token_bytes(self._tokenizer, token_id, text)))
+            data = token_bytes(self._tokenizer, token_id, text)
+            found = (to_json(text), to_json(list(data)))
             self._tokens[token_id] = found
         return found
 
