@@ -97,13 +97,13 @@ def create_app(
     )
     app.state.guard = guard
     app.state.service = service
+    llm_routes.add_routes(app, service)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_middleware(TokenFirst, guard=guard)
     app.add_exception_handler(AjetError, http_errors.on_ajet_error)
     app.add_exception_handler(RequestValidationError, http_errors.on_validation_error)
     app.add_exception_handler(HTTPException, http_errors.on_http_exception)
     app.add_exception_handler(Exception, http_errors.on_unexpected)
-    llm_routes.add_routes(app, service)
     _add_episode_routes(app, service, public_url)
     _add_run_routes(app, service)
     _add_view_routes(app, service)
