@@ -21,7 +21,6 @@ from ajet_core.interfaces import (
     ComponentSettings,
     Engine,
     EngineInfo,
-    GenerateRequest,
     Trainer,
     TrainerInfo,
     WeightUpdate,
@@ -36,6 +35,7 @@ from ajet_core.worker.codec import (
     from_plain,
     pack_chunk,
     to_plain,
+    unpack_request,
 )
 
 T = TypeVar("T")
@@ -165,7 +165,7 @@ class WorkerHost:
         return to_plain(BootReport(engine_info, trainer_info))
 
     async def _generate(self, call_id: int, params: Any) -> None:
-        request = from_plain(GenerateRequest, params)
+        request = unpack_request(params)
         chunks = self._need_engine().generate(request)
         try:
             async for chunk in chunks:
