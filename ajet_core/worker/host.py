@@ -64,7 +64,7 @@ class WorkerHost:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
-        self._writer = writer
+        self._writer = frames.FrameWriter(writer)
         self._engine: Engine | None = None
         self._trainer: Trainer | None = None
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -85,7 +85,7 @@ class WorkerHost:
 
     async def serve(self) -> None:
         """Answer calls until the server closes the connection, then free the components."""
-        while (frame := await frames.read(self._reader)) is not None:
+        async for frame in frames.read(self._reader):
             kind, call_id, *rest = frame
             if kind == frames.CALL:
                 method, params = rest
@@ -126,11 +126,6 @@ class WorkerHost:
             answer = frames.pack([frames.ERROR, call_id, failure])
         self._flush_chunks()
         self._writer.write(answer)
-        try:
-            await self._writer.drain()
-        except ConnectionError:
-            # The server is gone; `serve` sees the end of the stream and closes everything.
-            return
 
     def _need_engine(self) -> Engine:
         if self._engine is None:

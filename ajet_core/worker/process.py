@@ -67,7 +67,7 @@ class WorkerProcess:
         self._streams: dict[int, asyncio.Queue[_StreamItem]] = {}
         self._closing = False
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._writer: asyncio.StreamWriter
+        self._writer: frames.FrameWriter
         self._read_task: asyncio.Task[None]
 
     @classmethod
@@ -102,7 +102,8 @@ class WorkerProcess:
         finally:
             theirs.close()
         worker = cls(process, log)
-        reader, worker._writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
+        worker._writer = frames.FrameWriter(writer)
         worker._read_task = asyncio.create_task(worker._read(reader))
         return worker
 
@@ -134,7 +135,7 @@ class WorkerProcess:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending[call_id] = future
         try:
-            await self._send([frames.CALL, call_id, method, params])
+            self._send([frames.CALL, call_id, method, params])
             return await future
         except asyncio.CancelledError:
             self._cancel(call_id)
@@ -149,7 +150,7 @@ class WorkerProcess:
         self._streams[call_id] = queue
         over = False
         try:
-            await self._send([frames.CALL, call_id, "generate", pack_request(request)])
+            self._send([frames.CALL, call_id, "generate", pack_request(request)])
             while (item := await queue.get()) is not None:
                 over = isinstance(item, Exception) or item.finish_reason is not None
                 if isinstance(item, Exception):
@@ -209,15 +210,10 @@ class WorkerProcess:
             return "(no log)"
         return "\n".join(lines[-_TAIL_LINES:]) or "(the log is empty)"
 
-    async def _send(self, frame: list[Any]) -> None:
+    def _send(self, frame: list[Any]) -> None:
         if self.died.done():
             raise WorkerDiedError(self.died.result())
-        try:
-            self._writer.write(frames.pack(frame))
-            await self._writer.drain()
-        except ConnectionError as error:
-            # The reader task sees the same end and says how the process ended.
-            raise WorkerDiedError(await asyncio.shield(self.died)) from error
+        self._writer.write(frames.pack(frame))
 
     def _cancel(self, call_id: int) -> None:
         if not self.died.done() and not self._closing:
@@ -249,7 +245,7 @@ class WorkerProcess:
             queue.put_nowait(WorkerDiedError(text))
 
     async def _read_frames(self, reader: asyncio.StreamReader) -> None:
-        while (frame := await frames.read(reader)) is not None:
+        async for frame in frames.read(reader):
             kind, *rest = frame
             if kind == frames.CHUNKS:
                 for call_id, chunk in rest[0]:
