@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from ajet_core.errors import AjetError, DeadlineError, EpisodeClosedError
 from ajet_core.server.auth import bearer
@@ -19,7 +20,6 @@ from ajet_core.server.disconnect import until_disconnect
 from ajet_core.server.episodes import OpenEpisode
 from ajet_core.server.http_errors import openai_error
 from ajet_core.server.service import SwarmService
-from ajet_core.server.short_cut import ShortCut
 
 T = TypeVar("T")
 
@@ -30,11 +30,13 @@ IGNORED_HEADER = "x-ajet-ignored"
 _MAX_AGENT_NAME = 256
 
 
-def add_routes(app: FastAPI, service: SwarmService) -> None:
+def add_routes(app: FastAPI, service: SwarmService) -> Route:
     """Add the OpenAI-compatible routes.
 
     They are plain Starlette routes: their bodies are parsed by the dialect, which knows what to be liberal
-    with. `OPENAPI_PATHS` describes them. Chat completions are answered before the router is asked, see `ShortCut`.
+    with. `OPENAPI_PATHS` describes them.
+
+    :return: the one for `ShortCut`.
     """
 
     async def chat_completions(request: Request) -> Response:
@@ -47,9 +49,9 @@ def add_routes(app: FastAPI, service: SwarmService) -> None:
         name = service.coordinator.model_name or "default"
         return JSONResponse(models_list(name, int(service.started_at)))
 
-    app.add_middleware(ShortCut, method="POST", path=CHAT_PATH, endpoint=chat_completions)
     app.add_route(CHAT_PATH, chat_completions, methods=["POST"], include_in_schema=False)
     app.add_route(MODELS_PATH, models, methods=["GET"], include_in_schema=False)
+    return Route(CHAT_PATH, chat_completions, methods=["POST"])
 
 
 def _operation(summary: str, *, body: bool) -> dict[str, Any]:
