@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Protocol
 
 from ajet_core.errors import EngineError
@@ -68,11 +68,11 @@ class Generation:
 
     def logprobs_text(self, start: int = 0) -> bytes:
         """OpenAI's ``logprobs`` object for the tokens from `start` on, as JSON."""
-        ends: Iterable[bytes] = repeat(b',"top_logprobs":[]}')
+        ends: Iterable[bytes] = repeat(b',"top_logprobs":[]},')
         if self.top_logprobs:
             ends = (
-                b',"top_logprobs":[%s]}'
-                % self._entries([i for i, _ in top], [x for _, x in top], repeat(b"}"))
+                b',"top_logprobs":[%s]},'
+                % self._entries([i for i, _ in top], [x for _, x in top], repeat(b"},"))
                 for top in self.top_logprobs[start:]
             )
         entries = self._entries(self.sampled_ids[start:], self.logprobs[start:], ends)
@@ -81,15 +81,11 @@ class Generation:
     def _entries(
         self, ids: Sequence[int], logprobs: Sequence[float], ends: Iterable[bytes]
     ) -> bytes:
-        """The beginnings of tokens' entries, each with its end. This is done for every token that is sampled."""
+        """Tokens' entries, each with its end. This is done for every token that is sampled, so it makes no objects."""
+        table = self.renderer.token_json
+        begins = [table[token_id] for token_id in ids]
         numbers = number_texts([max(_LOWEST_LOGPROB, logprob) for logprob in logprobs])
-        texts = map(self.renderer.token_json, ids)
-        return b",".join(
-            [
-                b'{"token":%s,"logprob":%s,"bytes":%s%s' % (text, number, data, end)
-                for (text, data), number, end in zip(texts, numbers, ends, strict=False)
-            ]
-        )
+        return b"".join(chain.from_iterable(zip(begins, numbers, ends, strict=False)))[:-1]
 
     def _scan(self, scanner: StopScanner, chunk: GenerateChunk) -> int:
         for count, token_id in enumerate(chunk.token_ids, start=1):
