@@ -9,6 +9,7 @@ from fastapi import Body, Depends, FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from ajet_core import __version__
 from ajet_core.errors import AjetError, VersionError
@@ -38,6 +39,7 @@ from ajet_core.server.auth import Scope, TokenGuard
 from ajet_core.server.disconnect import until_disconnect
 from ajet_core.server.limits import BodyLimit
 from ajet_core.server.service import SwarmService
+from ajet_core.server.short_cut import ShortCut, json_endpoint
 from ajet_core.server.token_first import TokenFirst
 
 _KEEPALIVE_SECONDS = 15.0
@@ -102,17 +104,19 @@ def create_app(
     )
     app.state.guard = guard
     app.state.service = service
-    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
-    app.add_middleware(TokenFirst, guard=guard)
     app.add_exception_handler(AjetError, http_errors.on_ajet_error)
     app.add_exception_handler(RequestValidationError, http_errors.on_validation_error)
     app.add_exception_handler(HTTPException, http_errors.on_http_exception)
     app.add_exception_handler(Exception, http_errors.on_unexpected)
-    llm_routes.add_routes(app, service)
-    _add_episode_routes(app, service, public_url)
+    chat = llm_routes.add_routes(app, service)
+    claim_and_end = _add_episode_routes(app, service, public_url)
     _add_run_routes(app, service)
     _add_view_routes(app, service)
     timeline_routes.add_routes(app, service.store, _needs("control"))
+    # The last one is the first that a request meets.
+    app.add_middleware(ShortCut, routes=[chat, *claim_and_end])
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    app.add_middleware(TokenFirst, guard=guard)
     _document_llm_routes(app)
     return app
 
@@ -129,7 +133,13 @@ def _document_llm_routes(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | None) -> None:
+def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | None) -> list[Route]:
+    """Add the routes of episodes.
+
+    :return: those for `ShortCut`.
+    """
+    client = _needs("client")
+
     @app.post("/v1/episodes", summary="Claim an episode", tags=["episodes"])
     async def claim(request: Request, body: ClaimRequest, scope: Client) -> EpisodeGrant:
         base = (public_url or str(request.base_url)).rstrip("/")
@@ -158,6 +168,21 @@ def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | N
     @app.get("/v1/episodes/{episode_id}", summary="How it stands", tags=["episodes"])
     async def episode(episode_id: str, _: Client) -> EpisodeStatus:
         return await service.episode(episode_id)
+
+    async def claim_at_once(request: Request, body: ClaimRequest) -> EpisodeGrant:
+        return await claim(request, body, await client(request))
+
+    async def end_at_once(request: Request, body: EndRequest) -> EpisodeStatus:
+        return await end(request.path_params["episode_id"], body, await client(request))
+
+    return [
+        Route("/v1/episodes", json_endpoint(ClaimRequest, claim_at_once), methods=["POST"]),
+        Route(
+            "/v1/episodes/{episode_id}/end",
+            json_endpoint(EndRequest, end_at_once),
+            methods=["POST"],
+        ),
+    ]
 
 
 def _add_run_routes(app: FastAPI, service: SwarmService) -> None:

@@ -45,9 +45,10 @@ class EngineGate:
         :raises NotRollingError: no run is active.
         :raises DeadlineError: no worker came in time.
         """
-        rest = request
+        sampled: list[int] = []
         version = 0
         while True:
+            rest = _continued(request, sampled) if sampled else request
             if rest.sampling.max_tokens <= 0:
                 yield GenerateChunk([], [], version, "length")
                 return
@@ -57,8 +58,7 @@ class EngineGate:
             try:
                 async for chunk in chunks:
                     version = chunk.policy_version
-                    if chunk.token_ids:
-                        rest = _continued(rest, chunk)
+                    sampled += chunk.token_ids
                     yield chunk
                 return
             except WorkerDiedError:
@@ -71,6 +71,9 @@ class EngineGate:
                     await chunks.aclose()
 
     async def _alive(self) -> WorkerProcess:
+        if (worker := self._worker) is not None:
+            return worker
+
         def decided() -> bool:
             return self._worker is not None or self._board.state is ServerState.OFFLINE
 
@@ -88,11 +91,12 @@ class EngineGate:
         return self._worker
 
 
-def _continued(request: GenerateRequest, chunk: GenerateChunk) -> GenerateRequest:
+def _continued(request: GenerateRequest, sampled: list[int]) -> GenerateRequest:
+    """What is left to do of a request."""
     sampling = request.sampling
-    left = sampling.max_tokens - len(chunk.token_ids)
+    left = sampling.max_tokens - len(sampled)
     return replace(
         request,
-        prompt_ids=request.prompt_ids + chunk.token_ids,
+        prompt_ids=request.prompt_ids + sampled,
         sampling=replace(sampling, max_tokens=left),
     )
