@@ -10,9 +10,7 @@ import logging
 import os
 import signal
 import socket
-import tempfile
 from collections.abc import Callable, Generator
-from pathlib import Path
 
 import uvicorn
 
@@ -20,6 +18,7 @@ from ajet_core import credentials
 from ajet_core.credentials import ServerTokens
 from ajet_core.errors import ConfigError
 from ajet_core.event_loop import loop_factory
+from ajet_core.files import write_whole
 from ajet_core.plugin import PluginManager
 from ajet_core.server.app import create_app
 from ajet_core.server.auth import TokenGuard, make_tokens
@@ -116,7 +115,7 @@ async def _serve(settings: Settings, service: SwarmService, listener: socket.soc
     note = server.run_dir / "server.json"
     try:
         _publish_tokens(port, tokens)
-        _write_atomically(note, {"url": url, "pid": os.getpid()})
+        write_whole(note, json.dumps({"url": url, "pid": os.getpid()}).encode())
         _log.info("listening on %s, run directory %s", url, server.run_dir.resolve())
         loop = asyncio.get_running_loop()
         await _Server(config, lambda: loop.create_task(service.interrupt())).serve([listener])
@@ -161,10 +160,3 @@ def _publish_tokens(port: int, tokens: ServerTokens) -> None:
     except OSError as error:
         # Clients that are given their token do without the file, so it is no reason not to serve.
         _log.warning("local clients will not find the tokens by themselves: %s", error)
-
-
-def _write_atomically(path: Path, content: dict[str, object]) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".server-")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(content, file)
-    Path(temporary).replace(path)
