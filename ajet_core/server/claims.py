@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ajet_core.errors import (
     AjetError,
+    AuthError,
     BusyError,
     EpisodeClosedError,
     EpisodeError,
@@ -22,6 +23,7 @@ from ajet_core.protocol import ClaimRequest, ServerState
 from ajet_core.server.auth import hash_secret, new_episode_key
 from ajet_core.server.episodes import EpisodeRegistry, closed_message
 from ajet_core.server.state import StateBoard
+from ajet_core.server.tenants import Tenants, stored_group
 
 _NOT_ROLLING_RETRY_SECONDS = 0.5
 
@@ -61,6 +63,7 @@ class ClaimDesk:
         board: StateBoard,
         episodes: EpisodeRegistry,
         limits: EpisodeLimits,
+        tenants: Tenants,
         *,
         wall_clock: Callable[[], float],
     ) -> None:
@@ -68,6 +71,7 @@ class ClaimDesk:
         self._board = board
         self._episodes = episodes
         self._limits = limits
+        self._tenants = tenants
         self._wall_clock = wall_clock
         self._tickets: dict[int, _Ticket] = {}
         self._ticket_ids = iter(range(1 << 62))
@@ -76,6 +80,12 @@ class ClaimDesk:
         self._abandoned: set[asyncio.Future[None]] = set()
         episodes.freed = self.admit
         board.listen(lambda _: self.admit())
+
+    def drop(self, client_id: str, why: str) -> None:
+        """Refuse all waiting claims of a client."""
+        for ticket in self._tickets.values():
+            if ticket.client_id == client_id and not ticket.granted.done():
+                ticket.granted.set_exception(AuthError(f"the token opens nothing any more: {why}"))
 
     @property
     def waiting_count(self) -> int:
@@ -96,12 +106,13 @@ class ClaimDesk:
         if again is not None:
             return again
         self._check_limits()
-        granted = await self._admitted(request, client_id)
+        with self._tenants.waiting(client_id):
+            granted = await self._admitted(request, client_id)
         claim = granted.record.claim_hash
         if (begun := self._beginning.get(claim)) is not None:
             # The same claim twice at once: the other one has its episode already.
             self._episodes.withdraw(granted.record)
-            return await asyncio.shield(begun)
+            return _own(await asyncio.shield(begun), client_id)
         begun = asyncio.ensure_future(self._begin(granted))
         if claim:
             self._beginning[claim] = begun
@@ -129,7 +140,7 @@ class ClaimDesk:
                 continue
             try:
                 granted = self._grant(ticket)
-            except (NotRollingError, EpisodeError) as error:
+            except (NotRollingError, EpisodeError, BusyError, AuthError) as error:
                 ticket.granted.set_exception(error)
                 granted = None
             if granted is not None:
@@ -142,15 +153,16 @@ class ClaimDesk:
             return None
         claim = hash_secret(request.claim_id)
         if (begun := self._beginning.get(claim)) is not None:
-            return await asyncio.shield(begun)
+            return _own(await asyncio.shield(begun), client_id)
         record = await self._store.claimed(claim)
         if record is None:
             return None
-        if record.client_id != client_id:
-            raise ForbiddenError("the claim of this claim_id is another client's")
+        granted = _own(
+            Granted(record, new_episode_key(record.episode_id, request.claim_id)), client_id
+        )
         if self._episodes.renew(record.episode_id) is None:
             raise EpisodeClosedError(closed_message(record))
-        return Granted(record, new_episode_key(record.episode_id, request.claim_id))
+        return granted
 
     async def _admitted(self, request: ClaimRequest, client_id: str) -> Granted:
         """Wait for a place."""
@@ -187,7 +199,7 @@ class ClaimDesk:
 
     def _grant(self, ticket: _Ticket) -> Granted | None:
         request, builder = ticket.request, self._episodes.builder
-        group = request.group or request.task_id
+        group = stored_group(ticket.client_id, request.group or request.task_id)
         if self._board.state is ServerState.OFFLINE:
             raise self._board.not_running()
         if not self._board.rolling or builder is None:
@@ -215,6 +227,7 @@ class ClaimDesk:
             created_at=self._wall_clock(),
             claim_hash=hash_secret(request.claim_id) if request.claim_id is not None else "",
         )
+        self._tenants.open(record)
         if record.kind == "train":
             builder.opened(record)
         return Granted(record, key)
@@ -243,3 +256,13 @@ class ClaimDesk:
                 "(setting server.max_waiting_claims)",
                 retry_after=1.0,
             )
+
+
+def _own(granted: Granted, client_id: str) -> Granted:
+    """`granted`, if it is this client's.
+
+    :raises ForbiddenError: it is another's.
+    """
+    if granted.record.client_id != client_id:
+        raise ForbiddenError("the claim of this claim_id is another client's")
+    return granted

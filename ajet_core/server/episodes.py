@@ -22,8 +22,10 @@ from ajet_core.server.dialects.chat import Session
 from ajet_core.server.events import EventLog
 from ajet_core.server.rendering.conversation import ConversationIndex
 from ajet_core.server.state import StateBoard
+from ajet_core.server.tenants import Tenants, shown_group
 
 _NOT_ROLLING_RETRY_SECONDS = 0.5
+_SHOWN_ID = 64
 
 
 @dataclass(slots=True)
@@ -47,6 +49,7 @@ class EpisodeRegistry:
 
     :param clock: seconds, monotonic; for leases.
     :param wall_clock: unix seconds; for records.
+    :param tenants: whose episodes are counted here.
     :param finished: called after an outcome is durable.
     """
 
@@ -55,6 +58,7 @@ class EpisodeRegistry:
         store: SampleStore,
         board: StateBoard,
         events: EventLog,
+        tenants: Tenants,
         *,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
@@ -63,6 +67,7 @@ class EpisodeRegistry:
         self._store = store
         self._board = board
         self._events = events
+        self._tenants = tenants
         self._clock = clock
         self._wall_clock = wall_clock
         self._finished = finished
@@ -86,6 +91,7 @@ class EpisodeRegistry:
             self._open[record.episode_id] = OpenEpisode(
                 record, session, self._clock() + record.lease_seconds
             )
+            self._tenants.reopen(record)
 
     async def begin(self, builder: BatchBuilder) -> None:
         """Fill batches with `builder` from now on; what has ended but was not trained comes first."""
@@ -118,6 +124,7 @@ class EpisodeRegistry:
 
     def withdraw(self, record: EpisodeRecord) -> None:
         """Undo the admission of an episode that never reached its client."""
+        self._tenants.closed(record)
         if self.builder is not None and record.kind == "train":
             self.builder.withdrawn(record)
         self.freed()
@@ -132,7 +139,7 @@ class EpisodeRegistry:
     async def authenticate(self, key: str) -> OpenEpisode:
         """The open episode that `key` opens.
 
-        :raises AuthError: no such key.
+        :raises AuthError: no such key, or the token that claimed its episode is dead.
         :raises EpisodeClosedError: its episode is over.
         """
         episode_id, dot, _ = key.removeprefix(EPISODE_KEY_PREFIX).partition(".")
@@ -147,6 +154,7 @@ class EpisodeRegistry:
             raise unknown
         if found is None:
             raise EpisodeClosedError(closed_message(record))
+        self._tenants.require_live(record.client_id)
         if found.closing.locked():
             raise EpisodeClosedError(f"episode {episode_id} is being closed")
         found.expires_at = self._clock() + found.record.lease_seconds
@@ -160,7 +168,7 @@ class EpisodeRegistry:
         found = self._open.get(episode_id)
         record = found.record if found else await self._store.get_episode(episode_id)
         if record is None:
-            raise EpisodeNotFoundError(f"no episode {episode_id!r} on this server")
+            raise EpisodeNotFoundError(not_found_message(episode_id))
         return record, found
 
     def lease_left(self, episode: OpenEpisode) -> float:
@@ -194,10 +202,11 @@ class EpisodeRegistry:
         """Abort an episode; it is not trained on."""
         return await self._close(episode_id, state="aborted", reason=reason)
 
-    async def abort_all(self, reason: str) -> None:
-        """Abort every open episode."""
-        for episode_id in list(self._open):
-            await self.abort(episode_id, reason)
+    async def abort_all(self, reason: str, client_id: str | None = None) -> None:
+        """Abort every open episode, or every one of a client."""
+        for episode_id, episode in list(self._open.items()):
+            if client_id is None or episode.record.client_id == client_id:
+                await self.abort(episode_id, reason)
 
     async def expire_leases(self) -> float:
         """Abort episodes whose lease ran out.
@@ -235,6 +244,7 @@ class EpisodeRegistry:
             changes = {**outcome, "finished_at": self._wall_clock()}
             closed = await self._store.finish_episode(replace(record, **changes))  # type: ignore[arg-type]
             del self._open[episode_id]
+            self._tenants.closed(closed)
             self._account(closed)
         self._emit(closed, closed.state)
         self._finished(closed)
@@ -253,7 +263,9 @@ class EpisodeRegistry:
                 self.builder.ended(record)
             elif self.builder.aborted(record):
                 self._events.emit(
-                    "task_set_aside", {"task_id": record.task_id, "group": record.group}
+                    "task_set_aside",
+                    {"task_id": record.task_id, "group": shown_group(record.group)},
+                    record.client_id,
                 )
         self._board.touch()
         self.freed()
@@ -271,7 +283,13 @@ class EpisodeRegistry:
                 "reason": record.reason,
                 "policy_version": record.claim_version,
             },
+            record.client_id,
         )
+
+
+def not_found_message(episode_id: str) -> str:
+    """What is said of an episode that is not there for whoever asks."""
+    return f"no episode {episode_id[:_SHOWN_ID]!r} on this server"
 
 
 def closed_message(record: EpisodeRecord) -> str:

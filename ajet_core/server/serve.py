@@ -21,7 +21,7 @@ from ajet_core.event_loop import loop_factory
 from ajet_core.files import write_whole
 from ajet_core.plugin import PluginManager
 from ajet_core.server.app import create_app
-from ajet_core.server.auth import TokenGuard, make_tokens
+from ajet_core.server.guard import TokenGuard, make_tokens
 from ajet_core.server.service import SwarmService, build_service
 from ajet_core.settings import ServerSettings, Settings
 
@@ -90,7 +90,7 @@ async def _serve(settings: Settings, service: SwarmService, listener: socket.soc
     tokens = make_tokens(server)
     app = create_app(
         service,
-        TokenGuard(tokens),
+        TokenGuard(tokens, service.tokens),
         max_body_bytes=server.max_body_bytes,
         public_url=server.public_url,
     )

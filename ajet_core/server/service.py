@@ -12,6 +12,7 @@ from ajet_core.errors import (
     AjetError,
     ConfigError,
     EpisodeClosedError,
+    EpisodeNotFoundError,
     RequestError,
     StoreError,
 )
@@ -25,12 +26,17 @@ from ajet_core.protocol import (
     EpisodeStatus,
     ServerState,
     ServerStatus,
+    TokenGrant,
+    TokenInfo,
+    TokenRequest,
 )
 from ajet_core.server.claims import ClaimDesk, EpisodeLimits
 from ajet_core.server.coordinator import Coordinator
-from ajet_core.server.episodes import EpisodeRegistry, OpenEpisode
+from ajet_core.server.episodes import EpisodeRegistry, OpenEpisode, not_found_message
 from ajet_core.server.events import EventLog
 from ajet_core.server.state import StateBoard
+from ajet_core.server.tenants import TenantLimits, Tenants, shown_group
+from ajet_core.server.tokens import Token, TokenBook
 from ajet_core.settings import Settings
 
 _log = logging.getLogger("ajet.server")
@@ -51,14 +57,22 @@ class SwarmService:
     episodes: EpisodeRegistry
     claims: ClaimDesk
     coordinator: Coordinator
+    tokens: TokenBook
+    tenants: Tenants
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     _lease_task: asyncio.Task[None] | None = None
+    _writing_tokens: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def open(self) -> None:
         """Open the store and take up what it holds."""
         await self.store.open()
+        try:
+            self.tokens.open()
+        except BaseException:
+            await self.store.close()
+            raise
         await self.episodes.restore()
         await self.coordinator.restore()
         self._lease_task = asyncio.create_task(self._expire_leases())
@@ -72,6 +86,10 @@ class SwarmService:
         for logger in self.loggers:
             logger.close()
         await self.store.close()
+        try:
+            self.tokens.close()
+        except StoreError as error:
+            _log.error("when tokens were last used is not kept: %s", error.message)
 
     async def interrupt(self) -> None:
         """End everything that waits or streams, so that connections can close."""
@@ -86,7 +104,7 @@ class SwarmService:
         return EpisodeGrant(
             episode_id=record.episode_id,
             task_id=record.task_id,
-            group=record.group,
+            group=shown_group(record.group),
             kind=record.kind,
             base_url=base_url,
             api_key=granted.api_key,
@@ -94,6 +112,36 @@ class SwarmService:
             policy_version=record.claim_version,
             lease_seconds=record.lease_seconds,
         )
+
+    async def check_owner(self, episode_id: str, token: Token) -> None:
+        """Whether an episode is one that `token` may see.
+
+        :raises EpisodeNotFoundError: there is none, or it is another client's, which nobody can tell apart.
+        """
+        record, _ = await self.episodes.get(episode_id)
+        if token.scope == "client" and record.client_id != token.token_id:
+            raise EpisodeNotFoundError(not_found_message(episode_id))
+
+    async def issue_token(self, request: TokenRequest) -> TokenGrant:
+        """As `TokenBook.issue`."""
+        async with self._writing_tokens:
+            return await asyncio.to_thread(self.tokens.issue, request)
+
+    async def revoke_token(self, token_id: str) -> TokenInfo:
+        """Revoke a token: its open episodes are aborted, its claims and event streams end."""
+        try:
+            async with self._writing_tokens:
+                return await asyncio.to_thread(self.tokens.revoke, token_id)
+        finally:
+            # Also if it could not be written: the token is dead for as long as this server runs.
+            await self._end_dead_tenants()
+
+    async def _end_dead_tenants(self) -> None:
+        """End what tokens that were revoked or have expired left open."""
+        for tenant, why in self.tenants.dead().items():
+            self.claims.drop(tenant, why)
+            await self.episodes.abort_all(f"its token opens nothing any more: {why}", tenant)
+        self.events.wake()
 
     async def end(self, episode_id: str, request: EndRequest) -> EpisodeStatus:
         """End an episode; a repeat gets the outcome that stands.
@@ -194,7 +242,7 @@ class SwarmService:
         return EpisodeStatus(
             episode_id=record.episode_id,
             task_id=record.task_id,
-            group=record.group,
+            group=shown_group(record.group),
             kind=record.kind,
             tag=record.tag,
             state=record.state,
@@ -213,6 +261,7 @@ class SwarmService:
                     await self.closed.wait()
             try:
                 pause = await self.episodes.expire_leases()
+                await self._end_dead_tenants()
             except StoreError as error:
                 # A full disk must not end the watch over leases; the episodes stay open until it has room.
                 _log.error("cannot abort expired episodes: %s", error.message)
@@ -242,16 +291,25 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
     events = EventLog(time.time)
     board = StateBoard(events)
     board.listen(lambda state: plugins.notify("ajet_state_changed", state=state))
-    limits = EpisodeLimits(settings.server.max_open_episodes, settings.server.max_waiting_claims)
+    server = settings.server
+    limits = EpisodeLimits(server.max_open_episodes, server.max_waiting_claims)
+    tokens = TokenBook(run_dir)
+    tenants = Tenants(
+        tokens,
+        TenantLimits(
+            server.max_calls_at_once, server.max_calls_per_episode, server.max_event_streams
+        ),
+    )
     episodes = EpisodeRegistry(
         store,
         board,
         events,
+        tenants,
         clock=time.monotonic,
         wall_clock=time.time,
         finished=lambda episode: plugins.notify("ajet_episode_finished", episode=episode),
     )
-    claims = ClaimDesk(store, board, episodes, limits, wall_clock=time.time)
+    claims = ClaimDesk(store, board, episodes, limits, tenants, wall_clock=time.time)
     coordinator = Coordinator(
         settings,
         store=store,
@@ -264,5 +322,15 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         wall_clock=time.time,
     )
     return SwarmService(
-        settings, plugins, store, loggers, events, board, episodes, claims, coordinator
+        settings=settings,
+        plugins=plugins,
+        store=store,
+        loggers=loggers,
+        events=events,
+        board=board,
+        episodes=episodes,
+        claims=claims,
+        coordinator=coordinator,
+        tokens=tokens,
+        tenants=tenants,
     )
