@@ -58,8 +58,8 @@ class ServerSettings(_Section):
     :param max_event_streams: readers of events at once.
     :param max_connections: open connections, of anybody.
     :param max_bytes_in_flight: bytes of request bodies being read or answered, of all requests together.
-    :param request_seconds: longest time a client may take to send the head of a request, or to send more of a
-        body or read more of an answer.
+    :param request_seconds: longest time a client may take to send the head of a request; to send a body, with a
+        second more for every 16 KiB of it; to read the next 64 KiB of an answer.
     :param call_deadline_seconds: longest time a model call may take, waiting for weights included.
     :param boot_timeout_seconds: longest time a worker may take to load its model.
     :param worker_restarts: deaths in a row of a worker after which the run fails.

@@ -19,7 +19,7 @@ def openapi(run_dir: Path) -> dict[str, Any]:
     """The OpenAPI document of a server."""
     service = build_service(Settings(server={"run_dir": run_dir}), PluginManager())
     guard = TokenGuard(ServerTokens(control="unused", client="unused too"), service.tokens)
-    document: dict[str, Any] = create_app(service, guard, max_body_bytes=1 << 20).openapi()
+    document: dict[str, Any] = create_app(service, guard).openapi()
     return document
 
 

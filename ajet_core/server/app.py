@@ -10,6 +10,7 @@ from fastapi import Body, Depends, FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
@@ -67,14 +68,9 @@ async def _check_version(request: Request) -> None:
         )
 
 
-def create_app(
-    service: SwarmService, guard: TokenGuard, *, max_body_bytes: int, public_url: str | None = None
-) -> FastAPI:
-    """The application of one server.
-
-    :param public_url: base of the URLs that clients are handed; by default the one they called.
-    """
-
+def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
+    """The application of one server."""
+    settings = service.settings.server
     app = FastAPI(
         title="agentjet swarm server",
         version=__version__,
@@ -89,16 +85,21 @@ def create_app(
         dependencies=[Depends(_check_version)],
         responses=_ERRORS,
     )
-    audit = AuditLog(service.settings.server.run_dir.resolve())
+    audit = AuditLog(settings.run_dir.resolve())
     app.state.audit = audit
-    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_body_bytes,
+        max_in_flight=settings.max_bytes_in_flight,
+    )
     app.add_middleware(TokenFirst, guard=guard, tenants=service.tenants, audit=audit)
     app.add_exception_handler(AjetError, http_errors.on_ajet_error)
     app.add_exception_handler(RequestValidationError, http_errors.on_validation_error)
+    app.add_exception_handler(ClientDisconnect, http_errors.on_client_gone)
     app.add_exception_handler(HTTPException, http_errors.on_http_exception)
     app.add_exception_handler(Exception, http_errors.on_unexpected)
     llm_routes.add_routes(app, service)
-    _add_episode_routes(app, service, public_url)
+    _add_episode_routes(app, service, settings.public_url)
     _add_run_routes(app, service, audit)
     _add_view_routes(app, service)
     timeline_routes.add_routes(app, service.store)

@@ -11,9 +11,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from ajet_core.errors import AjetError, BodyTooLargeError, NotFoundError, RequestError
+from ajet_core.errors import AjetError, BodyTooLargeError, BusyError, NotFoundError, RequestError
 from ajet_core.protocol import ErrorBody, ErrorDetail
 
+# What proxies log for a client that closed the connection.
+CLIENT_CLOSED_REQUEST = 499
 LLM_ROUTES = ("/v1/chat/", "/v1/models")
 
 
@@ -62,6 +64,8 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
     described: AjetError
     if error.status_code == BodyTooLargeError.status:
         described = BodyTooLargeError(error.detail)
+    elif error.status_code == BusyError.status:
+        described = BusyError(error.detail, retry_after=1.0)
     elif error.status_code in (404, 405):
         described = NotFoundError(f"{request.method} {request.url.path}: {error.detail}")
     elif error.status_code == 400:
@@ -71,6 +75,13 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
         described = RequestError(error.detail)
     answer = error_response(described, request.url.path)
     answer.status_code = error.status_code
+    return answer
+
+
+async def on_client_gone(request: Request, _: Exception) -> JSONResponse:
+    """Handler for clients that hang up while they send a body: nobody reads the answer."""
+    answer = error_response(RequestError("the client went away"), request.url.path)
+    answer.status_code = CLIENT_CLOSED_REQUEST
     return answer
 
 
