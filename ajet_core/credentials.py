@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from ajet_core.files import write_whole
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -38,12 +39,10 @@ def publish_local(port: int, tokens: ServerTokens) -> Path:
     """Write the token file of the server that listens on `port` of this machine, mode 0600."""
     directory = state_dir()
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # A temporary file is created with mode 0600 and renamed, so that no reader ever sees a half.
-    descriptor, temporary = tempfile.mkstemp(dir=directory)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump({"control": tokens.control, "client": tokens.client}, file)
     target = directory / f"{port}.json"
-    return Path(temporary).replace(target)
+    content = {"control": tokens.control, "client": tokens.client}
+    write_whole(target, json.dumps(content).encode(), mode=0o600)
+    return target
 
 
 def withdraw_local(port: int) -> None:

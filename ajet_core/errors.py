@@ -14,6 +14,8 @@ AjetError                         internal_error          500
 │   ├── UnsupportedError          unsupported_parameter   400
 │   ├── ContextLengthError        context_length_exceeded 400
 │   ├── BodyTooLargeError         body_too_large          413
+│   ├── HeadTooLargeError         head_too_large          431
+│   ├── SlowRequestError          request_timeout         408
 │   ├── NotFoundError             not_found               404
 │   └── VersionError              unsupported_version     426
 ├── AuthError (PermissionError)   invalid_api_key         401
@@ -157,6 +159,20 @@ class BodyTooLargeError(RequestError):
 
     type = "body_too_large"
     status = 413
+
+
+class HeadTooLargeError(RequestError):
+    """A URL or headers over the server's limit."""
+
+    type = "head_too_large"
+    status = 431
+
+
+class SlowRequestError(RequestError):
+    """A request that did not arrive in its time."""
+
+    type = "request_timeout"
+    status = 408
 
 
 class NotFoundError(RequestError):

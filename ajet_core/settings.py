@@ -53,6 +53,13 @@ class ServerSettings(_Section):
     :param max_body_bytes: larger requests are refused with 413.
     :param max_open_episodes: claims beyond are refused with 429, and so are waiting claims beyond
         `max_waiting_claims`.
+    :param max_calls_at_once: model calls of one episode being answered; more are refused with 429, and so are
+        those beyond `max_calls_per_episode`.
+    :param max_event_streams: readers of events at once.
+    :param max_connections: open connections, of anybody.
+    :param max_bytes_in_flight: bytes of request bodies being read or answered, of all requests together.
+    :param request_seconds: longest time a client may take to send the head of a request; to send a body, with a
+        second more for every 16 KiB of it; to read the next 64 KiB of an answer.
     :param call_deadline_seconds: longest time a model call may take, waiting for weights included.
     :param boot_timeout_seconds: longest time a worker may take to load its model.
     :param step_timeout_seconds: longest time a training step, a checkpoint or an export may take before its worker
@@ -75,6 +82,12 @@ class ServerSettings(_Section):
     max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
     max_open_episodes: Annotated[int, Field(ge=1)] = 10000
     max_waiting_claims: Annotated[int, Field(ge=1)] = 2000
+    max_calls_at_once: Annotated[int, Field(ge=1)] = 256
+    max_calls_per_episode: Annotated[int, Field(ge=1)] = 10000
+    max_event_streams: Annotated[int, Field(ge=1)] = 256
+    max_connections: Annotated[int, Field(ge=1)] = 16384
+    max_bytes_in_flight: Annotated[int, Field(ge=1024)] = 1024 * 1024 * 1024
+    request_seconds: Seconds = 60.0
     call_deadline_seconds: Seconds = 600.0
     boot_timeout_seconds: Seconds = 300.0
     step_timeout_seconds: Seconds = 7200.0

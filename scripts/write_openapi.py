@@ -10,7 +10,7 @@ from typing import Any
 from ajet_core.credentials import ServerTokens
 from ajet_core.plugin import PluginManager
 from ajet_core.server.app import create_app
-from ajet_core.server.auth import TokenGuard
+from ajet_core.server.guard import TokenGuard
 from ajet_core.server.service import build_service
 from ajet_core.settings import Settings
 
@@ -18,8 +18,8 @@ from ajet_core.settings import Settings
 def openapi(run_dir: Path) -> dict[str, Any]:
     """The OpenAPI document of a server."""
     service = build_service(Settings(server={"run_dir": run_dir}), PluginManager())
-    guard = TokenGuard(ServerTokens(control="unused", client="unused too"))
-    document: dict[str, Any] = create_app(service, guard, max_body_bytes=1 << 20).openapi()
+    guard = TokenGuard(ServerTokens(control="unused", client="unused too"), service.tokens)
+    document: dict[str, Any] = create_app(service, guard).openapi()
     return document
 
 

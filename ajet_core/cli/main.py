@@ -22,6 +22,7 @@ BUILT_IN: dict[str, tuple[str, str]] = {
     ),
     "serve": ("ajet_core.cli.serve:serve", "Run a swarm server."),
     "status": ("ajet_core.cli.status:status", "Show what a swarm server is doing."),
+    "token": ("ajet_core.cli.token:token", "Make, list and revoke tokens of a server."),
     "version": ("ajet_core.cli.version:version", "Show versions."),
 }
 """Where each built-in subcommand is, and its summary: ``ajet --help`` imports none of them."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from ajet_core.files import write_whole
 
 
 class Summary(BaseModel):
@@ -119,12 +120,7 @@ class History:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file that is complete or not there at all."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
-    Path(temporary).chmod(0o644)
-    Path(temporary).replace(path)
+    write_whole(path, (json.dumps(value, indent=2) + "\n").encode(), mode=0o644)
 
 
 def draw(history: History, target: float, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One process at a time may have a run's store open."""
+"""One process at a time may have a run's files open."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ class FileLock:
     """An exclusive lock on a file. The kernel releases it when its process dies, however it dies.
 
     :param path: the lock file; it stays behind, as removing it would race with the next process.
+    :param what: what it protects, for errors.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, what: str = "store") -> None:
         self._path = path
+        self._what = what
         self._descriptor: int | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether this object has the lock."""
+        return self._descriptor is not None
 
     def acquire(self) -> None:
         """Take the lock at once.
@@ -34,7 +41,7 @@ class FileLock:
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
             raise StoreError(
-                f"the store in {self._path.parent} is open in another server (process {holder}): stop "
+                f"the {self._what} in {self._path.parent} is open in another server (process {holder}): stop "
                 "that server, or use another run_dir"
             ) from error
         os.ftruncate(descriptor, 0)

@@ -1,14 +1,14 @@
-"""Files that are there as a whole or not at all."""
+"""New files that commands write: whole, and never in the place of another unless asked."""
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ajet_core.errors import RequestError
+from ajet_core.files import sync
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def new_file(path: Path, *, replace: bool) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         if replace:
             temporary.replace(path)
         else:
@@ -44,11 +44,3 @@ def _take_free_name(temporary: Path, path: Path) -> None:
     except FileExistsError as error:
         raise RequestError(f"{path} was made meanwhile: it was not replaced") from error
     temporary.unlink()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

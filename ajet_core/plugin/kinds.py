@@ -27,7 +27,7 @@ from ajet_core.plugin.components import (
 KindName = Literal["engine", "trainer", "store", "merger", "agent", "logger", "command"]
 
 RESERVED_COMMANDS = frozenset(
-    {"config", "demo", "export", "inspect", "plugins", "serve", "status", "version"}
+    {"config", "demo", "export", "inspect", "plugins", "serve", "status", "token", "version"}
 )
 """Names of the built-in subcommands of ``ajet``."""
 

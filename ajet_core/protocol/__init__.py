@@ -51,6 +51,7 @@ from .timelines import (
     TimelineRole,
     TimelineSampling,
 )
+from .tokens import TokenGrant, TokenInfo, TokenList, TokenQuotas, TokenRequest, TokenScope
 from .version import PROTOCOL_HEADER, PROTOCOL_VERSION, SUPPORTED_VERSIONS, negotiate
 
 __all__ = [
@@ -97,5 +98,11 @@ __all__ = [
     "TimelineNode",
     "TimelineRole",
     "TimelineSampling",
+    "TokenGrant",
+    "TokenInfo",
+    "TokenList",
+    "TokenQuotas",
+    "TokenRequest",
+    "TokenScope",
     "negotiate",
 ]

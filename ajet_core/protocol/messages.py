@@ -16,7 +16,7 @@ AgentCause = Literal["error", "timeout", "rate_limit", "cancelled"]
 """Why a client gives an episode up: its agent raised, took too long, was refused by a service it uses because of a
 rate limit, or is not wanted any more."""
 
-AbortCause = Literal[AgentCause, "lease_expired", "run_stopped"]
+AbortCause = Literal[AgentCause, "lease_expired", "run_stopped", "token_revoked"]
 """Why an episode was aborted, by its client or by the server."""
 
 ABORT_CAUSES: tuple[AbortCause, ...] = get_args(AbortCause)

@@ -95,10 +95,12 @@ class Finding(Message):
 class SetAside(Message):
     """A task that is not tried again until the run is resumed or started again.
 
+    :param client_id: the token whose task it is.
     :param aborts: its episodes that failed.
     :param reason: of the last of them.
     """
 
+    client_id: str
     group: str
     task_id: str
     aborts: int

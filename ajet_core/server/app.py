@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import Body, Depends, FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
+from starlette.types import Receive, Send
+from starlette.types import Scope as ASGIScope
 
 from ajet_core import __version__
 from ajet_core.errors import AjetError, VersionError
@@ -34,13 +38,17 @@ from ajet_core.protocol import (
     StartRequest,
     negotiate,
 )
-from ajet_core.server import http_errors, llm_routes, timeline_routes
-from ajet_core.server.auth import Scope, TokenGuard
+from ajet_core.server import http_errors, llm_routes, timeline_routes, token_routes
+from ajet_core.server.access import Client, Control, Looker, peer_of, require_client
+from ajet_core.server.audit import AuditLog
 from ajet_core.server.disconnect import until_disconnect
+from ajet_core.server.guard import TokenGuard
 from ajet_core.server.limits import BodyLimit
 from ajet_core.server.service import SwarmService
-from ajet_core.server.short_cut import ShortCut, json_endpoint
+from ajet_core.server.short_cut import JsonEndpoint, ShortCut
 from ajet_core.server.token_first import TokenFirst
+from ajet_core.server.tokens import Token
+from ajet_core.server.visibility import event_for, status_for
 
 _KEEPALIVE_SECONDS = 15.0
 
@@ -48,15 +56,6 @@ _ERRORS: dict[int | str, dict[str, object]] = {
     "4XX": {"model": ErrorBody, "description": "The request cannot be served; the error says why."},
     "5XX": {"model": ErrorBody, "description": "The server cannot serve it now."},
 }
-
-
-# Dependencies are coroutines though they await nothing: FastAPI would run functions on threads.
-def _needs(scope: Scope) -> Callable[[Request], Awaitable[Scope]]:
-    async def check(request: Request) -> Scope:
-        guard: TokenGuard = request.app.state.guard
-        return guard.check(request.headers, scope)
-
-    return check
 
 
 async def _check_version(request: Request) -> None:
@@ -76,18 +75,9 @@ async def _check_version(request: Request) -> None:
         )
 
 
-Client = Annotated[Scope, Depends(_needs("client"))]
-Control = Annotated[Scope, Depends(_needs("control"))]
-
-
-def create_app(
-    service: SwarmService, guard: TokenGuard, *, max_body_bytes: int, public_url: str | None = None
-) -> FastAPI:
-    """The application of one server.
-
-    :param public_url: base of the URLs that clients are handed; by default the one they called.
-    """
-
+def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
+    """The application of one server."""
+    settings = service.settings.server
     app = FastAPI(
         title="agentjet swarm server",
         version=__version__,
@@ -102,21 +92,28 @@ def create_app(
         dependencies=[Depends(_check_version)],
         responses=_ERRORS,
     )
-    app.state.guard = guard
     app.state.service = service
+    audit = AuditLog(settings.run_dir.resolve())
+    app.state.audit = audit
     app.add_exception_handler(AjetError, http_errors.on_ajet_error)
     app.add_exception_handler(RequestValidationError, http_errors.on_validation_error)
+    app.add_exception_handler(ClientDisconnect, http_errors.on_client_gone)
     app.add_exception_handler(HTTPException, http_errors.on_http_exception)
     app.add_exception_handler(Exception, http_errors.on_unexpected)
     chat = llm_routes.add_routes(app, service)
-    claim_and_end = _add_episode_routes(app, service, public_url)
-    _add_run_routes(app, service)
+    claim_and_end = _add_episode_routes(app, service, settings.public_url)
+    _add_run_routes(app, service, audit)
     _add_view_routes(app, service)
-    timeline_routes.add_routes(app, service.store, _needs("control"))
+    timeline_routes.add_routes(app, service.store)
+    token_routes.add_routes(app, service, audit)
     # The last one is the first that a request meets.
     app.add_middleware(ShortCut, routes=[chat, *claim_and_end])
-    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
-    app.add_middleware(TokenFirst, guard=guard)
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_body_bytes,
+        max_in_flight=settings.max_bytes_in_flight,
+    )
+    app.add_middleware(TokenFirst, guard=guard, tenants=service.tenants, audit=audit)
     _document_llm_routes(app)
     return app
 
@@ -138,77 +135,96 @@ def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | N
 
     :return: those for `ShortCut`.
     """
-    client = _needs("client")
 
     @app.post("/v1/episodes", summary="Claim an episode", tags=["episodes"])
-    async def claim(request: Request, body: ClaimRequest, scope: Client) -> EpisodeGrant:
+    async def claim(request: Request, body: ClaimRequest, who: Client) -> EpisodeGrant:
         base = (public_url or str(request.base_url)).rstrip("/")
-        return await until_disconnect(request, service.claim(body, scope, f"{base}/v1"))
+        return await until_disconnect(request, service.claim(body, who.token_id, f"{base}/v1"))
 
     @app.post("/v1/heartbeats", summary="Renew the leases of many", tags=["episodes"])
-    async def heartbeats(body: HeartbeatsRequest, scope: Client) -> Heartbeats:
-        return await service.heartbeats(body, scope)
+    async def heartbeats(body: HeartbeatsRequest, who: Client) -> Heartbeats:
+        return await service.heartbeats(body, who.token_id)
 
     @app.post("/v1/groups", summary="How many episodes groups have", tags=["episodes"])
-    async def groups(body: GroupCountsRequest, scope: Client) -> GroupCountsAnswer:
-        return await service.group_counts(body, scope)
+    async def groups(body: GroupCountsRequest, who: Client) -> GroupCountsAnswer:
+        return await service.group_counts(body, who.token_id)
 
     @app.post("/v1/episodes/{episode_id}/end", summary="End it with its reward", tags=["episodes"])
-    async def end(episode_id: str, body: EndRequest, _: Client) -> EpisodeStatus:
+    async def end(episode_id: str, body: EndRequest, who: Client) -> EpisodeStatus:
+        await service.check_owner(episode_id, who)
         return await service.end(episode_id, body)
 
     @app.post("/v1/episodes/{episode_id}/abort", summary="Give it up", tags=["episodes"])
-    async def abort(episode_id: str, body: AbortRequest, _: Client) -> EpisodeStatus:
+    async def abort(episode_id: str, body: AbortRequest, who: Client) -> EpisodeStatus:
+        await service.check_owner(episode_id, who)
         return await service.abort(episode_id, body)
 
     @app.post("/v1/episodes/{episode_id}/heartbeat", summary="Renew its lease", tags=["episodes"])
-    async def heartbeat(episode_id: str, _: Client) -> EpisodeStatus:
+    async def heartbeat(episode_id: str, who: Client) -> EpisodeStatus:
+        await service.check_owner(episode_id, who)
         return await service.heartbeat(episode_id)
 
     @app.get("/v1/episodes/{episode_id}", summary="How it stands", tags=["episodes"])
-    async def episode(episode_id: str, _: Client) -> EpisodeStatus:
+    async def episode(episode_id: str, who: Looker) -> EpisodeStatus:
+        await service.check_owner(episode_id, who)
         return await service.episode(episode_id)
 
     async def claim_at_once(request: Request, body: ClaimRequest) -> EpisodeGrant:
-        return await claim(request, body, await client(request))
+        return await claim(request, body, await require_client(request))
 
     async def end_at_once(request: Request, body: EndRequest) -> EpisodeStatus:
-        return await end(request.path_params["episode_id"], body, await client(request))
+        return await end(request.path_params["episode_id"], body, await require_client(request))
 
     return [
-        Route("/v1/episodes", json_endpoint(ClaimRequest, claim_at_once), methods=["POST"]),
+        Route("/v1/episodes", JsonEndpoint(ClaimRequest, claim_at_once), methods=["POST"]),
         Route(
             "/v1/episodes/{episode_id}/end",
-            json_endpoint(EndRequest, end_at_once),
+            JsonEndpoint(EndRequest, end_at_once),
             methods=["POST"],
         ),
     ]
 
 
-def _add_run_routes(app: FastAPI, service: SwarmService) -> None:
+def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> None:
     @app.put("/v1/run", summary="Configure the run", tags=["run"])
-    async def configure(body: RunConfig, _: Control) -> RunStatus:
-        return await service.coordinator.configure(body)
+    async def configure(request: Request, body: RunConfig, who: Control) -> RunStatus:
+        async with audit.action(
+            "run.configure",
+            who.token_id,
+            peer_of(request),
+            model=body.model.path,
+            engine=body.engine.name,
+            trainer=body.trainer.name,
+        ):
+            return await service.coordinator.configure(body)
 
     @app.get("/v1/run", summary="The configured run", tags=["run"])
-    async def run(_: Client) -> RunStatus:
+    async def run(_: Looker) -> RunStatus:
         return service.coordinator.run_status()
 
     @app.post("/v1/run/start", summary="Start it", tags=["run"])
-    async def start(_: Control, body: Annotated[StartRequest | None, Body()] = None) -> RunStatus:
-        return await service.coordinator.start((body or StartRequest()).wait_seconds)
+    async def start(
+        request: Request, who: Control, body: Annotated[StartRequest | None, Body()] = None
+    ) -> RunStatus:
+        async with audit.action("run.start", who.token_id, peer_of(request)):
+            return await service.coordinator.start((body or StartRequest()).wait_seconds)
 
     @app.post("/v1/run/pause", summary="Give out no more episodes", tags=["run"])
-    async def pause(_: Control, body: Annotated[PauseRequest | None, Body()] = None) -> RunStatus:
-        return await service.coordinator.pause((body or PauseRequest()).reason)
+    async def pause(
+        request: Request, who: Control, body: Annotated[PauseRequest | None, Body()] = None
+    ) -> RunStatus:
+        async with audit.action("run.pause", who.token_id, peer_of(request)):
+            return await service.coordinator.pause((body or PauseRequest()).reason)
 
     @app.post("/v1/run/resume", summary="Go on after a pause", tags=["run"])
-    async def resume(_: Control) -> RunStatus:
-        return await service.coordinator.resume()
+    async def resume(request: Request, who: Control) -> RunStatus:
+        async with audit.action("run.resume", who.token_id, peer_of(request)):
+            return await service.coordinator.resume()
 
     @app.post("/v1/run/stop", summary="Stop it: checkpoint and export", tags=["run"])
-    async def stop(_: Control) -> RunStatus:
-        return await service.coordinator.stop()
+    async def stop(request: Request, who: Control) -> RunStatus:
+        async with audit.action("run.stop", who.token_id, peer_of(request)):
+            return await service.coordinator.stop()
 
 
 def _add_view_routes(app: FastAPI, service: SwarmService) -> None:
@@ -217,8 +233,8 @@ def _add_view_routes(app: FastAPI, service: SwarmService) -> None:
         return ProtocolInfo(versions=list(SUPPORTED_VERSIONS), server_version=__version__)
 
     @app.get("/v1/status", summary="What it is doing", tags=["server"])
-    async def status(_: Client) -> ServerStatus:
-        return await service.status()
+    async def status(who: Looker) -> ServerStatus:
+        return status_for(who, await service.status())
 
     @app.get(
         "/v1/events",
@@ -230,16 +246,34 @@ def _add_view_routes(app: FastAPI, service: SwarmService) -> None:
         },
     )
     async def events(
-        _: Client, last_event_id: Annotated[int | None, Header(ge=0)] = None
+        who: Looker, last_event_id: Annotated[int | None, Header(ge=0)] = None
     ) -> StreamingResponse:
-        async def lines() -> AsyncIterator[str]:
-            yield ": connected\n\n"
-            async for event in service.events.read(last_event_id, _KEEPALIVE_SECONDS):
-                if event is None:
-                    yield ": keep-alive\n\n"
-                else:
-                    yield f"id: {event.id}\nevent: {event.type}\ndata: {event.model_dump_json()}\n\n"
+        return _EventStream(service, who, last_event_id)
 
-        return StreamingResponse(
-            lines(), media_type="text/event-stream", headers={"cache-control": "no-store"}
+
+class _EventStream(StreamingResponse):
+    """What `token` may see, until it is dead or its holder goes away."""
+
+    def __init__(self, service: SwarmService, token: Token, after: int | None) -> None:
+        super().__init__(
+            self._lines(service, token, after),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store"},
         )
+        self._counted = service.tenants.stream(token)
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        with self._counted:
+            await super().__call__(scope, receive, send)
+
+    async def _lines(
+        self, service: SwarmService, token: Token, after: int | None
+    ) -> AsyncIterator[str]:
+        yield ": connected\n\n"
+        async for owned in service.events.read(after, _KEEPALIVE_SECONDS):
+            if token.why_dead(time.time()):
+                return
+            if owned is None:
+                yield ": keep-alive\n\n"
+            elif (event := event_for(token, owned.event, owned.owner)) is not None:
+                yield f"id: {event.id}\nevent: {event.type}\ndata: {event.model_dump_json()}\n\n"

@@ -103,7 +103,7 @@ class BatchBuilder:
 
     def __init__(self, config: BatchConfig, failures: TaskFailures | None = None) -> None:
         self._config = config
-        self._failures = failures or TaskFailures(config.max_aborts_per_task)
+        self._failures = TaskFailures(config.max_aborts_per_task) if failures is None else failures
         self._groups: dict[str, _Group] = {}
         # Of all groups; kept up to date, because with thousands of them each end would have to add them up.
         self._sum = _Counts()
@@ -119,9 +119,9 @@ class BatchBuilder:
         """Groups that have a place of their own left, whatever the others do."""
         return self._decided
 
-    def refuses(self, task_id: str) -> str | None:
-        """Why a task gets no more episodes, if it is set aside."""
-        return self._failures.refusal(task_id)
+    def refuses(self, client_id: str, task_id: str) -> str | None:
+        """Why a client's task gets no more episodes, if it is set aside."""
+        return self._failures.refusal(client_id, task_id)
 
     def admission(self, group: str) -> Admission:
         """Whether one more episode of `group` may start now, or only in a later batch."""
@@ -213,7 +213,7 @@ class BatchBuilder:
             needed=self._needed(),
             ready=self._ready(),
             open_episodes=self._sum.open,
-            set_aside=len(list(self._failures)),
+            set_aside=len(self._failures),
         )
 
     @property

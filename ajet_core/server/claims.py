@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ajet_core.errors import (
     AjetError,
+    AuthError,
     BusyError,
     EpisodeClosedError,
     EpisodeError,
@@ -18,11 +19,12 @@ from ajet_core.errors import (
     StoreError,
 )
 from ajet_core.interfaces import EpisodeRecord, SampleStore
-from ajet_core.protocol import ClaimRequest, ServerState
+from ajet_core.protocol import ClaimRequest, ServerState, SetAside
 from ajet_core.server.auth import hash_secret, new_episode_key
 from ajet_core.server.batching import BatchBuilder
 from ajet_core.server.episodes import EpisodeRegistry, closed_message
 from ajet_core.server.state import StateBoard
+from ajet_core.server.tenants import Tenants, stored_group
 from ajet_core.server.waiting import Granted, Ticket, WaitingLine
 
 _NOT_ROLLING_RETRY_SECONDS = 0.5
@@ -48,6 +50,7 @@ class ClaimDesk:
         board: StateBoard,
         episodes: EpisodeRegistry,
         limits: EpisodeLimits,
+        tenants: Tenants,
         *,
         wall_clock: Callable[[], float],
     ) -> None:
@@ -55,6 +58,7 @@ class ClaimDesk:
         self._board = board
         self._episodes = episodes
         self._limits = limits
+        self._tenants = tenants
         self._wall_clock = wall_clock
         self._waiting = WaitingLine()
         # By claim hash: episodes whose record is being written.
@@ -63,6 +67,12 @@ class ClaimDesk:
         episodes.freed = self.admit
         episodes.task_refused = self._refuse_task
         board.listen(lambda _: self.admit())
+
+    def drop(self, client_id: str, why: str) -> None:
+        """Refuse all waiting claims of a client."""
+        for ticket in list(self._waiting):
+            if ticket.client_id == client_id:
+                self._refuse(ticket, AuthError(f"the token opens nothing any more: {why}"))
 
     @property
     def waiting_count(self) -> int:
@@ -83,12 +93,13 @@ class ClaimDesk:
         if again is not None:
             return again
         self._check_limits()
-        granted = await self._admitted(request, client_id)
+        with self._tenants.waiting(client_id):
+            granted = await self._admitted(request, client_id)
         claim = granted.record.claim_hash
         if (begun := self._beginning.get(claim)) is not None:
             # The same claim twice at once: the other one has its episode already.
             self._episodes.withdraw(granted.record)
-            return await asyncio.shield(begun)
+            return _own(await asyncio.shield(begun), client_id)
         begun = asyncio.ensure_future(self._begin(granted))
         if claim:
             self._beginning[claim] = begun
@@ -119,28 +130,36 @@ class ClaimDesk:
             return
         while (ticket := self._waiting.next(builder)) is not None:
             self._waiting.discard(ticket)
-            ticket.granted.set_result(self._grant(ticket, builder))
+            try:
+                granted = self._grant(ticket, builder)
+            except (BusyError, AuthError) as error:
+                ticket.granted.set_exception(error)
+            else:
+                ticket.granted.set_result(granted)
 
     async def _granted_before(self, request: ClaimRequest, client_id: str) -> Granted | None:
         if request.claim_id is None:
             return None
         claim = hash_secret(request.claim_id)
         if (begun := self._beginning.get(claim)) is not None:
-            return await asyncio.shield(begun)
+            return _own(await asyncio.shield(begun), client_id)
         record = await self._store.claimed(claim)
         if record is None:
             return None
-        if record.client_id != client_id:
-            raise ForbiddenError("the claim of this claim_id is another client's")
+        granted = _own(
+            Granted(record, new_episode_key(record.episode_id, request.claim_id)), client_id
+        )
         if self._episodes.renew(record.episode_id) is None:
             raise EpisodeClosedError(closed_message(record))
-        return Granted(record, new_episode_key(record.episode_id, request.claim_id))
+        return granted
 
     async def _admitted(self, request: ClaimRequest, client_id: str) -> Granted:
         """Wait for a place."""
         builder = self._episodes.builder
-        group = _group(request) if request.kind == "train" else None
-        if group and builder is not None and (why := builder.refuses(request.task_id)):
+        # Also of an episode that is not trained: the name is refused now, not when it has a place.
+        stored = _group(request, client_id)
+        group = stored if request.kind == "train" else None
+        if group and builder is not None and (why := builder.refuses(client_id, request.task_id)):
             raise EpisodeError(why)
         ticket = Ticket(request, client_id, group, asyncio.get_running_loop().create_future())
         self._waiting.add(ticket)
@@ -174,10 +193,11 @@ class ClaimDesk:
                 "cancelled",
             )
 
-    def _refuse_task(self, task_id: str, why: str) -> None:
+    def _refuse_task(self, aside: SetAside, why: str) -> None:
         """Send those away who wait for a task that is set aside."""
         for ticket in list(self._waiting):
-            if ticket.group is not None and ticket.request.task_id == task_id:
+            asked = (ticket.client_id, ticket.request.task_id)
+            if ticket.group is not None and asked == (aside.client_id, aside.task_id):
                 self._refuse(ticket, EpisodeError(why))
 
     def _refuse(self, ticket: Ticket, error: AjetError) -> None:
@@ -193,7 +213,7 @@ class ClaimDesk:
             episode_id=episode_id,
             key_hash=hash_secret(key),
             task_id=request.task_id,
-            group=_group(request),
+            group=_group(request, ticket.client_id),
             kind=request.kind,
             tag=request.tag,
             client_id=ticket.client_id,
@@ -203,6 +223,7 @@ class ClaimDesk:
             created_at=self._wall_clock(),
             claim_hash=hash_secret(request.claim_id) if request.claim_id is not None else "",
         )
+        self._tenants.open(record)
         if record.kind == "train":
             builder.opened(record)
         return Granted(record, key)
@@ -233,5 +254,15 @@ class ClaimDesk:
             )
 
 
-def _group(request: ClaimRequest) -> str:
-    return request.group or request.task_id
+def _own(granted: Granted, client_id: str) -> Granted:
+    """`granted`, if it is this client's.
+
+    :raises ForbiddenError: it is another's.
+    """
+    if granted.record.client_id != client_id:
+        raise ForbiddenError("the claim of this claim_id is another client's")
+    return granted
+
+
+def _group(request: ClaimRequest, client_id: str) -> str:
+    return stored_group(client_id, request.group or request.task_id)

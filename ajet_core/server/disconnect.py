@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-T = TypeVar("T")
+from ajet_core.server.http_errors import CLIENT_CLOSED_REQUEST
 
-# What proxies log for a client that closed the connection; nobody is there to read it.
-_CLIENT_CLOSED_REQUEST = 499
+T = TypeVar("T")
 
 
 async def until_disconnect(
@@ -35,7 +34,7 @@ async def until_disconnect(
         if not done:
             raise TimeoutError
         if not task.done():
-            raise HTTPException(_CLIENT_CLOSED_REQUEST, "the client closed the connection")
+            raise HTTPException(CLIENT_CLOSED_REQUEST, "the client closed the connection")
         return task.result()
     finally:
         farewell.cancel()

@@ -15,7 +15,7 @@ from ajet_core.errors import (
     EpisodeNotFoundError,
 )
 from ajet_core.interfaces import EpisodeRecord, SampleStore
-from ajet_core.protocol import AbortCause, AbortRequest, EndRequest
+from ajet_core.protocol import AbortCause, AbortRequest, EndRequest, SetAside
 from ajet_core.server.auth import EPISODE_KEY_PREFIX, hash_secret
 from ajet_core.server.batching import BatchBuilder
 from ajet_core.server.dialects.chat import Session
@@ -23,10 +23,12 @@ from ajet_core.server.events import EventLog
 from ajet_core.server.leases import LeaseWatch
 from ajet_core.server.rendering.conversation import ConversationIndex
 from ajet_core.server.state import StateBoard
+from ajet_core.server.tenants import Tenants
 
 _BEATS_MISSED = 3.0
 # A new episode may have a shorter lease than those that were there at the last look.
 _LOOK_SECONDS = 0.25
+_SHOWN_ID = 64
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class EpisodeRegistry:
 
     :param clock: seconds, monotonic; for leases.
     :param wall_clock: unix seconds; for records.
+    :param tenants: whose episodes are counted here.
     :ivar moved_at: clock time of the last claim, call or outcome.
     :ivar observers: called with every episode whose outcome is durable.
     """
@@ -74,6 +77,7 @@ class EpisodeRegistry:
         store: SampleStore,
         board: StateBoard,
         events: EventLog,
+        tenants: Tenants,
         *,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
@@ -81,6 +85,7 @@ class EpisodeRegistry:
         self._store = store
         self._board = board
         self._events = events
+        self._tenants = tenants
         self._clock = clock
         self._wall_clock = wall_clock
         self.observers: list[Callable[[EpisodeRecord], None]] = []
@@ -92,7 +97,7 @@ class EpisodeRegistry:
         # Called when a place may have come free.
         self.freed: Callable[[], None] = lambda: None
         # Called with a task that is not tried any more, and why.
-        self.task_refused: Callable[[str, str], None] = lambda _task_id, _why: None
+        self.task_refused: Callable[[SetAside, str], None] = lambda _aside, _why: None
 
     def __iter__(self) -> Iterator[OpenEpisode]:
         return iter(list(self._open.values()))
@@ -110,6 +115,7 @@ class EpisodeRegistry:
             following = max((call.index for call in calls), default=-1) + 1
             session = Session(record.episode_id, ConversationIndex.restore(calls), following)
             self._add(self._opened(record, session))
+            self._tenants.reopen(record)
 
     async def begin(self, builder: BatchBuilder) -> None:
         """Fill batches with `builder` from now on; what has ended but was not trained comes first."""
@@ -144,6 +150,7 @@ class EpisodeRegistry:
 
     def withdraw(self, record: EpisodeRecord) -> None:
         """Undo the admission of an episode that never reached its client."""
+        self._tenants.closed(record)
         if self.builder is not None and record.kind == "train":
             self.builder.withdrawn(record)
         self.freed()
@@ -158,7 +165,7 @@ class EpisodeRegistry:
     async def authenticate(self, key: str) -> OpenEpisode:
         """The open episode that `key` opens.
 
-        :raises AuthError: no such key.
+        :raises AuthError: no such key, or the token that claimed its episode is dead.
         :raises EpisodeClosedError: its episode is over.
         """
         episode_id, dot, _ = key.removeprefix(EPISODE_KEY_PREFIX).partition(".")
@@ -173,6 +180,7 @@ class EpisodeRegistry:
             raise unknown
         if found is None:
             raise EpisodeClosedError(closed_message(record))
+        self._tenants.require_live(record.client_id)
         if found.closing.locked():
             raise EpisodeClosedError(f"episode {episode_id} is being closed")
         self._saw(found)
@@ -206,7 +214,7 @@ class EpisodeRegistry:
         found = self._open.get(episode_id)
         record = found.record if found else await self._store.get_episode(episode_id)
         if record is None:
-            raise EpisodeNotFoundError(f"no episode {episode_id!r} on this server")
+            raise EpisodeNotFoundError(not_found_message(episode_id))
         return record, found
 
     def lease_left(self, episode: OpenEpisode) -> float:
@@ -250,9 +258,14 @@ class EpisodeRegistry:
         """Abort an episode for a reason of the server's."""
         return await self._close(episode_id, state="aborted", reason=reason, cause=cause)
 
-    async def abort_all(self, reason: str) -> None:
-        """Abort every open episode."""
-        await self._drop_each(dict.fromkeys(self._open, reason), "run_stopped")
+    async def abort_all(self, reason: str, cause: AbortCause, client_id: str | None = None) -> None:
+        """Abort every open episode, or every one of a client."""
+        whose = [
+            episode_id
+            for episode_id, episode in self._open.items()
+            if client_id is None or episode.record.client_id == client_id
+        ]
+        await self._drop_each(dict.fromkeys(whose, reason), cause)
 
     async def expire_leases(self) -> float:
         """Abort episodes whose lease ran out.
@@ -352,6 +365,7 @@ class EpisodeRegistry:
             changes = {**outcome, "finished_at": self._wall_clock()}
             closed = await self._store.finish_episode(replace(record, **changes))  # type: ignore[arg-type]
             del self._open[episode_id]
+            self._tenants.closed(closed)
             self.moved_at = self._clock()
             self._account(closed, final)
         self._emit(closed, closed.state)
@@ -371,8 +385,8 @@ class EpisodeRegistry:
             if record.state == "ended":
                 self.builder.ended(record)
             elif (aside := self.builder.aborted(record, final=final)) is not None:
-                self._events.emit("task_set_aside", aside.model_dump())
-                self.task_refused(aside.task_id, self.builder.refuses(aside.task_id) or "")
+                self._events.emit("task_set_aside", aside.model_dump(), record.client_id)
+                self.task_refused(aside, self.builder.refuses(aside.client_id, aside.task_id) or "")
         self._board.touch()
         self.freed()
 
@@ -390,11 +404,17 @@ class EpisodeRegistry:
                 "cause": record.cause or None,
                 "policy_version": record.claim_version,
             },
+            record.client_id,
         )
 
 
 def _expired_message(record: EpisodeRecord) -> str:
     return f"lease expired: no call or heartbeat for {record.lease_seconds:g} s"
+
+
+def not_found_message(episode_id: str) -> str:
+    """What is said of an episode that is not there for whoever asks."""
+    return f"no episode {episode_id[:_SHOWN_ID]!r} on this server"
 
 
 def closed_message(record: EpisodeRecord) -> str:

@@ -5,9 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ajet_core.protocol import Event
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedEvent:
+    """An event, and the id of the token whose episode it is about; None for one that is about the server."""
+
+    event: Event
+    owner: str | None
 
 
 class EventLog:
@@ -19,54 +28,57 @@ class EventLog:
 
     def __init__(self, clock: Callable[[], float], capacity: int = 4096) -> None:
         self._clock = clock
-        self._events: deque[Event] = deque(maxlen=capacity)
+        self._events: deque[OwnedEvent] = deque(maxlen=capacity)
         # Milliseconds, so that ids of a server that is started again go on above those it gave before.
         self._last_id = int(clock() * 1000)
         self._closed = False
         self._news = asyncio.Event()
 
-    def emit(self, type_: str, data: Mapping[str, Any]) -> None:
+    def emit(self, type_: str, data: Mapping[str, Any], owner: str | None = None) -> None:
         """Append an event and wake all readers."""
         self._last_id += 1
-        self._events.append(
-            Event(id=self._last_id, time=self._clock(), type=type_, data=dict(data))
-        )
-        self._wake()
+        event = Event(id=self._last_id, time=self._clock(), type=type_, data=dict(data))
+        self._events.append(OwnedEvent(event, owner))
+        self.wake()
 
     def close(self) -> None:
         """End all readers."""
         self._closed = True
-        self._wake()
+        self.wake()
 
     async def read(
         self, after: int | None = None, keepalive: float | None = None
-    ) -> AsyncIterator[Event | None]:
+    ) -> AsyncIterator[OwnedEvent | None]:
         """Events with an id above `after` (None: only what comes from now on), then new ones as they come.
 
-        :param keepalive: yield None after so many seconds without an event.
+        :param keepalive: yield None after so many seconds without an event; `wake` makes it do so at once.
         """
         # An id that was never given, such as after the clock was set back, has seen nothing of this log.
         seen = self._last_id if after is None else after if after <= self._last_id else 0
+        woken = False
         while not self._closed:
             news = self._news
-            first = self._events[0].id if self._events else self._last_id + 1
+            first = self._events[0].event.id if self._events else self._last_id + 1
             if seen + 1 < first:
-                yield Event(
-                    id=first - 1,
-                    time=self._clock(),
-                    type="gap",
-                    data={"lost_from": seen + 1, "lost_to": first - 1},
-                )
+                lost = {"lost_from": seen + 1, "lost_to": first - 1}
+                gap = Event(id=first - 1, time=self._clock(), type="gap", data=lost)
+                yield OwnedEvent(gap, None)
                 seen = first - 1
-            for event in [e for e in self._events if e.id > seen]:
-                seen = event.id
-                yield event
+            new = [owned for owned in self._events if owned.event.id > seen]
+            for owned in new:
+                seen = owned.event.id
+                yield owned
+            if woken and not new:
+                yield None
+            woken = False
             try:
                 async with asyncio.timeout(keepalive):
                     await news.wait()
+                woken = True
             except TimeoutError:
                 yield None
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Make all readers look again."""
         news, self._news = self._news, asyncio.Event()
         news.set()

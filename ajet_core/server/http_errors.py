@@ -10,10 +10,13 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.types import Scope
 
 from ajet_core.errors import AjetError, BodyTooLargeError, BusyError, NotFoundError, RequestError
 from ajet_core.protocol import ErrorBody, ErrorDetail
 
+# What proxies log for a client that closed the connection.
+CLIENT_CLOSED_REQUEST = 499
 LLM_ROUTES = ("/v1/chat/", "/v1/models")
 
 
@@ -44,11 +47,16 @@ def openai_error(error: AjetError) -> dict[str, Any]:
     }
 
 
+def note_refusal(scope: Scope, error: AjetError) -> None:
+    """Count a request that was refused because its client asks for too much."""
+    if error.status == BusyError.status:
+        scope["app"].state.service.throttled.note(error.message)
+
+
 async def on_ajet_error(request: Request, error: Exception) -> JSONResponse:
     """Handler for our own errors."""
     assert isinstance(error, AjetError)
-    if error.status == BusyError.status:
-        request.app.state.service.throttled.note(error.message)
+    note_refusal(request.scope, error)
     return error_response(error, request.url.path)
 
 
@@ -64,6 +72,8 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
     described: AjetError
     if error.status_code == BodyTooLargeError.status:
         described = BodyTooLargeError(error.detail)
+    elif error.status_code == BusyError.status:
+        described = BusyError(error.detail, retry_after=1.0)
     elif error.status_code in (404, 405):
         described = NotFoundError(f"{request.method} {request.url.path}: {error.detail}")
     elif error.status_code == 400:
@@ -73,6 +83,13 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
         described = RequestError(error.detail)
     answer = error_response(described, request.url.path)
     answer.status_code = error.status_code
+    return answer
+
+
+async def on_client_gone(request: Request, _: Exception) -> JSONResponse:
+    """Handler for clients that hang up while they send a body: nobody reads the answer."""
+    answer = error_response(RequestError("the client went away"), request.url.path)
+    answer.status_code = CLIENT_CLOSED_REQUEST
     return answer
 
 

@@ -1,20 +1,26 @@
-"""A limit on request bodies, enforced while they arrive."""
+"""Limits on request bodies, enforced while they arrive."""
 
 from __future__ import annotations
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ajet_core.errors import BodyTooLargeError
+from ajet_core.errors import BodyTooLargeError, BusyError
 from ajet_core.server.http_errors import error_response
 
 
 class BodyLimit:
-    """ASGI middleware: a body over `max_bytes` is answered with 413, announced or not."""
+    """ASGI middleware: a body over `max_bytes` is answered with 413, announced or not.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    :param max_in_flight: bytes of bodies, of all requests that are being read or answered; what comes beyond is
+        answered with 429.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, max_in_flight: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_in_flight = max_in_flight
+        self._in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -35,10 +41,21 @@ class BodyLimit:
             nonlocal seen
             message = await receive()
             if message["type"] == "http.request":
-                seen += len(message.get("body", b""))
+                size = len(message.get("body", b""))
+                seen += size
+                self._in_flight += size
+                # HTTPException is the one exception that FastAPI lets through unchanged while it reads a body.
                 if seen > self._max_bytes:
-                    # The one exception that FastAPI lets through unchanged while it reads a body.
                     raise HTTPException(BodyTooLargeError.status, text)
+                if self._in_flight > self._max_in_flight:
+                    raise HTTPException(
+                        BusyError.status,
+                        f"the requests being answered hold {self._max_in_flight} bytes, the limit of this "
+                        "server (setting server.max_bytes_in_flight)",
+                    )
             return message
 
-        await self._app(scope, limited, send)
+        try:
+            await self._app(scope, limited, send)
+        finally:
+            self._in_flight -= seen

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from ajet_core.errors import AjetError, DeadlineError, EpisodeClosedError
 from ajet_core.server.auth import bearer
@@ -39,19 +40,31 @@ def add_routes(app: FastAPI, service: SwarmService) -> Route:
     :return: the one for `ShortCut`.
     """
 
-    async def chat_completions(request: Request) -> Response:
-        episode = await service.episodes.authenticate(bearer(request.headers))
-        parsed = parse_chat_request(await request.body())
-        return await _ChatCall(service, episode, request, parsed).answer()
-
     async def models(request: Request) -> Response:
         await service.episodes.authenticate(bearer(request.headers))
         name = service.coordinator.model_name or "default"
         return JSONResponse(models_list(name, int(service.started_at)))
 
-    app.add_route(CHAT_PATH, chat_completions, methods=["POST"], include_in_schema=False)
+    chat = Route(CHAT_PATH, _ChatCompletions(service), methods=["POST"])
+    app.router.routes.append(chat)
     app.add_route(MODELS_PATH, models, methods=["GET"], include_in_schema=False)
-    return Route(CHAT_PATH, chat_completions, methods=["POST"])
+    return chat
+
+
+class _ChatCompletions:
+    """An ASGI application of its own, so that a call counts until the last byte of its answer is sent."""
+
+    def __init__(self, service: SwarmService) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        service = self._service
+        episode = await service.episodes.authenticate(bearer(request.headers))
+        with service.tenants.call(episode.record, episode.session.next_index):
+            parsed = parse_chat_request(await request.body())
+            response = await _ChatCall(service, episode, request, parsed).answer()
+            await response(scope, receive, send)
 
 
 def _operation(summary: str, *, body: bool) -> dict[str, Any]:

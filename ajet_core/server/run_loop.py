@@ -423,7 +423,7 @@ class RunLoop:
     async def _finish(self) -> Path:
         """Leave a checkpoint and the trained model behind."""
         self._board.set(ServerState.WEIGHT_SYNCING)
-        await self._parts.episodes.abort_all("the run was stopped")
+        await self._parts.episodes.abort_all("the run was stopped", "run_stopped")
         if self.step > 0:
             await self._checkpoint()
         target = self._parts.run_dir / "export" / f"step-{self.step:06d}"

@@ -9,26 +9,30 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import socket
-import tempfile
+import ssl
 from collections.abc import Callable, Generator
-from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from ajet_core import credentials
 from ajet_core.credentials import ServerTokens
 from ajet_core.errors import ConfigError
 from ajet_core.event_loop import loop_factory
+from ajet_core.files import write_whole
 from ajet_core.plugin import PluginManager
 from ajet_core.server.app import create_app
-from ajet_core.server.auth import TokenGuard, make_tokens
+from ajet_core.server.connection import ConnectionLimits, guarded_protocol
+from ajet_core.server.guard import TokenGuard, make_tokens
 from ajet_core.server.service import SwarmService, build_service
 from ajet_core.settings import ServerSettings, Settings
 
 _log = logging.getLogger("ajet.server")
 _BACKLOG = 2048
+_OTHER_FILES = 256
 _CLOSE_SECONDS = 10
 _KEEP_ALIVE_SECONDS = 75
 # Nearly all objects of a call die by themselves: Python's own numbers look for cycles after every few hundred new
@@ -96,17 +100,39 @@ async def _serve(settings: Settings, service: SwarmService, listener: socket.soc
     server = settings.server
     port = int(listener.getsockname()[1])
     tokens = make_tokens(server)
-    app = create_app(
-        service,
-        TokenGuard(tokens),
-        max_body_bytes=server.max_body_bytes,
-        public_url=server.public_url,
-    )
+    app = create_app(service, TokenGuard(tokens, service.tokens))
+    config = http_config(app, server)
+    _allow_connections(server.max_connections)
     # The store is opened before anything is announced: a run directory in use must end the command.
     await service.open()
+    scheme = "https" if server.tls_cert else "http"
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    url = f"{scheme}://{host}:{port}"
+    note = server.run_dir / "server.json"
+    try:
+        _publish_tokens(port, tokens)
+        write_whole(note, json.dumps({"url": url, "pid": os.getpid()}).encode())
+        _log.info("listening on %s, run directory %s", url, server.run_dir.resolve())
+        loop = asyncio.get_running_loop()
+        await _Server(config, lambda: loop.create_task(service.interrupt())).serve([listener])
+    finally:
+        credentials.withdraw_local(port)
+        note.unlink(missing_ok=True)
+        await service.close()
+
+
+def http_config(app: ASGIApp, server: ServerSettings) -> uvicorn.Config:
+    """How uvicorn serves `app`.
+
+    :raises ConfigError: the certificate or its key cannot be used.
+    """
     config = uvicorn.Config(
         app,
+        http=guarded_protocol(ConnectionLimits(server.max_connections, server.request_seconds)),
+        ws="none",
         lifespan="off",
+        # Only a server that is said to be behind a proxy believes one about whose requests it passes on.
+        proxy_headers=server.public_url is not None,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -117,20 +143,38 @@ async def _serve(settings: Settings, service: SwarmService, listener: socket.soc
         timeout_graceful_shutdown=_CLOSE_SECONDS,
         backlog=_BACKLOG,
     )
-    scheme = "https" if server.tls_cert else "http"
-    host = f"[{server.host}]" if ":" in server.host else server.host
-    url = f"{scheme}://{host}:{port}"
-    note = server.run_dir / "server.json"
+    if server.tls_cert is not None:
+        _load_tls(config, server)
+    return config
+
+
+def _allow_connections(count: int) -> None:
+    """Raise the soft limit on open files: 1024, which is usual, is a few hundred agents."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        best = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (best, hard))
+        if best < wanted:
+            _log.warning(
+                "this process may open %d files, too few for %d connections: raise its limit (ulimit -n), or "
+                "set server.max_connections to less",
+                best,
+                count,
+            )
+
+
+def _load_tls(config: uvicorn.Config, server: ServerSettings) -> None:
     try:
-        _publish_tokens(port, tokens)
-        _write_atomically(note, {"url": url, "pid": os.getpid()})
-        _log.info("listening on %s, run directory %s", url, server.run_dir.resolve())
-        loop = asyncio.get_running_loop()
-        await _Server(config, lambda: loop.create_task(service.interrupt())).serve([listener])
-    finally:
-        credentials.withdraw_local(port)
-        note.unlink(missing_ok=True)
-        await service.close()
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"the certificate {server.tls_cert} and the key {server.tls_key} cannot be used: {error}; both "
+            "must be PEM files that belong together",
+            param="server.tls_cert",
+        ) from error
+    assert config.ssl is not None
+    config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
 
 
 class _Server(uvicorn.Server):
@@ -168,10 +212,3 @@ def _publish_tokens(port: int, tokens: ServerTokens) -> None:
     except OSError as error:
         # Clients that are given their token do without the file, so it is no reason not to serve.
         _log.warning("local clients will not find the tokens by themselves: %s", error)
-
-
-def _write_atomically(path: Path, content: dict[str, object]) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".server-")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(content, file)
-    Path(temporary).replace(path)

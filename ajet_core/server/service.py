@@ -12,6 +12,7 @@ from ajet_core.errors import (
     AjetError,
     ConfigError,
     EpisodeClosedError,
+    EpisodeNotFoundError,
     RequestError,
     StoreError,
 )
@@ -31,14 +32,19 @@ from ajet_core.protocol import (
     HeartbeatsRequest,
     ServerState,
     ServerStatus,
+    TokenGrant,
+    TokenInfo,
+    TokenRequest,
 )
 from ajet_core.server.claims import ClaimDesk, EpisodeLimits
 from ajet_core.server.coordinator import Coordinator
-from ajet_core.server.episodes import EpisodeRegistry, OpenEpisode
+from ajet_core.server.episodes import EpisodeRegistry, OpenEpisode, not_found_message
 from ajet_core.server.events import EventLog
 from ajet_core.server.run_loop import RunParts
 from ajet_core.server.state import StateBoard
+from ajet_core.server.tenants import TenantLimits, Tenants, shown_group, stored_group
 from ajet_core.server.throttle import ThrottleMeter
+from ajet_core.server.tokens import Token, TokenBook
 from ajet_core.server.watchdog import OpenView, ServerView, Watchdog, diagnose
 from ajet_core.settings import Settings
 
@@ -61,15 +67,23 @@ class SwarmService:
     episodes: EpisodeRegistry
     claims: ClaimDesk
     coordinator: Coordinator
+    tokens: TokenBook
+    tenants: Tenants
     throttled: ThrottleMeter = field(default_factory=lambda: ThrottleMeter(time.monotonic))
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _writing_tokens: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def open(self) -> None:
         """Open the store and take up what it holds."""
         await self.store.open()
+        try:
+            self.tokens.open()
+        except BaseException:
+            await self.store.close()
+            raise
         await self.episodes.restore()
         await self.coordinator.restore()
         self._tasks = [
@@ -85,6 +99,10 @@ class SwarmService:
         for logger in self.loggers:
             logger.close()
         await self.store.close()
+        try:
+            self.tokens.close()
+        except StoreError as error:
+            _log.error("when tokens were last used is not kept: %s", error.message)
 
     async def interrupt(self) -> None:
         """End everything that waits or streams, so that connections can close."""
@@ -99,7 +117,7 @@ class SwarmService:
         return EpisodeGrant(
             episode_id=record.episode_id,
             task_id=record.task_id,
-            group=record.group,
+            group=shown_group(record.group),
             kind=record.kind,
             base_url=base_url,
             api_key=granted.api_key,
@@ -107,6 +125,37 @@ class SwarmService:
             policy_version=record.claim_version,
             lease_seconds=record.lease_seconds,
         )
+
+    async def check_owner(self, episode_id: str, token: Token) -> None:
+        """Whether an episode is one that `token` may see.
+
+        :raises EpisodeNotFoundError: there is none, or it is another client's, which nobody can tell apart.
+        """
+        record, _ = await self.episodes.get(episode_id)
+        if token.scope == "client" and record.client_id != token.token_id:
+            raise EpisodeNotFoundError(not_found_message(episode_id))
+
+    async def issue_token(self, request: TokenRequest) -> TokenGrant:
+        """As `TokenBook.issue`."""
+        async with self._writing_tokens:
+            return await asyncio.to_thread(self.tokens.issue, request)
+
+    async def revoke_token(self, token_id: str) -> TokenInfo:
+        """Revoke a token: its open episodes are aborted, its claims and event streams end."""
+        try:
+            async with self._writing_tokens:
+                return await asyncio.to_thread(self.tokens.revoke, token_id)
+        finally:
+            # Also if it could not be written: the token is dead for as long as this server runs.
+            await self._end_dead_tenants()
+
+    async def _end_dead_tenants(self) -> None:
+        """End what tokens that were revoked or have expired left open."""
+        for tenant, why in self.tenants.dead().items():
+            self.claims.drop(tenant, why)
+            reason = f"its token opens nothing any more: {why}"
+            await self.episodes.abort_all(reason, "token_revoked", tenant)
+        self.events.wake()
 
     async def end(self, episode_id: str, request: EndRequest) -> EpisodeStatus:
         """End an episode; a repeat gets the outcome that stands.
@@ -238,12 +287,11 @@ class SwarmService:
 
     async def group_counts(self, request: GroupCountsRequest, client_id: str) -> GroupCountsAnswer:
         """Count a client's episodes by group."""
-        found = await self.store.group_counts(
-            request.groups, kind=request.kind, client_id=client_id
-        )
+        stored = {stored_group(client_id, group): group for group in request.groups}
+        found = await self.store.group_counts(list(stored), kind=request.kind, client_id=client_id)
         return GroupCountsAnswer(
             groups={
-                group: GroupCounts(open=c.open, ended=c.ended, aborted=c.aborted)
+                stored[group]: GroupCounts(open=c.open, ended=c.ended, aborted=c.aborted)
                 for group, c in found.items()
             }
         )
@@ -261,7 +309,7 @@ class SwarmService:
         return EpisodeStatus(
             episode_id=record.episode_id,
             task_id=record.task_id,
-            group=record.group,
+            group=shown_group(record.group),
             kind=record.kind,
             tag=record.tag,
             state=record.state,
@@ -291,6 +339,7 @@ class SwarmService:
         while not await self._closed_within(pause):
             try:
                 pause = await self.episodes.expire_leases()
+                await self._end_dead_tenants()
             except StoreError as error:
                 # A full disk must not end the watch over leases; the episodes stay open until it has room.
                 _log.error("cannot abort expired episodes: %s", error.message)
@@ -320,12 +369,27 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
     events = EventLog(time.time)
     board = StateBoard(events, time.monotonic)
     board.listen(lambda state: plugins.notify("ajet_state_changed", state=state))
-    limits = EpisodeLimits(settings.server.max_open_episodes, settings.server.max_waiting_claims)
-    episodes = EpisodeRegistry(store, board, events, clock=time.monotonic, wall_clock=time.time)
+    server = settings.server
+    limits = EpisodeLimits(server.max_open_episodes, server.max_waiting_claims)
+    tokens = TokenBook(run_dir)
+    tenants = Tenants(
+        tokens,
+        TenantLimits(
+            server.max_calls_at_once, server.max_calls_per_episode, server.max_event_streams
+        ),
+    )
+    episodes = EpisodeRegistry(
+        store,
+        board,
+        events,
+        tenants,
+        clock=time.monotonic,
+        wall_clock=time.time,
+    )
     episodes.observers.append(
         lambda episode: plugins.notify("ajet_episode_finished", episode=episode)
     )
-    claims = ClaimDesk(store, board, episodes, limits, wall_clock=time.time)
+    claims = ClaimDesk(store, board, episodes, limits, tenants, wall_clock=time.time)
     parts = RunParts(
         settings=settings.server,
         store=store,
@@ -340,5 +404,15 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
     coordinator = Coordinator(settings, parts)
     episodes.observers.append(coordinator.episode_finished)
     return SwarmService(
-        settings, plugins, store, loggers, events, board, episodes, claims, coordinator
+        settings=settings,
+        plugins=plugins,
+        store=store,
+        loggers=loggers,
+        events=events,
+        board=board,
+        episodes=episodes,
+        claims=claims,
+        coordinator=coordinator,
+        tokens=tokens,
+        tenants=tenants,
     )

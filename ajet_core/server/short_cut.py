@@ -8,18 +8,18 @@ documented, and they answer whatever is not in order, so that an error is the sa
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ajet_core.errors import AjetError
 from ajet_core.protocol import PROTOCOL_HEADER, PROTOCOL_VERSION
-from ajet_core.server.http_errors import on_ajet_error, on_http_exception
+from ajet_core.server.http_errors import on_ajet_error, on_client_gone, on_http_exception
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -52,28 +52,36 @@ class ShortCut:
         else:
             await self._app(scope, receive, send)
             return
-        request = Request({**scope, **found}, receive, send)
+        inner = {**scope, **found}
         try:
-            response: Response = await route.endpoint(request)
+            await route.app(inner, receive, send)
         except LongWayError as way:
             await self._app(scope, _again(way.body, receive), send)
-            return
         except AjetError as error:
-            response = await on_ajet_error(request, error)
+            answer = await on_ajet_error(Request(inner), error)
+            await answer(scope, receive, send)
+        except ClientDisconnect as error:
+            answer = await on_client_gone(Request(inner), error)
+            await answer(scope, receive, send)
         except HTTPException as error:
-            response = await on_http_exception(request, error)
-        await response(scope, receive, send)
+            answer = await on_http_exception(Request(inner), error)
+            await answer(scope, receive, send)
 
 
-def json_endpoint(
-    model: type[Body], work: Callable[[Request, Body], Awaitable[BaseModel]]
-) -> Callable[[Request], Awaitable[Response]]:
-    """An endpoint that takes and answers JSON of the swarm protocol.
+class JsonEndpoint(Generic[Body]):
+    """An ASGI application that takes and answers JSON of the swarm protocol.
 
     :param work: what a request that is in order is for.
     """
 
-    async def endpoint(request: Request) -> Response:
+    def __init__(
+        self, model: type[Body], work: Callable[[Request, Body], Awaitable[BaseModel]]
+    ) -> None:
+        self._model = model
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
         body = await request.body()
         kind = request.headers.get("content-type", _JSON)
         if (
@@ -82,13 +90,12 @@ def json_endpoint(
         ):
             raise LongWayError(body)
         try:
-            parsed = model.model_validate_json(body)
+            parsed = self._model.model_validate_json(body)
         except ValidationError:
             raise LongWayError(body) from None
-        answer = await work(request, parsed)
-        return Response(answer.model_dump_json(), media_type=_JSON)
-
-    return endpoint
+        answer = await self._work(request, parsed)
+        response = Response(answer.model_dump_json(), media_type=_JSON)
+        await response(scope, receive, send)
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

@@ -1,37 +1,30 @@
-"""The route that shows an episode's token tree to who controls the server."""
+"""The route that shows an episode's token tree to who may see all of them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI
 from starlette.responses import Response
 
 from ajet_core.errors import EpisodeNotFoundError
 from ajet_core.interfaces import SampleStore
 from ajet_core.protocol import EpisodeTimelines, TimelineConfig
-from ajet_core.server.auth import Scope
+from ajet_core.server.access import Inspector
 from ajet_core.server.timeline_view import episode_timelines, merge_episode
 
 
-def add_routes(
-    app: FastAPI, store: SampleStore, control: Callable[[Request], Awaitable[Scope]]
-) -> None:
-    """Add ``GET /v1/timelines/{episode_id}``.
-
-    :param control: the dependency that asks for the control token: the tree holds all that agents said.
-    """
+def add_routes(app: FastAPI, store: SampleStore) -> None:
+    """Add ``GET /v1/timelines/{episode_id}``; the tree holds all that agents said."""
 
     @app.get(
         "/v1/timelines/{episode_id}",
         summary="The calls of an episode as a tree of tokens",
         tags=["episodes"],
         response_model=EpisodeTimelines,
-        dependencies=[Depends(control)],
     )
-    async def timelines(episode_id: str) -> Response:
+    async def timelines(episode_id: str, _: Inspector) -> Response:
         content = await timelines_json(store, episode_id)
         return Response(content, media_type="application/json")
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ajet_core.errors import AuthError
-from ajet_core.server.auth import TokenGuard
-from ajet_core.server.http_errors import LLM_ROUTES, error_response
+from ajet_core.errors import AjetError, AuthError
+from ajet_core.server.audit import AuditLog
+from ajet_core.server.guard import TokenGuard
+from ajet_core.server.http_errors import LLM_ROUTES, error_response, note_refusal
+from ajet_core.server.tenants import Tenants
+
+TOKEN = "ajet.token"  # noqa: S105 - a key of the ASGI scope
+"""Where the routes find the `Token` of the request."""
 
 # The LLM routes check the episode's key themselves, before they read the body.
 _OPEN_PATHS = ("/v1/protocol", *LLM_ROUTES)
@@ -19,17 +24,25 @@ class TokenFirst:
     Which token a route needs is said at the route.
     """
 
-    def __init__(self, app: ASGIApp, guard: TokenGuard) -> None:
+    def __init__(self, app: ASGIApp, guard: TokenGuard, tenants: Tenants, audit: AuditLog) -> None:
         self._app = app
         self._guard = guard
+        self._tenants = tenants
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path: str = scope["path"]
             if path.startswith("/v1/") and not path.startswith(_OPEN_PATHS):
                 try:
-                    self._guard.check(Headers(scope=scope), "client")
-                except AuthError as error:
+                    token = self._guard.identify(Headers(scope=scope))
+                    self._tenants.request(token)
+                except AjetError as error:
+                    if isinstance(error, AuthError):
+                        peer = scope["client"][0] if scope.get("client") else "unknown"
+                        await self._audit.refused(f"{scope['method']} {path}", "", peer, error)
+                    note_refusal(scope, error)
                     await error_response(error, path)(scope, receive, send)
                     return
+                scope[TOKEN] = token
         await self._app(scope, receive, send)

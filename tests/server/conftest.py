@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ajet_core.credentials import ServerTokens
 from ajet_core.server.app import create_app
-from ajet_core.server.auth import TokenGuard
-from ajet_core.server.serve import bind
+from ajet_core.server.guard import TokenGuard
+from ajet_core.server.serve import bind, http_config
 from ajet_core.server.service import SwarmService, build_service
 from ajet_core.settings import Settings
 from ajet_core.testing.plugins import scripted_plugins
@@ -158,8 +158,8 @@ class ServerFactory:
         service = build_service(settings, scripted_plugins())
         await service.open()
         listener = bind(settings.server)
-        app = create_app(service, TokenGuard(TOKENS), max_body_bytes=settings.server.max_body_bytes)
-        http_server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
+        guard = TokenGuard(TOKENS, service.tokens)
+        http_server = uvicorn.Server(http_config(create_app(service, guard), settings.server))
         http_server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
         serving = asyncio.create_task(http_server.serve([listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

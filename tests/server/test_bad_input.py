@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ajet_core.errors import ConfigError, StoreError
-from ajet_core.server.auth import make_tokens
+from ajet_core.server.guard import make_tokens
 from ajet_core.server.serve import bind, serve
 from ajet_core.server.service import build_service
 from ajet_core.settings import Settings
@@ -463,7 +463,7 @@ async def test_errors_never_repeat_secrets(server: Running) -> None:
     assert "very-secret-token" not in answer.text
     await server.roll()
     grant = await server.claim()
-    events = json.dumps([e.model_dump() for e in server.service.events._events])
+    events = json.dumps([e.event.model_dump() for e in server.service.events._events])
     assert grant["api_key"] not in events
     assert grant["api_key"].rpartition(".")[2] not in events
 

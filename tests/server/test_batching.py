@@ -149,16 +149,16 @@ def test_a_task_that_fails_for_everyone_is_set_aside_and_replaced() -> None:
         fail(batch, start(batch, "a"), cause) for cause in ("error", "timeout", "lease_expired")
     ]
     assert notes[:2] == [None, None]
-    assert notes[2] == SetAside(task_id="a", group="a", aborts=3, reason="it broke")
+    assert notes[2] == SetAside(client_id="c", task_id="a", group="a", aborts=3, reason="it broke")
     assert batch.admission("a") == "later"
     for record in [start(batch, g) for g in "bbcc"]:
         finish(batch, record, 1.0)
     assert batch.is_full()
     batch.take()
-    assert "it broke" in (batch.refuses("a") or "")
+    assert "it broke" in (batch.refuses("c", "a") or "")
     assert batch.progress().set_aside == 1
     batch.readmit()
-    assert batch.refuses("a") is None
+    assert batch.refuses("c", "a") is None
     start(batch, "a")
 
 
@@ -168,7 +168,7 @@ def test_a_task_that_succeeds_now_and_then_is_not_set_aside() -> None:
         fail(batch, start(batch, "a"))
         finish(batch, start(batch, "a"), 1.0)
         batch.take()
-    assert batch.refuses("a") is None
+    assert batch.refuses("c", "a") is None
 
 
 def test_what_was_given_up_on_purpose_is_no_failure_of_its_task() -> None:

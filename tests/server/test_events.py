@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from ajet_core.protocol import Event
 from ajet_core.server.events import EventLog
 
 
 async def collect(log: EventLog, count: int, after: int | None) -> list[Event | None]:
     found: list[Event | None] = []
-    async for event in log.read(after, keepalive=0.001):
-        found.append(event)
+    async for owned in log.read(after, keepalive=0.001):
+        found.append(owned and owned.event)
         if len(found) == count:
             break
     return found
@@ -57,6 +59,15 @@ async def test_ids_of_a_server_that_was_started_again_go_on_above_the_old_ones()
     assert gap.type == "gap"
     assert new is not None
     assert new.id > old.id
+
+
+async def test_a_reader_that_is_woken_without_news_is_told_at_once() -> None:
+    log = log_of(1)
+    reader = log.read(after=None, keepalive=None)
+    first = asyncio.ensure_future(anext(reader))
+    await asyncio.sleep(0)
+    log.wake()
+    assert await first is None
 
 
 async def test_close_ends_readers() -> None:

@@ -88,7 +88,7 @@ def test_a_task_is_set_aside_once_and_comes_back_with_a_success() -> None:
     assert failures.failed(aborted("c")) is None
     assert [aside.aborts for aside in failures] == [3]
     failures.succeeded(ended("d"))
-    assert failures.refusal("task-1") is None
+    assert failures.refusal("client", "task-1") is None
     assert list(failures) == []
 
 

@@ -23,7 +23,8 @@ def loop_of(server: Running) -> RunLoop:
 
 
 def events(server: Running, type_: str) -> list[dict[str, Any]]:
-    return [event.data for event in server.service.events._events if event.type == type_]
+    found = [owned.event for owned in server.service.events._events]
+    return [event.data for event in found if event.type == type_]
 
 
 async def until_state(server: Running, state: ServerState) -> None:
@@ -324,15 +325,16 @@ async def test_a_server_without_clients_says_so(
     monkeypatch.setattr("ajet_core.server.watchdog._QUIET_SECONDS", 0.1)
     async with servers.running(stuck_seconds=stuck_seconds) as server:
         await server.roll()
-        async for event in server.service.events.read():
-            if event is not None and event.data.get("code") == "no_client":
-                assert (event.type, event.data["what"]) == ("finding", "begun")
+        async for owned in server.service.events.read():
+            if owned is not None and owned.event.data.get("code") == "no_client":
+                assert (owned.event.type, owned.event.data["what"]) == ("finding", "begun")
+                last = owned.event.id
                 break
         found = (await status(server))["findings"]
         assert [(f["code"], f["stuck"]) for f in found] == [("no_client", True)]
-        waiting = server.service.events.read(event.id)
+        waiting = server.service.events.read(last)
         await server.claim()
         async for ended in waiting:
-            if ended is not None and ended.data.get("code") == "no_client":
-                assert (ended.type, ended.data["what"]) == ("finding", "ended")
+            if ended is not None and ended.event.data.get("code") == "no_client":
+                assert (ended.event.type, ended.event.data["what"]) == ("finding", "ended")
                 break

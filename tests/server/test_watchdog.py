@@ -77,7 +77,9 @@ def test_slow_states_say_what_they_do() -> None:
 
 
 def test_a_pause_throttling_and_set_aside_tasks_are_findings() -> None:
-    aside = SetAside(group="t1", task_id="t1", aborts=17, reason="ValueError: no")
+    aside = SetAside(
+        client_id="client", group="t1", task_id="t1", aborts=17, reason="ValueError: no"
+    )
     view = replace(
         IDLE,
         state=ServerState.PAUSED,
@@ -98,7 +100,7 @@ def test_the_watchdog_tells_each_cause_once() -> None:
     stuck = only(IDLE)
     for findings in ([], [stuck], [stuck], [stuck.model_copy(update={"stuck": False})], []):
         dog.look(findings)
-    told = [(e.data["what"], e.data["code"]) for e in events._events]
+    told = [(e.event.data["what"], e.event.data["code"]) for e in events._events]
     assert told == [("begun", "no_client"), ("ended", "no_client")]
 
 

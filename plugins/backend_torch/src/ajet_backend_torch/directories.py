@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from ajet_core.files import sync
 
 
 @contextmanager
@@ -27,19 +28,11 @@ def whole_directory(target: Path) -> Iterator[Path]:
     try:
         yield aside
         for path in (*sorted(aside.rglob("*")), aside):
-            _sync(path)
+            sync(path)
         if target.exists():
             target.rename(replaced)
         aside.rename(target)
-        _sync(target.parent)
+        sync(target.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,77 @@
+"""Named tokens: who may do what, how much, and until when."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from ajet_core.protocol.base import Message
+
+TokenScope = Literal["control", "client", "view"]
+
+TokenName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class TokenQuotas(Message):
+    """What a token's holder may use at once; None leaves it to the limits of the server.
+
+    :param open_episodes: episodes claimed and not ended.
+    :param waiting_claims: claims that wait for a place.
+    :param calls_at_once: model calls being answered, of all its episodes together.
+    :param requests_per_minute: requests with the token itself; model calls, which have an episode's key, do not count.
+    :param event_streams: open readers of ``GET /v1/events``.
+    """
+
+    open_episodes: PositiveInt | None = None
+    waiting_claims: PositiveInt | None = None
+    calls_at_once: PositiveInt | None = None
+    requests_per_minute: PositiveInt | None = None
+    event_streams: PositiveInt | None = None
+
+
+class TokenRequest(Message):
+    """Body of ``POST /v1/tokens``.
+
+    :param name: who or what it is for; no other valid token has it.
+    :param scope: ``client`` claims episodes and sees those alone; ``view`` sees everything and changes
+        nothing; ``control`` may do everything.
+    :param expires_in: seconds until it expires; None never does.
+    """
+
+    name: TokenName
+    scope: TokenScope = "client"
+    expires_in: Annotated[float, Field(gt=0, le=10 * 366 * 86400)] | None = None
+    quotas: TokenQuotas = TokenQuotas()
+
+
+class TokenInfo(Message):
+    """A token without its secret.
+
+    :param token_id: public; it stands in the audit log and, for clients, at their episodes.
+    :param created_at: unix seconds, as are the other times.
+    :param last_used_at: as far as it is known; written when the server ends.
+    """
+
+    token_id: str
+    name: str
+    scope: TokenScope
+    quotas: TokenQuotas
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    last_used_at: float | None
+
+
+class TokenGrant(Message):
+    """Answer of ``POST /v1/tokens``: the only time that the secret is shown."""
+
+    token: str = Field(repr=False)
+    info: TokenInfo
+
+
+class TokenList(Message):
+    """Answer of ``GET /v1/tokens``: those that were ever made, the oldest first."""
+
+    tokens: list[TokenInfo]

@@ -1,0 +1,108 @@
+"""Who did what to this server: ``<run_dir>/audit.jsonl``, one line an action, never a secret."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ajet_core.errors import AjetError
+
+_log = logging.getLogger("ajet.audit")
+
+FILE_NAME = "audit.jsonl"
+REFUSALS_PER_MINUTE = 30
+_MINUTE = 60.0
+_MAX_TEXT = 256
+
+Detail = str | int | float | None
+
+
+class AuditLog:
+    """Appends to the file; every line is on disk before the action is answered.
+
+    A line that cannot be written does not undo what was done, and must not keep an operator from stopping a run on a
+    full disk: it goes to the server's log as an error instead. Refused attempts cost an attacker nothing, so only so
+    many a minute are written; the line after them says how many were not.
+
+    :param clock: unix seconds.
+    """
+
+    def __init__(self, run_dir: Path, clock: Callable[[], float] = time.time) -> None:
+        self._path = run_dir / FILE_NAME
+        self._clock = clock
+        self._window = 0.0
+        self._in_window = 0
+        self._left_out = 0
+
+    @asynccontextmanager
+    async def action(
+        self, action: str, who: str, peer: str, **details: Detail
+    ) -> AsyncIterator[dict[str, Detail]]:
+        """Record what the block does, with how it ended.
+
+        :param action: such as ``run.start``.
+        :param who: id of the token.
+        :param peer: address of who asked.
+        :return: the details, to add to what is known once it is done.
+        """
+        outcome = "failed"
+        try:
+            yield details
+            outcome = "done"
+        except AjetError as error:
+            outcome = error.type
+            raise
+        finally:
+            # Also when the client has hung up meanwhile, which cancels this.
+            line = self._line(action, who, peer, outcome, details)
+            await asyncio.shield(asyncio.to_thread(self._append, line))
+
+    async def refused(self, action: str, who: str, peer: str, error: AjetError) -> None:
+        """Record an attempt that was refused because of the token or its scope."""
+        now = self._clock()
+        if now - self._window >= _MINUTE:
+            self._window, self._in_window = now, 0
+        self._in_window += 1
+        if self._in_window > REFUSALS_PER_MINUTE:
+            self._left_out += 1
+            return
+        left_out, self._left_out = self._left_out, 0
+        details: dict[str, Detail] = {"not_written": left_out} if left_out else {}
+        line = self._line(action, who, peer, error.type, details)
+        await asyncio.to_thread(self._append, line)
+
+    def _line(
+        self, action: str, who: str, peer: str, outcome: str, details: dict[str, Detail]
+    ) -> str:
+        when = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
+        known = {
+            "time": when,
+            "action": action,
+            "token": who,
+            "peer": peer,
+            "outcome": outcome,
+            **details,
+        }
+        # ASCII, with line breaks escaped: nothing that was sent can look like another line.
+        return json.dumps({k: v[:_MAX_TEXT] if isinstance(v, str) else v for k, v in known.items()})
+
+    def _append(self, line: str) -> None:
+        try:
+            descriptor = os.open(
+                self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600
+            )
+            try:
+                # One write: lines do not mix, and a crash leaves at most one that is cut off.
+                os.write(descriptor, line.encode() + b"\n")
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            _log.error("the audit log cannot be written (%s); not in it: %s", error, line)
