@@ -16,7 +16,7 @@ from ajet_core.server.training_data import TrainingData, training_data
 from ajet_core.testing.samples import conversation, make_call, make_episode
 from ajet_core.timeline import Call, CostModel
 
-from .conftest import CLIENT, Running, key
+from .conftest import CLIENT, CONTROL, Running, key
 
 TREES = TrainerInfo(1, 1, "cpu", trees=True, costs=CostModel(0.0, 1.0, 0.0))
 LINEAR = TrainerInfo(1, 1, "cpu")
@@ -222,7 +222,8 @@ async def test_a_clock_in_the_system_message_is_found_and_priced(server: Running
         await asyncio.gather(*(clock_agent(server, task, reward) for reward in (0.0, 1.0)))
     async with asyncio.timeout(30):
         await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
-    status = (await server.http.get("/v1/status", headers=CLIENT)).json()
+    # Reports on forks quote what agents said: clients are not shown them.
+    status = (await server.http.get("/v1/status", headers=CONTROL)).json()
     (sentence,) = status["last_step"]["forks"]
     assert "paid twice because your agent rewrites the system message (8 times" in sentence
     metrics = status["last_step"]["metrics"]
