@@ -164,7 +164,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}", param="config") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}", param="config") from error
     if "config" in values:
         raise ConfigError(f"{file}: config: a file cannot name another one", param="config")

@@ -24,6 +24,7 @@ from ajet_core.settings import Settings
 from ajet_core.worker.codec import BootPlan, ComponentPlan
 
 # Changing one of these in the middle of a run would make its samples or weights meaningless.
+_SHOWN_PATH = 256
 _FIXED_FOR_A_RUN = ("model", "trainer.name", "merger", "seed")
 
 
@@ -108,18 +109,36 @@ def resolve_model_directory(path: str, settings: Settings) -> Path:
 
     :raises ModelDirectoryError: it is outside the roots, missing, or lacks a file.
     """
-    roots = [settings.server.run_dir, *settings.server.model_roots]
-    resolved = [root.resolve() for root in roots]
-    directory = Path(path) if Path(path).is_absolute() else resolved[0] / path
-    directory = directory.resolve()
-    if not any(directory.is_relative_to(root) for root in resolved):
+    roots = [root.resolve() for root in (settings.server.run_dir, *settings.server.model_roots)]
+    try:
+        directory = (roots[0] / path).resolve()
+        if not _inside(directory, roots):
+            raise ModelDirectoryError(
+                f"model path {path[:_SHOWN_PATH]!r} is outside this server's model roots "
+                f"({', '.join(map(str, roots))}); the setting server.model_roots adds one",
+                param="model.path",
+            )
+        if not directory.is_dir():
+            raise ModelDirectoryError(
+                f"no model directory at {str(directory)[:_SHOWN_PATH]!r}; models are local directories, never "
+                "URLs or names to download",
+                param="model.path",
+            )
+        outside = [file.name for file in directory.iterdir() if not _inside(file.resolve(), roots)]
+    except ModelDirectoryError:
+        raise
+    # A name that is too long, one with a null byte, a loop of links.
+    except (OSError, ValueError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)[:_SHOWN_PATH]
         raise ModelDirectoryError(
-            f"model path {path!r} is outside this server's model roots "
-            f"({', '.join(map(str, resolved))}); the setting server.model_roots adds one",
+            f"{path[:_SHOWN_PATH]!r} is no path of a model directory: {why}", param="model.path"
+        ) from error
+    if outside:
+        raise ModelDirectoryError(
+            f"{directory} has links that lead out of this server's model roots ({', '.join(sorted(outside)[:3])}): "
+            "copy the files, or add the directory they are in to server.model_roots",
             param="model.path",
         )
-    if not directory.is_dir():
-        raise ModelDirectoryError(f"no model directory at {directory}", param="model.path")
     if not (directory / "config.json").is_file():
         raise ModelDirectoryError(f"{directory} has no config.json", param="model.path")
     if not any(directory.glob("*.safetensors")):
@@ -127,6 +146,10 @@ def resolve_model_directory(path: str, settings: Settings) -> Path:
             f"{directory} has no weights: no *.safetensors file in it", param="model.path"
         )
     return directory
+
+
+def _inside(path: Path, roots: list[Path]) -> bool:
+    return any(path.is_relative_to(root) for root in roots)
 
 
 def check_same_run(stored_json: str, config: RunConfig) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from ajet_core.errors import RequestError, UnsupportedError
 from ajet_core.server.rendering.messages import ChatMessage, Role, ToolCall, as_json
@@ -17,6 +17,7 @@ _ROLES: dict[str, Role] = {
     "assistant": "assistant",
     "tool": "tool",
 }
+_MAX_TOOL_CALLS = 1024
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
@@ -46,7 +47,7 @@ class MessageBody(BaseModel):
 
     role: str
     content: Any = None
-    tool_calls: list[ToolCallBody] | None = None
+    tool_calls: Annotated[list[ToolCallBody], Field(max_length=_MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None

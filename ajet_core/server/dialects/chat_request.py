@@ -13,7 +13,12 @@ from ajet_core.errors import RequestError, UnsupportedError
 from ajet_core.server.dialects.chat_messages import MessageBody, chat_message
 from ajet_core.server.rendering.messages import ChatMessage, ToolSpec
 
+_MAX_MESSAGES = 16384
+_MAX_TOOLS = 1024
+# Logprobs that one position of one choice lists, times the choices: they are most of a large answer.
+_MAX_LISTED = 512
 _MAX_STOPS = 16
+_MAX_STOP_LENGTH = 1024
 _MAX_NAME = 64
 
 # Settings that would change the answer and are not offered, with the values that change nothing.
@@ -94,9 +99,9 @@ class _Body(BaseModel):
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
-    messages: Annotated[list[MessageBody], Field(min_length=1)]
+    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=_MAX_MESSAGES)]
     model: str | None = None
-    tools: list[Any] | None = None
+    tools: Annotated[list[Any], Field(max_length=_MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -135,6 +140,11 @@ def parse_chat_request(body: bytes) -> ChatRequest:
     tools = _offered_tools(parsed)
     if parsed.top_logprobs and not parsed.logprobs:
         raise RequestError("top_logprobs: needs logprobs to be true", param="top_logprobs")
+    if (parsed.n or 1) * (parsed.top_logprobs or 0) > _MAX_LISTED:
+        raise RequestError(
+            f"top_logprobs: at most {_MAX_LISTED} together with n; ask for fewer of either",
+            param="top_logprobs",
+        )
     return ChatRequest(
         messages=tuple(chat_message(m, f"messages[{i}]") for i, m in enumerate(parsed.messages)),
         tools=tools,
@@ -213,9 +223,12 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
     if (
         not isinstance(texts, list)
         or len(texts) > _MAX_STOPS
-        or not all(isinstance(text, str) and text for text in texts)
+        or not all(isinstance(text, str) and 0 < len(text) <= _MAX_STOP_LENGTH for text in texts)
     ):
-        _wrong("stop", f"a non-empty string or a list of at most {_MAX_STOPS} of them")
+        _wrong(
+            "stop",
+            f"a text of at most {_MAX_STOP_LENGTH} characters, not empty, or a list of at most {_MAX_STOPS} of them",
+        )
     return tuple(dict.fromkeys(texts))
 
 

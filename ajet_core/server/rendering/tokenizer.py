@@ -191,7 +191,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelDirectoryError(f"cannot read {path}: {error}", param="model.path") from error
     if not isinstance(value, dict):
         raise ModelDirectoryError(f"{path} holds no JSON object", param="model.path")
@@ -253,6 +253,9 @@ def _special_tokens(directory: Path) -> dict[str, str]:
 def _chat_template(directory: Path) -> str:
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelDirectoryError(f"cannot read {path}: {error}", param="model.path") from error
     template = read_json(directory / "tokenizer_config.json").get("chat_template")
     return template if isinstance(template, str) else ""

@@ -105,10 +105,15 @@ def _weight_files(path: Path) -> list[Path]:
         return files
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelDirectoryError(
             f"weight index {index} is not readable ({error!r})", param="model.path"
         ) from error
+    if outside := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
+        raise ModelDirectoryError(
+            f"weight index {index} names {outside[0]!r}, which is no file of its own directory",
+            param="model.path",
+        )
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
         raise ModelDirectoryError(
