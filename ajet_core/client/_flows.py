@@ -6,6 +6,7 @@ what came of it. `SwarmClient` and `AsyncSwarmClient` only differ in how they ma
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 import time
@@ -75,8 +76,9 @@ LONG_POLL = 30.0
 MAX_START_WAIT = 600.0
 BOOT_POLL = 0.5
 GROUPS_AT_ONCE = 1000
-# Before the server answered once, a wrong URL is likelier than a restart: say so within a second or two.
-FIRST_CONTACT_RETRIES = 2
+# Before the server answered once, a wrong URL is as likely as a restart: say so within a second or two, and go on.
+TOLD_AFTER = 2
+_log = logging.getLogger("ajet.client")
 
 
 class Flows:
@@ -126,6 +128,10 @@ class Flows:
                 if failures >= limit or (failure.sent and not call.repeatable):
                     raise self._unreachable(call, failure, failures + 1) from failure
                 delay = self.backoff.delay(failures)
+                if self.version is None and failures + 1 == TOLD_AFTER:
+                    _log.warning(
+                        "no answer from %s yet (%s): trying again", self.endpoint.url, failure
+                    )
             else:
                 assert answer is not None, "a driver answers each Send or throws"
                 if 200 <= answer.status < 300:
@@ -175,7 +181,7 @@ class Flows:
         :raises VersionError: client and server have no major version in common.
         """
         call = Call("GET", "/v1/protocol", ProtocolInfo)
-        info = yield from self.perform(call, retries=min(self.retries, FIRST_CONTACT_RETRIES))
+        info = yield from self.perform(call)
         try:
             version = negotiate(info.versions)
         except ValueError as error:
