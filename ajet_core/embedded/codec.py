@@ -6,7 +6,8 @@ import itertools
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 from ajet_core.errors import StoreError
@@ -30,6 +31,7 @@ STEP_COLUMNS = "step, batch_id, metrics, finished_at"
 RUN_COLUMNS = "run_id, config_json, created_at, active, paused"
 
 _EMPTY_JSON = "{}"
+_text_fields = attrgetter(*(field.name for field in fields(MessageText)))
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -115,13 +117,15 @@ def call_row(call: Call, episode: int, base: int | None) -> Row:
         call.created_at,
         _dump(call.metadata),
         _dump_messages(call.conversation() if whole else call.messages),
-        None if call.answer is None else _dump_list(astuple(call.answer)),
+        None if call.answer is None else _dump_list(_text_fields(call.answer)),
         None if same_tools else call.tools,
     )
 
 
 def _dump_messages(messages: Sequence[PlacedMessage]) -> str:
-    return _dump_list([(m.start, m.end, *astuple(m.text)) for m in messages]) if messages else ""
+    return (
+        _dump_list([(m.start, m.end, *_text_fields(m.text)) for m in messages]) if messages else ""
+    )
 
 
 def _load_messages(text: str) -> tuple[PlacedMessage, ...]:
@@ -132,8 +136,7 @@ def _load_messages(text: str) -> tuple[PlacedMessage, ...]:
     )
 
 
-def _dump_list(values: object) -> str:
-    return json.dumps(values, separators=(",", ":"))
+_dump_list = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def calls_from_rows(episode_id: str, rows: Iterable[Row]) -> list[Call]:

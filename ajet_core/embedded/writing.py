@@ -35,6 +35,8 @@ _INSERT_BATCH = _insert("batches", "batch_id, step, created_at")
 _INSERT_SCORE = _insert("scores", codec.SCORE_COLUMNS)
 _EPISODE_ID = "SELECT id FROM episodes WHERE episode_id = ?"
 _CALL_ID = "SELECT id FROM calls WHERE call_id = ?"
+# Calls and episodes whose rows need not be looked for; 16,384 open episodes find theirs.
+_KNOWN_ROWS = 16_384
 _REPLACE_STEP = _insert("steps", codec.STEP_COLUMNS, "REPLACE")
 _REPLACE_RUN = _insert("run", f"one, {codec.RUN_COLUMNS}", "REPLACE")
 _REPLACE_TOTAL = _insert("totals", "name, value", "REPLACE")
@@ -61,6 +63,8 @@ class StoreWriter:
         stored = dict(connection.execute("SELECT name, value FROM totals"))
         self.totals: dict[str, int] = {name: stored.get(name, 0) for name in TOTAL_NAMES}
         self._pending = dict(self.totals)
+        # By query, row ids of the latest episodes and calls, which the next calls belong to and go on from.
+        self._known: dict[str, dict[str, int]] = {_EPISODE_ID: {}, _CALL_ID: {}}
 
     def before_commit(self) -> None:
         """Write the totals that changed: once for the whole transaction."""
@@ -75,6 +79,8 @@ class StoreWriter:
     def rolled_back(self) -> None:
         """Forget what the transaction said."""
         self._pending = dict(self.totals)
+        for known in self._known.values():
+            known.clear()
 
     def put_run(self, run: RunRecord) -> None:
         """Write or replace the run."""
@@ -112,9 +118,12 @@ class StoreWriter:
             )
         base = None if call.base is None else self._row_id(_CALL_ID, call.base.call_id)
         try:
-            self._connection.execute(_INSERT_CALL, codec.call_row(call, episode, base))
+            row = codec.call_row(call, episode, base)
+            inserted = self._connection.execute(_INSERT_CALL, row)
         except sqlite3.IntegrityError as error:
             raise StoreError(f"cannot add call {call.call_id}: {error}") from error
+        if inserted.lastrowid is not None:
+            self._learn(_CALL_ID, call.call_id, inserted.lastrowid)
         sampled = len(call.sampled_ids)
         pending = self._pending
         pending["calls"] += 1
@@ -175,8 +184,19 @@ class StoreWriter:
             self._pending[f"aborted_{episode.cause}"] += 1
 
     def _row_id(self, query: str, name: str) -> int | None:
+        known = self._known[query].get(name)
+        if known is not None:
+            return known
         found = self._connection.execute(query, (name,)).fetchone()
-        return None if found is None else int(found[0])
+        return None if found is None else self._learn(query, name, found[0])
+
+    def _learn(self, query: str, name: str, row_id: int) -> int:
+        known = self._known[query]
+        if len(known) >= _KNOWN_ROWS:
+            # The first to come is the one that is needed least.
+            del known[next(iter(known))]
+        known[name] = row_id
+        return row_id
 
     def _why_not_batched(self, episode_id: str) -> str:
         episode = read_episode(self._connection, episode_id)
