@@ -43,14 +43,20 @@ from ajet_core.server.access import Client, Control, Looker, peer_of, require_cl
 from ajet_core.server.audit import AuditLog
 from ajet_core.server.disconnect import until_disconnect
 from ajet_core.server.guard import TokenGuard
+from ajet_core.server.http_errors import LLM_ROUTES
 from ajet_core.server.limits import BodyLimit
 from ajet_core.server.service import SwarmService
 from ajet_core.server.short_cut import JsonEndpoint, ShortCut
-from ajet_core.server.token_first import TokenFirst
+from ajet_core.server.token_first import OPEN_PATHS, TokenFirst
 from ajet_core.server.tokens import Token
 from ajet_core.server.visibility import event_for, status_for
 
 _KEEPALIVE_SECONDS = 15.0
+
+_SECRETS = {
+    "token": "A control, client or view token; docs/security.md says which opens what.",
+    "episode_key": "The api_key of an episode.",
+}
 
 _ERRORS: dict[int | str, dict[str, object]] = {
     "4XX": {"model": ErrorBody, "description": "The request cannot be served; the error says why."},
@@ -114,17 +120,25 @@ def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
         max_in_flight=settings.max_bytes_in_flight,
     )
     app.add_middleware(TokenFirst, guard=guard, tenants=service.tenants, audit=audit)
-    _document_llm_routes(app)
+    _complete_document(app)
     return app
 
 
-def _document_llm_routes(app: FastAPI) -> None:
-    """Add the routes that FastAPI does not know of to its OpenAPI document."""
+def _complete_document(app: FastAPI) -> None:
+    """Add to the OpenAPI document the routes that FastAPI does not know of, and what opens each."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = generate()
         document["paths"].update(llm_routes.OPENAPI_PATHS)
+        document["components"]["securitySchemes"] = {
+            name: {"type": "http", "scheme": "bearer", "description": description}
+            for name, description in _SECRETS.items()
+        }
+        for path, operations in document["paths"].items():
+            opened_by = "episode_key" if path.startswith(LLM_ROUTES) else "token"
+            for operation in operations.values():
+                operation["security"] = [] if path in OPEN_PATHS else [{opened_by: []}]
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -10,6 +10,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from ajet_core.errors import AjetError, BodyTooLargeError, BusyError, NotFoundError, RequestError
@@ -83,7 +84,18 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
         described = RequestError(error.detail)
     answer = error_response(described, request.url.path)
     answer.status_code = error.status_code
+    if error.status_code == 405:
+        answer.headers["allow"] = ", ".join(_methods(request))
     return answer
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods that the path of a request has."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return sorted(found)
 
 
 async def on_client_gone(request: Request, _: Exception) -> JSONResponse:

@@ -14,8 +14,11 @@ from ajet_core.server.tenants import Tenants
 TOKEN = "ajet.token"  # noqa: S105 - a key of the ASGI scope
 """Where the routes find the `Token` of the request."""
 
+OPEN_PATHS = ("/v1/protocol",)
+"""What anybody may ask."""
+
 # The LLM routes check the episode's key themselves, before they read the body.
-_OPEN_PATHS = ("/v1/protocol", *LLM_ROUTES)
+_UNCHECKED_PATHS = (*OPEN_PATHS, *LLM_ROUTES)
 
 
 class TokenFirst:
@@ -33,7 +36,7 @@ class TokenFirst:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path: str = scope["path"]
-            if path.startswith("/v1/") and not path.startswith(_OPEN_PATHS):
+            if path.startswith("/v1/") and not path.startswith(_UNCHECKED_PATHS):
                 try:
                     token = self._guard.identify(Headers(scope=scope))
                     self._tenants.request(token)

@@ -42,13 +42,14 @@ _StreamItem = GenerateChunk | Exception | None
 
 
 def _environment() -> dict[str, str]:
-    """Ours without our tokens: a backend has no use for them."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not (name.startswith("AJET_") and "TOKEN" in name)
-    }
-    return {**kept, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    """Ours without our own settings: workers are told theirs, and tokens or a store's password are none of them.
+
+    Models are local directories: libraries that would fetch what a directory lacks are told to stay offline, unless
+    the operator says otherwise in the server's environment.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AJET_")}
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return {**offline, **kept, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 class WorkerProcess:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -15,6 +14,7 @@ from ajet_core.errors import ConfigError
 from ajet_core.protocol import ModelConfig, RunConfig
 from ajet_core.server.rendering.factory import make_renderer
 from ajet_core.settings import Settings
+from tests.security.booby_trap import Evil, booby_trapped
 from tests.security.outside import watched
 from tests.server.conftest import CONTROL, Running, error_of
 
@@ -143,51 +143,10 @@ async def test_a_loop_of_links_is_refused(server: Running) -> None:
 # --- Code in files ------------------------------------------------------------------------------------
 
 
-class Evil:
-    """Runs a command when it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self._marker = marker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.system, (f"touch {self._marker}",))
-
-
 @pytest.fixture
 def marker(tmp_path: Path) -> Path:
     """A file that is there once somebody's code has run."""
     return tmp_path / "code-has-run"
-
-
-def booby_trapped(directory: Path, marker: Path, **config: Any) -> Path:
-    """Put code in all files that any loader might run."""
-    evil = pickle.dumps(Evil(marker))
-    for name in (
-        "pytorch_model.bin",
-        "model.pt",
-        "tokenizer.pkl",
-        "training_args.bin",
-        "model.pth",
-    ):
-        (directory / name).write_bytes(evil)
-    code = f"import pathlib\npathlib.Path({str(marker)!r}).touch()\n"
-    for name in ("evil.py", "modeling_evil.py", "tokenization_evil.py", "__init__.py", "setup.py"):
-        (directory / name).write_text(code)
-    auto_map = {
-        "AutoConfig": "evil.EvilConfig",
-        "AutoModelForCausalLM": "modeling_evil.EvilModel",
-        "AutoTokenizer": ["tokenization_evil.EvilTokenizer", None],
-    }
-    known = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(
-        json.dumps({**known, "auto_map": auto_map, "trust_remote_code": True, **config})
-    )
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps(
-            {"auto_map": auto_map, "tokenizer_class": "EvilTokenizer", "trust_remote_code": True}
-        )
-    )
-    return directory
 
 
 @pytest.mark.parametrize("renderer", ["qwen3", "auto", "default"])

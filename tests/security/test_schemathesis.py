@@ -1,0 +1,132 @@
+"""schemathesis goes through the whole OpenAPI document: no server error, and answers as they are described."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from anyio.from_thread import start_blocking_portal
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    ignored_auth,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from tests.security.routes import DOCUMENT
+from tests.security.scripted_server import server_process
+
+CONTROL = "control-token-of-the-schemathesis-test"
+CHECKS = [
+    not_a_server_error,
+    content_type_conformance,
+    ignored_auth,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+]
+# Batches that never are full, so that every claim finds a place.
+ENDLESS = {"full_by": "episodes", "tasks": 100_000, "episodes_per_task": 1000}
+
+schema = schemathesis.openapi.from_path(DOCUMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server."""
+
+    url: str
+    http: requests.Session
+    model_dir: Path
+
+    def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """Call a route with control."""
+        answer = self.http.request(method, self.url + path, json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def state(self, wanted: str) -> None:
+        """See to it that a run is active, or none is."""
+        active = self.call("GET", "/v1/status")["state"] != "OFFLINE"
+        if active and wanted == "OFFLINE":
+            self.call("POST", "/v1/run/stop")
+        elif not active and wanted == "ROLLING":
+            config = {
+                "model": {"path": str(self.model_dir), "renderer": "qwen3"},
+                "engine": {"name": "scripted"},
+                "trainer": {"name": "scripted"},
+                "batch": ENDLESS,
+            }
+            self.call("PUT", "/v1/run", config)
+            self.call("POST", "/v1/run/start", {"wait_seconds": 60})
+
+    def claim(self) -> dict[str, Any]:
+        """Claim an episode."""
+        return self.call("POST", "/v1/episodes", {"task_id": "a"})
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Server]:
+    env = {
+        "AJET_SERVER__CONTROL_TOKEN": CONTROL,
+        "AJET_SERVER__MODEL_ROOTS": json.dumps([str(model_dir.parent)]),
+    }
+    running = server_process(tmp_path_factory.mktemp("schemathesis") / "run", **env)
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(running) as process,
+        requests.Session() as http,
+    ):
+        http.headers["authorization"] = f"Bearer {CONTROL}"
+        yield Server(process.url, http, model_dir)
+
+
+@schema.parametrize()
+@settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+def test_no_server_error_and_answers_as_described(case: schemathesis.Case, server: Server) -> None:
+    operation = f"{case.operation.method.upper()} {case.operation.path}"
+    server.state("OFFLINE" if operation == "PUT /v1/run" else "ROLLING")
+    headers = {"authorization": f"Bearer {CONTROL}"}
+    if operation.endswith(("/v1/chat/completions", "/v1/models")):
+        headers["authorization"] = f"Bearer {server.claim()['api_key']}"
+    if "episode_id" in case.path_parameters and len(str(case.path_parameters["episode_id"])) % 2:
+        # Half of them about an episode that is there.
+        case.path_parameters["episode_id"] = server.claim()["episode_id"]
+    if isinstance(case.body, dict) and "wait_seconds" in case.body:
+        # What is valid would wait for minutes, for nothing.
+        valid = isinstance(case.body["wait_seconds"], int | float)
+        case.body["wait_seconds"] = 0 if valid else case.body["wait_seconds"]
+    if operation == "GET /v1/events" and endless(case, server, headers):
+        return
+    answer = case.call(base_url=server.url, headers=headers, timeout=60)
+    case.validate_response(answer, checks=CHECKS, headers=headers)
+
+
+def endless(case: schemathesis.Case, server: Server, headers: dict[str, str]) -> bool:
+    """Whether the answer is a stream of events, which has no end to wait for."""
+    request = case.as_transport_kwargs(base_url=server.url, headers=headers)
+    with requests.request(**request, stream=True, timeout=60) as answer:
+        if answer.status_code != 200:
+            return False
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert next(answer.iter_lines()) == b": connected"
+        return True

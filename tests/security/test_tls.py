@@ -1,0 +1,212 @@
+"""TLS with a real certificate, and nothing beyond this machine without it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ajet_core.client import AsyncSwarmClient
+from ajet_core.errors import ConfigError, ServerUnreachableError
+from ajet_core.server.serve import serve
+from ajet_core.settings import Settings
+from tests.security.raw import head, raw
+from tests.security.scripted_server import ServerProcess, server_process
+
+TOKEN = "control-token-of-the-tls-test"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """PEM files: an authority, and a certificate it gave for 127.0.0.1 alone."""
+
+    authority: Path
+    cert: Path
+    key: Path
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Made by the command ``openssl``."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs the command openssl")
+    directory = tmp_path_factory.mktemp("tls")
+    made = Certificates(*(directory / name for name in ("ca.pem", "cert.pem", "key.pem")))
+    authority_key = directory / "ca-key.pem"
+    new = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    new += ["-nodes", "-days", "2"]
+    usage = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
+    name = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    leaf = ["-CA", made.authority, "-CAkey", authority_key, *name]
+    leaf += ["-addext", "basicConstraints=critical,CA:FALSE"]
+    for subject, key, out, extensions in (
+        ("/CN=test authority", authority_key, made.authority, usage),
+        ("/CN=server", made.key, made.cert, leaf),
+    ):
+        command = [*new, "-subj", subject, "-keyout", key, "-out", out, *extensions]
+        subprocess.run(command, check=True, capture_output=True)
+    return made
+
+
+@contextlib.asynccontextmanager
+async def tls_server(tmp_path: Path, made: Certificates) -> AsyncIterator[ServerProcess]:
+    async with server_process(
+        tmp_path / "run",
+        AJET_SERVER__CONTROL_TOKEN=TOKEN,
+        AJET_SERVER__TLS_CERT=str(made.cert),
+        AJET_SERVER__TLS_KEY=str(made.key),
+    ) as server:
+        yield server
+
+
+async def test_a_client_that_knows_the_authority_is_served(
+    tmp_path: Path, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.authority))
+    async with tls_server(tmp_path, certificates) as server:
+        assert server.url.startswith("https://127.0.0.1:")
+        async with AsyncSwarmClient(server.url, TOKEN) as client:
+            assert (await client.status()).state == "OFFLINE"
+
+
+async def test_a_client_that_does_not_know_the_authority_sends_nothing(
+    tmp_path: Path, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    async with tls_server(tmp_path, certificates) as server:
+        async with AsyncSwarmClient(server.url, TOKEN, retries=0) as client:
+            with pytest.raises(ServerUnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
+                await client.status()
+
+
+async def test_a_certificate_of_another_host_is_refused(
+    tmp_path: Path, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.authority))
+    async with tls_server(tmp_path, certificates) as server:
+        url = server.url.replace("127.0.0.1", "localhost")
+        async with AsyncSwarmClient(url, TOKEN, retries=0) as client:
+            with pytest.raises(ServerUnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
+                await client.status()
+
+
+async def test_the_url_of_a_grant_is_the_one_that_is_served(
+    tmp_path: Path, certificates: Certificates, model_dir: Path
+) -> None:
+    context = ssl.create_default_context(cafile=certificates.authority)
+    model = {"path": str(model_dir), "renderer": "qwen3"}
+    config = {
+        "model": model,
+        **{kind: {"name": "scripted"} for kind in ("engine", "trainer")},
+    }
+    async with server_process(
+        tmp_path / "run",
+        AJET_SERVER__CONTROL_TOKEN=TOKEN,
+        AJET_SERVER__TLS_CERT=str(certificates.cert),
+        AJET_SERVER__TLS_KEY=str(certificates.key),
+        AJET_SERVER__MODEL_ROOTS=f'["{model_dir.parent}"]',
+    ) as server:
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        async with httpx.AsyncClient(
+            base_url=server.url, verify=context, headers=headers, timeout=60
+        ) as http:
+            (await http.put("/v1/run", json=config)).raise_for_status()
+            (await http.post("/v1/run/start", json={"wait_seconds": 60})).raise_for_status()
+            grant = (await http.post("/v1/episodes", json={"task_id": "a"})).json()
+            assert grant["base_url"] == f"{server.url}/v1"
+            answer = await http.post(
+                f"{grant['base_url']}/chat/completions",
+                headers={"authorization": f"Bearer {grant['api_key']}"},
+                json={"messages": [{"role": "user", "content": "hello"}]},
+            )
+            assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("version", "spoken"),
+    [
+        (ssl.TLSVersion.TLSv1_1, False),
+        (ssl.TLSVersion.TLSv1_2, True),
+        (ssl.TLSVersion.TLSv1_3, True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+async def test_old_versions_are_not_spoken(
+    tmp_path: Path, certificates: Certificates, version: ssl.TLSVersion, spoken: bool
+) -> None:
+    context = ssl.create_default_context(cafile=certificates.authority)
+    context.minimum_version = context.maximum_version = version
+    if not spoken:
+        # So that it is not this machine's own policy that refuses.
+        context.set_ciphers("ALL:@SECLEVEL=0")
+    async with tls_server(tmp_path, certificates) as server:
+        async with httpx.AsyncClient(verify=context) as http:
+            request = http.get(f"{server.url}/v1/protocol")
+            if spoken:
+                assert (await request).status_code == 200
+            else:
+                with pytest.raises(httpx.ConnectError):
+                    await request
+
+
+async def test_a_token_sent_in_the_clear_is_not_answered_and_the_server_goes_on(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    async with tls_server(tmp_path, certificates) as server:
+        async with raw(server.url) as connection:
+            headers = {"authorization": f"Bearer {TOKEN}"}
+            await connection.send(head("GET", "/v1/status", headers))
+            assert b"HTTP/1.1 200" not in await connection.rest()
+        context = ssl.create_default_context(cafile=certificates.authority)
+        async with httpx.AsyncClient(verify=context) as http:
+            assert (await http.get(f"{server.url}/v1/protocol")).status_code == 200
+
+
+@pytest.mark.parametrize("broken", ["cert", "key", "both swapped"])
+def test_files_that_are_no_certificate_are_named(
+    tmp_path: Path, certificates: Certificates, broken: str
+) -> None:
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("no certificate")
+    cert, key = {
+        "cert": (garbage, certificates.key),
+        "key": (certificates.cert, garbage),
+        "both swapped": (certificates.key, certificates.cert),
+    }[broken]
+    server = {"run_dir": tmp_path / "run", "port": 0, "tls_cert": cert, "tls_key": key}
+    with pytest.raises(ConfigError, match=r"PEM") as caught:
+        serve(Settings(server=server))
+    assert "BEGIN" not in str(caught.value)
+
+
+def test_a_key_that_belongs_to_another_certificate_is_refused(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    other = certificates.authority.with_name("ca-key.pem")
+    server = {"run_dir": tmp_path, "port": 0, "tls_cert": certificates.cert, "tls_key": other}
+    with pytest.raises(ConfigError, match="belong together"):
+        serve(Settings(server=server))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "gpu.example", "127.0.0.1.nip.io"])
+def test_other_addresses_than_loopback_need_tls_or_an_explicit_word(
+    tmp_path: Path, certificates: Certificates, host: str
+) -> None:
+    with pytest.raises(ConfigError, match="--insecure"):
+        Settings(server={"host": host})
+    tls = {"tls_cert": certificates.cert, "tls_key": certificates.key}
+    assert Settings(server={"host": host, **tls}).server.host == host
+    assert Settings(server={"host": host, "insecure": True}).server.host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_loopback_needs_neither(host: str) -> None:
+    assert Settings(server={"host": host}).server.host == host
