@@ -110,7 +110,7 @@ class AbortRequest(Message):
 
     reason: Annotated[str, Field(min_length=1, max_length=4096)]
     cause: AgentCause = "error"
-    final: bool = False
+    final: Annotated[bool, Field(strict=True)] = False
 
 
 class EpisodeStatus(Message):
