@@ -6,11 +6,9 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import cast
+from typing import TYPE_CHECKING
 
 import torch
-from peft import LoraConfig as PeftLoraConfig
-from peft import PeftModel, get_peft_model
 from torch import nn
 
 from ajet_backend_torch.costs import assumed_costs, measured_costs
@@ -30,9 +28,12 @@ from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_backend_torch.tree_probe import trees_are_exact
 from ajet_core.errors import ConfigError, ModelDirectoryError
 from ajet_core.interfaces import TrainerInfo
-from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
 from ajet_core.timeline.cost import CostModel
 from ajet_core.timeline.schedule import Pass
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 LOGIT_BUDGET = 2**30
 """Without a token budget of the user's, a pass has at most this many logits, 4 GiB in float32,"""
@@ -70,7 +71,10 @@ class TrainedPolicy:
         self._peft: PeftModel | None = None
         self._reference: nn.Module | None = None
         if model.lora is not None:
-            self._peft = _add_lora(self.module, model.lora, device, seed)
+            # Here, because importing peft takes time that other runs need not spend.
+            from ajet_backend_torch.lora import add_lora
+
+            self._peft = add_lora(self.module, model.lora, device, seed)
         elif algorithm.kl_coef > 0:
             self._reference = deepcopy(self.module).requires_grad_(False)
         self._needs_training_mode = options.gradient_checkpointing or (
@@ -191,29 +195,6 @@ def _has_plain_cache(module: nn.Module, model: ModelConfig) -> bool:
     except (ConfigError, ModelDirectoryError):
         return False
     return True
-
-
-def _add_lora(module: nn.Module, lora: LoraConfig, device: torch.device, seed: int) -> PeftModel:
-    config = PeftLoraConfig(
-        task_type="CAUSAL_LM",
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=lora.target_modules
-        if isinstance(lora.target_modules, str)
-        else list(lora.target_modules),
-    )
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        try:
-            peft = get_peft_model(module, config)
-        except ValueError as error:
-            raise ConfigError(
-                f"LoRA adapters cannot be added: {error}", param="model.lora.target_modules"
-            ) from error
-    peft.eval()
-    return cast("PeftModel", peft)
 
 
 def _enable_checkpointing(module: nn.Module) -> None:

@@ -149,7 +149,7 @@ class TorchTrainer(Trainer):
             location = SHARED_MODEL_KEY
         elif channel == "safetensors_dir":
             target = self.context.run_dir / "weights" / f"v{policy_version:09d}"
-            write_model(policy.module, Path(model.path), target)
+            write_model(policy.module, model, target)
             _drop_old_versions(target)
             location = str(target)
         else:
@@ -182,7 +182,7 @@ class TorchTrainer(Trainer):
         :raises TrainerError: the directory cannot be written.
         """
         policy, model = self._started()
-        write_model(policy.module, Path(model.path), directory)
+        write_model(policy.module, model, directory)
 
     def close(self) -> None:
         """Free everything; an engine that shares the model keeps it."""
