@@ -68,9 +68,7 @@ class TorchTrainer(Trainer):
         set_threads(self._options.threads, device)
         reason = ""
         try:
-            self._policy = TrainedPolicy(
-                model, algorithm, self._options, device, self._progress.seed
-            )
+            self._policy = TrainedPolicy(model, algorithm, self._options, device, self.context)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
