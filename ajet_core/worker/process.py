@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,8 +40,26 @@ _TAIL_BYTES = 16384
 _EXIT_SECONDS = 1.0
 
 
-# What a running `generate` is told: its next chunk, what made it fail, or that it is over.
-_StreamItem = GenerateChunk | Exception | None
+class _Stream:
+    """What a running `generate` is told: its next chunk, what made it fail, or that it is over.
+
+    A queue with one reader and no limit; asyncio's has locks and counters that each call would pay for.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[GenerateChunk | Exception | None] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+
+    def put(self, item: GenerateChunk | Exception | None) -> None:
+        self._items.append(item)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def get(self) -> GenerateChunk | Exception | None:
+        if not self._items:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        return self._items.popleft()
 
 
 def _environment() -> dict[str, str]:
@@ -77,7 +96,7 @@ class WorkerProcess:
         self._log = log
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Any]] = {}
-        self._streams: dict[int, asyncio.Queue[_StreamItem]] = {}
+        self._streams: dict[int, _Stream] = {}
         self._closing = False
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._writer: frames.FrameWriter
@@ -195,12 +214,11 @@ class WorkerProcess:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
         """As `Engine.generate`."""
         call_id = next(self._ids)
-        queue: asyncio.Queue[_StreamItem] = asyncio.Queue()
-        self._streams[call_id] = queue
+        stream = self._streams[call_id] = _Stream()
         over = False
         try:
             self._send([frames.CALL, call_id, "generate", pack_request(request)])
-            while (item := await queue.get()) is not None:
+            while (item := await stream.get()) is not None:
                 over = isinstance(item, Exception) or item.finish_reason is not None
                 if isinstance(item, Exception):
                     raise item
@@ -300,21 +318,21 @@ class WorkerProcess:
         for future in list(self._pending.values()):
             if not future.done():
                 future.set_exception(WorkerDiedError(text))
-        for queue in self._streams.values():
-            queue.put_nowait(WorkerDiedError(text))
+        for stream in self._streams.values():
+            stream.put(WorkerDiedError(text))
 
     async def _read_frames(self, reader: asyncio.StreamReader) -> None:
         async for frame in frames.read(reader):
             kind, *rest = frame
             if kind == frames.CHUNKS:
                 for call_id, chunk in rest[0]:
-                    if (queue := self._streams.get(call_id)) is not None:
-                        queue.put_nowait(unpack_chunk(chunk))
+                    if (stream := self._streams.get(call_id)) is not None:
+                        stream.put(unpack_chunk(chunk))
                 continue
             call_id, value = rest
             failure = error_from_payload(value) if kind == frames.ERROR else None
-            if (queue := self._streams.get(call_id)) is not None:
-                queue.put_nowait(failure)
+            if (stream := self._streams.get(call_id)) is not None:
+                stream.put(failure)
                 continue
             future = self._pending.get(call_id)
             if future is None or future.done():
