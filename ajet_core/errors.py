@@ -33,6 +33,7 @@ AjetError                         internal_error          500
 │   └── WorkerBootError           worker_boot_failed      500
 ├── EngineError                   engine_error            503
 ├── TrainerError                  trainer_error           500
+│   └── StepRefusedError          step_refused            500
 ├── DeadlineError (TimeoutError)  deadline_exceeded       504
 └── ServerUnreachableError (ConnectionError)  server_unreachable 503
 ```
@@ -288,6 +289,12 @@ class TrainerError(AjetError):
     """The trainer failed."""
 
     type = "trainer_error"
+
+
+class StepRefusedError(TrainerError):
+    """The trainer did not apply a batch: weights, optimiser, random numbers and steps are as before it."""
+
+    type = "step_refused"
 
 
 class DeadlineError(AjetError, TimeoutError):

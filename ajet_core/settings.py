@@ -62,6 +62,10 @@ class ServerSettings(_Section):
         second more for every 16 KiB of it; to read the next 64 KiB of an answer.
     :param call_deadline_seconds: longest time a model call may take, waiting for weights included.
     :param boot_timeout_seconds: longest time a worker may take to load its model.
+    :param step_timeout_seconds: longest time a training step, a checkpoint or an export may take before its worker
+        is replaced.
+    :param engine_stall_seconds: longest time an engine may do nothing while calls wait for it.
+    :param stuck_seconds: time without progress after which the cause is logged and told in the events.
     :param worker_restarts: deaths in a row of a worker after which the run fails.
     """
 
@@ -86,6 +90,9 @@ class ServerSettings(_Section):
     request_seconds: Seconds = 60.0
     call_deadline_seconds: Seconds = 600.0
     boot_timeout_seconds: Seconds = 300.0
+    step_timeout_seconds: Seconds = 7200.0
+    engine_stall_seconds: Seconds = 180.0
+    stuck_seconds: Seconds = 60.0
     worker_restarts: Annotated[int, Field(ge=0)] = 3
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -41,6 +41,10 @@ class Child:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="utf-8").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
+    def open_files(self) -> int:
+        """File descriptors it holds."""
+        return sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir())
+
 
 @contextmanager
 def gateway(run_dir: Path, model_dir: Path) -> Iterator[Child]:

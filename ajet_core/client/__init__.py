@@ -20,6 +20,7 @@ from ._episode import (
     EpisodeFailure,
     EpisodeOutcome,
     EpisodeResult,
+    Resumption,
     RunnerReport,
     Task,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "EpisodeFailure",
     "EpisodeOutcome",
     "EpisodeResult",
+    "Resumption",
     "RunnerReport",
     "ScopedEpisode",
     "SwarmClient",

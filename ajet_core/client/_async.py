@@ -16,18 +16,27 @@ from ajet_core.client._episode import (
     EpisodeFailure,
     EpisodeResult,
     PendingEpisode,
+    Resumption,
     RunnerReport,
     Task,
+    abort_cause,
     abort_reason,
+    resumption,
 )
 from ajet_core.client._flows import Flow, Flows, Kind
-from ajet_core.client._runner import RUNNER_LEASE_SECONDS
+from ajet_core.client._runner import (
+    RUNNER_LEASE_SECONDS,
+    as_tasks,
+    check_concurrency,
+    check_episodes_per_task,
+    make_jobs,
+)
 from ajet_core.client._runner_async import AsyncAgent, run_episodes
 from ajet_core.client._sse import EventFeed
 from ajet_core.client._transport import AsyncDriver
 from ajet_core.client._wire import DEFAULT_RETRIES
 from ajet_core.errors import AjetError
-from ajet_core.protocol import EpisodeStatus, Event, RunConfig, RunStatus, ServerStatus
+from ajet_core.protocol import AgentCause, EpisodeStatus, Event, RunConfig, RunStatus, ServerStatus
 
 if TYPE_CHECKING:
     import httpx
@@ -120,6 +129,7 @@ class AsyncSwarmClient:
         kind: Kind = "train",
         tag: str = "",
         lease_seconds: float = 600.0,
+        heartbeat_seconds: float | None = None,
         timeout: float | None = None,
     ) -> Episode:
         """Claim an episode; waits until the server has a place for it.
@@ -128,10 +138,12 @@ class AsyncSwarmClient:
         :param kind: ``eval`` episodes are never trained on.
         :param tag: which part of a mixture the task belongs to.
         :param lease_seconds: without a model call or heartbeat for so long the server aborts it.
+        :param heartbeat_seconds: a promise to make a model call or send a heartbeat at least so often. If it is
+            broken three times in a row, the place in the batch is given to others long before the lease ends.
         :param timeout: seconds to wait for a place; None waits as long as the server says it may help.
         :raises DeadlineError: no place within `timeout`.
         :raises NotRollingError: no run is active.
-        :raises EpisodeError: the task is set aside for this batch.
+        :raises EpisodeError: the task is set aside, because all its episodes fail.
         """
         grant = await self._run(
             self._flows.claim(
@@ -140,6 +152,7 @@ class AsyncSwarmClient:
                 kind=kind,
                 tag=tag,
                 lease_seconds=lease_seconds,
+                heartbeat_seconds=heartbeat_seconds,
                 timeout=timeout,
             )
         )
@@ -177,13 +190,23 @@ class AsyncSwarmClient:
         )
 
     async def abort_episode(
-        self, episode: Episode, reason: str, *, retries: int | None = None
+        self,
+        episode: Episode,
+        reason: str,
+        *,
+        cause: AgentCause = "error",
+        final: bool = False,
+        retries: int | None = None,
     ) -> EpisodeStatus:
         """Give an episode up; its place in the batch becomes free.
 
+        :param cause: the kind of `reason`, by which failures are counted; ``cancelled`` is none.
+        :param final: nobody will try it again, so that its batch goes on with the task's episodes that succeed.
         :param retries: overrides the client's.
         """
-        return await self._run(self._flows.abort(episode.episode_id, reason, retries=retries))
+        return await self._run(
+            self._flows.abort(episode.episode_id, reason, cause=cause, final=final, retries=retries)
+        )
 
     async def heartbeat(self, episode: Episode, *, retries: int | None = None) -> EpisodeStatus:
         """Renew the lease of an episode that makes no model calls for long.
@@ -192,6 +215,14 @@ class AsyncSwarmClient:
         :raises EpisodeClosedError: it is over.
         """
         return await self._run(self._flows.heartbeat(episode.episode_id, retries=retries))
+
+    async def heartbeats(self, episodes: Sequence[Episode]) -> dict[str, str]:
+        """Renew the leases of many episodes by one request.
+
+        :return: why those that are over are, by their id.
+        """
+        ids = [episode.episode_id for episode in episodes]
+        return (await self._run(self._flows.heartbeats(ids))).closed
 
     async def episode_status(self, episode: Episode) -> EpisodeStatus:
         """How an episode stands."""
@@ -249,7 +280,9 @@ class AsyncSwarmClient:
     async def _abort_after(self, episode: Episode, error: BaseException) -> None:
         """Abort because of `error`, which matters more than whether that works."""
         try:
-            await self.abort_episode(episode, abort_reason(error, episode), retries=0)
+            await self.abort_episode(
+                episode, abort_reason(error, episode), cause=abort_cause(error), retries=0
+            )
         except AjetError as second:
             error.add_note(f"(aborting episode {episode.episode_id} failed too: {second.message})")
 
@@ -263,6 +296,7 @@ class AsyncSwarmClient:
         kind: Kind = "train",
         retries: int = 1,
         lease_seconds: float = RUNNER_LEASE_SECONDS,
+        resume: bool = False,
         on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
     ) -> RunnerReport:
         """Roll out many episodes, `concurrency` at a time, each agent in a task of its own.
@@ -276,13 +310,20 @@ class AsyncSwarmClient:
         :param agent: an async function of the task and its episode; returns the reward or an `EpisodeOutcome`.
         :param lease_seconds: how long the episodes' places stay taken if this program dies: heartbeats are
             sent while it lives.
+        :param resume: leave out episodes that have ended before, also those of another program or an earlier run of
+            this one; see `resume`.
         :param on_result: called after each episode that ended or was given up.
         """
+        check_concurrency(concurrency)
+        check_episodes_per_task(episodes_per_task)
+        remaining = [(task, episodes_per_task) for task in as_tasks(tasks)]
+        if resume:
+            found = await self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
+            remaining = list(found.remaining)
         return await run_episodes(
             self,
-            tasks,
+            make_jobs(remaining),
             agent,
-            episodes_per_task=episodes_per_task,
             concurrency=concurrency,
             kind=kind,
             retries=retries,
@@ -290,6 +331,20 @@ class AsyncSwarmClient:
             on_result=on_result,
             clock=self._flows.clock,
         )
+
+    async def resume(
+        self, tasks: Sequence[str | Task], *, episodes_per_task: int = 1, kind: Kind = "train"
+    ) -> Resumption:
+        """What of a dataset is finished: what this client's token has ended, in whatever process.
+
+        Episodes are counted by group (by default the task's id), so that each pass over a dataset needs groups of
+        its own, such as ``Task("t1", group="t1@2")``.
+        """
+        check_episodes_per_task(episodes_per_task)
+        wanted = as_tasks(tasks)
+        groups = list(dict.fromkeys(task.group or task.id for task in wanted))
+        counts = await self._run(self._flows.group_counts(groups, kind))
+        return resumption(wanted, episodes_per_task, counts)
 
     # --- Run and server ---------------------------------------------------------------------------
 
@@ -318,6 +373,20 @@ class AsyncSwarmClient:
         :raises StateError: no run is active.
         """
         return await self._run(self._flows.stop(timeout))
+
+    async def pause_engine(self, reason: str = "paused by hand") -> RunStatus:
+        """Let no episode begin and train no batch until `resume_engine`; open episodes go on.
+
+        :raises StateError: no run is active.
+        """
+        return await self._run(self._flows.pause(reason))
+
+    async def resume_engine(self) -> RunStatus:
+        """Let a paused run go on, and give tasks that were set aside another chance.
+
+        :raises StateError: no run is active.
+        """
+        return await self._run(self._flows.resume())
 
     async def run_status(self) -> RunStatus:
         """The configured run.

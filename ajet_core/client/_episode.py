@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from ajet_core.protocol import EpisodeGrant
+from ajet_core.protocol import AgentCause, EpisodeGrant, GroupCounts
 
 MAX_REASON = 4096
+_TOO_MANY_REQUESTS = 429
 
 
 @dataclass(kw_only=True)
@@ -151,11 +152,67 @@ class RunnerReport:
         return sum(result.outcome.reward for result in self.outcomes) / len(self.outcomes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """What is left of a dataset, as the server knows it.
+
+    :param finished: tasks that have all their episodes.
+    :param remaining: the others, with the number of episodes that each still lacks.
+    """
+
+    finished: Sequence[Task]
+    remaining: Sequence[tuple[Task, int]]
+
+
 def abort_reason(error: BaseException, episode: Episode) -> str:
-    """``ValueError: ...``, fit for the server."""
+    """``ValueError: ...`` and where it was raised, fit for the server."""
     text = str(error)
     name = type(error).__name__
-    return episode.redact(f"{name}: {text}" if text else name)[:MAX_REASON]
+    reason = f"{name}: {text}" if text else name
+    # Where a program was when it was asked to stop says nothing.
+    raised = isinstance(error, Exception)
+    frames = traceback.format_tb(error.__traceback__) if raised else []
+    # The innermost frames say the most.
+    while frames and len(reason) + sum(map(len, frames)) + 1 > MAX_REASON:
+        frames.pop(0)
+    return episode.redact("\n".join([reason, "".join(frames).rstrip()]).rstrip())[:MAX_REASON]
+
+
+def abort_cause(error: BaseException) -> AgentCause:
+    """What kind of failure an exception is, whichever library raised it."""
+    if not isinstance(error, Exception) or isinstance(error, RunnerStoppedError):
+        return "cancelled"
+    names = [cls.__name__ for cls in type(error).__mro__]
+    response = getattr(error, "response", None)
+    status = getattr(error, "status_code", None) or getattr(response, "status_code", None)
+    if status == _TOO_MANY_REQUESTS or any("RateLimit" in name for name in names):
+        return "rate_limit"
+    if any("Timeout" in name for name in names):
+        return "timeout"
+    return "error"
+
+
+class RunnerStoppedError(RuntimeError):
+    """An episode was given up because its runner was stopped."""
+
+
+def resumption(
+    tasks: Sequence[Task], episodes_per_task: int, counts: Mapping[str, GroupCounts]
+) -> Resumption:
+    """What is left of `tasks`.
+
+    :param counts: by group.
+    """
+    finished: list[Task] = []
+    remaining: list[tuple[Task, int]] = []
+    for task in tasks:
+        found = counts.get(task.group or task.id)
+        lacking = episodes_per_task - (found.ended if found is not None else 0)
+        if lacking > 0:
+            remaining.append((task, lacking))
+        else:
+            finished.append(task)
+    return Resumption(finished=finished, remaining=remaining)
 
 
 def traceback_text(error: BaseException, episode: Episode | None) -> str:

@@ -6,10 +6,11 @@ what came of it. `SwarmClient` and `AsyncSwarmClient` only differ in how they ma
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Literal, TypeVar
 from urllib.parse import quote
 
@@ -45,10 +46,17 @@ from ajet_core.protocol import (
     PROTOCOL_HEADER,
     SUPPORTED_VERSIONS,
     AbortRequest,
+    AgentCause,
     ClaimRequest,
     EndRequest,
     EpisodeGrant,
     EpisodeStatus,
+    GroupCounts,
+    GroupCountsAnswer,
+    GroupCountsRequest,
+    Heartbeats,
+    HeartbeatsRequest,
+    PauseRequest,
     ProtocolInfo,
     RunConfig,
     RunStatus,
@@ -67,8 +75,10 @@ Kind = Literal["train", "eval"]
 LONG_POLL = 30.0
 MAX_START_WAIT = 600.0
 BOOT_POLL = 0.5
-# Before the server answered once, a wrong URL is likelier than a restart: say so within a second or two.
-FIRST_CONTACT_RETRIES = 2
+GROUPS_AT_ONCE = 1000
+# Before the server answered once, a wrong URL is as likely as a restart: say so within a second or two, and go on.
+TOLD_AFTER = 2
+_log = logging.getLogger("ajet.client")
 
 
 class Flows:
@@ -118,6 +128,10 @@ class Flows:
                 if failures >= limit or (failure.sent and not call.repeatable):
                     raise self._unreachable(call, failure, failures + 1) from failure
                 delay = self.backoff.delay(failures)
+                if self.version is None and failures + 1 == TOLD_AFTER:
+                    _log.warning(
+                        "no answer from %s yet (%s): trying again", self.endpoint.url, failure
+                    )
             else:
                 assert answer is not None, "a driver answers each Send or throws"
                 if 200 <= answer.status < 300:
@@ -167,7 +181,7 @@ class Flows:
         :raises VersionError: client and server have no major version in common.
         """
         call = Call("GET", "/v1/protocol", ProtocolInfo)
-        info = yield from self.perform(call, retries=min(self.retries, FIRST_CONTACT_RETRIES))
+        info = yield from self.perform(call)
         try:
             version = negotiate(info.versions)
         except ValueError as error:
@@ -190,6 +204,7 @@ class Flows:
         kind: Kind,
         tag: str,
         lease_seconds: float,
+        heartbeat_seconds: float | None,
         timeout: float | None,
     ) -> Flow[EpisodeGrant]:
         """Claim an episode, asking again for as long as the server says that it may help.
@@ -211,6 +226,7 @@ class Flows:
                 kind=kind,
                 tag=tag,
                 lease_seconds=lease_seconds,
+                heartbeat_seconds=heartbeat_seconds,
                 wait_seconds=wait,
                 claim_id=claim_id,
             )
@@ -260,10 +276,22 @@ class Flows:
         )
 
     def abort(
-        self, episode_id: str, reason: str, *, retries: int | None = None
+        self,
+        episode_id: str,
+        reason: str,
+        *,
+        cause: AgentCause,
+        final: bool,
+        retries: int | None = None,
     ) -> Flow[EpisodeStatus]:
         """Give an episode up."""
-        body = build(AbortRequest, f"abort_episode({episode_id!r})", reason=reason[:4096])
+        body = build(
+            AbortRequest,
+            f"abort_episode({episode_id!r})",
+            reason=reason[:4096],
+            cause=cause,
+            final=final,
+        )
         call = Call("POST", f"/v1/episodes/{_id(episode_id)}/abort", EpisodeStatus, body)
         return self.perform(call, retries=retries)
 
@@ -271,6 +299,21 @@ class Flows:
         """Renew an episode's lease."""
         call = Call("POST", f"/v1/episodes/{_id(episode_id)}/heartbeat", EpisodeStatus)
         return self.perform(call, retries=retries)
+
+    def heartbeats(self, episode_ids: Sequence[str]) -> Flow[Heartbeats]:
+        """Renew the leases of many episodes; the next beat may get through if this one does not."""
+        body = build(HeartbeatsRequest, "heartbeats", episode_ids=list(episode_ids))
+        return self.perform(Call("POST", "/v1/heartbeats", Heartbeats, body), retries=0)
+
+    def group_counts(self, groups: Sequence[str], kind: Kind) -> Flow[dict[str, GroupCounts]]:
+        """How many episodes of each group there are."""
+        found: dict[str, GroupCounts] = {}
+        for start in range(0, len(groups), GROUPS_AT_ONCE):
+            asked = list(groups[start : start + GROUPS_AT_ONCE])
+            body = build(GroupCountsRequest, "resume", groups=asked, kind=kind)
+            answer = yield from self.perform(Call("POST", "/v1/groups", GroupCountsAnswer, body))
+            found |= answer.groups
+        return found
 
     def episode_status(self, episode_id: str) -> Flow[EpisodeStatus]:
         """An episode's present condition."""
@@ -337,6 +380,15 @@ class Flows:
             if status.state is not ServerState.OFFLINE or status.export_dir is None:
                 raise error from None
             return status
+
+    def pause(self, reason: str) -> Flow[RunStatus]:
+        """Let the run give out no more episodes."""
+        body = build(PauseRequest, "pause_engine", reason=reason)
+        return self.perform(Call("POST", "/v1/run/pause", RunStatus, body))
+
+    def resume(self) -> Flow[RunStatus]:
+        """Let a paused run go on."""
+        return self.perform(Call("POST", "/v1/run/resume", RunStatus))
 
     def server_status(self) -> Flow[ServerStatus]:
         """What the server is doing."""

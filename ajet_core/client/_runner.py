@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ajet_core.client._episode import (
@@ -18,6 +19,12 @@ from ajet_core.errors import EpisodeError, RequestError
 # Short, because it is how long a batch waits for the episodes of a program that died; a living one sends
 # heartbeats three times as often.
 RUNNER_LEASE_SECONDS = 60.0
+# One request a second tells the server that a program lives, so that the places of a dead one are given to
+# others, its own successor for one, after three.
+_HEARTBEAT_SECONDS = 1.0
+_BEATS_PER_LEASE = 3
+
+_log = logging.getLogger("ajet.client")
 
 OnResult = Callable[[EpisodeResult | EpisodeFailure], object]
 
@@ -30,18 +37,28 @@ class Job:
     attempts: int = 0
 
 
-def make_jobs(tasks: Sequence[str | Task], episodes_per_task: int) -> list[Job]:
-    """All jobs, the episodes of a task one after the other, so that groups complete early.
+def heartbeat_seconds(lease_seconds: float) -> float:
+    """How often a runner sends heartbeats."""
+    return min(_HEARTBEAT_SECONDS, lease_seconds / _BEATS_PER_LEASE)
 
-    :raises RequestError: `episodes_per_task` is not positive.
-    """
+
+def as_tasks(tasks: Sequence[str | Task]) -> list[Task]:
+    """Bare ids as tasks."""
+    return [task if isinstance(task, Task) else Task(task) for task in tasks]
+
+
+def check_episodes_per_task(episodes_per_task: int) -> None:
+    """:raises RequestError: it is not positive."""
     if episodes_per_task < 1:
         raise RequestError(
             f"episodes_per_task is {episodes_per_task}; it must be at least 1",
             param="episodes_per_task",
         )
-    as_tasks = [task if isinstance(task, Task) else Task(task) for task in tasks]
-    return [Job(task) for task in as_tasks for _ in range(episodes_per_task)]
+
+
+def make_jobs(remaining: Sequence[tuple[Task, int]]) -> list[Job]:
+    """All jobs, the episodes of a task one after the other, so that groups complete early."""
+    return [Job(task) for task, lacking in remaining for _ in range(lacking)]
 
 
 def check_concurrency(concurrency: int) -> None:
@@ -72,6 +89,10 @@ class Ledger:
     outcomes: list[EpisodeResult] = field(default_factory=list)
     failures: list[EpisodeFailure] = field(default_factory=list)
 
+    def is_last(self, job: Job) -> bool:
+        """Whether a job is given up if its present attempt fails."""
+        return job.attempts >= self.retries
+
     def ended(self, result: EpisodeResult) -> None:
         """Note an episode that ended."""
         self.outcomes.append(result)
@@ -81,13 +102,22 @@ class Ledger:
     def failed(self, job: Job, error: BaseException, episode: Episode | None) -> bool:
         """Note a failed attempt; True if the job is to be tried again."""
         job.attempts += 1
+        text = traceback_text(error, episode)
+        _log.warning(
+            "task %r, episode %s, attempt %d of %d failed:\n%s",
+            job.task.id,
+            episode.episode_id if episode is not None else "(not claimed)",
+            job.attempts,
+            self.retries + 1,
+            text,
+        )
         if job.attempts <= self.retries:
             return True
         failure = EpisodeFailure(
             task=job.task,
             attempts=job.attempts,
             error=error,
-            traceback=traceback_text(error, episode),
+            traceback=text,
         )
         self.failures.append(failure)
         if self.on_result is not None:
@@ -97,36 +127,3 @@ class Ledger:
     def report(self, elapsed: float) -> RunnerReport:
         """All that was noted."""
         return RunnerReport(outcomes=self.outcomes, failures=self.failures, elapsed=elapsed)
-
-
-class LeaseBook:
-    """When which open episode needs its next heartbeat: pure bookkeeping.
-
-    A third of the lease leaves room for two lost heartbeats.
-    """
-
-    def __init__(self) -> None:
-        self._due: dict[str, tuple[float, Episode]] = {}
-
-    def __iter__(self) -> Iterator[Episode]:
-        return iter([episode for _, episode in self._due.values()])
-
-    def add(self, episode: Episode, now: float) -> None:
-        """Begin with an episode."""
-        self._due[episode.episode_id] = (now + episode.lease_seconds / 3, episode)
-
-    def remove(self, episodes: Iterable[Episode]) -> None:
-        """No more heartbeats for these."""
-        for episode in episodes:
-            self._due.pop(episode.episode_id, None)
-
-    def take_due(self, now: float) -> list[Episode]:
-        """Episodes that need a heartbeat now; each is due again a third of its lease later."""
-        due = [episode for at, episode in self._due.values() if at <= now]
-        for episode in due:
-            self.add(episode, now)
-        return due
-
-    def wait(self, now: float) -> float | None:
-        """Seconds until the next one is due; None if there is none."""
-        return max(0.0, min(at for at, _ in self._due.values()) - now) if self._due else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
@@ -13,17 +14,16 @@ from ajet_core.client._episode import (
     EpisodeResult,
     RunnerReport,
     Task,
+    abort_cause,
     abort_reason,
 )
 from ajet_core.client._flows import Kind
 from ajet_core.client._runner import (
     Job,
-    LeaseBook,
     Ledger,
     OnResult,
-    check_concurrency,
     concerns_one_episode,
-    make_jobs,
+    heartbeat_seconds,
 )
 from ajet_core.errors import AjetError, EpisodeError
 
@@ -38,10 +38,9 @@ _ABORT_SECONDS = 5.0
 
 async def run_episodes(
     client: AsyncSwarmClient,
-    tasks: Sequence[str | Task],
+    jobs: Sequence[Job],
     agent: AsyncAgent,
     *,
-    episodes_per_task: int,
     concurrency: int,
     kind: Kind,
     retries: int,
@@ -50,8 +49,6 @@ async def run_episodes(
     clock: Callable[[], float],
 ) -> RunnerReport:
     """As `AsyncSwarmClient.run_episodes_until_all_complete`."""
-    check_concurrency(concurrency)
-    jobs = make_jobs(tasks, episodes_per_task)
     began = clock()
     ledger = Ledger(retries, on_result)
     runner = _Runner(
@@ -59,11 +56,10 @@ async def run_episodes(
         agent,
         kind=kind,
         lease_seconds=lease_seconds,
-        clock=clock,
         ledger=ledger,
         jobs=deque(jobs),
     )
-    heart = asyncio.create_task(runner.keep_leases())
+    heart = asyncio.create_task(runner.beat())
     workers = [asyncio.create_task(runner.work()) for _ in range(min(concurrency, len(jobs)))]
     try:
         if workers:
@@ -88,7 +84,6 @@ class _Runner:
         *,
         kind: Kind,
         lease_seconds: float,
-        clock: Callable[[], float],
         ledger: Ledger,
         jobs: deque[Job],
     ) -> None:
@@ -96,11 +91,10 @@ class _Runner:
         self._agent = agent
         self._kind: Kind = kind
         self._lease_seconds = lease_seconds
-        self._clock = clock
+        self._beat_seconds = heartbeat_seconds(lease_seconds)
         self._ledger = ledger
         self._jobs = jobs
-        self._leases = LeaseBook()
-        self._opened = asyncio.Event()
+        self._open: dict[str, Episode] = {}
 
     async def work(self) -> None:
         """Take jobs until there are none left."""
@@ -119,17 +113,17 @@ class _Runner:
                 kind=self._kind,
                 tag=task.tag,
                 lease_seconds=self._lease_seconds,
+                heartbeat_seconds=self._beat_seconds,
             )
         except AjetError as error:
             if not concerns_one_episode(error):
                 raise
             return self._ledger.failed(job, error, None)
-        self._leases.add(episode, self._clock())
-        self._opened.set()
+        self._open[episode.episode_id] = episode
         try:
             return await self._roll_out(job, episode)
         finally:
-            self._leases.remove([episode])
+            del self._open[episode.episode_id]
 
     async def _roll_out(self, job: Job, episode: Episode) -> bool:
         try:
@@ -141,7 +135,7 @@ class _Runner:
                 )
             outcome = EpisodeOutcome.of(await rolling)
         except Exception as error:  # noqa: BLE001 - an agent may raise anything; it is reported
-            await self._abort(episode, error)
+            await self._abort(episode, error, final=self._ledger.is_last(job))
             return self._ledger.failed(job, error, episode)
         except BaseException as error:
             await self._abort(episode, error)
@@ -165,32 +159,26 @@ class _Runner:
         self._ledger.ended(EpisodeResult(task=job.task, episode=episode, outcome=outcome))
         return False
 
-    async def _abort(self, episode: Episode, error: BaseException) -> None:
+    async def _abort(self, episode: Episode, error: BaseException, *, final: bool = False) -> None:
         try:
             async with asyncio.timeout(_ABORT_SECONDS):
-                await self._client.abort_episode(episode, abort_reason(error, episode), retries=0)
+                await self._client.abort_episode(
+                    episode,
+                    abort_reason(error, episode),
+                    cause=abort_cause(error),
+                    final=final,
+                    retries=0,
+                )
         except (AjetError, TimeoutError) as second:
             # The lease ends it, if this did not.
             error.add_note(f"(aborting episode {episode.episode_id} failed too: {second})")
 
-    async def keep_leases(self) -> None:
-        """Renew the leases of all open episodes, until cancelled."""
+    async def beat(self) -> None:
+        """Tell the server that the open episodes are worked on, until cancelled."""
         while True:
-            wait = self._leases.wait(self._clock())
-            self._opened.clear()
-            try:
-                async with asyncio.timeout(wait):
-                    await self._opened.wait()
-            except TimeoutError:
-                due = self._leases.take_due(self._clock())
-                await asyncio.gather(*map(self._beat, due))
-
-    async def _beat(self, episode: Episode) -> None:
-        try:
-            await self._client.heartbeat(episode, retries=0)
-        except EpisodeError:
-            # It is over: its agent hears so at its next model call.
-            self._leases.remove([episode])
-        except AjetError:
-            # The next one may get through, long before the lease ends.
-            return
+            await asyncio.sleep(self._beat_seconds)
+            if self._open:
+                # What is over its agent hears at its next model call; and the next beat may get through, long
+                # before the lease ends.
+                with contextlib.suppress(AjetError):
+                    await self._client.heartbeats(list(self._open.values()))

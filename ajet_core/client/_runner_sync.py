@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -14,18 +15,18 @@ from ajet_core.client._episode import (
     EpisodeOutcome,
     EpisodeResult,
     RunnerReport,
+    RunnerStoppedError,
     Task,
+    abort_cause,
     abort_reason,
 )
 from ajet_core.client._flows import Kind
 from ajet_core.client._runner import (
     Job,
-    LeaseBook,
     Ledger,
     OnResult,
-    check_concurrency,
     concerns_one_episode,
-    make_jobs,
+    heartbeat_seconds,
 )
 from ajet_core.errors import AjetError, EpisodeError
 
@@ -50,10 +51,9 @@ class _Attempt:
 
 def run_episodes(
     client: SwarmClient,
-    tasks: Sequence[str | Task],
+    jobs: Sequence[Job],
     agent: SyncAgent,
     *,
-    episodes_per_task: int,
     concurrency: int,
     kind: Kind,
     retries: int,
@@ -62,11 +62,9 @@ def run_episodes(
     clock: Callable[[], float],
 ) -> RunnerReport:
     """As `SwarmClient.run_episodes_until_all_complete`."""
-    check_concurrency(concurrency)
-    jobs = make_jobs(tasks, episodes_per_task)
     began = clock()
     ledger = Ledger(retries, on_result)
-    runner = _Runner(client, agent, kind=kind, lease_seconds=lease_seconds, clock=clock)
+    runner = _Runner(client, agent, ledger, kind=kind, lease_seconds=lease_seconds)
     try:
         runner.start(min(concurrency, len(jobs)), jobs)
         pending = len(jobs)
@@ -103,19 +101,20 @@ class _Runner:
         self,
         client: SwarmClient,
         agent: SyncAgent,
+        ledger: Ledger,
         *,
         kind: Kind,
         lease_seconds: float,
-        clock: Callable[[], float],
     ) -> None:
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.results: queue.SimpleQueue[_Attempt] = queue.SimpleQueue()
         self._client = client
         self._agent = agent
+        self._ledger = ledger
         self._kind: Kind = kind
         self._lease_seconds = lease_seconds
-        self._clock = clock
-        self._leases = LeaseBook()
+        self._beat_seconds = heartbeat_seconds(lease_seconds)
+        self._open: dict[str, Episode] = {}
         self._changed = threading.Condition()
         self._stopping = False
         self._workers = 0
@@ -127,19 +126,19 @@ class _Runner:
         self._workers = threads
         for number in range(threads):
             threading.Thread(target=self._work, name=f"ajet-agent-{number}", daemon=True).start()
-        threading.Thread(target=self._keep_leases, name="ajet-heartbeat", daemon=True).start()
+        threading.Thread(target=self._beat, name="ajet-heartbeat", daemon=True).start()
 
     def stop(self) -> None:
         """End the threads that are idle, and abort the episodes that are still open."""
         with self._changed:
             self._stopping = True
-            still_open = list(self._leases)
-            self._leases.remove(still_open)
+            still_open = list(self._open.values())
+            self._open.clear()
             self._changed.notify_all()
         for _ in range(self._workers):
             self.jobs.put(None)
         if still_open:
-            stopped = RuntimeError("the runner was stopped")
+            stopped = RunnerStoppedError("the runner was stopped")
             with ThreadPoolExecutor(_ABORT_THREADS) as pool:
                 list(pool.map(lambda episode: self._abort(episode, stopped), still_open))
 
@@ -156,24 +155,25 @@ class _Runner:
                 kind=self._kind,
                 tag=task.tag,
                 lease_seconds=self._lease_seconds,
+                heartbeat_seconds=self._beat_seconds,
             )
         except Exception as error:  # noqa: BLE001 - it is raised again in the calling thread
             return _Attempt(job, error=error, fatal=not concerns_one_episode(error))
         if not self._opened(episode):
-            stopped = RuntimeError("the runner was stopped")
+            stopped = RunnerStoppedError("the runner was stopped")
             self._abort(episode, stopped)
             return _Attempt(job, episode, error=stopped)
         try:
             return self._roll_out(job, episode)
         finally:
             with self._changed:
-                self._leases.remove([episode])
+                self._open.pop(episode.episode_id, None)
 
     def _roll_out(self, job: Job, episode: Episode) -> _Attempt:
         try:
             outcome = EpisodeOutcome.of(self._agent(job.task, episode))
         except BaseException as error:  # noqa: BLE001 - an agent may raise anything; it is reported
-            self._abort(episode, error)
+            self._abort(episode, error, final=self._ledger.is_last(job))
             # An agent that asks the program to end (SystemExit) is not tried again.
             return _Attempt(job, episode, error=error, fatal=not isinstance(error, Exception))
         try:
@@ -196,40 +196,33 @@ class _Runner:
         with self._changed:
             if self._stopping:
                 return False
-            self._leases.add(episode, self._clock())
+            self._open[episode.episode_id] = episode
             self._changed.notify_all()
             return True
 
-    def _abort(self, episode: Episode, error: BaseException) -> None:
+    def _abort(self, episode: Episode, error: BaseException, *, final: bool = False) -> None:
         try:
-            self._client.abort_episode(episode, abort_reason(error, episode), retries=0)
+            self._client.abort_episode(
+                episode,
+                abort_reason(error, episode),
+                cause=abort_cause(error),
+                final=final,
+                retries=0,
+            )
         except AjetError as second:
             # The lease ends it, if this did not.
             error.add_note(f"(aborting episode {episode.episode_id} failed too: {second.message})")
 
-    def _keep_leases(self) -> None:
+    def _beat(self) -> None:
+        """Tell the server that the open episodes are worked on, until the runner stops."""
         while True:
             with self._changed:
-                self._changed.wait_for(self._due, timeout=None)
+                self._changed.wait_for(lambda: self._stopping or self._open)
+                self._changed.wait_for(lambda: self._stopping, timeout=self._beat_seconds)
                 if self._stopping:
                     return
-                wait = self._leases.wait(self._clock())
-                if wait:
-                    self._changed.wait(wait)
-                due = self._leases.take_due(self._clock())
-            for episode in due:
-                self._beat(episode)
-
-    def _due(self) -> bool:
-        return self._stopping or self._leases.wait(self._clock()) is not None
-
-    def _beat(self, episode: Episode) -> None:
-        try:
-            self._client.heartbeat(episode, retries=0)
-        except EpisodeError:
-            # It is over: its agent hears so at its next model call.
-            with self._changed:
-                self._leases.remove([episode])
-        except AjetError:
-            # The next one may get through, long before the lease ends.
-            return
+                beating = list(self._open.values())
+            # What is over its agent hears at its next model call; and the next beat may get through, long
+            # before the lease ends.
+            with contextlib.suppress(AjetError):
+                self._client.heartbeats(beating)

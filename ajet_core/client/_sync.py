@@ -15,18 +15,27 @@ from ajet_core.client._episode import (
     EpisodeFailure,
     EpisodeResult,
     PendingEpisode,
+    Resumption,
     RunnerReport,
     Task,
+    abort_cause,
     abort_reason,
+    resumption,
 )
 from ajet_core.client._flows import Flow, Flows, Kind
-from ajet_core.client._runner import RUNNER_LEASE_SECONDS
+from ajet_core.client._runner import (
+    RUNNER_LEASE_SECONDS,
+    as_tasks,
+    check_concurrency,
+    check_episodes_per_task,
+    make_jobs,
+)
 from ajet_core.client._runner_sync import SyncAgent, run_episodes
 from ajet_core.client._sse import EventFeed
 from ajet_core.client._transport import SyncDriver
 from ajet_core.client._wire import DEFAULT_RETRIES
 from ajet_core.errors import AjetError
-from ajet_core.protocol import EpisodeStatus, Event, RunConfig, RunStatus, ServerStatus
+from ajet_core.protocol import AgentCause, EpisodeStatus, Event, RunConfig, RunStatus, ServerStatus
 
 if TYPE_CHECKING:
     import httpx
@@ -119,6 +128,7 @@ class SwarmClient:
         kind: Kind = "train",
         tag: str = "",
         lease_seconds: float = 600.0,
+        heartbeat_seconds: float | None = None,
         timeout: float | None = None,
     ) -> Episode:
         """Claim an episode; waits until the server has a place for it.
@@ -127,10 +137,12 @@ class SwarmClient:
         :param kind: ``eval`` episodes are never trained on.
         :param tag: which part of a mixture the task belongs to.
         :param lease_seconds: without a model call or heartbeat for so long the server aborts it.
+        :param heartbeat_seconds: a promise to make a model call or send a heartbeat at least so often. If it is
+            broken three times in a row, the place in the batch is given to others long before the lease ends.
         :param timeout: seconds to wait for a place; None waits as long as the server says it may help.
         :raises DeadlineError: no place within `timeout`.
         :raises NotRollingError: no run is active.
-        :raises EpisodeError: the task is set aside for this batch.
+        :raises EpisodeError: the task is set aside, because all its episodes fail.
         """
         grant = self._run(
             self._flows.claim(
@@ -139,6 +151,7 @@ class SwarmClient:
                 kind=kind,
                 tag=tag,
                 lease_seconds=lease_seconds,
+                heartbeat_seconds=heartbeat_seconds,
                 timeout=timeout,
             )
         )
@@ -176,13 +189,23 @@ class SwarmClient:
         )
 
     def abort_episode(
-        self, episode: Episode, reason: str, *, retries: int | None = None
+        self,
+        episode: Episode,
+        reason: str,
+        *,
+        cause: AgentCause = "error",
+        final: bool = False,
+        retries: int | None = None,
     ) -> EpisodeStatus:
         """Give an episode up; its place in the batch becomes free.
 
+        :param cause: the kind of `reason`, by which failures are counted; ``cancelled`` is none.
+        :param final: nobody will try it again, so that its batch goes on with the task's episodes that succeed.
         :param retries: overrides the client's.
         """
-        return self._run(self._flows.abort(episode.episode_id, reason, retries=retries))
+        return self._run(
+            self._flows.abort(episode.episode_id, reason, cause=cause, final=final, retries=retries)
+        )
 
     def heartbeat(self, episode: Episode, *, retries: int | None = None) -> EpisodeStatus:
         """Renew the lease of an episode that makes no model calls for long.
@@ -191,6 +214,14 @@ class SwarmClient:
         :raises EpisodeClosedError: it is over.
         """
         return self._run(self._flows.heartbeat(episode.episode_id, retries=retries))
+
+    def heartbeats(self, episodes: Sequence[Episode]) -> dict[str, str]:
+        """Renew the leases of many episodes by one request.
+
+        :return: why those that are over are, by their id.
+        """
+        ids = [episode.episode_id for episode in episodes]
+        return (self._run(self._flows.heartbeats(ids))).closed
 
     def episode_status(self, episode: Episode) -> EpisodeStatus:
         """How an episode stands."""
@@ -248,7 +279,9 @@ class SwarmClient:
     def _abort_after(self, episode: Episode, error: BaseException) -> None:
         """Abort because of `error`, which matters more than whether that works."""
         try:
-            self.abort_episode(episode, abort_reason(error, episode), retries=0)
+            self.abort_episode(
+                episode, abort_reason(error, episode), cause=abort_cause(error), retries=0
+            )
         except AjetError as second:
             error.add_note(f"(aborting episode {episode.episode_id} failed too: {second.message})")
 
@@ -262,6 +295,7 @@ class SwarmClient:
         kind: Kind = "train",
         retries: int = 1,
         lease_seconds: float = RUNNER_LEASE_SECONDS,
+        resume: bool = False,
         on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
     ) -> RunnerReport:
         """Roll out many episodes, `concurrency` at a time, each agent in a thread of its own.
@@ -273,13 +307,20 @@ class SwarmClient:
 
         :param tasks: task ids, or `Task` objects where the agent needs more than the id.
         :param agent: called with the task and its episode; returns the reward or an `EpisodeOutcome`.
+        :param resume: leave out episodes that have ended before, also those of another program or an earlier run of
+            this one; see `resume`.
         :param on_result: called in the calling thread after each episode that ended or was given up.
         """
+        check_concurrency(concurrency)
+        check_episodes_per_task(episodes_per_task)
+        remaining = [(task, episodes_per_task) for task in as_tasks(tasks)]
+        if resume:
+            found = self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
+            remaining = list(found.remaining)
         return run_episodes(
             self,
-            tasks,
+            make_jobs(remaining),
             agent,
-            episodes_per_task=episodes_per_task,
             concurrency=concurrency,
             kind=kind,
             retries=retries,
@@ -287,6 +328,20 @@ class SwarmClient:
             on_result=on_result,
             clock=self._flows.clock,
         )
+
+    def resume(
+        self, tasks: Sequence[str | Task], *, episodes_per_task: int = 1, kind: Kind = "train"
+    ) -> Resumption:
+        """What of a dataset is finished: what this client's token has ended, in whatever process.
+
+        Episodes are counted by group (by default the task's id), so that each pass over a dataset needs groups of
+        its own, such as ``Task("t1", group="t1@2")``.
+        """
+        check_episodes_per_task(episodes_per_task)
+        wanted = as_tasks(tasks)
+        groups = list(dict.fromkeys(task.group or task.id for task in wanted))
+        counts = self._run(self._flows.group_counts(groups, kind))
+        return resumption(wanted, episodes_per_task, counts)
 
     # --- Run and server ---------------------------------------------------------------------------
 
@@ -315,6 +370,20 @@ class SwarmClient:
         :raises StateError: no run is active.
         """
         return self._run(self._flows.stop(timeout))
+
+    def pause_engine(self, reason: str = "paused by hand") -> RunStatus:
+        """Let no episode begin and train no batch until `resume_engine`; open episodes go on.
+
+        :raises StateError: no run is active.
+        """
+        return self._run(self._flows.pause(reason))
+
+    def resume_engine(self) -> RunStatus:
+        """Let a paused run go on, and give tasks that were set aside another chance.
+
+        :raises StateError: no run is active.
+        """
+        return self._run(self._flows.resume())
 
     def run_status(self) -> RunStatus:
         """The configured run.

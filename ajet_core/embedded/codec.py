@@ -6,7 +6,8 @@ import itertools
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 from ajet_core.errors import StoreError
@@ -18,7 +19,7 @@ Row = tuple[Any, ...]
 EPISODE_COLUMNS = (
     "episode_id, key_hash, task_id, group_name, kind, tag, client_id, claim_version, lease_seconds, "
     "created_at, state, reward, components, call_rewards, agent_rewards, metadata, reason, finished_at, "
-    "batch_id, claim_hash"
+    "batch_id, claim_hash, cause, heartbeat_seconds"
 )
 _EPISODE_JSON_COLUMNS = frozenset({12, 13, 14, 15})
 CALL_COLUMNS = (
@@ -27,9 +28,10 @@ CALL_COLUMNS = (
 )
 SCORE_COLUMNS = "call, step, advantage, logprobs"
 STEP_COLUMNS = "step, batch_id, metrics, finished_at"
-RUN_COLUMNS = "run_id, config_json, created_at, active"
+RUN_COLUMNS = "run_id, config_json, created_at, active, paused"
 
 _EMPTY_JSON = "{}"
+_text_fields = attrgetter(*(field.name for field in fields(MessageText)))
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -115,13 +117,15 @@ def call_row(call: Call, episode: int, base: int | None) -> Row:
         call.created_at,
         _dump(call.metadata),
         _dump_messages(call.conversation() if whole else call.messages),
-        None if call.answer is None else _dump_list(astuple(call.answer)),
+        None if call.answer is None else _dump_list(_text_fields(call.answer)),
         None if same_tools else call.tools,
     )
 
 
 def _dump_messages(messages: Sequence[PlacedMessage]) -> str:
-    return _dump_list([(m.start, m.end, *astuple(m.text)) for m in messages]) if messages else ""
+    return (
+        _dump_list([(m.start, m.end, *_text_fields(m.text)) for m in messages]) if messages else ""
+    )
 
 
 def _load_messages(text: str) -> tuple[PlacedMessage, ...]:
@@ -132,8 +136,7 @@ def _load_messages(text: str) -> tuple[PlacedMessage, ...]:
     )
 
 
-def _dump_list(values: object) -> str:
-    return json.dumps(values, separators=(",", ":"))
+_dump_list = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def calls_from_rows(episode_id: str, rows: Iterable[Row]) -> list[Call]:
@@ -203,6 +206,8 @@ def episode_row(episode: EpisodeRecord) -> Row:
         *outcome_row(episode),
         episode.batch_id,
         episode.claim_hash,
+        episode.cause,
+        episode.heartbeat_seconds,
     )
 
 
@@ -227,9 +232,9 @@ def episode_from_row(row: Row) -> EpisodeRecord:
 
 
 def batch_from_row(row: Row, episode_ids: list[str]) -> BatchRecord:
-    """A batch from (batch_id, step, created_at)."""
-    batch_id, step, created_at = row
-    return BatchRecord(batch_id, step, episode_ids, created_at)
+    """A batch from (batch_id, step, created_at, refused)."""
+    batch_id, step, created_at, refused = row
+    return BatchRecord(batch_id, step, episode_ids, created_at, refused)
 
 
 def step_row(step: StepRecord) -> Row:
@@ -245,10 +250,10 @@ def step_from_row(row: Row) -> StepRecord:
 
 def run_row(run: RunRecord) -> Row:
     """The row of `run`, in the order of `RUN_COLUMNS`."""
-    return (run.run_id, run.config_json, run.created_at, int(run.active))
+    return (run.run_id, run.config_json, run.created_at, int(run.active), run.paused)
 
 
 def run_from_row(row: Row) -> RunRecord:
     """Undo `run_row`."""
-    run_id, config_json, created_at, active = row
-    return RunRecord(run_id, config_json, created_at, bool(active))
+    run_id, config_json, created_at, active, paused = row
+    return RunRecord(run_id, config_json, created_at, bool(active), paused)

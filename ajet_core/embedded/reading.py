@@ -9,8 +9,10 @@ from ajet_core.embedded import codec
 from ajet_core.interfaces import (
     BatchRecord,
     CallScore,
+    EpisodeKind,
     EpisodeRecord,
     EpisodeState,
+    GroupCount,
     RunRecord,
     StepRecord,
 )
@@ -76,13 +78,29 @@ def calls(connection: sqlite3.Connection, episode_ids: Sequence[str]) -> dict[st
     }
 
 
-def batches(connection: sqlite3.Connection, after_step: int) -> list[BatchRecord]:
-    """Batches of later steps, in order of step."""
+def batches(connection: sqlite3.Connection, after_step: int, refused: bool) -> list[BatchRecord]:
+    """Batches of later steps, in order of step: those to train, or those that were refused."""
     rows = connection.execute(
-        "SELECT batch_id, step, created_at FROM batches WHERE step > ? ORDER BY step, id",
-        (after_step,),
+        "SELECT batch_id, step, created_at, refused FROM batches "
+        "WHERE step > ? AND (refused != '') = ? ORDER BY step, id",
+        (after_step, refused),
     ).fetchall()
     return [codec.batch_from_row(row, _members(connection, row[0])) for row in rows]
+
+
+def group_counts(
+    connection: sqlite3.Connection, groups: Sequence[str], kind: EpisodeKind, client_id: str
+) -> dict[str, GroupCount]:
+    """How many episodes of a client each group has, by state."""
+    found = {}
+    for group in groups:
+        rows = connection.execute(
+            "SELECT state, count(*) FROM episodes "
+            "WHERE group_name = ? AND kind = ? AND client_id = ? GROUP BY state",
+            (group, kind, client_id),
+        )
+        found[group] = GroupCount(**dict(rows.fetchall()))
+    return found
 
 
 def steps(connection: sqlite3.Connection) -> list[StepRecord]:

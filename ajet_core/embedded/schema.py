@@ -8,7 +8,7 @@ from pathlib import Path
 from ajet_core.embedded.settings import SqliteStoreSettings
 from ajet_core.errors import StoreError, StoreFullError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 # Lists of token ids are blobs of little-endian uint32, see `codec`. `calls.base` is the call whose tokens the
 # prompt begins with: prompt = (prompt + sampled of base)[:shared] + suffix. `calls.tools` is NULL where it is
@@ -19,13 +19,15 @@ CREATE TABLE run (
     run_id TEXT NOT NULL,
     config_json TEXT NOT NULL,
     created_at REAL NOT NULL,
-    active INTEGER NOT NULL
+    active INTEGER NOT NULL,
+    paused TEXT NOT NULL
 );
 CREATE TABLE batches (
     id INTEGER PRIMARY KEY,
     batch_id TEXT NOT NULL UNIQUE,
     step INTEGER NOT NULL,
-    created_at REAL NOT NULL
+    created_at REAL NOT NULL,
+    refused TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX batches_by_step ON batches (step);
 CREATE TABLE episodes (
@@ -50,9 +52,12 @@ CREATE TABLE episodes (
     finished_at REAL,
     batch_id TEXT REFERENCES batches (batch_id),
     batch_position INTEGER,
-    claim_hash TEXT NOT NULL
+    claim_hash TEXT NOT NULL,
+    cause TEXT NOT NULL,
+    heartbeat_seconds REAL
 );
 CREATE UNIQUE INDEX episodes_by_claim ON episodes (claim_hash) WHERE claim_hash != '';
+CREATE INDEX episodes_by_group ON episodes (group_name, state);
 CREATE INDEX episodes_by_batch ON episodes (batch_id, batch_position) WHERE batch_id IS NOT NULL;
 CREATE INDEX episodes_unbatched ON episodes (state) WHERE batch_id IS NULL;
 CREATE TABLE calls (

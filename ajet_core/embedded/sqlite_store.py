@@ -27,8 +27,10 @@ from ajet_core.interfaces import (
     BatchRecord,
     CallScore,
     ComponentSettings,
+    EpisodeKind,
     EpisodeRecord,
     EpisodeState,
+    GroupCount,
     RunRecord,
     SampleStore,
     StepRecord,
@@ -145,9 +147,24 @@ class SqliteStore(SampleStore):
         """
         await self._write(lambda writer: writer.add_batch(batch))
 
-    async def batches(self, *, after_step: int) -> list[BatchRecord]:
-        """Batches for steps after `after_step`, in order of step."""
-        return await self._read(lambda connection: reading.batches(connection, after_step))
+    async def batches(self, *, after_step: int, refused: bool = False) -> list[BatchRecord]:
+        """Batches for steps after `after_step`, in order of step: those to train, or those that were refused."""
+        return await self._read(lambda connection: reading.batches(connection, after_step, refused))
+
+    async def refuse_batch(self, batch_id: str, reason: str) -> None:
+        """Note that a batch is not to be trained.
+
+        :raises StoreError: there is no such batch.
+        """
+        await self._write(lambda writer: writer.refuse_batch(batch_id, reason))
+
+    async def group_counts(
+        self, groups: Sequence[str], *, kind: EpisodeKind, client_id: str
+    ) -> dict[str, GroupCount]:
+        """The episodes of these groups that a client claimed, by group."""
+        return await self._read(
+            lambda connection: reading.group_counts(connection, groups, kind, client_id)
+        )
 
     async def add_step(self, step: StepRecord, scores: Sequence[CallScore] = ()) -> None:
         """Record a finished step and what it made of its calls, replacing one of the same number.
@@ -155,6 +172,10 @@ class SqliteStore(SampleStore):
         :raises StoreError: a call is not in the store.
         """
         await self._write(lambda writer: writer.add_step(step, scores))
+
+    async def rewind(self, step: int) -> None:
+        """Forget the steps after `step` and their scores."""
+        await self._write(lambda writer: writer.rewind(step))
 
     async def scores(self, episode_id: str) -> dict[str, CallScore]:
         """The latest score of each call of an episode, by call id."""

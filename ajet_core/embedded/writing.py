@@ -10,12 +10,14 @@ from ajet_core.embedded.group_commit import savepoint
 from ajet_core.embedded.reading import episode as read_episode
 from ajet_core.errors import StoreError
 from ajet_core.interfaces import BatchRecord, CallScore, EpisodeRecord, RunRecord, StepRecord
+from ajet_core.protocol import ABORT_CAUSES
 from ajet_core.timeline import Call
 
 TOTAL_NAMES = (
     "episodes",
     "episodes_ended",
     "episodes_aborted",
+    *(f"aborted_{cause}" for cause in ABORT_CAUSES),
     "calls",
     "tokens_raw",
     "tokens_sampled",
@@ -33,12 +35,15 @@ _INSERT_BATCH = _insert("batches", "batch_id, step, created_at")
 _INSERT_SCORE = _insert("scores", codec.SCORE_COLUMNS)
 _EPISODE_ID = "SELECT id FROM episodes WHERE episode_id = ?"
 _CALL_ID = "SELECT id FROM calls WHERE call_id = ?"
+# Calls and episodes whose rows need not be looked for; 16,384 open episodes find theirs.
+_KNOWN_ROWS = 16_384
 _REPLACE_STEP = _insert("steps", codec.STEP_COLUMNS, "REPLACE")
 _REPLACE_RUN = _insert("run", f"one, {codec.RUN_COLUMNS}", "REPLACE")
 _REPLACE_TOTAL = _insert("totals", "name, value", "REPLACE")
 _FINISH_EPISODE = (
     "UPDATE episodes SET state = ?, reward = ?, components = ?, call_rewards = ?, "
-    "agent_rewards = ?, metadata = ?, reason = ?, finished_at = ? WHERE episode_id = ? AND state = 'open'"
+    "agent_rewards = ?, metadata = ?, reason = ?, finished_at = ?, cause = ? "
+    "WHERE episode_id = ? AND state = 'open'"
 )
 _BATCH_EPISODE = (
     "UPDATE episodes SET batch_id = ?, batch_position = ? "
@@ -58,6 +63,8 @@ class StoreWriter:
         stored = dict(connection.execute("SELECT name, value FROM totals"))
         self.totals: dict[str, int] = {name: stored.get(name, 0) for name in TOTAL_NAMES}
         self._pending = dict(self.totals)
+        # By query, row ids of the latest episodes and calls, which the next calls belong to and go on from.
+        self._known: dict[str, dict[str, int]] = {_EPISODE_ID: {}, _CALL_ID: {}}
 
     def before_commit(self) -> None:
         """Write the totals that changed: once for the whole transaction."""
@@ -72,6 +79,8 @@ class StoreWriter:
     def rolled_back(self) -> None:
         """Forget what the transaction said."""
         self._pending = dict(self.totals)
+        for known in self._known.values():
+            known.clear()
 
     def put_run(self, run: RunRecord) -> None:
         """Write or replace the run."""
@@ -91,7 +100,7 @@ class StoreWriter:
         if episode.state == "open":
             raise StoreError(f"episode {episode.episode_id} has no outcome to store: it is open")
         cursor = self._connection.execute(
-            _FINISH_EPISODE, (*codec.outcome_row(episode), episode.episode_id)
+            _FINISH_EPISODE, (*codec.outcome_row(episode), episode.cause, episode.episode_id)
         )
         stored = read_episode(self._connection, episode.episode_id)
         if stored is None:
@@ -109,9 +118,12 @@ class StoreWriter:
             )
         base = None if call.base is None else self._row_id(_CALL_ID, call.base.call_id)
         try:
-            self._connection.execute(_INSERT_CALL, codec.call_row(call, episode, base))
+            row = codec.call_row(call, episode, base)
+            inserted = self._connection.execute(_INSERT_CALL, row)
         except sqlite3.IntegrityError as error:
             raise StoreError(f"cannot add call {call.call_id}: {error}") from error
+        if inserted.lastrowid is not None:
+            self._learn(_CALL_ID, call.call_id, inserted.lastrowid)
         sampled = len(call.sampled_ids)
         pending = self._pending
         pending["calls"] += 1
@@ -133,11 +145,23 @@ class StoreWriter:
                         f"cannot add batch {batch.batch_id}: {self._why_not_batched(episode_id)}"
                     )
 
+    def refuse_batch(self, batch_id: str, reason: str) -> None:
+        """Note why a batch is not to be trained."""
+        cursor = self._connection.execute(
+            "UPDATE batches SET refused = ? WHERE batch_id = ?", (reason, batch_id)
+        )
+        if not cursor.rowcount:
+            raise StoreError(f"cannot refuse batch {batch_id}: it is not in the store")
+
     def add_step(self, step: StepRecord, scores: Sequence[CallScore]) -> None:
         """Write or replace a step and its scores."""
         connection = self._connection
         with savepoint(connection):
             connection.execute(_REPLACE_STEP, codec.step_row(step))
+            # Its batch may have been meant for a later step, if one before it was refused.
+            connection.execute(
+                "UPDATE batches SET step = ? WHERE batch_id = ?", (step.step, step.batch_id)
+            )
             connection.execute("DELETE FROM scores WHERE step = ?", (step.step,))
             for score in scores:
                 call = self._row_id(_CALL_ID, score.call_id)
@@ -147,13 +171,32 @@ class StoreWriter:
                     )
                 connection.execute(_INSERT_SCORE, codec.score_row(score, call, step.step))
 
+    def rewind(self, step: int) -> None:
+        """Forget later steps and their scores."""
+        with savepoint(self._connection):
+            self._connection.execute("DELETE FROM scores WHERE step > ?", (step,))
+            self._connection.execute("DELETE FROM steps WHERE step > ?", (step,))
+
     def _count_outcome(self, episode: EpisodeRecord) -> None:
         if episode.state != "open":
             self._pending[f"episodes_{episode.state}"] += 1
+        if episode.cause:
+            self._pending[f"aborted_{episode.cause}"] += 1
 
     def _row_id(self, query: str, name: str) -> int | None:
+        known = self._known[query].get(name)
+        if known is not None:
+            return known
         found = self._connection.execute(query, (name,)).fetchone()
-        return None if found is None else int(found[0])
+        return None if found is None else self._learn(query, name, found[0])
+
+    def _learn(self, query: str, name: str, row_id: int) -> int:
+        known = self._known[query]
+        if len(known) >= _KNOWN_ROWS:
+            # The first to come is the one that is needed least.
+            del known[next(iter(known))]
+        known[name] = row_id
+        return row_id
 
     def _why_not_batched(self, episode_id: str) -> str:
         episode = read_episode(self._connection, episode_id)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ajet_core.interfaces.context import ComponentSettings, WorkerContext
+from ajet_core.protocol import AbortCause
 from ajet_core.timeline import Call
 
 EpisodeState = Literal["open", "ended", "aborted"]
@@ -22,7 +23,9 @@ class EpisodeRecord:
     :param client_id: who claimed it (id of the client token).
     :param claim_version: policy version when it was claimed.
     :param lease_seconds: silence after which it is aborted.
+    :param heartbeat_seconds: how often its client promised to be heard of, None if it did not.
     :param reason: why it was aborted, "" otherwise.
+    :param cause: the kind of `reason`, "" unless it was aborted.
     :param batch_id: the batch that consumed it, if one did.
     :param claim_hash: hex SHA-256 of the claim's id, "" if it had none; unique otherwise.
     :param created_at: unix seconds.
@@ -48,16 +51,31 @@ class EpisodeRecord:
     finished_at: float | None = None
     batch_id: str | None = None
     claim_hash: str = ""
+    cause: AbortCause | Literal[""] = ""
+    heartbeat_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """Episodes that are trained together; `step` is the step that consumes them (1-based)."""
+    """Episodes that are trained together; `step` is the step that consumes them (1-based).
+
+    :param refused: why the trainer refused it, "" if it did not; a refused batch is kept and never trained.
+    """
 
     batch_id: str
     step: int
     episode_ids: list[str]
     created_at: float
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCount:
+    """How many episodes a group has in each state."""
+
+    open: int = 0
+    ended: int = 0
+    aborted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +107,14 @@ class RunRecord:
 
     :param config_json: the `RunConfig` it was configured with.
     :param active: it was started and not stopped: it goes on when its server is started again.
+    :param paused: why it is paused, "" if it is not.
     """
 
     run_id: str
     config_json: str
     created_at: float
     active: bool = False
+    paused: str = ""
 
 
 class SampleStore(ABC):
@@ -174,21 +194,40 @@ class SampleStore(ABC):
         """
 
     @abstractmethod
-    async def batches(self, *, after_step: int) -> list[BatchRecord]:
-        """Batches for steps after `after_step`, in order of step."""
+    async def batches(self, *, after_step: int, refused: bool = False) -> list[BatchRecord]:
+        """Batches for steps after `after_step`, in order of step: those to train, or those that were refused."""
+
+    @abstractmethod
+    async def refuse_batch(self, batch_id: str, reason: str) -> None:
+        """Note that a batch is not to be trained; its episodes stay its own.
+
+        :raises StoreError: there is no such batch.
+        """
 
     @abstractmethod
     async def add_step(self, step: StepRecord, scores: Sequence[CallScore] = ()) -> None:
         """Record a finished step with what it made of its calls.
 
-        A repeated step number replaces the step and all its scores (a resumed run trains again).
+        A repeated step number replaces the step and all its scores (a resumed run trains again), and the
+        batch is from now on that of this step.
 
         :raises StoreError: a call is not in the store.
         """
 
     @abstractmethod
+    async def rewind(self, step: int) -> None:
+        """Forget the steps after `step` and their scores: the weights they made are lost, and their batches are
+        trained again."""
+
+    @abstractmethod
     async def scores(self, episode_id: str) -> dict[str, CallScore]:
         """The latest score of each call of an episode that has been trained on, by call id."""
+
+    @abstractmethod
+    async def group_counts(
+        self, groups: Sequence[str], *, kind: EpisodeKind, client_id: str
+    ) -> dict[str, GroupCount]:
+        """The episodes of these groups that a client claimed, by group."""
 
     @abstractmethod
     async def steps(self) -> list[StepRecord]:
@@ -196,5 +235,5 @@ class SampleStore(ABC):
 
     @abstractmethod
     async def counters(self) -> dict[str, int]:
-        """Totals: ``episodes``, ``episodes_ended``, ``episodes_aborted``, ``calls``,
-        ``tokens_raw`` (prompt + sampled over all calls), ``tokens_sampled``."""
+        """Totals: ``episodes``, ``episodes_ended``, ``episodes_aborted``, of these ``aborted_CAUSE`` for each
+        `AbortCause`, ``calls``, ``tokens_raw`` (prompt + sampled over all calls), ``tokens_sampled``."""

@@ -54,7 +54,9 @@ class StepReport:
     :param metrics: named numbers. Common names: ``loss``, ``entropy`` (nats), ``kl`` (to the reference,
         nats; only if it is computed), ``clip_fraction``, ``grad_norm`` (before clipping),
         ``logprob_gap`` (largest absolute difference of behaviour and trainer logprob before the step,
-        for tokens of the current policy version; missing if there are none), ``learning_rate``.
+        for tokens of the current policy version; missing if there are none), ``learning_rate``,
+        ``token_budget`` (the one the step was computed with) and ``oom_retries`` (how often this step ran out of
+        memory).
     :param tokens_trained: tokens with a loss.
     :param tokens_processed: tokens that went through the forward pass, padding left out.
     :param seconds: wall seconds of the step.
@@ -75,8 +77,7 @@ class StepReport:
 class Trainer(ABC):
     """A trainer. All methods are called from one thread, one after the other.
 
-    Failures raise `ajet_core.errors.TrainerError`; after a failed `step` the weights and the
-    optimiser are as they were before it.
+    Failures raise `ajet_core.errors.TrainerError`.
     """
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
@@ -89,8 +90,22 @@ class Trainer(ABC):
 
     @abstractmethod
     def step(self, batch: TrainBatch) -> StepReport:
-        """Train on one batch. Weights served by an engine do not change before `publish`,
-        except through the channel ``in_process``, for which the engine is paused meanwhile."""
+        """Train on one batch.
+
+        Weights served by an engine do not change before `publish`, except through the channel
+        ``in_process``, for which the engine is paused meanwhile.
+
+        A trainer that runs out of memory tries again with a smaller token budget by itself, and reports the
+        budget it got through with.
+
+        :raises StepRefusedError: the batch would have damaged the weights: a loss, gradient or weight is not
+            finite, or an update is beyond all measure. Weights, optimiser, schedule, random numbers and the
+            number of steps are as before, in the same tensors, so that the next batch is trained as if this
+            one had never been there. The message says what was measured and what may have caused it.
+        :raises TrainerError: what the run cannot go on from, such as a malformed batch, or too little memory for
+            the smallest budget; the message says what to set. Weights and optimiser are as before, or the
+            trainer refuses to train, publish and save until something is loaded.
+        """
 
     @abstractmethod
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:

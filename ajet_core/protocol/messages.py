@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
 from ajet_core.protocol.base import Message, MetadataKey, MetadataText, Name
-from ajet_core.protocol.run import RunConfig
 
 Number = Annotated[float, Field(strict=True)]
 """A JSON number; a string or boolean that looks like one is refused."""
 
 
+AgentCause = Literal["error", "timeout", "rate_limit", "cancelled"]
+"""Why a client gives an episode up: its agent raised, took too long, was refused by a service it uses because of a
+rate limit, or is not wanted any more."""
+
+AbortCause = Literal[AgentCause, "lease_expired", "run_stopped", "token_revoked"]
+"""Why an episode was aborted, by its client or by the server."""
+
+ABORT_CAUSES: tuple[AbortCause, ...] = get_args(AbortCause)
+
 ClaimId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{32,128}$")]
-
-
-class ServerState(StrEnum):
-    """Where a server is.
-
-    OFFLINE -> BOOTING -> ROLLING -> ROLLING_POST -> WEIGHT_SYNCING -> ROLLING. In ROLLING episodes
-    are claimed and model calls answered; in ROLLING_POST the trainer steps; in WEIGHT_SYNCING the
-    engine takes the new weights. Model calls that arrive in the last two wait.
-    """
-
-    OFFLINE = "OFFLINE"
-    BOOTING = "BOOTING"
-    ROLLING = "ROLLING"
-    ROLLING_POST = "ROLLING_POST"
-    WEIGHT_SYNCING = "WEIGHT_SYNCING"
 
 
 class ErrorDetail(Message):
@@ -61,6 +53,9 @@ class ClaimRequest(Message):
     :param group: defaults to the task id.
     :param kind: ``eval`` episodes are never trained on.
     :param lease_seconds: without a model call or heartbeat for so long the episode is aborted.
+    :param heartbeat_seconds: how often the client will at least say that it lives, by calls or heartbeats. If it is
+        silent for three times as long, the episode goes on but its place in the batch is given to whoever asks,
+        long before the lease ends. None promises nothing, and keeps the place to the end of the lease.
     :param wait_seconds: how long the server may hold the request until an episode can be claimed.
     :param claim_id: at least 128 random bits as text. The same claim again, after an answer that was lost, gets the
         same episode with the same key, also from a server that was started again in between. A secret: the
@@ -72,6 +67,7 @@ class ClaimRequest(Message):
     kind: Literal["train", "eval"] = "train"
     tag: Annotated[str, Field(max_length=256)] = ""
     lease_seconds: Annotated[float, Field(ge=1, le=86400)] = 600.0
+    heartbeat_seconds: Annotated[float, Field(ge=0.1, le=3600)] | None = None
     wait_seconds: Annotated[float, Field(ge=0, le=300)] = 30.0
     claim_id: ClaimId | None = Field(default=None, repr=False)
 
@@ -107,9 +103,14 @@ class EndRequest(Message):
 
 
 class AbortRequest(Message):
-    """Body of ``POST /v1/episodes/{id}/abort``."""
+    """Body of ``POST /v1/episodes/{id}/abort``.
+
+    :param final: nobody will try it again: its batch goes on with the episodes of its task that succeed.
+    """
 
     reason: Annotated[str, Field(min_length=1, max_length=4096)]
+    cause: AgentCause = "error"
+    final: Annotated[bool, Field(strict=True)] = False
 
 
 class EpisodeStatus(Message):
@@ -126,6 +127,7 @@ class EpisodeStatus(Message):
     state: Literal["open", "ended", "aborted"]
     reward: float | None
     reason: str
+    cause: AbortCause | None = None
     calls: int
     policy_version: int
     lease_expires_in: float | None = Field(
@@ -133,101 +135,40 @@ class EpisodeStatus(Message):
     )
 
 
-class StepSummary(Message):
-    """One finished training step.
+class HeartbeatsRequest(Message):
+    """Body of ``POST /v1/heartbeats``: one beat for all episodes of a client."""
 
-    `metrics` has the names of `ajet_core.interfaces.StepReport` and, of the batch:
+    episode_ids: Annotated[list[Name], Field(max_length=4096)]
 
-    - ``reward_mean``, ``episodes``, ``calls``, ``calls_aborted`` (their client went away: recorded, not
-      trained), ``timelines``;
-    - seconds: ``rollout_seconds`` (wall time the batch took to fill), ``forward_seconds`` (of the engine, for
-      this batch), ``merge_seconds``, ``update_seconds``, ``sync_seconds``, ``plan_seconds`` (what the planner
-      expected of the update, if the trainer says what its passes cost);
-    - tokens: ``tokens_raw`` (each call a sample of its own), ``tokens_merged`` (each distinct context of an
-      episode once), ``tokens_planned`` (what the trainer computes), ``tokens_trained``;
-    - ``forks``, ``tokens_paid_again`` (computed again because agents rewrote their history);
-    - ``calls_drifted``, ``tokens_drifted`` (writing the answer again would have given other tokens),
-      ``calls_echoed_otherwise`` (the agent gave our answer back in another form): the sampled tokens were
-      kept;
-    - ``tokens_altered`` (by a relaxed merge policy), ``calls_dropped``, ``tokens_dropped``, ``calls_alone`` (by
-      the limits of `TimelineConfig`).
 
-    :param plan: the layout that was trained.
-    :param forks: in words, why timelines forked and what it costs, the dearest first.
+class Heartbeats(Message):
+    """Answer of ``POST /v1/heartbeats``.
+
+    :param closed: those of the episodes that are over or unknown, and why.
     """
 
-    step: int
-    policy_version: int
-    metrics: dict[str, float]
-    plan: str = ""
-    forks: list[str] = Field(default_factory=list)
+    closed: dict[str, str]
 
 
-class BatchProgress(Message):
-    """How full the present batch is.
+class GroupCountsRequest(Message):
+    """Body of ``POST /v1/groups``: groups whose episodes are to be counted."""
 
-    :param ready: tasks (or episodes, as `full_by` says) that count towards `needed`.
-    :param open_episodes: train episodes claimed and not ended.
+    groups: Annotated[list[Name], Field(max_length=4096)]
+    kind: Literal["train", "eval"] = "train"
+
+
+class GroupCounts(Message):
+    """The episodes of a group that this client claimed in this run, whenever that was.
+
+    :param ended: with a reward; they have been trained on or will be.
     """
 
-    full_by: Literal["tasks", "episodes", "differing_tasks"]
-    needed: int
-    ready: int
-    open_episodes: int
-    set_aside: int
+    open: int
+    ended: int
+    aborted: int
 
 
-class ServerStatus(Message):
-    """Answer of ``GET /v1/status``.
+class GroupCountsAnswer(Message):
+    """Answer of ``POST /v1/groups``."""
 
-    :param error: what ended the run, if it failed.
-    :param counters: totals over the run: ``episodes``, ``episodes_ended``, ``episodes_aborted``,
-        ``calls``, ``tokens_raw``, ``tokens_sampled``, ``open_episodes``, ``waiting_claims``, and of the
-        engine ``engine_prompt_tokens``, ``engine_cached_tokens``, ``engine_forward_seconds``.
-    """
-
-    state: ServerState
-    run_id: str | None
-    model: str | None
-    policy_version: int
-    step: int
-    batch: BatchProgress | None
-    last_step: StepSummary | None
-    counters: dict[str, float]
-    uptime_seconds: float
-    error: ErrorDetail | None
-
-
-class RunStatus(Message):
-    """Answer of ``PUT /v1/run``, ``POST /v1/run/start`` and ``POST /v1/run/stop``."""
-
-    run_id: str
-    state: ServerState
-    config: RunConfig
-    export_dir: str | None = Field(
-        default=None, description="After a stop: the Hugging Face directory of the trained model."
-    )
-
-
-class StartRequest(Message):
-    """Body of ``POST /v1/run/start``.
-
-    :param wait_seconds: how long the server may hold the answer until it is ROLLING.
-    """
-
-    wait_seconds: Annotated[float, Field(ge=0, le=600)] = 0.0
-
-
-class Event(Message):
-    """One entry of ``GET /v1/events``.
-
-    :param id: increases by one; a client that reconnects sends the last one it saw as
-        ``Last-Event-ID``.
-    :param type: ``state``, ``run``, ``episode``, ``step``, ``task_set_aside``, ``worker``, or
-        ``gap`` (entries were lost to a slow reader).
-    """
-
-    id: int
-    time: float
-    type: str
-    data: dict[str, Any]
+    groups: dict[str, GroupCounts]

@@ -123,7 +123,9 @@ class BatchConfig(Message):
     :param full_by: ``tasks``: `tasks` tasks have `episodes_per_task` ended episodes each;
         ``episodes``: `tasks` x `episodes_per_task` episodes ended, of whatever tasks;
         ``differing_tasks``: as ``tasks``, but a task whose rewards are all equal does not count.
-    :param max_aborts_per_task: a task with more aborted episodes in one batch is set aside for it.
+    :param max_aborts_per_task: a task with more failed episodes in one batch is given no more places: the batch goes
+        on with those of its episodes that ended, if they are two or more. One of which none ended is set aside
+        until the run is resumed or started again.
     """
 
     full_by: Literal["tasks", "episodes", "differing_tasks"] = "tasks"
@@ -135,6 +137,19 @@ class BatchConfig(Message):
     def episodes(self) -> int:
         """Episodes of a full batch."""
         return self.tasks * self.episodes_per_task
+
+
+class FailureConfig(Message):
+    """When a run pauses instead of training on what is left of failing episodes.
+
+    :param window: train episodes that are looked at, the latest ones; only when there are so many.
+    :param max_rate: share of them that may fail (the agent raised, took too long, met a rate limit); 1 never pauses.
+    :param max_refused: batches in a row that the trainer may refuse.
+    """
+
+    window: Annotated[int, Field(ge=4, le=100_000)] = 32
+    max_rate: Annotated[float, Field(gt=0, le=1)] = 0.8
+    max_refused: PositiveInt = 3
 
 
 class RunConfig(Message):
@@ -151,6 +166,7 @@ class RunConfig(Message):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     timelines: TimelineConfig = TimelineConfig()
     batch: BatchConfig = BatchConfig()
+    failures: FailureConfig = FailureConfig()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     steps: PositiveInt | None = None
     checkpoint_every: PositiveInt = 10

@@ -34,7 +34,9 @@ def peer_of(request: Request) -> str:
     return request.client.host if request.client else "unknown"
 
 
-Client = Annotated[Token, Depends(_needs("episodes"))]
+require_client = _needs("episodes")
+
+Client = Annotated[Token, Depends(require_client)]
 Control = Annotated[Token, Depends(_needs("control"))]
 Looker = Annotated[Token, Depends(_needs("look"))]
 Inspector = Annotated[Token, Depends(_needs("all episodes"))]

@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
@@ -25,6 +26,11 @@ from ajet_core.protocol import (
     EpisodeGrant,
     EpisodeStatus,
     ErrorBody,
+    GroupCountsAnswer,
+    GroupCountsRequest,
+    Heartbeats,
+    HeartbeatsRequest,
+    PauseRequest,
     ProtocolInfo,
     RunConfig,
     RunStatus,
@@ -33,13 +39,14 @@ from ajet_core.protocol import (
     negotiate,
 )
 from ajet_core.server import http_errors, llm_routes, timeline_routes, token_routes
-from ajet_core.server.access import Client, Control, Looker, peer_of
+from ajet_core.server.access import Client, Control, Looker, peer_of, require_client
 from ajet_core.server.audit import AuditLog
 from ajet_core.server.disconnect import until_disconnect
 from ajet_core.server.guard import TokenGuard
 from ajet_core.server.http_errors import LLM_ROUTES
 from ajet_core.server.limits import BodyLimit
 from ajet_core.server.service import SwarmService
+from ajet_core.server.short_cut import JsonEndpoint, ShortCut
 from ajet_core.server.token_first import OPEN_PATHS, TokenFirst
 from ajet_core.server.tokens import Token
 from ajet_core.server.visibility import event_for, status_for
@@ -91,25 +98,28 @@ def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
         dependencies=[Depends(_check_version)],
         responses=_ERRORS,
     )
+    app.state.service = service
     audit = AuditLog(settings.run_dir.resolve())
     app.state.audit = audit
+    app.add_exception_handler(AjetError, http_errors.on_ajet_error)
+    app.add_exception_handler(RequestValidationError, http_errors.on_validation_error)
+    app.add_exception_handler(ClientDisconnect, http_errors.on_client_gone)
+    app.add_exception_handler(HTTPException, http_errors.on_http_exception)
+    app.add_exception_handler(Exception, http_errors.on_unexpected)
+    chat = llm_routes.add_routes(app, service)
+    claim_and_end = _add_episode_routes(app, service, settings.public_url)
+    _add_run_routes(app, service, audit)
+    _add_view_routes(app, service)
+    timeline_routes.add_routes(app, service.store)
+    token_routes.add_routes(app, service, audit)
+    # The last one is the first that a request meets.
+    app.add_middleware(ShortCut, routes=[chat, *claim_and_end])
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,
         max_in_flight=settings.max_bytes_in_flight,
     )
     app.add_middleware(TokenFirst, guard=guard, tenants=service.tenants, audit=audit)
-    app.add_exception_handler(AjetError, http_errors.on_ajet_error)
-    app.add_exception_handler(RequestValidationError, http_errors.on_validation_error)
-    app.add_exception_handler(ClientDisconnect, http_errors.on_client_gone)
-    app.add_exception_handler(HTTPException, http_errors.on_http_exception)
-    app.add_exception_handler(Exception, http_errors.on_unexpected)
-    llm_routes.add_routes(app, service)
-    _add_episode_routes(app, service, settings.public_url)
-    _add_run_routes(app, service, audit)
-    _add_view_routes(app, service)
-    timeline_routes.add_routes(app, service.store)
-    token_routes.add_routes(app, service, audit)
     _complete_document(app)
     return app
 
@@ -134,11 +144,24 @@ def _complete_document(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | None) -> None:
+def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | None) -> list[Route]:
+    """Add the routes of episodes.
+
+    :return: those for `ShortCut`.
+    """
+
     @app.post("/v1/episodes", summary="Claim an episode", tags=["episodes"])
     async def claim(request: Request, body: ClaimRequest, who: Client) -> EpisodeGrant:
         base = (public_url or str(request.base_url)).rstrip("/")
         return await until_disconnect(request, service.claim(body, who.token_id, f"{base}/v1"))
+
+    @app.post("/v1/heartbeats", summary="Renew the leases of many", tags=["episodes"])
+    async def heartbeats(body: HeartbeatsRequest, who: Client) -> Heartbeats:
+        return await service.heartbeats(body, who.token_id)
+
+    @app.post("/v1/groups", summary="How many episodes groups have", tags=["episodes"])
+    async def groups(body: GroupCountsRequest, who: Client) -> GroupCountsAnswer:
+        return await service.group_counts(body, who.token_id)
 
     @app.post("/v1/episodes/{episode_id}/end", summary="End it with its reward", tags=["episodes"])
     async def end(episode_id: str, body: EndRequest, who: Client) -> EpisodeStatus:
@@ -159,6 +182,21 @@ def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | N
     async def episode(episode_id: str, who: Looker) -> EpisodeStatus:
         await service.check_owner(episode_id, who)
         return await service.episode(episode_id)
+
+    async def claim_at_once(request: Request, body: ClaimRequest) -> EpisodeGrant:
+        return await claim(request, body, await require_client(request))
+
+    async def end_at_once(request: Request, body: EndRequest) -> EpisodeStatus:
+        return await end(request.path_params["episode_id"], body, await require_client(request))
+
+    return [
+        Route("/v1/episodes", JsonEndpoint(ClaimRequest, claim_at_once), methods=["POST"]),
+        Route(
+            "/v1/episodes/{episode_id}/end",
+            JsonEndpoint(EndRequest, end_at_once),
+            methods=["POST"],
+        ),
+    ]
 
 
 def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> None:
@@ -184,6 +222,18 @@ def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> Non
     ) -> RunStatus:
         async with audit.action("run.start", who.token_id, peer_of(request)):
             return await service.coordinator.start((body or StartRequest()).wait_seconds)
+
+    @app.post("/v1/run/pause", summary="Give out no more episodes", tags=["run"])
+    async def pause(
+        request: Request, who: Control, body: Annotated[PauseRequest | None, Body()] = None
+    ) -> RunStatus:
+        async with audit.action("run.pause", who.token_id, peer_of(request)):
+            return await service.coordinator.pause((body or PauseRequest()).reason)
+
+    @app.post("/v1/run/resume", summary="Go on after a pause", tags=["run"])
+    async def resume(request: Request, who: Control) -> RunStatus:
+        async with audit.action("run.resume", who.token_id, peer_of(request)):
+            return await service.coordinator.resume()
 
     @app.post("/v1/run/stop", summary="Stop it: checkpoint and export", tags=["run"])
     async def stop(request: Request, who: Control) -> RunStatus:

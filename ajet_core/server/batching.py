@@ -2,39 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.protocol import BatchConfig, BatchProgress
+from ajet_core.protocol import BatchConfig, BatchProgress, SetAside
+from ajet_core.server.set_aside import TaskFailures, counts_as_failure
 from ajet_core.timeline import rewards_differ
 
-Admission = Literal["now", "later", "set_aside"]
+Admission = Literal["now", "later"]
+
+# One episode has nothing to be better than.
+_FEWEST_EPISODES = 2
+
+
+class _Counts(NamedTuple):
+    """What a group, or all groups together, counts for.
+
+    :param ready: complete groups that count towards a full batch.
+    :param active: groups that hold one of the batch's places for tasks.
+    """
+
+    open: int = 0
+    ended: int = 0
+    ready: int = 0
+    active: int = 0
 
 
 @dataclass(slots=True)
 class _Group:
-    """The rollouts of one task within the batch being filled."""
+    """The rollouts of one task within the batch being filled.
+
+    :ivar silent: open episodes whose clients do not answer; they may end, but nobody waits for them.
+    :ivar aborts: episodes that failed.
+    :ivar given_up: of these, those that nobody will try again.
+    :ivar exhausted: it failed too often to be tried again in this batch.
+    :ivar counted: what it contributes to the sums over all groups.
+    """
 
     open: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
     ended: dict[str, EpisodeRecord] = field(default_factory=dict)
     aborts: int = 0
-    set_aside: bool = False
+    given_up: int = 0
+    exhausted: bool = False
+    counted: _Counts = field(default_factory=_Counts)
+
+    def room(self, size: int) -> int:
+        """How many more episodes it may begin."""
+        if self.exhausted:
+            return 0
+        return max(0, size - self.given_up - len(self.open) - len(self.ended))
 
     def holds_place(self, size: int) -> bool:
         """Whether it occupies one of the batch's places.
 
         An incomplete task that nobody works on does not: its client may be gone, and must not keep
-        the batch from ever being full. It gets a place again when its next episode starts.
+        the batch from ever being full. It gets a place again when its next episode starts. Nor does one of
+        which too few episodes succeeded.
         """
-        return bool(self.open) or self.complete(size)
+        return self.worth(size) if self.complete(size) else bool(self.open)
 
     def complete(self, size: int) -> bool:
-        return len(self.ended) >= size
+        """Whether it has what it is to have: all its episodes, or those that succeeded."""
+        if self.exhausted:
+            return not self.open
+        return len(self.ended) >= size - self.given_up
+
+    def worth(self, size: int) -> bool:
+        """Whether it has enough episodes to be compared with one another."""
+        return len(self.ended) >= min(size, _FEWEST_EPISODES)
 
     def differs(self) -> bool:
         return rewards_differ(
             (e.reward or 0.0, e.call_rewards, e.agent_rewards) for e in self.ended.values()
+        )
+
+    def counts(self, config: BatchConfig) -> _Counts:
+        size = config.episodes_per_task
+        complete = self.complete(size)
+        dull = complete and config.full_by == "differing_tasks" and not self.differs()
+        return _Counts(
+            open=len(self.open),
+            ended=len(self.ended),
+            ready=complete and self.worth(size) and not dull,
+            active=self.holds_place(size) and not dull,
         )
 
 
@@ -44,52 +97,100 @@ class BatchBuilder:
     An episode is admitted only if the batch being filled has a place for it, so that nothing is rolled
     out with weights that are about to change. Everything that ended by the time a batch is full is
     part of that batch; what is still open then is carried over to the next.
+
+    :param failures: what is known of the tasks from before.
     """
 
-    def __init__(self, config: BatchConfig) -> None:
+    def __init__(self, config: BatchConfig, failures: TaskFailures | None = None) -> None:
         self._config = config
+        self._failures = TaskFailures(config.max_aborts_per_task) if failures is None else failures
         self._groups: dict[str, _Group] = {}
+        # Of all groups; kept up to date, because with thousands of them each end would have to add them up.
+        self._sum = _Counts()
+        self._decided: set[str] = set()
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether there is a place that belongs to no group yet."""
+        return self._taken() < self._needed()
+
+    @property
+    def decided(self) -> Set[str]:
+        """Groups that have a place of their own left, whatever the others do."""
+        return self._decided
+
+    def refuses(self, client_id: str, task_id: str) -> str | None:
+        """Why a client's task gets no more episodes, if it is set aside."""
+        return self._failures.refusal(client_id, task_id)
 
     def admission(self, group: str) -> Admission:
-        """Whether one more episode of `group` may start now, or only in a later batch.
-
-        ``set_aside``: too many of its episodes were aborted; it gets no more places in this batch.
-        """
-        config = self._config
-        if config.full_by == "episodes":
-            taken = sum(len(g.open) + len(g.ended) for g in self._groups.values())
-            return "now" if taken < config.episodes else "later"
-        found = self._groups.get(group, _Group())
-        if found.set_aside:
-            return "set_aside"
-        if not found.holds_place(config.episodes_per_task):
-            return "now" if self._active() < config.tasks else "later"
-        return "now" if len(found.open) + len(found.ended) < config.episodes_per_task else "later"
+        """Whether one more episode of `group` may start now, or only in a later batch."""
+        if self._config.full_by != "episodes" and (found := self._groups.get(group)) is not None:
+            size = self._config.episodes_per_task
+            if found.holds_place(size) or not found.room(size):
+                return "now" if found.room(size) else "later"
+        return "now" if self.takes_any else "later"
 
     def opened(self, episode: EpisodeRecord) -> None:
         """Note that an admitted episode started."""
-        self._groups.setdefault(episode.group, _Group()).open.add(episode.episode_id)
+        group = self._groups.setdefault(episode.group, _Group())
+        group.open.add(episode.episode_id)
+        self._count(episode.group, group)
 
     def withdrawn(self, episode: EpisodeRecord) -> None:
         """Undo `opened`: the episode never reached its client, which is nobody's failure."""
         if (group := self._groups.get(episode.group)) is not None:
             group.open.discard(episode.episode_id)
+            group.silent.discard(episode.episode_id)
+            self._count(episode.group, group)
+
+    def silent(self, episode: EpisodeRecord) -> None:
+        """Note that the client of an open episode does not answer: its place is free for others."""
+        group = self._groups.get(episode.group)
+        if group is not None and episode.episode_id in group.open:
+            group.open.discard(episode.episode_id)
+            group.silent.add(episode.episode_id)
+            self._count(episode.group, group)
+
+    def heard(self, episode: EpisodeRecord) -> None:
+        """Undo `silent`; the batch may get more episodes of a task than it asks for."""
+        group = self._groups.get(episode.group)
+        if group is not None and episode.episode_id in group.silent:
+            group.silent.discard(episode.episode_id)
+            group.open.add(episode.episode_id)
+            self._count(episode.group, group)
 
     def ended(self, episode: EpisodeRecord) -> None:
         """Note an episode that ended with a reward."""
         group = self._groups.setdefault(episode.group, _Group())
         group.open.discard(episode.episode_id)
+        group.silent.discard(episode.episode_id)
         group.ended[episode.episode_id] = episode
+        self._failures.succeeded(episode)
+        self._count(episode.group, group)
 
-    def aborted(self, episode: EpisodeRecord) -> bool:
-        """Note an aborted episode; True if its group is set aside because of it."""
+    def aborted(self, episode: EpisodeRecord, *, final: bool = False) -> SetAside | None:
+        """Note an aborted episode.
+
+        :param final: nobody will try it again.
+        :return: the note if its task is set aside because of it.
+        """
         group = self._groups.setdefault(episode.group, _Group())
         group.open.discard(episode.episode_id)
-        group.aborts += 1
-        if group.aborts > self._config.max_aborts_per_task and not group.set_aside:
-            group.set_aside = True
-            return True
-        return False
+        group.silent.discard(episode.episode_id)
+        group.aborts += counts_as_failure(episode)
+        group.given_up += final
+        group.exhausted |= group.aborts > self._config.max_aborts_per_task
+        aside = self._failures.failed(episode)
+        self._count(episode.group, group)
+        return aside
+
+    def readmit(self) -> None:
+        """Give all tasks another chance."""
+        self._failures.forget()
+        for name, group in self._groups.items():
+            group.aborts, group.exhausted = 0, False
+            self._count(name, group)
 
     def is_full(self) -> bool:
         """Whether the batch can be trained."""
@@ -98,9 +199,11 @@ class BatchBuilder:
     def take(self) -> list[str]:
         """Ids of the episodes of the full batch; the builder goes on with the next one."""
         taken = [episode for g in self._groups.values() for episode in g.ended]
-        self._groups = {
-            name: _Group(open=group.open) for name, group in self._groups.items() if group.open
-        }
+        carried = {n: g for n, g in self._groups.items() if g.open or g.silent}
+        self._groups, self._sum, self._decided = {}, _Counts(), set()
+        for name, before in carried.items():
+            self._groups[name] = group = _Group(open=before.open, silent=before.silent)
+            self._count(name, group)
         return taken
 
     def progress(self) -> BatchProgress:
@@ -109,35 +212,60 @@ class BatchBuilder:
             full_by=self._config.full_by,
             needed=self._needed(),
             ready=self._ready(),
-            open_episodes=sum(len(g.open) for g in self._groups.values()),
-            set_aside=sum(g.set_aside for g in self._groups.values()),
+            open_episodes=self._sum.open,
+            set_aside=len(self._failures),
         )
+
+    @property
+    def dull(self) -> int:
+        """Complete tasks that do not count because all their rewards are equal."""
+        if self._config.full_by != "differing_tasks":
+            return 0
+        size = self._config.episodes_per_task
+        return sum(
+            g.complete(size) and g.worth(size) and not g.differs() for g in self._groups.values()
+        )
+
+    @property
+    def episodes_per_task(self) -> int:
+        """Episodes that a task is to have."""
+        return self._config.episodes_per_task
+
+    def lacking(self) -> list[tuple[str, int, int]]:
+        """Groups that are begun and not complete, with how many episodes have ended and are open."""
+        size = self._config.episodes_per_task
+        return [
+            (name, len(group.ended), len(group.open))
+            for name, group in self._groups.items()
+            if not group.complete(size) and (group.ended or group.open)
+        ]
+
+    def _count(self, name: str, group: _Group) -> None:
+        """Take note that a group changed."""
+        counts = group.counts(self._config)
+        self._sum = _Counts(
+            *(
+                old + new - was
+                for old, new, was in zip(self._sum, counts, group.counted, strict=True)
+            )
+        )
+        group.counted = counts
+        if self._config.full_by == "episodes":
+            return
+        size = self._config.episodes_per_task
+        if group.holds_place(size) and group.room(size):
+            self._decided.add(name)
+        else:
+            self._decided.discard(name)
 
     def _needed(self) -> int:
         config = self._config
         return config.episodes if config.full_by == "episodes" else config.tasks
 
     def _ready(self) -> int:
-        config = self._config
-        if config.full_by == "episodes":
-            return sum(len(g.ended) for g in self._groups.values())
-        return sum(
-            g.complete(config.episodes_per_task)
-            and (config.full_by == "tasks" or g.differs())
-            and not g.set_aside
-            for g in self._groups.values()
-        )
+        return self._sum.ended if self._config.full_by == "episodes" else self._sum.ready
 
-    def _active(self) -> int:
-        """Groups that hold one of the batch's places for tasks."""
-        config = self._config
-        return sum(
-            not g.set_aside
-            and g.holds_place(config.episodes_per_task)
-            and not (
-                config.full_by == "differing_tasks"
-                and g.complete(config.episodes_per_task)
-                and not g.differs()
-            )
-            for g in self._groups.values()
-        )
+    def _taken(self) -> int:
+        if self._config.full_by == "episodes":
+            return self._sum.open + self._sum.ended
+        return self._sum.active

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ajet_core.errors import (
     AjetError,
@@ -19,28 +19,15 @@ from ajet_core.errors import (
     StoreError,
 )
 from ajet_core.interfaces import EpisodeRecord, SampleStore
-from ajet_core.protocol import ClaimRequest, ServerState
+from ajet_core.protocol import ClaimRequest, ServerState, SetAside
 from ajet_core.server.auth import hash_secret, new_episode_key
+from ajet_core.server.batching import BatchBuilder
 from ajet_core.server.episodes import EpisodeRegistry, closed_message
 from ajet_core.server.state import StateBoard
 from ajet_core.server.tenants import Tenants, stored_group
+from ajet_core.server.waiting import Granted, Ticket, WaitingLine
 
 _NOT_ROLLING_RETRY_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """A claimed episode and its key, which exists here and at the client only."""
-
-    record: EpisodeRecord
-    api_key: str = field(repr=False)
-
-
-@dataclass(slots=True)
-class _Ticket:
-    request: ClaimRequest
-    client_id: str
-    granted: asyncio.Future[Granted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +60,24 @@ class ClaimDesk:
         self._limits = limits
         self._tenants = tenants
         self._wall_clock = wall_clock
-        self._tickets: dict[int, _Ticket] = {}
-        self._ticket_ids = iter(range(1 << 62))
+        self._waiting = WaitingLine()
         # By claim hash: episodes whose record is being written.
         self._beginning: dict[str, asyncio.Future[Granted]] = {}
         self._abandoned: set[asyncio.Future[None]] = set()
         episodes.freed = self.admit
+        episodes.task_refused = self._refuse_task
         board.listen(lambda _: self.admit())
 
     def drop(self, client_id: str, why: str) -> None:
         """Refuse all waiting claims of a client."""
-        for ticket in self._tickets.values():
-            if ticket.client_id == client_id and not ticket.granted.done():
-                ticket.granted.set_exception(AuthError(f"the token opens nothing any more: {why}"))
+        for ticket in list(self._waiting):
+            if ticket.client_id == client_id:
+                self._refuse(ticket, AuthError(f"the token opens nothing any more: {why}"))
 
     @property
     def waiting_count(self) -> int:
         """Claims that wait for a place."""
-        return len(self._tickets)
+        return len(self._waiting)
 
     async def claim(self, request: ClaimRequest, client_id: str) -> Granted:
         """Claim an episode, waiting for a place up to `request.wait_seconds`.
@@ -100,7 +87,7 @@ class ClaimDesk:
         :raises EpisodeClosedError: it was granted before, and its episode is over.
         :raises NotRollingError: no run is active, or no place came free in time.
         :raises BusyError: a limit on open episodes or waiting claims is reached.
-        :raises EpisodeError: the task is set aside for this batch.
+        :raises EpisodeError: the task is set aside.
         """
         again = await self._granted_before(request, client_id)
         if again is not None:
@@ -135,18 +122,20 @@ class ClaimDesk:
 
     def admit(self) -> None:
         """Give free places to waiting claims, in the order they came."""
-        for ticket_id, ticket in list(self._tickets.items()):
-            if ticket.granted.done():
-                continue
+        if self._board.state is ServerState.OFFLINE:
+            for waiting in list(self._waiting):
+                self._refuse(waiting, self._board.not_running())
+        builder = self._episodes.builder
+        if builder is None or not self._board.rolling:
+            return
+        while (ticket := self._waiting.next(builder)) is not None:
+            self._waiting.discard(ticket)
             try:
-                granted = self._grant(ticket)
-            except (NotRollingError, EpisodeError, BusyError, AuthError) as error:
+                granted = self._grant(ticket, builder)
+            except (BusyError, AuthError) as error:
                 ticket.granted.set_exception(error)
-                granted = None
-            if granted is not None:
+            else:
                 ticket.granted.set_result(granted)
-            if ticket.granted.done():
-                del self._tickets[ticket_id]
 
     async def _granted_before(self, request: ClaimRequest, client_id: str) -> Granted | None:
         if request.claim_id is None:
@@ -166,9 +155,14 @@ class ClaimDesk:
 
     async def _admitted(self, request: ClaimRequest, client_id: str) -> Granted:
         """Wait for a place."""
-        ticket = _Ticket(request, client_id, asyncio.get_running_loop().create_future())
-        ticket_id = next(self._ticket_ids)
-        self._tickets[ticket_id] = ticket
+        builder = self._episodes.builder
+        # Also of an episode that is not trained: the name is refused now, not when it has a place.
+        stored = _group(request, client_id)
+        group = stored if request.kind == "train" else None
+        if group and builder is not None and (why := builder.refuses(client_id, request.task_id)):
+            raise EpisodeError(why)
+        ticket = Ticket(request, client_id, group, asyncio.get_running_loop().create_future())
+        self._waiting.add(ticket)
         try:
             self.admit()
             await asyncio.wait([ticket.granted], timeout=request.wait_seconds)
@@ -177,7 +171,7 @@ class ClaimDesk:
                 self._episodes.withdraw(ticket.granted.result().record)
             raise
         finally:
-            self._tickets.pop(ticket_id, None)
+            self._waiting.discard(ticket)
         if not ticket.granted.done():
             raise NotRollingError(
                 f"no episode of task {request.task_id!r} could start within "
@@ -193,37 +187,39 @@ class ClaimDesk:
     async def _abandon(self, begun: asyncio.Future[Granted]) -> None:
         with contextlib.suppress(AjetError):
             granted = await begun
-            await self._episodes.abort(
-                granted.record.episode_id, "its client went away before it got the episode"
+            await self._episodes.drop(
+                granted.record.episode_id,
+                "its client went away before it got the episode",
+                "cancelled",
             )
 
-    def _grant(self, ticket: _Ticket) -> Granted | None:
-        request, builder = ticket.request, self._episodes.builder
-        group = stored_group(ticket.client_id, request.group or request.task_id)
-        if self._board.state is ServerState.OFFLINE:
-            raise self._board.not_running()
-        if not self._board.rolling or builder is None:
-            return None
-        if request.kind == "train":
-            admission = builder.admission(group)
-            if admission == "set_aside":
-                raise EpisodeError(
-                    f"task {request.task_id!r} is set aside: too many of its episodes were aborted"
-                )
-            if admission == "later":
-                return None
+    def _refuse_task(self, aside: SetAside, why: str) -> None:
+        """Send those away who wait for a task that is set aside."""
+        for ticket in list(self._waiting):
+            asked = (ticket.client_id, ticket.request.task_id)
+            if ticket.group is not None and asked == (aside.client_id, aside.task_id):
+                self._refuse(ticket, EpisodeError(why))
+
+    def _refuse(self, ticket: Ticket, error: AjetError) -> None:
+        self._waiting.discard(ticket)
+        ticket.granted.set_exception(error)
+
+    def _grant(self, ticket: Ticket, builder: BatchBuilder) -> Granted:
+        """An episode for a claim that has a place."""
+        request = ticket.request
         episode_id = secrets.token_hex(12)
         key = new_episode_key(episode_id, request.claim_id)
         record = EpisodeRecord(
             episode_id=episode_id,
             key_hash=hash_secret(key),
             task_id=request.task_id,
-            group=group,
+            group=_group(request, ticket.client_id),
             kind=request.kind,
             tag=request.tag,
             client_id=ticket.client_id,
             claim_version=self._board.policy_version,
             lease_seconds=request.lease_seconds,
+            heartbeat_seconds=request.heartbeat_seconds,
             created_at=self._wall_clock(),
             claim_hash=hash_secret(request.claim_id) if request.claim_id is not None else "",
         )
@@ -235,7 +231,7 @@ class ClaimDesk:
     def _why_not(self) -> str:
         state, builder = f"the server is {self._board.state}", self._episodes.builder
         if builder is None or not self._board.rolling:
-            return state
+            return f"{state}: {self._board.why}" if self._board.why else state
         progress = builder.progress()
         unit = "episodes" if progress.full_by == "episodes" else "tasks"
         return (
@@ -250,9 +246,9 @@ class ClaimDesk:
                 "(setting server.max_open_episodes): end or abort some",
                 retry_after=1.0,
             )
-        if len(self._tickets) >= self._limits.waiting_claims:
+        if len(self._waiting) >= self._limits.waiting_claims:
             raise BusyError(
-                f"{len(self._tickets)} claims are waiting, the limit of this server "
+                f"{len(self._waiting)} claims are waiting, the limit of this server "
                 "(setting server.max_waiting_claims)",
                 retry_after=1.0,
             )
@@ -266,3 +262,7 @@ def _own(granted: Granted, client_id: str) -> Granted:
     if granted.record.client_id != client_id:
         raise ForbiddenError("the claim of this claim_id is another client's")
     return granted
+
+
+def _group(request: ClaimRequest, client_id: str) -> str:
+    return stored_group(client_id, request.group or request.task_id)

@@ -1,91 +1,44 @@
-"""The run: boots the workers, fills batches, trains, checkpoints, and takes up again after a crash."""
+"""The run of a server: configured, started, paused, stopped, and taken up again after a crash."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ajet_core.errors import (
-    AjetError,
-    EngineError,
-    StateError,
-    StoreError,
-    WorkerBootError,
-    WorkerDiedError,
-    WorkerError,
-    error_from_payload,
-)
-from ajet_core.interfaces import BatchRecord, MetricsLogger, RunRecord, SampleStore, StepRecord
-from ajet_core.plugin import PluginManager
+from ajet_core.errors import AjetError, StateError, StoreError, error_from_payload
+from ajet_core.interfaces import EpisodeRecord, RunRecord
 from ajet_core.protocol import ErrorDetail, RunConfig, RunStatus, ServerState, StepSummary
-from ajet_core.server.batching import BatchBuilder
 from ajet_core.server.checkpoints import CheckpointFolder
 from ajet_core.server.dialects.chat import ChatService
-from ajet_core.server.engine_gate import EngineGate
-from ajet_core.server.episodes import EpisodeRegistry
-from ajet_core.server.events import EventLog
+from ajet_core.server.run_loop import RunLoop, RunParts
 from ajet_core.server.run_setup import ResolvedRun, check_same_run, resolve_run
-from ajet_core.server.state import StateBoard
-from ajet_core.server.step import StepClock, Stepped, train_step
 from ajet_core.server.workers import RunWorkers
 from ajet_core.settings import Settings
 
 _log = logging.getLogger("ajet.server")
 
-_HEALTH_SECONDS = 10.0
-_HANG_SECONDS = 60.0
-
 
 class Coordinator:
-    """Owns the state machine; at most one run is active.
+    """Says what run there is and whether it runs; at most one is active.
 
-    :param clock: seconds, monotonic.
-    :param wall_clock: unix seconds.
-    :ivar chat: answers model calls while a run is active or booting again; None before the first boot.
-    :ivar health_seconds: how often a rolling engine is asked how it is.
     :ivar error: what ended the last run, if it failed.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        store: SampleStore,
-        plugins: PluginManager,
-        board: StateBoard,
-        events: EventLog,
-        episodes: EpisodeRegistry,
-        loggers: list[MetricsLogger],
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, settings: Settings, parts: RunParts) -> None:
         self._settings = settings
-        self._store = store
-        self._plugins = plugins
-        self._board = board
-        self._events = events
-        self._episodes = episodes
-        self._loggers = loggers
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._checkpoints = CheckpointFolder(self._run_dir)
-        self._gate = EngineGate(board, settings.server.call_deadline_seconds)
+        self._parts = parts
+        self._store, self._board, self._events = parts.store, parts.board, parts.events
         self._record: RunRecord | None = None
         self._run: ResolvedRun | None = None
+        self._loop: RunLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._workers: RunWorkers | None = None
-        self._stop_requested = False
         self._configuring = asyncio.Lock()
         self._export_dir: Path | None = None
-        self.health_seconds = _HEALTH_SECONDS
-        self.chat: ChatService | None = None
+        self._step = 0
         self.error: ErrorDetail | None = None
-        self.last_step: StepSummary | None = None
-        self.step = 0
 
     @property
     def run_id(self) -> str | None:
@@ -103,9 +56,34 @@ class Coordinator:
         return self._task is not None and not self._task.done()
 
     @property
+    def loop(self) -> RunLoop | None:
+        """The present run, or the last one of this process."""
+        return self._loop
+
+    @property
     def workers(self) -> RunWorkers | None:
         """The running workers, if any."""
-        return self._workers
+        return self._loop.workers if self._loop else None
+
+    @property
+    def chat(self) -> ChatService | None:
+        """Answers model calls while a run is active or booting again; None before the first boot."""
+        return self._loop.chat if self._loop else None
+
+    @property
+    def last_step(self) -> StepSummary | None:
+        """The last step of this process."""
+        return self._loop.last_step if self._loop else None
+
+    @property
+    def step(self) -> int:
+        """Steps the present weights were trained."""
+        return self._loop.step if self._loop else self._step
+
+    @property
+    def paused(self) -> str | None:
+        """Why the run is paused, if it is."""
+        return (self._record.paused or None) if self._record else None
 
     async def restore(self) -> None:
         """Take up the run of the store, if there is one; a run that was active when the server died
@@ -113,8 +91,8 @@ class Coordinator:
         self._record = await self._store.get_run()
         if self._record is None:
             return
-        checkpoint = await asyncio.to_thread(self._checkpoints.latest)
-        self.step = self._board.policy_version = checkpoint.step if checkpoint else 0
+        checkpoint = await asyncio.to_thread(CheckpointFolder(self._parts.run_dir).latest)
+        self._step = self._board.policy_version = checkpoint.step if checkpoint else 0
         if self._record.active:
             config = RunConfig.model_validate_json(self._record.config_json)
             try:
@@ -134,7 +112,7 @@ class Coordinator:
             self._require_offline("configure a run")
             before = self._record
             run_id = before.run_id if before else secrets.token_hex(6)
-            created = before.created_at if before else self._wall_clock()
+            created = before.created_at if before else self._parts.wall_clock()
             run = await self._resolve(run_id, config)
             if before is not None and await self._has_history():
                 check_same_run(before.config_json, run.config)
@@ -179,12 +157,41 @@ class Coordinator:
         """
         if self._task is None or not self.running:
             raise StateError("no run is active")
-        self._stop_requested = True
-        self._board.touch()
+        assert self._loop is not None
+        self._loop.stop()
         await asyncio.wait([self._task])
         if self._task.cancelled():
             raise self._board.not_running()
         return self._status_or_error()
+
+    async def pause(self, reason: str) -> RunStatus:
+        """Let no episode begin and train no batch until `resume`, also if the server is started again.
+
+        :raises StateError: no run is active.
+        """
+        loop = self._active_loop()
+        await self._write_paused(reason)
+        loop.pause(reason)
+        self._events.emit("run", {"what": "paused", "reason": reason})
+        return self.run_status()
+
+    async def resume(self) -> RunStatus:
+        """Undo `pause`, also one that the run made by itself; nothing if it is not paused.
+
+        :raises StateError: no run is active.
+        """
+        loop = self._active_loop()
+        was = self.paused
+        await self._write_paused("")
+        loop.resume()
+        if was:
+            self._events.emit("run", {"what": "resumed"})
+        return self.run_status()
+
+    def episode_finished(self, record: EpisodeRecord) -> None:
+        """Take notice of an episode's outcome."""
+        if self._loop is not None:
+            self._loop.episode_finished(record)
 
     async def shutdown(self) -> None:
         """End the workers without stopping the run: it goes on when the server is started again."""
@@ -211,10 +218,6 @@ class Coordinator:
             raise error_from_payload(self.error.model_dump())
         return self.run_status()
 
-    @property
-    def _run_dir(self) -> Path:
-        return self._settings.server.run_dir.resolve()
-
     async def _has_history(self) -> bool:
         """Whether the run has samples or weights, which fix what it is."""
         return self.step > 0 or bool((await self._store.counters())["episodes"])
@@ -223,205 +226,52 @@ class Coordinator:
         if self.running:
             raise StateError(f"cannot {what}: a run is active (the server is {self._board.state})")
 
+    def _active_loop(self) -> RunLoop:
+        if self._loop is None or not self.running:
+            raise StateError("no run is active")
+        return self._loop
+
     async def _resolve(self, run_id: str, config: RunConfig) -> ResolvedRun:
-        return await asyncio.to_thread(resolve_run, run_id, config, self._settings, self._plugins)
+        plugins = self._parts.plugins
+        return await asyncio.to_thread(resolve_run, run_id, config, self._settings, plugins)
+
+    async def _write_paused(self, reason: str) -> None:
+        assert self._record is not None
+        self._record = replace(self._record, paused=reason)
+        await self._store.put_run(self._record)
 
     def _launch(self) -> None:
         assert self._run is not None
         self.error = None
-        self._stop_requested = False
         self._export_dir = None
         self._board.set(ServerState.BOOTING)
-        self._task = asyncio.create_task(self._run_to_end(self._run))
+        self._loop = RunLoop(
+            self._run, self._parts, paused=self.paused or "", pausing=self._write_paused
+        )
+        self._task = asyncio.create_task(self._run_to_end(self._loop))
 
-    async def _run_to_end(self, run: ResolvedRun) -> None:
+    async def _run_to_end(self, loop: RunLoop) -> None:
+        run_id = loop.run.run_id
         try:
-            await self._restarting(run)
+            self._export_dir = await loop.to_end()
+            await self._deactivate()
+            self._events.emit("run", {"what": "stopped", "run_id": run_id, "step": loop.step})
         except AjetError as error:
             await self._end_failed(error)
         except asyncio.CancelledError:
-            _log.info("run %s interrupted at step %d", run.run_id, self.step)
+            _log.info("run %s interrupted at step %d", run_id, loop.step)
             raise
         # Whatever else goes wrong is a defect of ours or of a plugin: it must end in the status and
         # the log, not in a task nobody looks at.
         except Exception as error:  # noqa: BLE001
-            _log.exception("run %s failed", run.run_id)
+            _log.exception("run %s failed", run_id)
             await self._end_failed(AjetError(f"the run failed: {type(error).__name__}: {error}"))
         finally:
-            self._gate.shut()
-            if self._workers is not None:
-                await self._workers.close()
-                self._workers = None
             self._board.set(ServerState.OFFLINE)
-
-    async def _restarting(self, run: ResolvedRun) -> None:
-        """Train to the end; a worker that dies is replaced and training goes on at the checkpoint.
-
-        An engine that fails for good is replaced with its worker. Only the first boot must succeed:
-        what is wrong with it is wrong with the configuration.
-        """
-        deaths = 0
-        booted = False
-        while True:
-            step_at_boot = self.step
-            try:
-                await self._boot(run)
-                booted = True
-                await self._train(run)
-                await self._finish(run)
-                return
-            except (WorkerDiedError, WorkerBootError, EngineError) as error:
-                if not booted:
-                    raise
-                self._gate.shut()
-                self._board.set(ServerState.BOOTING)
-                deaths = deaths + 1 if self.step <= step_at_boot else 1
-                self._events.emit("worker", {"what": "died", "message": error.message})
-                _log.warning("%s", error.message)
-                if self._workers is not None:
-                    await self._workers.close(grace=0.0)
-                    self._workers = None
-                if deaths > self._settings.server.worker_restarts:
-                    raise WorkerError(
-                        f"workers died {deaths} times without finishing a step; the last: "
-                        f"{error.message}"
-                    ) from error
-
-    async def _boot(self, run: ResolvedRun) -> None:
-        checkpoint = await asyncio.to_thread(self._checkpoints.latest)
-        self.step = checkpoint.step if checkpoint else 0
-        self._workers = workers = await RunWorkers.boot(
-            run,
-            self._run_dir,
-            checkpoint,
-            self._settings.server.boot_timeout_seconds,
-        )
-        update = await workers.trainer.publish(run.channel, self.step)
-        await workers.engine.update_weights(update)
-        self._board.policy_version = self.step
-        self.chat = ChatService(
-            run.renderer,
-            self._gate,
-            run.config.model.name,
-            workers.engine_info,
-            run.capabilities,
-            self._wall_clock,
-        )
-        for worker in workers.processes():
-            worker.died.add_done_callback(lambda _: self._board.touch())
-        self._events.emit("worker", {"what": "ready", "pids": [w.pid for w in workers.processes()]})
-        self._gate.open(workers.engine)
-
-    async def _train(self, run: ResolvedRun) -> None:
-        builder = BatchBuilder(run.config.batch)
-        await self._episodes.begin(builder)
-        # Batches that were trained after the checkpoint, or were about to be, come first, in order.
-        queued = await self._store.batches(after_step=self.step)
-        limit = run.config.steps
-        workers = self._need_workers()
-        while not self._stop_requested and (limit is None or self.step < limit):
-            timing = StepClock(self._clock(), await workers.engine.stats())
-            record = queued.pop(0) if queued else await self._roll(builder)
-            if record is None:
-                return
-            stepped = await train_step(
-                run,
-                workers,
-                record,
-                store=self._store,
-                board=self._board,
-                timing=timing,
-                clock=self._clock,
-            )
-            await self._stepped(run, stepped, record)
-
-    async def _roll(self, builder: BatchBuilder) -> BatchRecord | None:
-        """Let episodes run until a batch is full; None if the run is to stop."""
-        workers = self._need_workers()
-        self._board.set(ServerState.ROLLING)
-        while not (self._stop_requested or builder.is_full()):
-            try:
-                async with asyncio.timeout(self.health_seconds):
-                    await self._board.wait_until(
-                        lambda: self._stop_requested or builder.is_full() or not workers.alive()
-                    )
-            except TimeoutError:
-                await self._check_health(workers)
-            if not workers.alive():
-                raise WorkerDiedError(workers.obituary())
-        if self._stop_requested:
-            return None
-        self._board.set(ServerState.ROLLING_POST)
-        record = BatchRecord(
-            secrets.token_hex(8), self.step + 1, builder.take(), self._wall_clock()
-        )
-        await self._store.add_batch(record)
-        return record
-
-    async def _check_health(self, workers: RunWorkers) -> None:
-        """Ask the engine how it is.
-
-        :raises EngineError: it failed, or did not answer.
-        """
-        try:
-            async with asyncio.timeout(_HANG_SECONDS):
-                await workers.engine.stats()
-        except TimeoutError:
-            raise EngineError(
-                f"the engine did not answer for {_HANG_SECONDS:g} s; its worker is replaced"
-            ) from None
-
-    async def _stepped(self, run: ResolvedRun, stepped: Stepped, record: BatchRecord) -> None:
-        summary = stepped.summary
-        # Whoever sees the step finds it in the store.
-        await self._store.add_step(
-            StepRecord(summary.step, record.batch_id, dict(summary.metrics), self._wall_clock()),
-            stepped.scores,
-        )
-        self.step = summary.step
-        self.last_step = summary
-        if self.step % run.config.checkpoint_every == 0:
-            try:
-                await self._checkpoint()
-            except StoreError as error:
-                # The run goes on at its last checkpoint if it must; the next one may find room again.
-                _log.error("%s", error.message)
-                self._events.emit("run", {"what": "no_checkpoint", "error": error.to_payload()})
-        self._events.emit("step", summary.model_dump())
-        await asyncio.to_thread(self._log_metrics, summary)
-        self._plugins.notify("ajet_step_finished", summary=summary)
-
-    def _log_metrics(self, summary: StepSummary) -> None:
-        for logger in self._loggers:
-            try:
-                logger.log(summary.step, summary.metrics)
-            except AjetError as error:
-                # The step is done and recorded; a logger's full disk must not undo it.
-                _log.error("metrics of step %d were not logged: %s", summary.step, error.message)
-
-    async def _checkpoint(self) -> None:
-        trainer = self._need_workers().trainer
-
-        async def save(directory: Path) -> None:
-            await trainer.call("trainer.save", {"directory": str(directory)})
-
-        await self._checkpoints.write(self.step, save)
-
-    async def _finish(self, run: ResolvedRun) -> None:
-        """Leave a checkpoint and the trained model behind."""
-        self._board.set(ServerState.WEIGHT_SYNCING)
-        await self._episodes.abort_all("the run was stopped")
-        if self.step > 0:
-            await self._checkpoint()
-        target = self._run_dir / "export" / f"step-{self.step:06d}"
-        await self._need_workers().trainer.call("trainer.export", {"directory": str(target)})
-        self._export_dir = target
-        await self._deactivate()
-        self._events.emit("run", {"what": "stopped", "run_id": run.run_id, "step": self.step})
 
     async def _deactivate(self) -> None:
         assert self._record is not None
-        self._record = replace(self._record, active=False)
+        self._record = replace(self._record, active=False, paused="")
         await self._store.put_run(self._record)
 
     async def _end_failed(self, error: AjetError) -> None:
@@ -434,10 +284,6 @@ class Coordinator:
             await self._deactivate()
         except StoreError as second:
             _log.error("cannot record that the run failed: %s", second.message)
-
-    def _need_workers(self) -> RunWorkers:
-        assert self._workers is not None, "the workers are booted before anything is asked of them"
-        return self._workers
 
     def _fail(self, error: AjetError) -> None:
         _log.error("%s", error.message)

@@ -26,21 +26,27 @@ async def until_disconnect(
     :raises HTTPException: status 499, if the client went away.
     """
     task = asyncio.ensure_future(work)
-    farewell = asyncio.ensure_future(_disconnected(request))
+    limit = asyncio.timeout(timeout)
+
+    def finished(_: asyncio.Task[T]) -> None:
+        # As if the time were over: it ends the wait for the farewell, without a task of its own for it.
+        if not limit.expired():
+            limit.reschedule(0.0)
+
     try:
-        done, _ = await asyncio.wait(
-            {task, farewell}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-        )
-        if not done:
-            raise TimeoutError
-        if not task.done():
+        async with limit:
+            task.add_done_callback(finished)
+            await _disconnected(request)
             raise HTTPException(CLIENT_CLOSED_REQUEST, "the client closed the connection")
-        return task.result()
+    except TimeoutError:
+        if not task.done():
+            raise
     finally:
-        farewell.cancel()
+        task.remove_done_callback(finished)
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+    return task.result()
 
 
 async def _disconnected(request: Request) -> None:

@@ -20,12 +20,14 @@ class EngineGate:
     in the next one from the tokens that were sampled so far, so its client notices only a pause.
 
     :param deadline: seconds a call may wait for a worker.
+    :ivar running: calls that an engine has and has not finished.
     """
 
     def __init__(self, board: StateBoard, deadline: float) -> None:
         self._board = board
         self._deadline = deadline
         self._worker: WorkerProcess | None = None
+        self.running = 0
 
     def open(self, worker: WorkerProcess) -> None:
         """Send calls to `worker` from now on."""
@@ -43,30 +45,35 @@ class EngineGate:
         :raises NotRollingError: no run is active.
         :raises DeadlineError: no worker came in time.
         """
-        rest = request
+        sampled: list[int] = []
         version = 0
         while True:
+            rest = _continued(request, sampled) if sampled else request
             if rest.sampling.max_tokens <= 0:
                 yield GenerateChunk([], [], version, "length")
                 return
             worker = await self._alive()
             chunks = worker.generate(rest)
+            self.running += 1
             try:
                 async for chunk in chunks:
                     version = chunk.policy_version
-                    if chunk.token_ids:
-                        rest = _continued(rest, chunk)
+                    sampled += chunk.token_ids
                     yield chunk
                 return
             except WorkerDiedError:
                 if self._worker is worker:
                     self.shut()
             finally:
+                self.running -= 1
                 # Closing at once, not at garbage collection, is what cancels the call in the worker.
                 if isinstance(chunks, AsyncGenerator):
                     await chunks.aclose()
 
     async def _alive(self) -> WorkerProcess:
+        if (worker := self._worker) is not None:
+            return worker
+
         def decided() -> bool:
             return self._worker is not None or self._board.state is ServerState.OFFLINE
 
@@ -84,11 +91,12 @@ class EngineGate:
         return self._worker
 
 
-def _continued(request: GenerateRequest, chunk: GenerateChunk) -> GenerateRequest:
+def _continued(request: GenerateRequest, sampled: list[int]) -> GenerateRequest:
+    """What is left to do of a request."""
     sampling = request.sampling
-    left = sampling.max_tokens - len(chunk.token_ids)
+    left = sampling.max_tokens - len(sampled)
     return replace(
         request,
-        prompt_ids=request.prompt_ids + chunk.token_ids,
+        prompt_ids=request.prompt_ids + sampled,
         sampling=replace(sampling, max_tokens=left),
     )

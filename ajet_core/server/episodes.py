@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,16 +15,19 @@ from ajet_core.errors import (
     EpisodeNotFoundError,
 )
 from ajet_core.interfaces import EpisodeRecord, SampleStore
-from ajet_core.protocol import EndRequest
+from ajet_core.protocol import AbortCause, AbortRequest, EndRequest, SetAside
 from ajet_core.server.auth import EPISODE_KEY_PREFIX, hash_secret
 from ajet_core.server.batching import BatchBuilder
 from ajet_core.server.dialects.chat import Session
 from ajet_core.server.events import EventLog
+from ajet_core.server.leases import LeaseWatch
 from ajet_core.server.rendering.conversation import ConversationIndex
 from ajet_core.server.state import StateBoard
-from ajet_core.server.tenants import Tenants, shown_group
+from ajet_core.server.tenants import Tenants
 
-_NOT_ROLLING_RETRY_SECONDS = 0.5
+_BEATS_MISSED = 3.0
+# A new episode may have a shorter lease than those that were there at the last look.
+_LOOK_SECONDS = 0.25
 _SHOWN_ID = 64
 
 
@@ -34,14 +37,29 @@ class OpenEpisode:
 
     :ivar calls_running: tasks of calls being answered; they hold the lease and are cancelled when the
         episode is closed.
-    :ivar expires_at: clock time at which the lease runs out unless it is renewed.
+    :ivar seen_at: clock time of the last sign of life, with which the lease begins anew.
+    :ivar called_at: clock time of the last model call, or of the claim.
+    :ivar silent: its client has not kept its promise of heartbeats, and its place is given away.
     """
 
     record: EpisodeRecord
     session: Session
-    expires_at: float
+    seen_at: float
+    called_at: float
+    silent: bool = False
     calls_running: set[asyncio.Task[Any]] = field(default_factory=set)
     closing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def expires_at(self) -> float:
+        """Clock time at which the lease runs out unless it is renewed."""
+        return self.seen_at + self.record.lease_seconds
+
+    @property
+    def silent_at(self) -> float | None:
+        """Clock time at which a promise of heartbeats is broken; None if there is none."""
+        promised = self.record.heartbeat_seconds
+        return None if promised is None else self.seen_at + _BEATS_MISSED * promised
 
 
 class EpisodeRegistry:
@@ -50,7 +68,8 @@ class EpisodeRegistry:
     :param clock: seconds, monotonic; for leases.
     :param wall_clock: unix seconds; for records.
     :param tenants: whose episodes are counted here.
-    :param finished: called after an outcome is durable.
+    :ivar moved_at: clock time of the last claim, call or outcome.
+    :ivar observers: called with every episode whose outcome is durable.
     """
 
     def __init__(
@@ -62,7 +81,6 @@ class EpisodeRegistry:
         *,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
-        finished: Callable[[EpisodeRecord], None],
     ) -> None:
         self._store = store
         self._board = board
@@ -70,11 +88,19 @@ class EpisodeRegistry:
         self._tenants = tenants
         self._clock = clock
         self._wall_clock = wall_clock
-        self._finished = finished
+        self.observers: list[Callable[[EpisodeRecord], None]] = []
         self._open: dict[str, OpenEpisode] = {}
+        self._leases = LeaseWatch()
+        self._silences = LeaseWatch()
+        self.moved_at = clock()
         self.builder: BatchBuilder | None = None
         # Called when a place may have come free.
         self.freed: Callable[[], None] = lambda: None
+        # Called with a task that is not tried any more, and why.
+        self.task_refused: Callable[[SetAside, str], None] = lambda _aside, _why: None
+
+    def __iter__(self) -> Iterator[OpenEpisode]:
+        return iter(list(self._open.values()))
 
     @property
     def open_count(self) -> int:
@@ -88,9 +114,7 @@ class EpisodeRegistry:
             # Not their number: a call whose write failed has left a gap.
             following = max((call.index for call in calls), default=-1) + 1
             session = Session(record.episode_id, ConversationIndex.restore(calls), following)
-            self._open[record.episode_id] = OpenEpisode(
-                record, session, self._clock() + record.lease_seconds
-            )
+            self._add(self._opened(record, session))
             self._tenants.reopen(record)
 
     async def begin(self, builder: BatchBuilder) -> None:
@@ -98,6 +122,8 @@ class EpisodeRegistry:
         for episode in self._open.values():
             if episode.record.kind == "train":
                 builder.opened(episode.record)
+                if episode.silent:
+                    builder.silent(episode.record)
         # From here on an episode that ends is told to this builder; one that is also read below counts once.
         self.builder = builder
         for record in await self._store.episodes(state="ended", batched=False):
@@ -111,14 +137,14 @@ class EpisodeRegistry:
         :raises StoreError: it could not be stored, and never began.
         """
         session = Session(record.episode_id, ConversationIndex(), 0)
-        episode = OpenEpisode(record, session, self._clock() + record.lease_seconds)
+        episode = self._opened(record, session)
         try:
             await self._store.add_episode(record)
         except BaseException:
             # Without a durable record the episode never began; its place goes to the next claim.
             self.withdraw(record)
             raise
-        self._open[record.episode_id] = episode
+        self._add(episode)
         self._emit(record, "claimed")
         return episode
 
@@ -133,7 +159,7 @@ class EpisodeRegistry:
         """The open episode of an id, its lease renewed; None if it is not open."""
         found = self._open.get(episode_id)
         if found is not None:
-            found.expires_at = self._clock() + found.record.lease_seconds
+            self._saw(found)
         return found
 
     async def authenticate(self, key: str) -> OpenEpisode:
@@ -157,8 +183,28 @@ class EpisodeRegistry:
         self._tenants.require_live(record.client_id)
         if found.closing.locked():
             raise EpisodeClosedError(f"episode {episode_id} is being closed")
-        found.expires_at = self._clock() + found.record.lease_seconds
+        self._saw(found)
         return found
+
+    async def heartbeats(self, episode_ids: Sequence[str], client_id: str) -> dict[str, str]:
+        """Renew the leases of a client's episodes.
+
+        :return: why those that are not open are not, by id.
+        """
+        closed: dict[str, str] = {}
+        for episode_id in dict.fromkeys(episode_ids):
+            found = self._open.get(episode_id)
+            if found is not None and found.record.client_id == client_id:
+                self._saw(found)
+                continue
+            record = await self._store.get_episode(episode_id)
+            known = record is not None and record.client_id == client_id
+            closed[episode_id] = (
+                closed_message(record)
+                if known and record is not None
+                else f"no episode {episode_id!r}"
+            )
+        return closed
 
     async def get(self, episode_id: str) -> tuple[EpisodeRecord, OpenEpisode | None]:
         """An episode of any state, and its live part if it is open.
@@ -183,7 +229,7 @@ class EpisodeRegistry:
         record, found = await self.get(episode_id)
         if found is None:
             raise EpisodeClosedError(closed_message(record))
-        found.expires_at = self._clock() + found.record.lease_seconds
+        self._saw(found)
         return found
 
     async def end(self, episode_id: str, request: EndRequest) -> EpisodeRecord:
@@ -198,15 +244,28 @@ class EpisodeRegistry:
             metadata=dict(request.metadata),
         )
 
-    async def abort(self, episode_id: str, reason: str) -> EpisodeRecord:
-        """Abort an episode; it is not trained on."""
-        return await self._close(episode_id, state="aborted", reason=reason)
+    async def abort(self, episode_id: str, request: AbortRequest) -> EpisodeRecord:
+        """Abort an episode because its client says so; it is not trained on."""
+        return await self._close(
+            episode_id,
+            final=request.final,
+            state="aborted",
+            reason=request.reason,
+            cause=request.cause,
+        )
 
-    async def abort_all(self, reason: str, client_id: str | None = None) -> None:
+    async def drop(self, episode_id: str, reason: str, cause: AbortCause) -> EpisodeRecord:
+        """Abort an episode for a reason of the server's."""
+        return await self._close(episode_id, state="aborted", reason=reason, cause=cause)
+
+    async def abort_all(self, reason: str, cause: AbortCause, client_id: str | None = None) -> None:
         """Abort every open episode, or every one of a client."""
-        for episode_id, episode in list(self._open.items()):
-            if client_id is None or episode.record.client_id == client_id:
-                await self.abort(episode_id, reason)
+        whose = [
+            episode_id
+            for episode_id, episode in self._open.items()
+            if client_id is None or episode.record.client_id == client_id
+        ]
+        await self._drop_each(dict.fromkeys(whose, reason), cause)
 
     async def expire_leases(self) -> float:
         """Abort episodes whose lease ran out.
@@ -214,26 +273,88 @@ class EpisodeRegistry:
         :return: seconds until the next lease can run out.
         """
         now = self._clock()
-        for episode_id, episode in list(self._open.items()):
-            if episode.expires_at <= now and not episode.calls_running:
-                await self.abort(
-                    episode_id,
-                    f"lease expired: no call or heartbeat for {episode.record.lease_seconds:g} s",
-                )
-        soonest = min((e.expires_at for e in self._open.values()), default=now + 1.0)
-        return min(1.0, max(0.05, soonest - now))
+        expired = self._leases.expired(now, self._lease_end)
+        reasons = {e: _expired_message(self._open[e].record) for e in expired}
+        await self._drop_each(reasons, "lease_expired")
+        self._note_silences(now)
+        looks = [look for watch in (self._leases, self._silences) if (look := watch.next_look())]
+        return min(_LOOK_SECONDS, max(0.05, min(looks) - now)) if looks else _LOOK_SECONDS
 
     @contextlib.contextmanager
     def running_call(self, episode: OpenEpisode, task: asyncio.Task[Any]) -> Iterator[None]:
         """While the context is open, `task` is one of the episode's calls."""
         episode.calls_running.add(task)
+        self.moved_at = self._clock()
         try:
             yield
         finally:
             episode.calls_running.discard(task)
-            episode.expires_at = self._clock() + episode.record.lease_seconds
+            episode.called_at = self.moved_at = self._clock()
+            self._saw(episode)
 
-    async def _close(self, episode_id: str, **outcome: object) -> EpisodeRecord:
+    def _opened(self, record: EpisodeRecord, session: Session) -> OpenEpisode:
+        now = self._clock()
+        return OpenEpisode(record, session, seen_at=now, called_at=now)
+
+    def _add(self, episode: OpenEpisode) -> None:
+        episode_id = episode.record.episode_id
+        self._open[episode_id] = episode
+        self.moved_at = episode.seen_at
+        self._leases.add(episode.expires_at, episode_id)
+        if (silent_at := episode.silent_at) is not None:
+            self._silences.add(silent_at, episode_id)
+
+    def _saw(self, episode: OpenEpisode) -> None:
+        """An episode's client gave a sign of life."""
+        episode.seen_at = self._clock()
+        if episode.silent:
+            episode.silent = False
+            self._silences.add(episode.silent_at or episode.seen_at, episode.record.episode_id)
+            if self.builder is not None and episode.record.kind == "train":
+                self.builder.heard(episode.record)
+
+    def _lease_end(self, episode_id: str) -> float | None:
+        """When a lease runs out, unless it is renewed; None if the episode is over."""
+        episode = self._open.get(episode_id)
+        if episode is None:
+            return None
+        if episode.calls_running:
+            # It is renewed when they are answered.
+            return self._clock() + episode.record.lease_seconds
+        return episode.expires_at
+
+    def _silence_begins(self, episode_id: str) -> float | None:
+        """When a client will have been silent for too long; None if the episode is over or known to be silent."""
+        episode = self._open.get(episode_id)
+        if episode is None or episode.silent:
+            return None
+        if episode.calls_running:
+            return self._clock() + _BEATS_MISSED * (episode.record.heartbeat_seconds or 1.0)
+        return episode.silent_at
+
+    def _note_silences(self, now: float) -> None:
+        """Give the places of silent clients to whoever asks; they get them back when they are heard again."""
+        silent = [self._open[i] for i in self._silences.expired(now, self._silence_begins)]
+        for episode in silent:
+            episode.silent = True
+            if self.builder is not None and episode.record.kind == "train":
+                self.builder.silent(episode.record)
+        if silent:
+            self.freed()
+
+    async def _drop_each(self, reasons: dict[str, str], cause: AbortCause) -> None:
+        """Abort episodes by id, each for its reason; the store commits them together.
+
+        :raises StoreError: one or more could not be aborted.
+        """
+        aborting = [self.drop(episode_id, reason, cause) for episode_id, reason in reasons.items()]
+        for outcome in await asyncio.gather(*aborting, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _close(
+        self, episode_id: str, *, final: bool = False, **outcome: object
+    ) -> EpisodeRecord:
         record, found = await self.get(episode_id)
         if found is None:
             return record
@@ -245,9 +366,11 @@ class EpisodeRegistry:
             closed = await self._store.finish_episode(replace(record, **changes))  # type: ignore[arg-type]
             del self._open[episode_id]
             self._tenants.closed(closed)
-            self._account(closed)
+            self.moved_at = self._clock()
+            self._account(closed, final)
         self._emit(closed, closed.state)
-        self._finished(closed)
+        for observer in self.observers:
+            observer(closed)
         return closed
 
     async def _cancel_calls(self, episode: OpenEpisode) -> None:
@@ -257,16 +380,13 @@ class EpisodeRegistry:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _account(self, record: EpisodeRecord) -> None:
+    def _account(self, record: EpisodeRecord, final: bool) -> None:
         if self.builder is not None and record.kind == "train":
             if record.state == "ended":
                 self.builder.ended(record)
-            elif self.builder.aborted(record):
-                self._events.emit(
-                    "task_set_aside",
-                    {"task_id": record.task_id, "group": shown_group(record.group)},
-                    record.client_id,
-                )
+            elif (aside := self.builder.aborted(record, final=final)) is not None:
+                self._events.emit("task_set_aside", aside.model_dump(), record.client_id)
+                self.task_refused(aside, self.builder.refuses(aside.client_id, aside.task_id) or "")
         self._board.touch()
         self.freed()
 
@@ -281,10 +401,15 @@ class EpisodeRegistry:
                 "tag": record.tag,
                 "reward": record.reward,
                 "reason": record.reason,
+                "cause": record.cause or None,
                 "policy_version": record.claim_version,
             },
             record.client_id,
         )
+
+
+def _expired_message(record: EpisodeRecord) -> str:
+    return f"lease expired: no call or heartbeat for {record.lease_seconds:g} s"
 
 
 def not_found_message(episode_id: str) -> str:

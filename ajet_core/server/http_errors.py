@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from ajet_core.errors import AjetError, BodyTooLargeError, BusyError, NotFoundError, RequestError
 from ajet_core.protocol import ErrorBody, ErrorDetail
@@ -47,9 +48,16 @@ def openai_error(error: AjetError) -> dict[str, Any]:
     }
 
 
+def note_refusal(scope: Scope, error: AjetError) -> None:
+    """Count a request that was refused because its client asks for too much."""
+    if error.status == BusyError.status:
+        scope["app"].state.service.throttled.note(error.message)
+
+
 async def on_ajet_error(request: Request, error: Exception) -> JSONResponse:
     """Handler for our own errors."""
     assert isinstance(error, AjetError)
+    note_refusal(request.scope, error)
     return error_response(error, request.url.path)
 
 

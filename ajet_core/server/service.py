@@ -24,6 +24,12 @@ from ajet_core.protocol import (
     EndRequest,
     EpisodeGrant,
     EpisodeStatus,
+    Finding,
+    GroupCounts,
+    GroupCountsAnswer,
+    GroupCountsRequest,
+    Heartbeats,
+    HeartbeatsRequest,
     ServerState,
     ServerStatus,
     TokenGrant,
@@ -34,14 +40,18 @@ from ajet_core.server.claims import ClaimDesk, EpisodeLimits
 from ajet_core.server.coordinator import Coordinator
 from ajet_core.server.episodes import EpisodeRegistry, OpenEpisode, not_found_message
 from ajet_core.server.events import EventLog
+from ajet_core.server.run_loop import RunParts
 from ajet_core.server.state import StateBoard
-from ajet_core.server.tenants import TenantLimits, Tenants, shown_group
+from ajet_core.server.tenants import TenantLimits, Tenants, shown_group, stored_group
+from ajet_core.server.throttle import ThrottleMeter
 from ajet_core.server.tokens import Token, TokenBook
+from ajet_core.server.watchdog import OpenView, ServerView, Watchdog, diagnose
 from ajet_core.settings import Settings
 
 _log = logging.getLogger("ajet.server")
 
 _SHOWN = 8
+_WATCH_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -59,10 +69,11 @@ class SwarmService:
     coordinator: Coordinator
     tokens: TokenBook
     tenants: Tenants
+    throttled: ThrottleMeter = field(default_factory=lambda: ThrottleMeter(time.monotonic))
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
-    _lease_task: asyncio.Task[None] | None = None
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _writing_tokens: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def open(self) -> None:
@@ -75,13 +86,15 @@ class SwarmService:
             raise
         await self.episodes.restore()
         await self.coordinator.restore()
-        self._lease_task = asyncio.create_task(self._expire_leases())
+        self._tasks = [
+            asyncio.create_task(self._expire_leases()),
+            asyncio.create_task(self._watch()),
+        ]
 
     async def close(self) -> None:
         """End the workers and close the store; an active run goes on at the next start."""
         self.closed.set()
-        if self._lease_task is not None:
-            await self._lease_task
+        await asyncio.gather(*self._tasks)
         await self.interrupt()
         for logger in self.loggers:
             logger.close()
@@ -140,7 +153,8 @@ class SwarmService:
         """End what tokens that were revoked or have expired left open."""
         for tenant, why in self.tenants.dead().items():
             self.claims.drop(tenant, why)
-            await self.episodes.abort_all(f"its token opens nothing any more: {why}", tenant)
+            reason = f"its token opens nothing any more: {why}"
+            await self.episodes.abort_all(reason, "token_revoked", tenant)
         self.events.wake()
 
     async def end(self, episode_id: str, request: EndRequest) -> EpisodeStatus:
@@ -187,7 +201,7 @@ class SwarmService:
     async def abort(self, episode_id: str, request: AbortRequest) -> EpisodeStatus:
         """Abort an episode; an episode that is over stays as it is."""
         calls = await self._calls(episode_id)
-        return self._episode_status(await self.episodes.abort(episode_id, request.reason), calls)
+        return self._episode_status(await self.episodes.abort(episode_id, request), calls)
 
     async def heartbeat(self, episode_id: str) -> EpisodeStatus:
         """Renew a lease."""
@@ -227,6 +241,59 @@ class SwarmService:
             counters=counters,
             uptime_seconds=time.monotonic() - self.started,
             error=coordinator.error,
+            paused=coordinator.paused if coordinator.running else None,
+            findings=self.findings(),
+            set_aside=coordinator.loop.set_aside if coordinator.loop is not None else [],
+        )
+
+    def findings(self) -> list[Finding]:
+        """What keeps the server from going on, and what else somebody should know."""
+        return diagnose(self._view(), self.settings.server.stuck_seconds)
+
+    def _view(self) -> ServerView:
+        now = time.monotonic()
+        builder, loop = self.episodes.builder, self.coordinator.loop
+        in_state = now - self.board.since
+        return ServerView(
+            state=self.board.state,
+            in_state=in_state,
+            still=min(in_state, now - self.episodes.moved_at),
+            open=[
+                OpenView(
+                    episode.record.episode_id,
+                    episode.record.task_id,
+                    episode.record.client_id,
+                    now - episode.called_at,
+                    self.episodes.lease_left(episode),
+                    len(episode.calls_running),
+                )
+                for episode in self.episodes
+            ],
+            waiting_claims=self.claims.waiting_count,
+            batch=builder.progress() if builder is not None else None,
+            episodes_per_task=builder.episodes_per_task if builder is not None else 0,
+            lacking=builder.lacking() if builder is not None else (),
+            dull=builder.dull if builder is not None else 0,
+            throttled=self.throttled.recent(),
+            engine_stalled=loop.engine_stalled if loop is not None else 0.0,
+            paused=self.coordinator.paused or "",
+            set_aside=loop.set_aside if loop is not None else (),
+            doing=loop.doing if loop is not None else "",
+        )
+
+    async def heartbeats(self, request: HeartbeatsRequest, client_id: str) -> Heartbeats:
+        """Renew the leases of a client's episodes."""
+        return Heartbeats(closed=await self.episodes.heartbeats(request.episode_ids, client_id))
+
+    async def group_counts(self, request: GroupCountsRequest, client_id: str) -> GroupCountsAnswer:
+        """Count a client's episodes by group."""
+        stored = {stored_group(client_id, group): group for group in request.groups}
+        found = await self.store.group_counts(list(stored), kind=request.kind, client_id=client_id)
+        return GroupCountsAnswer(
+            groups={
+                stored[group]: GroupCounts(open=c.open, ended=c.ended, aborted=c.aborted)
+                for group, c in found.items()
+            }
         )
 
     async def _calls(self, episode_id: str) -> int:
@@ -248,17 +315,28 @@ class SwarmService:
             state=record.state,
             reward=record.reward,
             reason=record.reason,
+            cause=record.cause or None,
             calls=calls,
             policy_version=record.claim_version,
             lease_expires_in=self.episodes.lease_left(live) if live is not None else None,
         )
 
+    async def _watch(self) -> None:
+        watchdog = Watchdog(self.events)
+        while not await self._closed_within(
+            min(_WATCH_SECONDS, self.settings.server.stuck_seconds)
+        ):
+            watchdog.look(self.findings())
+
+    async def _closed_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.closed.wait()
+        return self.closed.is_set()
+
     async def _expire_leases(self) -> None:
         pause = 0.0
-        while not self.closed.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self.closed.wait()
+        while not await self._closed_within(pause):
             try:
                 pause = await self.episodes.expire_leases()
                 await self._end_dead_tenants()
@@ -289,7 +367,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         spec = plugins.logger(name)
         loggers.append(plugins.load_target(spec)(plugins.validate_settings(spec, {}), context))
     events = EventLog(time.time)
-    board = StateBoard(events)
+    board = StateBoard(events, time.monotonic)
     board.listen(lambda state: plugins.notify("ajet_state_changed", state=state))
     server = settings.server
     limits = EpisodeLimits(server.max_open_episodes, server.max_waiting_claims)
@@ -307,11 +385,13 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         tenants,
         clock=time.monotonic,
         wall_clock=time.time,
-        finished=lambda episode: plugins.notify("ajet_episode_finished", episode=episode),
+    )
+    episodes.observers.append(
+        lambda episode: plugins.notify("ajet_episode_finished", episode=episode)
     )
     claims = ClaimDesk(store, board, episodes, limits, tenants, wall_clock=time.time)
-    coordinator = Coordinator(
-        settings,
+    parts = RunParts(
+        settings=settings.server,
         store=store,
         plugins=plugins,
         board=board,
@@ -321,6 +401,8 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         clock=time.monotonic,
         wall_clock=time.time,
     )
+    coordinator = Coordinator(settings, parts)
+    episodes.observers.append(coordinator.episode_finished)
     return SwarmService(
         settings=settings,
         plugins=plugins,

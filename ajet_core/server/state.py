@@ -17,16 +17,22 @@ Listener = Callable[[ServerState], None]
 class StateBoard:
     """The one place that knows what the server is doing.
 
+    :param clock: seconds, monotonic.
     :ivar closing: the server process is about to end; its run goes on when it is started again.
+    :ivar why: the reason for the present state, "" if there is none to tell.
+    :ivar since: clock time at which the present state began.
     :ivar policy_version: version of the weights being served: the number of steps they were trained.
     """
 
-    def __init__(self, events: EventLog) -> None:
+    def __init__(self, events: EventLog, clock: Callable[[], float]) -> None:
         self._events = events
+        self._clock = clock
+        self.since = clock()
         self._state = ServerState.OFFLINE
         self._changed = asyncio.Event()
         self._listeners: list[Listener] = []
         self.closing = False
+        self.why = ""
         self.policy_version = 0
 
     @property
@@ -43,11 +49,16 @@ class StateBoard:
         """Call `listener` after every change of state."""
         self._listeners.append(listener)
 
-    def set(self, state: ServerState) -> None:
-        """Change the state; a change to the same state is none."""
+    def set(self, state: ServerState, why: str = "") -> None:
+        """Change the state; a change to the same state is none.
+
+        :param why: what clients that have to wait are told.
+        """
         if state is self._state:
             return
         self._state = state
+        self.why = why
+        self.since = self._clock()
         self._events.emit("state", {"state": state, "policy_version": self.policy_version})
         self.touch()
         for listener in self._listeners:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ajet_core.errors import StepRefusedError
 from ajet_core.interfaces import (
     BatchRecord,
     CallScore,
@@ -78,7 +79,8 @@ async def train_step(
     """Train on one batch and serve the new weights.
 
     :raises WorkerDiedError: a worker ended; the batch is still the store's and can be trained again.
-    :raises TrainerError: the trainer refused the step; weights are as before.
+    :raises StepRefusedError: the trainer refused the batch; the weights are as before and are served.
+    :raises TrainerError: the trainer cannot go on.
     """
     board.set(ServerState.ROLLING_POST)
     rolled = clock()
@@ -89,7 +91,13 @@ async def train_step(
     if run.together:
         # Engine and trainer share the parameters: no forward may run while they change.
         await workers.engine.call("engine.pause")
-    report = await workers.trainer.step(batch)
+    try:
+        report = await workers.trainer.step(batch)
+    except StepRefusedError:
+        # The weights are what they were, and are served again.
+        if run.together:
+            await workers.engine.call("engine.resume")
+        raise
     trained = clock()
     board.set(ServerState.WEIGHT_SYNCING)
     update = await workers.trainer.publish(run.channel, record.step)
@@ -117,6 +125,7 @@ async def train_step(
         },
         plan=data.plan.chosen,
         forks=data.forks.sentences(),
+        findings=data.findings,
     )
     return Stepped(summary, _scores(data.batch, report))
 

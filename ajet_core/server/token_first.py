@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ajet_core.errors import AjetError, AuthError
 from ajet_core.server.audit import AuditLog
 from ajet_core.server.guard import TokenGuard
-from ajet_core.server.http_errors import LLM_ROUTES, error_response
+from ajet_core.server.http_errors import LLM_ROUTES, error_response, note_refusal
 from ajet_core.server.tenants import Tenants
 
 TOKEN = "ajet.token"  # noqa: S105 - a key of the ASGI scope
@@ -44,6 +44,7 @@ class TokenFirst:
                     if isinstance(error, AuthError):
                         peer = scope["client"][0] if scope.get("client") else "unknown"
                         await self._audit.refused(f"{scope['method']} {path}", "", peer, error)
+                    note_refusal(scope, error)
                     await error_response(error, path)(scope, receive, send)
                     return
                 scope[TOKEN] = token

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ajet_core.interfaces import EpisodeRecord, Merger, TrainerInfo
 from ajet_core.protocol import RunConfig
+from ajet_core.server.batch_findings import batch_findings
 from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_core.timeline import (
     LAYOUTS,
@@ -36,6 +37,7 @@ class TrainingData:
 
     :param calls_made: number of the batch's calls by finish reason.
     :param plan: the layout that was chosen and what it was weighed against.
+    :param findings: in words, what is wrong with the batch.
     """
 
     batch: TrainBatch
@@ -43,6 +45,7 @@ class TrainingData:
     forks: ForkSummary
     calls_made: Counter[str]
     counts: dict[str, float] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
 
     def metrics(self) -> dict[str, float]:
         """Numbers for the step's summary, named as `StepSummary` says."""
@@ -121,7 +124,10 @@ def training_data(
         tokens_raw=sum(call.length for made in seen for call in made),
     )
     reasons = Counter(c.finish_reason for r in records for c in calls[r.episode_id])
-    return TrainingData(batch, plan, forks, reasons, {k: float(v) for k, v in counts.items()})
+    findings = batch_findings(records, calls, batch)
+    return TrainingData(
+        batch, plan, forks, reasons, {k: float(v) for k, v in counts.items()}, findings
+    )
 
 
 def _train_episode(record: EpisodeRecord) -> TrainEpisode:

@@ -15,8 +15,13 @@ _SHARED: Mapping[str, frozenset[str]] = {
     "run": frozenset({"what", "run_id", "step"}),
     "step": frozenset({"step", "policy_version", "metrics", "plan"}),
     "worker": frozenset({"what"}),
+    "refused": frozenset({"step"}),
     "gap": frozenset({"lost_from", "lost_to"}),
 }
+
+
+# Findings that quote nobody.
+_SHARED_FINDINGS = frozenset({"no_client", "no_signal", "engine_stalled"})
 
 
 def event_for(viewer: Token, event: Event, owner: str | None) -> Event | None:
@@ -40,7 +45,13 @@ def status_for(viewer: Token, status: ServerStatus) -> ServerStatus:
     step, error = status.last_step, status.error
     return status.model_copy(
         update={
-            "last_step": step and step.model_copy(update={"forks": []}),
+            "last_step": step and step.model_copy(update={"forks": [], "findings": []}),
+            # The operator's words, or those that agents of any tenant failed with.
+            "paused": status.paused and "the run is paused; its operator sees why",
+            "findings": [f for f in status.findings if f.code in _SHARED_FINDINGS],
+            "set_aside": [
+                aside for aside in status.set_aside if aside.client_id == viewer.token_id
+            ],
             "error": error
             and ErrorDetail(type=error.type, message="the run failed; its operator sees why"),
         }

@@ -94,11 +94,18 @@ class Faults:
         :return: whether the component is to hang at its gate now.
         """
         settings = self._settings
-        if count == settings.dies_at and self._first("died"):
+        if self.due(count, settings.dies_at, "died"):
             os.kill(os.getpid(), signal.SIGKILL)
-        if count == settings.raises_at and self._first("raised"):
+        if self.due(count, settings.raises_at, "raised"):
             raise self._error(f"scripted failure of the {self._name} at {count}")
-        return count == settings.hangs_at and self._first("hung")
+        return self.due(count, settings.hangs_at, "hung")
+
+    def due(self, count: int, at: int | None, what: str) -> bool:
+        """Whether a failure that is ordered for `at` is to happen at `count`.
+
+        :param what: its name, by which those that happen once are remembered.
+        """
+        return count == at and self._first(what)
 
     def open_gate(self, *, blocking: bool) -> int:
         """A descriptor from which a byte can be read once the gate is released."""

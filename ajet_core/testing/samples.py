@@ -22,6 +22,7 @@ def make_episode(episode_id: str = "episode", *, group: str = "task") -> Episode
         claim_version=3,
         lease_seconds=12.5,
         created_at=1700000000.25,
+        heartbeat_seconds=0.5,
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import select
 from pathlib import Path
 
-from ajet_core.errors import TrainerError
+from ajet_core.errors import StepRefusedError, TrainerError
 from ajet_core.interfaces import (
     ComponentSettings,
     StepReport,
@@ -18,7 +19,7 @@ from ajet_core.interfaces import (
     WorkerContext,
 )
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
-from ajet_core.testing.faults import Faults, FaultSettings
+from ajet_core.testing.faults import Count, Faults, FaultSettings
 from ajet_core.timeline import TrainBatch
 
 WEIGHT_CHANNELS = ("in_process",)
@@ -29,7 +30,12 @@ _STATE_FILE = "scripted_trainer.json"
 
 
 class ScriptedTrainerSettings(FaultSettings):
-    """Settings of the trainer ``scripted``; it fails by number of step."""
+    """Settings of the trainer ``scripted``; it fails by number of step.
+
+    :param refuses_at: refuse the batch, and go on.
+    """
+
+    refuses_at: Count | None = None
 
 
 class ScriptedTrainer(Trainer):
@@ -43,6 +49,7 @@ class ScriptedTrainer(Trainer):
         super().__init__(settings, context)
         checked = ScriptedTrainerSettings.model_validate(settings.model_dump())
         self._faults = Faults(checked, context.run_dir, "trainer", TrainerError)
+        self._refuses_at = checked.refuses_at
         self._algorithm = AlgorithmConfig()
         self._steps = 0
         self._digest = ""
@@ -56,10 +63,12 @@ class ScriptedTrainer(Trainer):
     def step(self, batch: TrainBatch) -> StepReport:
         """Take `batch` into the digest.
 
+        :raises StepRefusedError: the settings say so, or a logprob or advantage is not finite.
         :raises TrainerError: the settings say so, or a tree of the batch is no linear sequence.
         """
         if self._faults.check(batch.step):
             self._hang()
+        self._refuse(batch)
         try:
             sequences = batch.sequences
         except ValueError as error:
@@ -121,6 +130,15 @@ class ScriptedTrainer(Trainer):
     def close(self) -> None:
         """Take the "weights" back."""
         self.context.shared.pop(_SHARED_KEY, None)
+
+    def _refuse(self, batch: TrainBatch) -> None:
+        if self._faults.due(batch.step, self._refuses_at, "refused"):
+            raise StepRefusedError(f"scripted refusal of step {batch.step}")
+        for call in batch.calls:
+            if not all(map(math.isfinite, (call.advantage, *call.logprobs))):
+                raise StepRefusedError(
+                    f"step {batch.step}: a logprob or the advantage of call {call.call_id} is not finite"
+                )
 
     def _hang(self) -> None:
         descriptor = self._faults.open_gate(blocking=True)

@@ -15,10 +15,12 @@ from ajet_core.interfaces import (
     BatchRecord,
     CallScore,
     EpisodeRecord,
+    GroupCount,
     RunRecord,
     SampleStore,
     StepRecord,
 )
+from ajet_core.protocol import ABORT_CAUSES
 from ajet_core.testing.samples import conversation, make_call, make_episode
 
 
@@ -67,8 +69,8 @@ class SampleStoreSuite:
 
     async def test_the_run_is_replaced(self, store: SampleStore) -> None:
         await store.put_run(RunRecord("run", '{"a": 1}', 1.5))
-        await store.put_run(RunRecord("run", '{"a": 2}', 1.5, active=True))
-        assert await store.get_run() == RunRecord("run", '{"a": 2}', 1.5, active=True)
+        await store.put_run(RunRecord("run", '{"a": 2}', 1.5, active=True, paused="why"))
+        assert await store.get_run() == RunRecord("run", '{"a": 2}', 1.5, True, "why")
 
     async def test_an_episode_comes_back_as_it_was(self, store: SampleStore) -> None:
         await store.add_episode(make_episode())
@@ -258,6 +260,59 @@ class SampleStoreSuite:
         assert [b.step for b in await store.batches(after_step=0)] == [1, 2, 3]
         assert [b.step for b in await store.batches(after_step=2)] == [3]
 
+    async def test_a_refused_batch_is_kept_and_not_trained(self, store: SampleStore) -> None:
+        await self.ended(store, "a", "b")
+        for step, episode in ((1, "a"), (2, "b")):
+            await store.add_batch(BatchRecord(f"batch-{episode}", step, [episode], 2.0))
+        await store.refuse_batch("batch-a", "its loss is NaN")
+        assert await store.batches(after_step=0) == [BatchRecord("batch-b", 2, ["b"], 2.0)]
+        refused = BatchRecord("batch-a", 1, ["a"], 2.0, refused="its loss is NaN")
+        assert await store.batches(after_step=0, refused=True) == [refused]
+        assert await store.episodes(batched=False) == []
+
+    async def test_an_unknown_batch_cannot_be_refused(self, store: SampleStore) -> None:
+        with pytest.raises(StoreError, match="lost"):
+            await store.refuse_batch("lost", "why not")
+
+    async def test_a_batch_is_that_of_the_step_that_trained_it(self, store: SampleStore) -> None:
+        await self.ended(store, "a", "b")
+        for step, episode in ((1, "a"), (2, "b")):
+            await store.add_batch(BatchRecord(f"batch-{episode}", step, [episode], 2.0))
+        await store.refuse_batch("batch-a", "its loss is NaN")
+        await store.add_step(StepRecord(1, "batch-b", {}, 5.0))
+        assert await store.batches(after_step=0) == [BatchRecord("batch-b", 1, ["b"], 2.0)]
+        assert await store.batches(after_step=1) == []
+
+    async def test_steps_of_lost_weights_are_forgotten(self, store: SampleStore) -> None:
+        await store.add_episode(make_episode())
+        (call,) = conversation(1)
+        await store.add_call(call)
+        for step in (1, 2, 3):
+            await store.add_step(
+                StepRecord(step, f"b{step}", {}, 5.0), [CallScore(call.call_id, step / 2, [])]
+            )
+        await store.rewind(1)
+        assert [s.step for s in await store.steps()] == [1]
+        assert await store.scores("episode") == {call.call_id: CallScore(call.call_id, 0.5, [])}
+
+    async def test_episodes_of_a_group_are_counted_for_the_client_that_claimed_them(
+        self, store: SampleStore
+    ) -> None:
+        first = make_episode("open", group="g")
+        ended = replace(make_episode("ended", group="g"), state="ended", reward=1.0)
+        aborted = replace(make_episode("aborted", group="g"), state="aborted", cause="timeout")
+        for record in (
+            first,
+            ended,
+            aborted,
+            replace(ended, episode_id="foreign", client_id="another"),
+            replace(ended, episode_id="eval", kind="eval"),
+            replace(ended, episode_id="other", group="h"),
+        ):
+            await store.add_episode(record)
+        counts = await store.group_counts(["g", "empty"], kind="train", client_id=first.client_id)
+        assert counts == {"g": GroupCount(1, 1, 1), "empty": GroupCount(0, 0, 0)}
+
     async def test_a_step_is_replaced_when_it_is_trained_again(self, store: SampleStore) -> None:
         await store.add_step(StepRecord(2, "b2", {"loss": 0.5}, 5.0))
         await store.add_step(StepRecord(1, "b1", {"loss": 1.0, "kl": 0.25}, 4.0))
@@ -301,7 +356,7 @@ class SampleStoreSuite:
     async def test_counters_add_up(self, store: SampleStore) -> None:
         await self.ended(store, "a", "b")
         await store.add_episode(make_episode("c"))
-        await store.finish_episode(replace(make_episode("c"), state="aborted"))
+        await store.finish_episode(replace(make_episode("c"), state="aborted", cause="timeout"))
         await store.add_episode(make_episode())
         calls = conversation(3)
         for call in calls:
@@ -310,6 +365,7 @@ class SampleStoreSuite:
             "episodes": 4,
             "episodes_ended": 2,
             "episodes_aborted": 1,
+            **{f"aborted_{cause}": int(cause == "timeout") for cause in ABORT_CAUSES},
             "calls": 3,
             "tokens_raw": sum(len(call.token_ids) for call in calls),
             "tokens_sampled": 9,

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from ajet_core.interfaces import EngineInfo, GenerateChunk, TrainerInfo
+from ajet_core.interfaces import (
+    EngineInfo,
+    GenerateChunk,
+    GenerateRequest,
+    SamplingParams,
+    TrainerInfo,
+)
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
 
 T = TypeVar("T")
@@ -74,8 +81,26 @@ def from_plain(cls: type[T], plain: Any) -> T:
     return result
 
 
+_SAMPLING_NAMES = [f.name for f in fields(SamplingParams)]
+_sampling_values = attrgetter(*_SAMPLING_NAMES)
+
+
+def pack_request(request: GenerateRequest) -> list[Any]:
+    """A request as a flat array: it is sent for every call, so it skips the generic path."""
+    sampling = _sampling_values(request.sampling)
+    return [request.request_id, request.prompt_ids, sampling, request.stream]
+
+
+def unpack_request(plain: list[Any]) -> GenerateRequest:
+    """The request that `pack_request` wrote."""
+    request_id, prompt_ids, values, stream = plain
+    sampling = dict(zip(_SAMPLING_NAMES, values, strict=True))
+    sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
+    return GenerateRequest(request_id, prompt_ids, SamplingParams(**sampling), stream)
+
+
 def pack_chunk(chunk: GenerateChunk) -> list[Any]:
-    """A chunk as a flat array: it is sent once or more per call, so it skips the generic path."""
+    """A chunk as a flat array."""
     return [
         chunk.token_ids,
         chunk.logprobs,

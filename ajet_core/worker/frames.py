@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgpack
@@ -23,6 +24,7 @@ CALL, CANCEL, RESULT, ERROR, CHUNKS = range(5)
 
 _HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 1 << 31
+_READ_BYTES = 1 << 20
 
 
 def pack(frame: list[Any]) -> bytes:
@@ -36,19 +38,64 @@ def pack(frame: list[Any]) -> bytes:
     return _HEADER.pack(len(body)) + body
 
 
-async def read(reader: asyncio.StreamReader) -> list[Any] | None:
-    """The next frame, or None at the end of the stream (also in the middle of a frame)."""
+class FrameWriter:
+    """Sends what was written in one turn of the event loop together: every piece of its own wakes the other side.
+
+    It does not wait until frames are taken. What waits here is bounded by the calls in progress, each of which
+    waits for its answer.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._waiting: list[bytes] = []
+
+    def write(self, frame: bytes) -> None:
+        """Send a frame at the end of this turn, after those that were written before."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._waiting.append(frame)
+
+    def close(self) -> None:
+        """Send what was written, and close the connection."""
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._waiting and not self._writer.is_closing():
+            self._writer.write(b"".join(self._waiting))
+        self._waiting = []
+
+
+async def read(reader: asyncio.StreamReader) -> AsyncIterator[list[Any]]:
+    """Frames, up to the end of the stream (also in the middle of a frame)."""
+    buffer = bytearray()
+    while data := await _some(reader):
+        buffer += data
+        start = 0
+        while len(buffer) - start >= _HEADER.size:
+            (size,) = _HEADER.unpack_from(buffer, start)
+            if size > MAX_FRAME_BYTES:
+                raise WorkerError(
+                    f"a frame announces {size} bytes, over the limit of {MAX_FRAME_BYTES}"
+                )
+            begin = start + _HEADER.size
+            if len(buffer) < begin + size:
+                break
+            start = begin + size
+            yield _unpacked(memoryview(buffer)[begin:start])
+        del buffer[:start]
+
+
+async def _some(reader: asyncio.StreamReader) -> bytes:
     try:
-        header = await reader.readexactly(_HEADER.size)
-        (size,) = _HEADER.unpack(header)
-        if size > MAX_FRAME_BYTES:
-            raise WorkerError(
-                f"a frame announces {size} bytes, over the limit of {MAX_FRAME_BYTES}"
-            )
-        body = await reader.readexactly(size)
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
-    frame = msgpack.unpackb(body, raw=False, strict_map_key=False)
+        return await reader.read(_READ_BYTES)
+    except ConnectionError:
+        return b""
+
+
+def _unpacked(body: memoryview) -> list[Any]:
+    with body:
+        frame = msgpack.unpackb(body, raw=False, strict_map_key=False)
     if not isinstance(frame, list):
         raise WorkerError(f"a frame is a {type(frame).__name__}, expected an array")
     return frame

@@ -21,7 +21,6 @@ from ajet_core.interfaces import (
     ComponentSettings,
     Engine,
     EngineInfo,
-    GenerateRequest,
     Trainer,
     TrainerInfo,
     WeightUpdate,
@@ -36,6 +35,7 @@ from ajet_core.worker.codec import (
     from_plain,
     pack_chunk,
     to_plain,
+    unpack_request,
 )
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class WorkerHost:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
-        self._writer = writer
+        self._writer = frames.FrameWriter(writer)
         self._engine: Engine | None = None
         self._trainer: Trainer | None = None
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -72,6 +72,7 @@ class WorkerHost:
         self._chunks: list[list[Any]] = []
         self._methods: dict[str, Callable[[int, Any], Awaitable[Any]]] = {
             "boot": self._boot,
+            "ping": self._ping,
             "generate": self._generate,
             "engine.update_weights": self._update_weights,
             "engine.pause": self._pause,
@@ -85,7 +86,7 @@ class WorkerHost:
 
     async def serve(self) -> None:
         """Answer calls until the server closes the connection, then free the components."""
-        while (frame := await frames.read(self._reader)) is not None:
+        async for frame in frames.read(self._reader):
             kind, call_id, *rest = frame
             if kind == frames.CALL:
                 method, params = rest
@@ -126,11 +127,6 @@ class WorkerHost:
             answer = frames.pack([frames.ERROR, call_id, failure])
         self._flush_chunks()
         self._writer.write(answer)
-        try:
-            await self._writer.drain()
-        except ConnectionError:
-            # The server is gone; `serve` sees the end of the stream and closes everything.
-            return
 
     def _need_engine(self) -> Engine:
         if self._engine is None:
@@ -164,8 +160,11 @@ class WorkerHost:
             engine_info = await self._need_engine().start(plan.model)
         return to_plain(BootReport(engine_info, trainer_info))
 
+    async def _ping(self, _: int, __: Any) -> None:
+        """Nothing: that it is answered is the answer."""
+
     async def _generate(self, call_id: int, params: Any) -> None:
-        request = from_plain(GenerateRequest, params)
+        request = unpack_request(params)
         chunks = self._need_engine().generate(request)
         try:
             async for chunk in chunks:

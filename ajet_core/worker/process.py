@@ -23,11 +23,22 @@ from ajet_core.interfaces import (
 )
 from ajet_core.timeline import TrainBatch
 from ajet_core.worker import frames
-from ajet_core.worker.codec import BootPlan, BootReport, from_plain, to_plain, unpack_chunk
+from ajet_core.worker.codec import (
+    BootPlan,
+    BootReport,
+    from_plain,
+    pack_request,
+    to_plain,
+    unpack_chunk,
+)
 
 _TAIL_LINES = 15
 _TAIL_BYTES = 16384
 _EXIT_SECONDS = 1.0
+
+
+# What a running `generate` is told: its next chunk, what made it fail, or that it is over.
+_StreamItem = GenerateChunk | Exception | None
 
 
 def _environment() -> dict[str, str]:
@@ -54,10 +65,10 @@ class WorkerProcess:
         self._log = log
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Any]] = {}
-        self._streams: dict[int, asyncio.Queue[GenerateChunk | None]] = {}
+        self._streams: dict[int, asyncio.Queue[_StreamItem]] = {}
         self._closing = False
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._writer: asyncio.StreamWriter
+        self._writer: frames.FrameWriter
         self._read_task: asyncio.Task[None]
 
     @classmethod
@@ -92,7 +103,8 @@ class WorkerProcess:
         finally:
             theirs.close()
         worker = cls(process, log)
-        reader, worker._writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
+        worker._writer = frames.FrameWriter(writer)
         worker._read_task = asyncio.create_task(worker._read(reader))
         return worker
 
@@ -121,22 +133,39 @@ class WorkerProcess:
     async def call(self, method: str, params: Any = None) -> Any:
         """Call `method` and return its result as plain data; cancelling cancels it in the worker."""
         call_id = next(self._ids)
-        return await self._call(call_id, method, params)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._pending[call_id] = future
+        try:
+            self._send([frames.CALL, call_id, method, params])
+            return await future
+        except asyncio.CancelledError:
+            self._cancel(call_id)
+            raise
+        finally:
+            self._pending.pop(call_id, None)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
         """As `Engine.generate`."""
         call_id = next(self._ids)
-        queue: asyncio.Queue[GenerateChunk | None] = asyncio.Queue()
+        queue: asyncio.Queue[_StreamItem] = asyncio.Queue()
         self._streams[call_id] = queue
-        call = asyncio.create_task(self._call(call_id, "generate", to_plain(request)))
-        call.add_done_callback(lambda _: queue.put_nowait(None))
+        over = False
         try:
-            while (chunk := await queue.get()) is not None:
-                yield chunk
-            await call
+            self._send([frames.CALL, call_id, "generate", pack_request(request)])
+            while (item := await queue.get()) is not None:
+                over = isinstance(item, Exception) or item.finish_reason is not None
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+            over = True
         finally:
             del self._streams[call_id]
-            call.cancel()
+            if not over:
+                self._cancel(call_id)
+
+    async def ping(self) -> None:
+        """Return once the worker has answered, whatever else it does."""
+        await self.call("ping")
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """As `Engine.update_weights`."""
@@ -186,24 +215,14 @@ class WorkerProcess:
             return "(no log)"
         return "\n".join(lines[-_TAIL_LINES:]) or "(the log is empty)"
 
-    async def _call(self, call_id: int, method: str, params: Any) -> Any:
+    def _send(self, frame: list[Any]) -> None:
         if self.died.done():
             raise WorkerDiedError(self.died.result())
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending[call_id] = future
-        try:
-            self._writer.write(frames.pack([frames.CALL, call_id, method, params]))
-            await self._writer.drain()
-            return await future
-        except ConnectionError as error:
-            # The reader task sees the same end and says how the process ended.
-            raise WorkerDiedError(await asyncio.shield(self.died)) from error
-        except asyncio.CancelledError:
-            if not self.died.done() and not self._closing:
-                self._writer.write(frames.pack([frames.CANCEL, call_id]))
-            raise
-        finally:
-            self._pending.pop(call_id, None)
+        self._writer.write(frames.pack(frame))
+
+    def _cancel(self, call_id: int) -> None:
+        if not self.died.done() and not self._closing:
+            self._writer.write(frames.pack([frames.CANCEL, call_id]))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Take frames until the worker ends; a frame that makes no sense ends the worker."""
@@ -227,9 +246,11 @@ class WorkerProcess:
         for future in list(self._pending.values()):
             if not future.done():
                 future.set_exception(WorkerDiedError(text))
+        for queue in self._streams.values():
+            queue.put_nowait(WorkerDiedError(text))
 
     async def _read_frames(self, reader: asyncio.StreamReader) -> None:
-        while (frame := await frames.read(reader)) is not None:
+        async for frame in frames.read(reader):
             kind, *rest = frame
             if kind == frames.CHUNKS:
                 for call_id, chunk in rest[0]:
@@ -237,10 +258,14 @@ class WorkerProcess:
                         queue.put_nowait(unpack_chunk(chunk))
                 continue
             call_id, value = rest
+            failure = error_from_payload(value) if kind == frames.ERROR else None
+            if (queue := self._streams.get(call_id)) is not None:
+                queue.put_nowait(failure)
+                continue
             future = self._pending.get(call_id)
             if future is None or future.done():
                 continue
-            if kind == frames.RESULT:
+            if failure is None:
                 future.set_result(value)
             else:
-                future.set_exception(error_from_payload(value))
+                future.set_exception(failure)

@@ -16,8 +16,7 @@ from click.testing import CliRunner, Result
 from ajet_core.cli import status as _status_command  # noqa: F401  (imported before it is patched)
 from ajet_core.cli.main import cli
 from ajet_core.errors import ServerUnreachableError
-from ajet_core.protocol import ErrorDetail, ServerState, ServerStatus, StepSummary
-from ajet_core.protocol.messages import BatchProgress
+from ajet_core.protocol import BatchProgress, ErrorDetail, ServerState, ServerStatus, StepSummary
 from ajet_core.settings import Settings
 
 status_module = sys.modules["ajet_core.cli.status"]

@@ -79,17 +79,37 @@ class SwarmStub:
                 "lease_seconds": body["lease_seconds"],
             }
 
+        @self.app.post("/v1/heartbeats")
+        async def heartbeats(request: Request) -> Any:
+            for episode in (await request.json())["episode_ids"]:
+                self.beats[episode] += 1
+            self.beaten.set()
+            return {"closed": {}}
+
+        @self.app.post("/v1/groups")
+        async def groups(request: Request) -> Any:
+            body = await request.json()
+            counts = {}
+            for group in body["groups"]:
+                states = [
+                    self.outcomes.get(episode, {"state": "open"})["state"]
+                    for episode, task in self.tasks.items()
+                    if task == group
+                ]
+                counts[group] = {s: states.count(s) for s in ("open", "ended", "aborted")}
+            return {"groups": counts}
+
         @self.app.post("/v1/episodes/{episode}/{verb}")
         async def change(episode: str, verb: str, request: Request) -> Any:
-            if verb == "heartbeat":
-                self.beats[episode] += 1
-                self.beaten.set()
-                return self._status(episode)
             body = await request.json()
             state = (
                 {"state": "ended", "reward": body["reward"], "reason": ""}
                 if verb == "end"
-                else {"state": "aborted", "reward": None, "reason": body["reason"]}
+                else {
+                    "state": "aborted",
+                    "reward": None,
+                    **{name: body[name] for name in ("reason", "cause", "final")},
+                }
             )
             with self.lock:
                 self.outcomes.setdefault(episode, state)

@@ -40,6 +40,7 @@ async def test_begin_episode_sends_the_claim_and_returns_the_grant(make: MakeFac
         "kind": "eval",
         "tag": "maths",
         "lease_seconds": 60.0,
+        "heartbeat_seconds": None,
         "wait_seconds": 30.0,
     }
 
@@ -131,7 +132,7 @@ async def test_a_reward_that_is_no_number_never_leaves_the_client(make: MakeFace
 async def test_abort_shortens_a_long_reason(make: MakeFace) -> None:
     script = Script().on("POST /v1/episodes/ep-1/abort", (200, episode_status(state="aborted")))
     await make(script).call("abort_episode", EPISODE, "x" * 10_000)
-    assert script.bodies() == [{"reason": "x" * 4096}]
+    assert script.bodies() == [{"reason": "x" * 4096, "cause": "error", "final": False}]
 
 
 async def test_heartbeat_and_status_of_an_episode(make: MakeFace) -> None:

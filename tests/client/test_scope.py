@@ -70,7 +70,10 @@ async def test_an_exception_aborts_with_its_reason(make: MakeFace, script: Scrip
     with pytest.raises(ValueError, match="bad answer"):
         await within(make(script), body)
     assert script.routes() == ["POST /v1/episodes", ABORT]
-    assert script.bodies()[1] == {"reason": "ValueError: bad answer with key ***"}
+    (sent,) = script.bodies()[1:]
+    assert sent["reason"].splitlines()[0] == "ValueError: bad answer with key ***"
+    assert KEY not in sent["reason"]
+    assert (sent["cause"], sent["final"]) == ("error", False)
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError])
@@ -82,7 +85,7 @@ async def test_being_stopped_aborts_too(
 
     with pytest.raises(kind):
         await within(make(script), body)
-    assert script.bodies()[1] == {"reason": kind.__name__}
+    assert script.bodies()[1] == {"reason": kind.__name__, "cause": "cancelled", "final": False}
 
 
 async def test_leaving_without_a_reward_aborts(make: MakeFace, script: Script) -> None:
@@ -90,7 +93,7 @@ async def test_leaving_without_a_reward_aborts(make: MakeFace, script: Script) -
         pass
 
     await within(make(script), body)
-    assert script.bodies()[1] == {"reason": "the client left the episode without a reward"}
+    assert script.bodies()[1]["reason"] == "the client left the episode without a reward"
 
 
 async def test_an_exception_after_the_end_changes_nothing(make: MakeFace, script: Script) -> None:

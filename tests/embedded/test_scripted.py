@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.errors import ContextLengthError, EngineError, TrainerError
+from ajet_core.errors import ContextLengthError, EngineError, StepRefusedError, TrainerError
 from ajet_core.interfaces import GenerateChunk, GenerateRequest, SamplingParams, WorkerContext
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_core.testing.faults import HoldGate
@@ -215,6 +215,16 @@ def test_a_step_that_raises_changes_nothing(tmp_path: Path) -> None:
         trainer.step(batch(1))
     assert digest(trainer) == before
     trainer.step(batch(1))
+
+
+def test_a_trainer_refuses_a_step_when_it_is_told_to(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, refuses_at=2)
+    trainer.step(batch(1))
+    before = digest(trainer)
+    with pytest.raises(StepRefusedError, match="scripted refusal of step 2"):
+        trainer.step(batch(2))
+    assert digest(trainer) == before
+    trainer.step(batch(2))
 
 
 def test_a_checkpoint_that_is_missing_is_named(tmp_path: Path) -> None:

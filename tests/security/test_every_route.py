@@ -21,6 +21,8 @@ _OPENED_BY = {
     "POST /v1/episodes/{episode_id}/end": {"client", "control"},
     "POST /v1/episodes/{episode_id}/abort": {"client", "control"},
     "POST /v1/episodes/{episode_id}/heartbeat": {"client", "control"},
+    "POST /v1/heartbeats": {"client", "control"},
+    "POST /v1/groups": {"client", "control"},
     "GET /v1/run": {"client", "view", "control"},
     "GET /v1/status": {"client", "view", "control"},
     "GET /v1/events": {"client", "view", "control"},

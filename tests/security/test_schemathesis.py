@@ -38,8 +38,13 @@ CHECKS = [
     status_code_conformance,
     unsupported_method,
 ]
-# Batches that never are full, so that every claim finds a place.
-ENDLESS = {"full_by": "episodes", "tasks": 100_000, "episodes_per_task": 1000}
+# Batches that never are full, and tasks that are never given up, so that every claim finds a place.
+ENDLESS = {
+    "full_by": "episodes",
+    "tasks": 100_000,
+    "episodes_per_task": 1000,
+    "max_aborts_per_task": 1_000_000,
+}
 
 schema = schemathesis.openapi.from_path(DOCUMENT)
 
@@ -76,7 +81,7 @@ class Server:
 
     def claim(self) -> dict[str, Any]:
         """Claim an episode."""
-        return self.call("POST", "/v1/episodes", {"task_id": "a"})
+        return self.call("POST", "/v1/episodes", {"task_id": "a", "kind": "eval"})
 
 
 @pytest.fixture(scope="module")

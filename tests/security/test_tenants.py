@@ -96,6 +96,34 @@ async def test_the_secret_is_shown_once_and_lists_do_without(server: Running) ->
     assert "hash" not in listed.text
 
 
+async def test_a_beat_for_many_says_nothing_of_another_tenants_episodes(rolling: Running) -> None:
+    _, alice = await new_token(rolling, "alice")
+    _, bob = await new_token(rolling, "bob")
+    running = (await claim_as(rolling, alice)).json()["episode_id"]
+    ended = (await claim_as(rolling, alice)).json()["episode_id"]
+    url = f"/v1/episodes/{ended}/end"
+    assert (await rolling.http.post(url, headers=alice, json={"reward": 1})).status_code == 200
+    unknown = "0" * 24
+    body = {"episode_ids": [running, ended, unknown]}
+    answer = await rolling.http.post("/v1/heartbeats", headers=bob, json=body)
+    closed = answer.json()["closed"]
+    said = {why.replace(id_, "ID") for id_, why in closed.items()}
+    assert (set(closed), len(said)) == ({running, ended, unknown}, 1)
+
+
+async def test_groups_are_counted_for_each_tenant_alone(rolling: Running) -> None:
+    _, alice = await new_token(rolling, "alice")
+    _, bob = await new_token(rolling, "bob")
+    for _ in range(2):
+        await claim_as(rolling, alice, "shared")
+    counts = []
+    for headers in (alice, bob, CLIENT):
+        body = {"groups": ["shared"]}
+        answer = await rolling.http.post("/v1/groups", headers=headers, json=body)
+        counts.append(answer.json()["groups"].get("shared", {"open": 0})["open"])
+    assert counts == [2, 0, 0]
+
+
 async def test_events_of_another_tenant_are_not_seen(rolling: Running) -> None:
     _, alice = await new_token(rolling, "alice")
     _, bob = await new_token(rolling, "bob")

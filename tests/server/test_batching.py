@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.protocol import BatchConfig, RunConfig
+from ajet_core.protocol import AbortCause, BatchConfig, RunConfig, SetAside
 from ajet_core.server.batching import BatchBuilder
 
 _ids = itertools.count()
@@ -136,18 +136,95 @@ def test_a_task_differs_by_the_rewards_of_its_calls_and_agents_too(kind: str) ->
     assert batch.is_full()
 
 
-def test_a_task_that_keeps_failing_is_set_aside_and_replaced() -> None:
+def fail(
+    batch: BatchBuilder, record: EpisodeRecord, cause: AbortCause = "error", *, final: bool = False
+) -> SetAside | None:
+    aborted = replace(record, state="aborted", cause=cause, reason="it broke")
+    return batch.aborted(aborted, final=final)
+
+
+def test_a_task_that_fails_for_everyone_is_set_aside_and_replaced() -> None:
     batch = builder(max_aborts_per_task=2)
-    for n in range(3):
-        record = start(batch, "a")
-        assert batch.aborted(replace(record, state="aborted")) is (n == 2)
-    assert batch.admission("a") == "set_aside"
+    notes = [
+        fail(batch, start(batch, "a"), cause) for cause in ("error", "timeout", "lease_expired")
+    ]
+    assert notes[:2] == [None, None]
+    assert notes[2] == SetAside(client_id="c", task_id="a", group="a", aborts=3, reason="it broke")
+    assert batch.admission("a") == "later"
     for record in [start(batch, g) for g in "bbcc"]:
         finish(batch, record, 1.0)
     assert batch.is_full()
-    assert batch.progress().set_aside == 1
     batch.take()
+    assert "it broke" in (batch.refuses("c", "a") or "")
+    assert batch.progress().set_aside == 1
+    batch.readmit()
+    assert batch.refuses("c", "a") is None
+    start(batch, "a")
+
+
+def test_a_task_that_succeeds_now_and_then_is_not_set_aside() -> None:
+    batch = builder(max_aborts_per_task=1, episodes_per_task=8)
+    for _ in range(3):
+        fail(batch, start(batch, "a"))
+        finish(batch, start(batch, "a"), 1.0)
+        batch.take()
+    assert batch.refuses("c", "a") is None
+
+
+def test_what_was_given_up_on_purpose_is_no_failure_of_its_task() -> None:
+    batch = builder(max_aborts_per_task=1)
+    for _ in range(5):
+        fail(batch, start(batch, "a"), "cancelled")
     assert batch.admission("a") == "now"
+
+
+def test_a_batch_goes_on_with_what_succeeded_of_a_task_that_fails_too_often() -> None:
+    batch = builder(tasks=1, episodes_per_task=4, max_aborts_per_task=2)
+    for reward in (0.0, 1.0):
+        finish(batch, start(batch, "a"), reward)
+    late = start(batch, "a")
+    for _ in range(3):
+        fail(batch, start(batch, "a"))
+    assert batch.admission("a") == "later"
+    assert not batch.is_full()
+    fail(batch, late)
+    assert batch.is_full()
+
+
+def test_episodes_that_nobody_tries_again_are_not_waited_for() -> None:
+    batch = builder(tasks=1, episodes_per_task=4)
+    for reward in (0.0, 1.0):
+        finish(batch, start(batch, "a"), reward)
+    for _ in range(2):
+        assert not batch.is_full()
+        fail(batch, start(batch, "a"), final=True)
+    assert batch.is_full()
+    assert batch.admission("a") == "later"
+
+
+def test_a_task_with_a_single_success_leaves_its_place_to_others() -> None:
+    batch = builder(tasks=1)
+    finish(batch, start(batch, "a"), 1.0)
+    fail(batch, start(batch, "a"), final=True)
+    assert not batch.is_full()
+    for record in [start(batch, "b"), start(batch, "b")]:
+        finish(batch, record, 1.0)
+    assert len(batch.take()) == 3
+
+
+def test_the_place_of_a_silent_client_is_given_away_and_its_episode_still_counts() -> None:
+    batch = builder(tasks=1)
+    lost, other = start(batch, "a"), start(batch, "a")
+    batch.silent(lost)
+    instead = start(batch, "a")
+    batch.heard(lost)
+    batch.silent(lost)
+    for record in (other, instead):
+        finish(batch, record, 1.0)
+    assert batch.is_full()
+    assert lost.episode_id not in batch.take()
+    finish(batch, lost, 1.0)
+    assert batch.take() == [lost.episode_id]
 
 
 def test_open_episodes_are_carried_over_to_the_next_batch() -> None:
@@ -187,6 +264,105 @@ def test_every_ended_episode_is_taken_exactly_once(
             taken += batch.take()
     taken += batch.take()
     assert sorted(taken) == sorted(ended)
+
+
+@dataclass
+class Recount:
+    """What `BatchBuilder` keeps sums of, counted anew each time it is asked."""
+
+    full_by: str
+    tasks: int = 2
+    size: int = 2
+    aborts_allowed: int = 1
+    open: list[EpisodeRecord] = field(default_factory=list)
+    ended: list[EpisodeRecord] = field(default_factory=list)
+    silent: list[EpisodeRecord] = field(default_factory=list)
+    aborts: list[str] = field(default_factory=list)
+    given_up: list[str] = field(default_factory=list)
+
+    def rewards(self, group: str) -> list[float | None]:
+        return [r.reward for r in self.ended if r.group == group]
+
+    def running(self, group: str) -> int:
+        return sum(r.group == group for r in self.open)
+
+    def room(self, group: str) -> int:
+        if self.aborts.count(group) > self.aborts_allowed:
+            return 0
+        taken = self.running(group) + len(self.rewards(group)) + self.given_up.count(group)
+        return max(0, self.size - taken)
+
+    def complete(self, group: str) -> bool:
+        if self.aborts.count(group) > self.aborts_allowed:
+            return not self.running(group)
+        return len(self.rewards(group)) + self.given_up.count(group) >= self.size
+
+    def dull(self, group: str) -> bool:
+        return self.full_by == "differing_tasks" and len(set(self.rewards(group))) < 2
+
+    def ready(self, group: str) -> bool:
+        return self.complete(group) and len(self.rewards(group)) >= 2 and not self.dull(group)
+
+    def admission(self, group: str) -> str:
+        if self.full_by == "episodes":
+            return "now" if len(self.open) + len(self.ended) < self.tasks * self.size else "later"
+        if not self.room(group):
+            return "later"
+        if self.running(group) and not self.complete(group):
+            return "now"
+        active = sum(
+            self.ready(g) or (self.running(g) > 0 and not self.complete(g)) for g in "abcde"
+        )
+        return "now" if active < self.tasks else "later"
+
+    def is_full(self) -> bool:
+        if self.full_by == "episodes":
+            return len(self.ended) >= self.tasks * self.size
+        return sum(map(self.ready, "abcde")) >= self.tasks
+
+
+@given(
+    st.sampled_from(["tasks", "episodes", "differing_tasks"]),
+    st.lists(
+        st.tuples(
+            st.sampled_from("abcde"),
+            st.sampled_from(["open", "open", "abort", "give up", "silent", "heard", 0.0, 1.0]),
+        ),
+        max_size=80,
+    ),
+)
+def test_the_sums_are_those_of_counting_again(
+    full_by: str, script: list[tuple[str, str | float]]
+) -> None:
+    batch, recount = builder(full_by, max_aborts_per_task=1), Recount(full_by)
+    for group, what in script:
+        running = next((r for r in recount.open if r.group == group), None)
+        if what == "open" and batch.admission(group) == "now":
+            recount.open.append(episode(group))
+            batch.opened(recount.open[-1])
+        elif what == "heard":
+            if heard := next((r for r in recount.silent if r.group == group), None):
+                recount.silent.remove(heard)
+                recount.open.append(heard)
+                batch.heard(heard)
+        elif what != "open" and running is not None:
+            recount.open.remove(running)
+            if isinstance(what, float):
+                recount.ended.append(replace(running, state="ended", reward=what))
+                batch.ended(recount.ended[-1])
+            elif what == "silent":
+                recount.silent.append(running)
+                batch.silent(running)
+            else:
+                recount.aborts.append(group)
+                recount.given_up += [group] * (what == "give up")
+                fail(batch, running, final=what == "give up")
+        assert [batch.admission(g) for g in "abcde"] == [recount.admission(g) for g in "abcde"]
+        assert batch.is_full() == recount.is_full()
+        assert batch.progress().open_episodes == len(recount.open)
+        if batch.is_full():
+            batch.take()
+            recount = Recount(full_by, open=recount.open, silent=recount.silent)
 
 
 @pytest.mark.parametrize("full_by", ["tasks", "differing_tasks"])

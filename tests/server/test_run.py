@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -142,9 +143,9 @@ async def test_the_first_outcome_of_an_episode_stands(server: Running) -> None:
 async def test_an_episode_that_is_silent_loses_its_lease(server: Running) -> None:
     await server.roll()
     grant = await server.claim(lease_seconds=1.0)
-    live = server.service.episodes._open[grant["episode_id"]]
-    live.expires_at = 0.0
-    await server.service.episodes.expire_leases()
+    episodes = server.service.episodes
+    episodes._clock = lambda: time.monotonic() + 2.0
+    await episodes.expire_leases()
     status = (await server.http.get(f"/v1/episodes/{grant['episode_id']}", headers=CLIENT)).json()
     assert status["state"] == "aborted"
     assert "lease expired" in status["reason"]
@@ -157,7 +158,7 @@ async def test_a_heartbeat_renews_the_lease(server: Running) -> None:
     await server.roll()
     grant = await server.claim(lease_seconds=100.0)
     live = server.service.episodes._open[grant["episode_id"]]
-    live.expires_at -= 50.0
+    live.seen_at -= 50.0
     status = await server.http.post(f"/v1/episodes/{grant['episode_id']}/heartbeat", headers=CLIENT)
     assert status.json()["lease_expires_in"] > 90
 

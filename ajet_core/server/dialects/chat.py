@@ -27,6 +27,7 @@ from ajet_core.server.dialects.chat_request import ChatRequest
 from ajet_core.server.dialects.deltas import DeltaStream
 from ajet_core.server.dialects.exchange import Exchange, Record, Session
 from ajet_core.server.dialects.generation import EngineHandle, Generation, sample
+from ajet_core.server.dialects.json_text import list_text, object_text
 from ajet_core.server.dialects.merging import gathered, merged
 from ajet_core.server.dialects.recording import CallRecorder
 from ajet_core.server.dialects.stopping import StopScanner
@@ -80,8 +81,8 @@ class ChatService:
 
     async def complete(
         self, session: Session, request: ChatRequest, record: Record, agent: str = ""
-    ) -> dict[str, Any]:
-        """A chat completion as JSON-able data. Every choice is a call of the episode.
+    ) -> bytes:
+        """JSON of a chat completion. Every choice is a call of the episode.
 
         If this is cancelled, what was sampled so far is recorded with the finish reason "abort".
 
@@ -102,20 +103,20 @@ class ChatService:
             "object": "chat.completion",
             "created": int(exchange.created_at),
             "model": self._model_name,
-            "choices": [
-                choice_json(i, request, c.generation, c.answer, c.finish_reason)
-                for i, c in enumerate(choices)
-            ],
             "usage": usage_json(len(exchange.prompt.ids), [c.generation for c in choices]),
         }
         if request.return_token_ids:
             completion["prompt_token_ids"] = exchange.prompt.ids
-        return completion
+        texts = [
+            choice_json(i, request, c.generation, c.answer, c.finish_reason)
+            for i, c in enumerate(choices)
+        ]
+        return object_text(completion, choices=list_text(texts))
 
     def stream(
         self, session: Session, request: ChatRequest, record: Record, agent: str = ""
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        """The same completion as chunks.
+    ) -> AsyncGenerator[bytes, None]:
+        """The same completion as JSON of chunks.
 
         What `complete` raises before sampling is raised at once, or, if the prompt is so long that it is made
         on a thread, with the first chunk. That comes with the engine's first token, so an error before that can still be
@@ -220,7 +221,7 @@ class ChatService:
 
     async def _stream(
         self, begun: Exchange | Callable[[], Awaitable[Exchange]]
-    ) -> AsyncGenerator[dict[str, Any], None]:
+    ) -> AsyncGenerator[bytes, None]:
         exchange = begun if isinstance(begun, Exchange) else await begun()
         request = exchange.request
         generations = [self._generation(exchange, i) for i in range(request.n)]
@@ -229,13 +230,11 @@ class ChatService:
             async for chunk in chunks:
                 yield chunk
         if request.include_usage:
-            last = self._chunk(exchange, [])
-            last["usage"] = usage_json(len(exchange.prompt.ids), generations)
-            yield last
+            yield self._chunk(exchange, usage=usage_json(len(exchange.prompt.ids), generations))
 
     async def _stream_choice(
         self, exchange: Exchange, choice: int, generation: Generation
-    ) -> AsyncGenerator[dict[str, Any], None]:
+    ) -> AsyncGenerator[bytes, None]:
         writer = ChoiceWriter(exchange.request, choice, generation)
         deltas = DeltaStream(generation, exchange.request.tools)
         started = False
@@ -244,33 +243,31 @@ class ChatService:
                 async for _ in progress:
                     if not started:
                         started = True
-                        first = self._chunk(exchange, [writer.choice({"role": "assistant"})])
-                        if exchange.request.return_token_ids:
-                            first["prompt_token_ids"] = exchange.prompt.ids
-                        yield first
+                        told = exchange.request.return_token_ids
+                        prompt = {"prompt_token_ids": exchange.prompt.ids} if told else {}
+                        yield self._chunk(exchange, writer.choice({"role": "assistant"}), **prompt)
                     delta = deltas.grown()
                     if delta is not None or writer.has_tokens:
-                        yield self._chunk(exchange, [writer.choice(delta or {})])
+                        yield self._chunk(exchange, writer.choice(delta or {}))
         except (asyncio.CancelledError, GeneratorExit):
             await self._recorder.aborted(exchange, generation)
             raise
         answer = deltas.given(self._answer(exchange, generation))
         done = await self._finished(exchange, generation, answer)
         for delta in deltas.rest(answer):
-            yield self._chunk(exchange, [writer.choice(delta)])
-        yield self._chunk(exchange, [writer.choice({}, done.finish_reason)])
+            yield self._chunk(exchange, writer.choice(delta))
+        yield self._chunk(exchange, writer.choice({}, done.finish_reason))
 
-    def _chunk(self, exchange: Exchange, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _chunk(self, exchange: Exchange, *choices: bytes, **more: Any) -> bytes:
         chunk: dict[str, Any] = {
             "id": exchange.completion_id,
             "object": "chat.completion.chunk",
             "created": int(exchange.created_at),
             "model": self._model_name,
-            "choices": choices,
         }
         if exchange.request.include_usage:
             chunk["usage"] = None
-        return chunk
+        return object_text({**chunk, **more}, choices=list_text(choices))
 
     def _answer(self, exchange: Exchange, generation: Generation) -> Answer:
         tools = exchange.request.tools

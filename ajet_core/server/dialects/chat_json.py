@@ -9,21 +9,21 @@ from typing import Any
 from ajet_core.server.dialects.answer import Answer
 from ajet_core.server.dialects.chat_request import ChatRequest
 from ajet_core.server.dialects.generation import Generation
+from ajet_core.server.dialects.json_text import object_text
 
 
 def choice_json(
     index: int, request: ChatRequest, generation: Generation, answer: Answer, finish_reason: str
-) -> dict[str, Any]:
-    """A choice of a completion that is not streamed."""
+) -> bytes:
+    """JSON of a choice of a completion that is not streamed."""
     choice: dict[str, Any] = {
         "index": index,
         "message": answer.to_json(),
         "finish_reason": finish_reason,
-        "logprobs": generation.logprobs_json() if request.logprobs else None,
     }
     if request.return_token_ids:
         choice["token_ids"] = generation.sampled_ids
-    return choice
+    return object_text(choice, logprobs=generation.logprobs_text() if request.logprobs else b"null")
 
 
 def usage_json(prompt_tokens: int, generations: Sequence[Generation]) -> dict[str, Any]:
@@ -64,18 +64,18 @@ class ChoiceWriter:
         wanted = self.request.logprobs or self.request.return_token_ids
         return wanted and len(self.generation.sampled_ids) > self._written
 
-    def choice(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-        """The choice of the next chunk, with the tokens that came since the last one."""
+    def choice(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+        """JSON of the choice of the next chunk, with the tokens that came since the last one."""
         start, self._written = self._written, len(self.generation.sampled_ids)
         fresh = self._written > start
         choice: dict[str, Any] = {
             "index": self.index,
             "delta": delta,
             "finish_reason": finish_reason,
-            "logprobs": (
-                self.generation.logprobs_json(start) if self.request.logprobs and fresh else None
-            ),
         }
         if self.request.return_token_ids:
             choice["token_ids"] = self.generation.sampled_ids[start:]
-        return choice
+        wanted = self.request.logprobs and fresh
+        return object_text(
+            choice, logprobs=self.generation.logprobs_text(start) if wanted else b"null"
+        )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
-from typing import Any, Protocol
+from itertools import chain, repeat
+from typing import Protocol
 
 from ajet_core.errors import EngineError
 from ajet_core.interfaces.engine import FinishReason, GenerateChunk, GenerateRequest
+from ajet_core.server.dialects.json_text import number_texts
 from ajet_core.server.dialects.stopping import StopScanner
 from ajet_core.server.rendering.renderer import ChatRenderer
 
@@ -65,27 +66,26 @@ class Generation:
             return self.sampled_ids
         return self.scanner.before_cut() if self.finish_reason else self.scanner.certain()
 
-    def logprobs_json(self, start: int = 0) -> dict[str, Any]:
-        """OpenAI's ``logprobs`` object for the tokens from `start` on."""
-        known = self.renderer.token
-        top = self.top_logprobs[start:] or repeat(())
-        # One pass: this is done for every token that is sampled.
-        entries = [
-            {
-                "token": (text := known(token_id))[0],
-                "logprob": logprob if logprob > _LOWEST_LOGPROB else _LOWEST_LOGPROB,
-                "bytes": text[1],
-                "top_logprobs": [self._entry(*token) for token in listed],
-            }
-            for token_id, logprob, listed in zip(
-                self.sampled_ids[start:], self.logprobs[start:], top, strict=False
+    def logprobs_text(self, start: int = 0) -> bytes:
+        """OpenAI's ``logprobs`` object for the tokens from `start` on, as JSON."""
+        ends: Iterable[bytes] = repeat(b',"top_logprobs":[]},')
+        if self.top_logprobs:
+            ends = (
+                b',"top_logprobs":[%s]},'
+                % self._entries([i for i, _ in top], [x for _, x in top], repeat(b"},"))
+                for top in self.top_logprobs[start:]
             )
-        ]
-        return {"content": entries, "refusal": None}
+        entries = self._entries(self.sampled_ids[start:], self.logprobs[start:], ends)
+        return b'{"content":[%s],"refusal":null}' % entries
 
-    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text, data = self.renderer.token(token_id)
-        return {"token": text, "logprob": max(logprob, _LOWEST_LOGPROB), "bytes": data}
+    def _entries(
+        self, ids: Sequence[int], logprobs: Sequence[float], ends: Iterable[bytes]
+    ) -> bytes:
+        """Tokens' entries, each with its end. This is done for every token that is sampled, so it makes no objects."""
+        table = self.renderer.token_json
+        begins = [table[token_id] for token_id in ids]
+        numbers = number_texts([max(_LOWEST_LOGPROB, logprob) for logprob in logprobs])
+        return b"".join(chain.from_iterable(zip(begins, numbers, ends, strict=False)))[:-1]
 
     def _scan(self, scanner: StopScanner, chunk: GenerateChunk) -> int:
         for count, token_id in enumerate(chunk.token_ids, start=1):

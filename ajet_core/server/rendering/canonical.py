@@ -59,6 +59,31 @@ def message_digest(previous: bytes, message: ChatMessage) -> bytes:
     return hashlib.sha256(b"".join((previous, lengths.encode(), b":", *encoded))).digest()
 
 
+class ConversationDigests:
+    """Digests of all beginnings of a conversation. The next request repeats it, and only what is new is digested."""
+
+    def __init__(self) -> None:
+        self._tools = b""
+        self._known: list[tuple[ChatMessage, bytes]] = []
+
+    def of(self, tools: bytes, messages: Sequence[ChatMessage]) -> list[bytes]:
+        """[len(messages)] `message_digest` up to each message.
+
+        :param tools: `tools_digest` of what is offered.
+        """
+        known = self._known if tools == self._tools else []
+        same = 0
+        while same < min(len(known), len(messages)) and known[same][0] == messages[same]:
+            same += 1
+        digest = known[same - 1][1] if same else tools
+        fresh: list[tuple[ChatMessage, bytes]] = []
+        for message in messages[same:]:
+            digest = message_digest(digest, message)
+            fresh.append((message, digest))
+        self._tools, self._known = tools, [*known[:same], *fresh]
+        return [digest for _, digest in self._known]
+
+
 def canonical_arguments(text: str) -> str:
     """The arguments of a call with sorted keys and uniform spaces; `text` itself if it is no JSON."""
     # Every turn sends all arguments again; short ones are not worth parsing again.

@@ -13,7 +13,12 @@ from ajet_core.server.rendering.call_metadata import (
     ECHO_FIELDS,
     REASONED,
 )
-from ajet_core.server.rendering.canonical import canonical_tools, message_digest, tools_digest
+from ajet_core.server.rendering.canonical import (
+    ConversationDigests,
+    canonical_tools,
+    message_digest,
+    tools_digest,
+)
 from ajet_core.server.rendering.drift import arguments_digest, echo_fields
 from ajet_core.server.rendering.messages import ChatMessage, ToolSpec
 from ajet_core.server.rendering.prompting import (
@@ -50,6 +55,7 @@ class ConversationIndex:
     _whole: dict[str, list[int]] = field(default_factory=dict)
     _written: dict[str, list[int]] = field(default_factory=dict)
     _tools: str = ""
+    _digests: ConversationDigests = field(default_factory=ConversationDigests)
 
     @classmethod
     def restore(cls, calls: Iterable[Call]) -> Self:
@@ -84,14 +90,15 @@ class ConversationIndex:
         :raises RequestError: the tools cannot be written as JSON.
         """
         offered = self._offered(tools)
-        digest = tools_digest(offered)
-        answered = b""
-        position = 0
-        for count, message in enumerate(messages, start=1):
-            digest = message_digest(digest, message)
-            if message.role == "assistant":
-                answered, position = digest, count
-        parent = self._by_key.get(answered.hex()) if 0 < position < len(messages) else None
+        first = tools_digest(offered)
+        digests = self._digests.of(first, messages)
+        digest = digests[-1] if digests else first
+        position = len(messages)
+        while position and messages[position - 1].role != "assistant":
+            position -= 1
+        parent = None
+        if 0 < position < len(messages):
+            parent = self._by_key.get(digests[position - 1].hex())
         if parent is None:
             return Asked(messages, tools, offered, digest)
         previous = self._whole.get(parent.call_id)

@@ -6,6 +6,7 @@ Both differences are repaired by extending the sampled tokens instead of renderi
 from __future__ import annotations
 
 import hashlib
+import re
 
 from ajet_core.errors import RequestError
 from ajet_core.server.rendering.canonical import canonical_arguments
@@ -17,6 +18,15 @@ from ajet_core.timeline.radix import common_prefix
 
 _QUESTION = ChatMessage("user", "go")
 
+# Words and marks that mean nothing to a template, without white space around them, which some take off. If these
+# texts are written as they are, others of the kind are.
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 \n.,;:!?'\"()*/+=%_-]*[A-Za-z0-9.,;:!?)*]")
+_PLAIN_TEXTS = (
+    "ok",
+    "Where is it?",
+    '1. Go up, then left (or down).\n2. Wait: it\'s "there"!\n\n* a/b = 50 % - 1; c_d + 2 *',
+)
+
 
 class DriftMeter:
     """Compares sampled answers with what the template would write for them in history. Any thread may."""
@@ -26,6 +36,7 @@ class DriftMeter:
         self._stops = frozenset(renderer.stop_token_ids)
         self._asked: list[int] | None = None
         self._header: list[int] = []
+        self._plainly: bool | None = None
         # Which place in history agreed the last time, for answers with and without reasoning.
         self._before_more: dict[bool, bool] = {}
 
@@ -43,6 +54,9 @@ class DriftMeter:
         stopped = bool(sampled_ids) and sampled_ids[-1] in self._stops
         sampled = sampled_ids[:-1] if stopped else sampled_ids
         if not self._knows_header():
+            return 0
+        plain = _PLAIN.fullmatch(answer.content) and not (answer.reasoning or answer.tool_calls)
+        if plain and self._writes_plainly() and self._renderer.encode(answer.content) == sampled:
             return 0
         key = bool(answer.reasoning)
         first = self._before_more.get(key, False)
@@ -75,6 +89,22 @@ class DriftMeter:
             # Last, for another thread that looks.
             self._asked = asked
         return bool(self._asked)
+
+    def _writes_plainly(self) -> bool:
+        """Whether the template writes plain answers as they are, between tokens of their own.
+
+        Then nothing has drifted if the answer's text alone gives the sampled tokens, and nothing need be rendered.
+        """
+        if self._plainly is None:
+            try:
+                self._plainly = all(
+                    self._written(ChatMessage("assistant", text), before_more=True)
+                    == self._renderer.encode(text)
+                    for text in _PLAIN_TEXTS
+                )
+            except RequestError:
+                self._plainly = False
+        return self._plainly
 
     def _written(self, answer: ChatMessage, *, before_more: bool) -> list[int]:
         """What the template writes for the answer, without the header before and the stop token behind."""

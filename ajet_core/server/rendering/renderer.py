@@ -9,7 +9,7 @@ from typing import Any
 from ajet_core.errors import RequestError
 from ajet_core.server.rendering.messages import ChatMessage, ToolSpec, renderer_messages
 from ajet_core.server.rendering.placing import Span, attributed_spans, template_spans
-from ajet_core.server.rendering.tokenizer import GatewayTokenizer, token_bytes
+from ajet_core.server.rendering.tokenizer import GatewayTokenizer, TokenJson
 
 # Families whose parsers only ever add to text and reasoning as tokens come (a property test says so).
 # A parser that may take text back, such as one that sees a tool call only in the finished JSON, gets its
@@ -104,6 +104,7 @@ class ChatRenderer:
     :ivar stop_token_ids: each of them ends an answer.
     :ivar quick_characters: requests of more characters take so long to render that the event loop should not
         do it.
+    :ivar token_json: tokens as JSON.
     :ivar incremental: whether `parse` of more tokens only ever adds to what `parse` of fewer gave.
     """
 
@@ -130,7 +131,7 @@ class ChatRenderer:
         # The library's renderer over a Jinja template can only render whole conversations.
         self._by_template = type(renderer).__name__ == "DefaultRenderer"
         self.quick_characters = _QUICK_TEMPLATE if self._by_template else _QUICK
-        self._tokens: dict[int, tuple[str, list[int]]] = {}
+        self.token_json = TokenJson(tokenizer)
 
     def render(
         self,
@@ -249,15 +250,6 @@ class ChatRenderer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False) if token_ids else ""
-
-    def token(self, token_id: int) -> tuple[str, list[int]]:
-        """One token's text and its bytes, which may be a part of a character."""
-        found = self._tokens.get(token_id)
-        if found is None:
-            text = self.decode([token_id])
-            found = (text, list(token_bytes(self._tokenizer, token_id, text)))
-            self._tokens[token_id] = found
-        return found
 
     def _try_parse(
         self, sampled_ids: list[int], prompt_ids: list[int], tools: Sequence[ToolSpec] | None

@@ -42,6 +42,9 @@ SIZES = {
 }
 CONFIGS = {
     "qwen2": lambda: Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=True),
+    "wide": lambda: Qwen2Config(
+        **{**SIZES, "intermediate_size": 192}, num_key_value_heads=2, tie_word_embeddings=True
+    ),
     "llama": lambda: LlamaConfig(**SIZES, num_key_value_heads=1, tie_word_embeddings=False),
     "gpt_neox": lambda: GPTNeoXConfig(**SIZES),
     "gemma": lambda: GemmaConfig(**SIZES, num_key_value_heads=1, head_dim=32),

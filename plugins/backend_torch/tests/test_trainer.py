@@ -241,7 +241,7 @@ def test_k3_by_hand():
 def test_extreme_ratios_stay_finite(model_dir, context):
     b = batch()
     far = [replace(call, logprobs=[-500.0] * len(call.logprobs)) for call in b.calls]
-    report = make(model_dir, context).step(replace(b, calls=far))
+    report = make(model_dir, context, loss_limit=None).step(replace(b, calls=far))
     assert all(math.isfinite(value) for value in report.metrics.values())
 
 
@@ -356,25 +356,6 @@ def test_a_call_that_is_trained_nowhere_is_refused(model_dir, context):
         make(model_dir, context).step(replace(b, trees=b.trees[1:]))
 
 
-@pytest.mark.parametrize("minibatches", [1, 4])
-@pytest.mark.parametrize("lora", [None, LORA])
-def test_a_step_that_is_not_finite_is_refused_and_undone(lora, minibatches, model_dir, context):
-    algorithm = AlgorithmConfig(learning_rate=1e-2, minibatches=minibatches)
-    trainer, twin = (make(model_dir, context, algorithm, lora) for _ in range(2))
-    for t in (trainer, twin):
-        t.step(batch())
-    before = weights(trainer)
-    bad = batch(step=2)
-    bad.calls[6].logprobs[1] = math.nan
-    with pytest.raises(TrainerError, match=r"step 2.*not finite"):
-        trainer.step(bad)
-    assert same(before, weights(trainer))
-    # The optimiser is as before, too: both go on alike.
-    for t in (trainer, twin):
-        t.step(batch(step=2, seed=5))
-    assert same(weights(trainer), weights(twin))
-
-
 def test_any_other_failure_is_undone_as_well(model_dir, context, monkeypatch):
     trainer = make(model_dir, context, AlgorithmConfig(learning_rate=1e-2, minibatches=2))
     before = weights(trainer)
@@ -386,11 +367,11 @@ def test_any_other_failure_is_undone_as_well(model_dir, context, monkeypatch):
         nonlocal calls
         calls += 1
         if calls == 2:
-            raise RuntimeError("out of memory")
+            raise RuntimeError("it broke")
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(module, "forward", fail)
-    with pytest.raises(TrainerError, match="out of memory"):
+    with pytest.raises(TrainerError, match=r"step 1 failed.*it broke"):
         trainer.step(batch())
     assert same(before, weights(trainer))
     assert not module.training
@@ -470,17 +451,30 @@ def test_damaged_checkpoints_are_refused_and_change_nothing(model_dir, models, c
     cut.write_bytes(cut.read_bytes()[:-10])
     (damaged("gone") / "weights.safetensors").unlink()
     (damaged("garbled") / "trainer.json").write_text("{")
+    flipped = damaged("flipped") / "weights.safetensors"
+    content = bytearray(flipped.read_bytes())
+    content[-5] ^= 1
+    flipped.write_bytes(content)
+    garbage = damaged("garbage") / "optimiser.safetensors"
+    garbage.write_bytes(b"x" * garbage.stat().st_size)
+    renumbered = damaged("renumbered") / "trainer.json"
+    renumbered.write_text(renumbered.read_text().replace('"steps": 1', '"steps": 7'))
     other_format = damaged("format") / "trainer.json"
     other_format.write_text(json.dumps({"format": 99}))
     make(models("llama"), context).save(tmp_path / "llama")
     make(model_dir, context, lora=LORA).save(tmp_path / "lora")
+    make(models("wide"), context).save(tmp_path / "wider")
     for name, message in (
-        ("cut", "optimiser.safetensors"),
+        ("cut", r"optimiser.safetensors.*checksum"),
+        ("flipped", r"weights.safetensors.*checksum"),
+        ("garbage", r"optimiser.safetensors.*checksum"),
+        ("renumbered", r"trainer.json.*checksum"),
         ("gone", "weights.safetensors"),
         ("garbled", "trainer.json"),
         ("format", "format 1"),
         ("llama", "another model"),
         ("lora", "LoRA"),
+        ("wider", r"weights.safetensors: .* but the model that is trained needs"),
         ("nowhere", "no checkpoint"),
     ):
         with pytest.raises(TrainerError, match=message):

@@ -135,7 +135,7 @@ def accumulated(
     loss = torch.zeros(())
     with trainer.policy.training(0):
         for minibatch in update.minibatches(random.Random(0)):
-            loss = update.accumulate(minibatch, gap_version=None, report=True)
+            loss = update.accumulate(minibatch, gap_version=None, report=True).loss
         return float(loss), gradients(trainer), update.logprobs()
 
 

@@ -119,19 +119,14 @@ class Gateway:
         """A completion, validated by the official SDK after a way through JSON."""
         request = parse_chat_request(body(*messages, **settings))
         self.requests.append((request.messages, request.tools))
-        plain = await self.service.complete(self.session, request, self.record, agent="a")
-        text = json.dumps(plain, allow_nan=False, ensure_ascii=False)
-        text.encode()
-        return ChatCompletion.model_validate(json.loads(text))
+        text = await self.service.complete(self.session, request, self.record, agent="a")
+        return ChatCompletion.model_validate_json(text)
 
     async def chunks(self, *messages: dict[str, Any], **settings: Any) -> list[ChatCompletionChunk]:
         """All chunks of a stream, validated likewise."""
         request = parse_chat_request(body(*messages, **settings, stream=True))
         stream = self.service.stream(self.session, request, self.record)
-        return [
-            ChatCompletionChunk.model_validate(json.loads(json.dumps(chunk, allow_nan=False)))
-            async for chunk in stream
-        ]
+        return [ChatCompletionChunk.model_validate_json(chunk) async for chunk in stream]
 
 
 def gateway(text: str | list[str], name: str = "qwen3", **engine: Any) -> Gateway:

@@ -1,4 +1,5 @@
 import asyncio
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -51,7 +52,7 @@ async def test_text_goes_out_as_tokens_come():
     seen = ""
     while len(seen) < 5:
         chunk = await anext(stream)
-        seen += chunk["choices"][0]["delta"].get("content", "")
+        seen += json.loads(chunk)["choices"][0]["delta"].get("content", "")
     assert not gate.engine.hold.is_set()
     await stream.aclose()
 
@@ -71,7 +72,7 @@ async def test_the_call_is_recorded_before_the_finish_is_told():
     gate = gateway("x<|im_end|>")
     request = parse_chat_request(body(USER, stream=True))
     async for chunk in gate.service.stream(gate.session, request, gate.record):
-        if chunk["choices"][0]["finish_reason"] is not None:
+        if json.loads(chunk)["choices"][0]["finish_reason"] is not None:
             assert len(gate.calls) == 1
 
 
@@ -133,7 +134,7 @@ async def test_hang_up_after_the_last_token_is_no_abort():
     request = parse_chat_request(body(USER, stream=True))
     stream = gate.service.stream(gate.session, request, gate.record)
     async for chunk in stream:
-        if chunk["choices"][0]["finish_reason"]:
+        if json.loads(chunk)["choices"][0]["finish_reason"]:
             break
     await stream.aclose()
     assert [call.finish_reason for call in gate.calls] == ["stop"]

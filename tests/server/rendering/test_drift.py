@@ -1,9 +1,11 @@
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ajet_core.server.rendering.canonical import message_text
 from ajet_core.server.rendering.drift import DriftMeter, arguments_digest, echo_fields
 from ajet_core.server.rendering.messages import ChatMessage, ToolCall
-from ajet_core.testing.tokenizers import CHATML_TEMPLATE, renderer_for, template_renderer
+from ajet_core.testing.tokenizers import CHATML_TEMPLATE, SPECIALS, renderer_for, template_renderer
 
 MOVE = ToolCall("call_1", "move", '{"steps": 1, "direction": "up"}')
 SORTED = ToolCall("call_1", "move", '{"direction": "up", "steps": 1}')
@@ -80,11 +82,38 @@ def test_a_template_that_refuses_the_question_tells_nothing():
     assert drift("Down.<|im_end|>", answer, template_renderer(CHATML_TEMPLATE)) >= 1
 
 
+@pytest.mark.parametrize("name", SPECIALS)
+@settings(max_examples=20, deadline=None)
+@given(
+    words=st.lists(
+        st.sampled_from(["up", "1.", "(go", "left).", "\n", "* a", "a/b", '"x"', "Hm", "="])
+    ),
+    letter_by_letter=st.booleans(),
+)
+def test_plain_answers_have_drifted_as_rendering_them_says(name, words, letter_by_letter):
+    renderer = renderer_for(name)
+    text = " ".join(words)
+    pieces = text if letter_by_letter else [text]
+    sampled = [token for piece in pieces for token in renderer.encode(piece)]
+    answer = ChatMessage("assistant", text)
+    rendering = DriftMeter(renderer)
+    rendering._plainly = False
+    assert DriftMeter(renderer).drift(sampled, answer) == rendering.drift(sampled, answer)
+
+
+def test_an_answer_in_plain_words_is_not_rendered():
+    meter = DriftMeter(renderer_for("qwen3"))
+    ids = meter._renderer.encode("Go up, then left.<|im_end|>")
+    meter.drift(ids, ChatMessage("assistant", "Go up, then left."))
+    meter._written = None
+    assert meter.drift(ids, ChatMessage("assistant", "Go up, then left.")) == 0
+
+
 def test_places_in_history_that_agreed_are_tried_first():
     renderer = renderer_for("qwen3")
     meter = DriftMeter(renderer)
-    answer = ChatMessage("assistant", "Up.")
-    ids = renderer.encode("Up.<|im_end|>")
+    answer = ChatMessage("assistant", "Up <there>.")
+    ids = renderer.encode("Up <there>.<|im_end|>")
     meter.drift(ids, answer)
     asked = []
     original = renderer.render

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ajet_backend_torch.directories import whole_directory
-from ajet_backend_torch.optimiser import MasterAdamW
+from ajet_backend_torch.optimiser import MasterAdamW, Snapshot
 from ajet_core.errors import TrainerError
 
 FORMAT = 1
@@ -42,8 +43,9 @@ def save_checkpoint(directory: Path, optimiser: MasterAdamW, progress: Progress)
         with whole_directory(directory) as aside:
             save_file(_on_host(optimiser.weight_tensors()), aside / WEIGHTS_FILE)
             save_file(_on_host(optimiser.state_tensors()), aside / OPTIMISER_FILE)
-            sizes = {name: (aside / name).stat().st_size for name in (WEIGHTS_FILE, OPTIMISER_FILE)}
-            content = {"format": FORMAT, **asdict(progress), "files": sizes}
+            sums = {name: _digest(aside / name) for name in (WEIGHTS_FILE, OPTIMISER_FILE)}
+            content = {"format": FORMAT, **asdict(progress), "files": sums}
+            content["sha256"] = _own_digest(content)
             (aside / PROGRESS_FILE).write_text(json.dumps(content, indent=1))
     except (OSError, SafetensorError) as error:
         raise TrainerError(f"checkpoint {directory} could not be written: {error}") from error
@@ -55,26 +57,8 @@ def load_checkpoint(directory: Path, optimiser: MasterAdamW) -> Progress:
     :raises TrainerError: it is incomplete, damaged or of another model; nothing was changed.
     """
     content = _read_progress(directory)
-    weights = _read_tensors(directory, WEIGHTS_FILE, content)
-    state = _read_tensors(directory, OPTIMISER_FILE, content)
-    expected = optimiser.weight_tensors()
-    where = directory / WEIGHTS_FILE
-    if weights.keys() != expected.keys():
-        lacking = sorted(expected.keys() - weights.keys())[:3]
-        unknown = sorted(weights.keys() - expected.keys())[:3]
-        raise TrainerError(
-            f"{where} is of another model or LoRA setting: it lacks {lacking}, and has unknown {unknown}"
-        )
-    for name, tensor in expected.items():
-        _check_like(where, name, weights[name], tensor)
-    for place, tensor in state.items():
-        name, _, key = place.rpartition("/")
-        if name not in expected:
-            raise TrainerError(
-                f"{directory / OPTIMISER_FILE} has state of {name!r}, which is not trained"
-            )
-        if key != "step":
-            _check_like(directory / OPTIMISER_FILE, place, tensor, expected[name])
+    weights = _read_tensors(directory / WEIGHTS_FILE, content, optimiser.weight_tensors())
+    state = _read_tensors(directory / OPTIMISER_FILE, content, optimiser.state_tensors())
     try:
         progress = Progress(
             steps=int(content["steps"]),  # type: ignore[call-overload]
@@ -83,7 +67,7 @@ def load_checkpoint(directory: Path, optimiser: MasterAdamW) -> Progress:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise TrainerError(f"{directory / PROGRESS_FILE} lacks or garbles {error}") from error
-    optimiser.restore(weights, state)
+    optimiser.restore(Snapshot(weights, state))
     return progress
 
 
@@ -99,31 +83,47 @@ def _read_progress(directory: Path) -> Mapping[str, object]:
         raise TrainerError(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise TrainerError(f"{path} is not a checkpoint of format {FORMAT}")
+    if content.get("sha256") != _own_digest(content):
+        raise TrainerError(f"{path} is damaged: its contents do not match its checksum")
     return content
 
 
 def _read_tensors(
-    directory: Path, name: str, content: Mapping[str, object]
+    path: Path, content: Mapping[str, object], expected: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    path = directory / name
-    sizes = content.get("files")
-    wanted = sizes.get(name) if isinstance(sizes, dict) else None
+    sums = content.get("files")
+    wanted = sums.get(path.name) if isinstance(sums, dict) else None
     try:
-        size = path.stat().st_size
-        if size != wanted:
-            raise TrainerError(f"{path} is damaged: it has {size} bytes instead of {wanted}")
+        if _digest(path) != wanted:
+            raise TrainerError(f"{path} is damaged: its contents do not match its checksum")
         tensors: dict[str, torch.Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
         raise TrainerError(f"{path} is missing or damaged: {error}") from error
+    if tensors.keys() != expected.keys():
+        lacking = sorted(expected.keys() - tensors.keys())[:3]
+        unknown = sorted(tensors.keys() - expected.keys())[:3]
+        raise TrainerError(
+            f"{path} is of another model or LoRA setting: it lacks {lacking}, and has unknown {unknown}"
+        )
+    for name, tensor in expected.items():
+        found = tensors[name]
+        if found.shape != tensor.shape or found.dtype != tensor.dtype:
+            raise TrainerError(
+                f"{path}: {name} is {tuple(found.shape)} {found.dtype}, but the model that is trained needs "
+                f"{tuple(tensor.shape)} {tensor.dtype}"
+            )
     return tensors
 
 
-def _check_like(where: Path, name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        raise TrainerError(
-            f"{where}: {name} is {tuple(found.shape)} {found.dtype}, but the model that is trained "
-            f"needs {tuple(wanted.shape)} {wanted.dtype}"
-        )
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _own_digest(content: Mapping[str, object]) -> str:
+    """Of all but itself."""
+    others = {name: value for name, value in content.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 def _on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -13,6 +13,7 @@ from ajet_backend_torch.batcher import Batcher
 from ajet_backend_torch.forward import CachedModel, check_architecture, probe
 from ajet_backend_torch.hooks import MAX_TOP_LOGPROBS, WEIGHT_CHANNELS
 from ajet_backend_torch.loop import DecodeLoop
+from ajet_backend_torch.memory import free_memory, headline, is_out_of_memory
 from ajet_backend_torch.models import (
     SHARED_MODEL_KEY,
     SharedModel,
@@ -72,6 +73,7 @@ class TorchEngine(Engine):
 
         :raises ModelDirectoryError: the directory is incomplete, or the architecture cannot be served.
         :raises ConfigError: the settings do not fit the model or the machine.
+        :raises EngineError: the model does not fit into memory.
         """
         if self._loop is not None:
             raise EngineError("the engine 'torch' was started already")
@@ -101,7 +103,7 @@ class TorchEngine(Engine):
             module, version = shared.module, shared.policy_version
             self._model_is_shared = True
         else:
-            module, version = load_model(model, device), 0
+            module, version = _load(model, device), 0
         limit = context_limit(module, model)
         self._capacity = min(limit, self._options.kv_tokens or limit)
         if self._capacity < 2:
@@ -280,6 +282,21 @@ class TorchEngine(Engine):
         if self._loop is None:
             raise EngineError("the engine 'torch' is not running: it was not started, or is closed")
         return self._loop
+
+
+def _load(model: ModelConfig, device: torch.device) -> nn.Module:
+    try:
+        return load_model(model, device)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = headline(error)
+    free_memory(device)
+    raise EngineError(
+        f"{model.path} does not fit into the memory of {device} ({reason}); set model.dtype to bfloat16, let "
+        "the trainer on the same device need less, or serve a smaller model",
+        param="model.path",
+    )
 
 
 def _shapes(module: nn.Module) -> dict[str, torch.Size]:

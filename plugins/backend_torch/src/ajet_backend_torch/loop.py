@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from ajet_backend_torch.batcher import Batcher
+from ajet_backend_torch.memory import headline, is_out_of_memory
 from ajet_backend_torch.requests import ActiveRequest, Post
 from ajet_core.errors import EngineError
 
@@ -147,8 +148,12 @@ class DecodeLoop:
     def _fail(self, error: Exception) -> None:
         """End all requests with an error and refuse new ones."""
         logger.error("the decode loop failed", exc_info=error)
+        advice = (
+            "; to need less memory, set engine.settings.max_requests, kv_tokens or prefill_token_budget lower"
+            if is_out_of_memory(error)
+            else ""
+        )
         self._failure = EngineError(
-            f"the engine 'torch' failed while decoding and must be restarted "
-            f"({type(error).__name__}: {error})"
+            f"the engine 'torch' failed while decoding and must be restarted ({headline(error)}){advice}"
         )
         self._batcher.fail_all(self._failure)

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as hf_logging
 
+from ajet_backend_torch.memory import is_out_of_memory
 from ajet_core.errors import ConfigError, ModelDirectoryError
 from ajet_core.protocol.run import ModelConfig
 
@@ -163,6 +164,8 @@ def load_model(
                 output_loading_info=True,
             )
     except (ValueError, OSError, KeyError, RuntimeError, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelDirectoryError(
             f"model directory {path} could not be loaded as a causal language model: {error}",
             param="model.path",

@@ -15,7 +15,7 @@ from ajet_core.protocol.run import AlgorithmConfig
 class Snapshot:
     """Master weights and optimiser state at one moment, in host memory.
 
-    :param weights: by parameter name.
+    :param weights: as `MasterAdamW.weight_tensors`.
     :param state: as `MasterAdamW.state_tensors`.
     """
 
@@ -28,10 +28,12 @@ class MasterAdamW:
 
     A parameter that is float32 already is its own master. Gradients are moved to the masters after each
     micro-batch, so they add up in the masters' precision. Weight decay holds for matrices, not for
-    biases and norms.
+    biases and norms. All memory of the optimiser is taken at once, so that a model that does not fit fails at
+    the start.
 
     :param parameters: the trainable parameters by name.
     :param float32: False makes every parameter its own master.
+    :ivar torn: whether an update failed when it was applied in part, and there is no way back but `restore`.
     """
 
     def __init__(
@@ -44,7 +46,10 @@ class MasterAdamW:
             else parameter
             for name, parameter in self.parameters.items()
         }
+        self.torn = False
+        self._kept: Snapshot | None = None
         masters = list(self.masters.values())
+        cuda = next((master.device for master in masters if master.is_cuda), None)
         self._max_norm = algorithm.max_grad_norm or float("inf")
         self._adamw = torch.optim.AdamW(
             [
@@ -59,7 +64,20 @@ class MasterAdamW:
             ],
             lr=algorithm.learning_rate,
             betas=algorithm.adam_betas,
+            # On CUDA the default needs as much memory again as the masters while it updates them.
+            fused=cuda is not None,
         )
+        for master in masters:
+            self._adamw.state[master] = {
+                "step": torch.zeros((), device=cuda),
+                "exp_avg": torch.zeros_like(master),
+                "exp_avg_sq": torch.zeros_like(master),
+            }
+
+    @property
+    def size(self) -> int:
+        """Numbers that are trained."""
+        return sum(master.numel() for master in self.masters.values())
 
     def collect_gradients(self) -> None:
         """Add the parameters' gradients to their masters'."""
@@ -99,34 +117,49 @@ class MasterAdamW:
         return {name: master.detach() for name, master in self.masters.items()}
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """The optimiser's state as ``<parameter>/<key>``; empty before the first step."""
+        """The optimiser's state as ``<parameter>/<key>``."""
         return {
             f"{name}/{key}": value
             for name, master in self.masters.items()
-            for key, value in self._adamw.state.get(master, {}).items()
+            for key, value in self._adamw.state[master].items()
         }
 
-    def snapshot(self) -> Snapshot:
-        """Copy weights and state to host memory: three times the trainable weights, in float32."""
-        return Snapshot(weights=_copied(self.weight_tensors()), state=_copied(self.state_tensors()))
+    @torch.no_grad()
+    def is_finite(self) -> bool:
+        """Whether all weights are."""
+        # NaN comes through. On the CPU it is 15 times faster than isfinite() of every weight.
+        extremes = [bound for master in self.masters.values() for bound in master.aminmax()]
+        return bool(torch.stack(extremes).isfinite().all())
 
     @torch.no_grad()
-    def restore(
-        self, weights: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]
-    ) -> None:
-        """Go back to weights and state as `weight_tensors` and `state_tensors` gave them."""
+    def snapshot(self) -> Snapshot:
+        """Copy weights and state to host memory: three times the trainable weights, in float32.
+
+        The memory is taken once; a snapshot holds until the next is made.
+        """
+        weights, state = self.weight_tensors(), self.state_tensors()
+        if self._kept is None:
+            self._kept = Snapshot(_host_copies(weights), _host_copies(state))
+        _copy(weights, self._kept.weights)
+        _copy(state, self._kept.state)
+        return self._kept
+
+    @torch.no_grad()
+    def restore(self, before: Snapshot) -> None:
+        """Go back, in the same tensors."""
+        self.torn = True
         self.zero_grad()
-        for name, master in self.masters.items():
-            master.copy_(weights[name])
+        _copy(before.weights, self.weight_tensors())
+        _copy(before.state, self.state_tensors())
         self.write_parameters()
-        self._adamw.state.clear()
-        for place, value in state.items():
-            name, key = place.rsplit("/", 1)
-            master = self.masters[name]
-            # AdamW counts its steps on the host.
-            device = "cpu" if key == "step" else master.device
-            self._adamw.state[master][key] = value.to(device, copy=True)
+        self.torn = False
 
 
-def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+def _host_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    # Not pinned: PyTorch rounds pinned memory up to powers of two, tensor by tensor.
+    return {name: torch.empty_like(tensor, device="cpu") for name, tensor in tensors.items()}
+
+
+def _copy(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in target.items():
+        tensor.copy_(source[name])

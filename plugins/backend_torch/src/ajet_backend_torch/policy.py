@@ -17,6 +17,7 @@ from ajet_backend_torch.costs import assumed_costs, measured_costs
 from ajet_backend_torch.forest import Forest
 from ajet_backend_torch.forward import check_architecture
 from ajet_backend_torch.logits import SelectedLogits
+from ajet_backend_torch.memory import free_memory, is_out_of_memory
 from ajet_backend_torch.models import (
     checked_positions,
     context_limit,
@@ -104,18 +105,27 @@ class TrainedPolicy:
                 self.trees = trees_are_exact(
                     self.module, self.forest, self.vocab_size, dtype, device
                 )
-        self.costs: CostModel
-        if options.measure_costs:
+        self.costs = self._costs(model) if options.measure_costs else None
+        # Measuring computes larger passes than training may: that they do not fit is no reason not to start.
+        if self.costs is None:
+            free_memory(device)
+            self.costs = assumed_costs(self.module, device)
+
+    def _costs(self, model: ModelConfig) -> CostModel | None:
+        """Measured; None if there is too little memory for it."""
+        try:
             with self.training(0):
-                self.costs = measured_costs(
+                return measured_costs(
                     self.forest,
                     self.module,
                     min(self.token_budget, _positions(self.module, model)),
-                    device,
+                    self.device,
                     trees=self.trees,
                 )
-        else:
-            self.costs = assumed_costs(self.module, device)
+        except Exception as error:
+            if is_out_of_memory(error):
+                return None
+            raise
 
     def info(self) -> TrainerInfo:
         """Sizes and device, and what a plan of a batch depends on."""

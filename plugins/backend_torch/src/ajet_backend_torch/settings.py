@@ -49,8 +49,15 @@ class TorchTrainerSettings(_DeviceSettings):
         ``model`` trains the weights in the precision they are in.
     :param measure_costs: measure at the start how long passes take, so that batches are laid out in the
         fastest way; otherwise the costs are assumed from the model's sizes.
+    :param loss_limit: a step is refused if its loss is more than so many times what advantages, ``kl_coef`` and
+        ``entropy_coef`` account for while the policy is close to the one that sampled. It does not depend on the
+        scale of rewards or on ``aggregation``. None allows any finite loss.
+    :param grad_norm_limit: a step is refused if its gradient norm before clipping (the metric ``grad_norm``) is
+        higher. None allows any finite norm.
     """
 
     gradient_checkpointing: bool = False
     master_dtype: Literal["float32", "model"] = "float32"
     measure_costs: bool = True
+    loss_limit: Annotated[float, Field(gt=1)] | None = 1e3
+    grad_norm_limit: Annotated[float, Field(gt=0)] | None = 1e6

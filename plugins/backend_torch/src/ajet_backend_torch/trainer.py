@@ -7,19 +7,17 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from ajet_backend_torch.attempts import train_on
 from ajet_backend_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
 from ajet_backend_torch.checks import check_batch
 from ajet_backend_torch.export import write_model
+from ajet_backend_torch.guard import Limits, check_finite
 from ajet_backend_torch.hooks import WEIGHT_CHANNELS
+from ajet_backend_torch.memory import free_memory, headline, is_out_of_memory
 from ajet_backend_torch.models import SHARED_MODEL_KEY, SharedModel, resolve_device, set_threads
 from ajet_backend_torch.policy import TrainedPolicy
 from ajet_backend_torch.settings import TorchTrainerSettings
-from ajet_backend_torch.update import (
-    BatchUpdate,
-    advantage_metrics,
-    learning_rate,
-    update_policy,
-)
+from ajet_backend_torch.update import advantage_metrics
 from ajet_core.errors import TrainerError
 from ajet_core.interfaces import (
     ComponentSettings,
@@ -43,8 +41,8 @@ class TorchTrainer(Trainer):
     `ajet_backend_torch.update` says how. Trees are computed segment by segment, each token once
     (`ajet_backend_torch.forest`), if the model's cache allows it.
 
-    A failed step leaves no trace: weights and optimiser state are copied to host memory before each
-    batch, which takes three times the trainable weights in float32 there.
+    A refused or failed step leaves no trace, see `ajet_backend_torch.attempts`. With several optimiser steps a
+    batch this takes three times the trainable weights in float32 of host memory.
     """
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
@@ -62,12 +60,29 @@ class TorchTrainer(Trainer):
 
         :raises ModelDirectoryError: the directory cannot be used.
         :raises ConfigError: a setting does not fit the model or the machine.
+        :raises TrainerError: model and optimiser do not fit into memory.
         """
         if self._policy is not None:
             raise TrainerError("the trainer 'torch' was started already")
         device = resolve_device(self._options.device)
         set_threads(self._options.threads, device)
-        self._policy = TrainedPolicy(model, algorithm, self._options, device, self._progress.seed)
+        reason = ""
+        try:
+            self._policy = TrainedPolicy(
+                model, algorithm, self._options, device, self._progress.seed
+            )
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = headline(error)
+        if self._policy is None:
+            free_memory(device)
+            raise TrainerError(
+                f"{model.path} and its optimiser do not fit into the memory of {device} ({reason}); set "
+                "model.lora, model.dtype to bfloat16, trainer.settings.master_dtype to 'model', or train a "
+                "smaller model",
+                param="model.path",
+            )
         self._model = model
         self._algorithm = algorithm
         return self._policy.info()
@@ -87,8 +102,9 @@ class TorchTrainer(Trainer):
         ``no_signal`` 1.0. Metrics beside the common ones: ``advantage_mean``, ``advantage_std`` (over
         calls), ``ratio_mean``, ``ratio_max`` (policy over behaviour probability, over tokens).
 
-        :raises TrainerError: the batch is malformed, or loss or gradient is not finite; weights and
-            optimiser are as before.
+        :raises StepRefusedError: a number of the batch, its loss, a gradient or a weight is not finite, or is
+            beyond `TorchTrainerSettings.loss_limit` or ``grad_norm_limit``; all is as before.
+        :raises TrainerError: the batch is malformed, or does not fit into memory; all is as before.
         """
         policy, _ = self._started()
         started = time.perf_counter()
@@ -96,31 +112,24 @@ class TorchTrainer(Trainer):
         check_batch(
             batch, policy.vocab_size, units, trees=policy.trees, max_tokens=policy.max_tokens
         )
-        update = BatchUpdate(policy, self._algorithm, batch)
-        metrics = advantage_metrics(batch.calls)
-        if update.trees:
-            found = update_policy(
-                policy,
-                self._algorithm,
-                update,
-                step=batch.step,
-                steps_done=self._progress.steps,
-                policy_version=self._progress.policy_version,
-                seed=self._progress.seed,
-            )
-            metrics.update(found)
-        else:
-            rate = learning_rate(self._algorithm, self._progress.steps)
-            metrics.update(no_signal=1.0, loss=0.0, grad_norm=0.0, learning_rate=rate)
+        check_finite(batch)
+        limits = Limits(self._options.loss_limit, self._options.grad_norm_limit)
+        applied = train_on(policy, self._algorithm, limits, batch, self._progress)
         self._progress = replace(self._progress, steps=self._progress.steps + 1)
+        update = applied.update
         return StepReport(
             step=batch.step,
-            metrics=metrics,
+            metrics={
+                **advantage_metrics(batch.calls),
+                **applied.metrics,
+                "token_budget": float(policy.token_budget),
+                "oom_retries": float(applied.retries),
+            },
             tokens_trained=update.tokens_trained,
             tokens_processed=update.totals.processed,
             sequences=update.trees,
             seconds=time.perf_counter() - started,
-            logprobs=update.logprobs(),
+            logprobs=applied.logprobs,
         )
 
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
@@ -164,7 +173,7 @@ class TorchTrainer(Trainer):
 
         :raises TrainerError: it is incomplete, damaged or of another model; nothing was changed.
         """
-        policy, _ = self._started()
+        policy, _ = self._running()
         self._progress = load_checkpoint(directory, policy.optimiser)
 
     def export(self, directory: Path) -> None:
@@ -180,6 +189,14 @@ class TorchTrainer(Trainer):
         self._policy = None
 
     def _started(self) -> tuple[TrainedPolicy, ModelConfig]:
+        policy, model = self._running()
+        if policy.optimiser.torn:
+            raise TrainerError(
+                "an update of the trainer 'torch' failed half-way, so that its weights are lost; load a checkpoint"
+            )
+        return policy, model
+
+    def _running(self) -> tuple[TrainedPolicy, ModelConfig]:
         if self._policy is None or self._model is None:
             raise TrainerError(
                 "the trainer 'torch' is not running: it was not started, or is closed"

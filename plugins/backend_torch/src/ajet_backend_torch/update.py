@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import torch
 
+from ajet_backend_torch.guard import Accumulated
 from ajet_backend_torch.losses import TokenScores, clipped_surrogate, k3
 from ajet_backend_torch.packing import CallTokens, PackedTree, PassTensors, pack
 from ajet_backend_torch.policy import TrainedPolicy
 from ajet_backend_torch.totals import Totals
-from ajet_core.errors import TrainerError
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline.batch import TrainBatch, TrainCall
 from ajet_core.timeline.credit import token_weights
@@ -68,7 +68,7 @@ class BatchUpdate:
     ) -> None:
         self._policy = policy
         self._algorithm = algorithm
-        self._batch = batch
+        self.batch = batch
         self._trains = [trains(call, algorithm) for call in batch.calls]
         self._tokens = CallTokens.of(batch.calls)
         self._spans = [
@@ -89,7 +89,7 @@ class BatchUpdate:
 
     def minibatches(self, rng: random.Random) -> list[Minibatch]:
         """Deal the batch; minibatches in which nothing is trained are left out."""
-        batch = self._batch
+        batch = self.batch
         units = dealing_units(batch.episodes, self._algorithm.minibatches)
         sizes = [0] * (max(units, default=-1) + 1)
         for call in batch.calls:
@@ -110,22 +110,30 @@ class BatchUpdate:
 
     def schedule(self, minibatch: Minibatch) -> Schedule:
         """Its passes."""
+        return self._schedule(minibatch.trees, self._policy.token_budget)
+
+    def peak_tokens(self, budget: int) -> int:
+        """Most tokens, padding included, that are live at once when all is computed within `budget`."""
+        every = [number for number, spans in enumerate(self._spans) if spans]
+        return self._schedule(every, budget).peak_tokens
+
+    def _schedule(self, trees: Sequence[int], budget: int) -> Schedule:
         return schedule(
-            [self._batch.trees[number] for number in minibatch.trees],
-            self._policy.token_budget,
+            [self.batch.trees[number] for number in trees],
+            budget,
             self._trains,
             divide=self._policy.trees,
         )
 
     def accumulate(
         self, minibatch: Minibatch, *, gap_version: int | None, report: bool
-    ) -> torch.Tensor:
-        """Add up the gradients of a minibatch; returns its loss, a float64 scalar.
+    ) -> Accumulated:
+        """Add up the gradients of a minibatch.
 
         :param gap_version: measure the logprob gap on tokens of this version.
         :param report: keep the logprobs for `logprobs`.
         """
-        policy, algorithm, batch = self._policy, self._algorithm, self._batch
+        policy, algorithm, batch = self._policy, self._algorithm, self.batch
         shares = [0.0] * len(batch.calls)
         calls = [batch.calls[number] for number in minibatch.calls]
         for number, share in zip(
@@ -139,11 +147,13 @@ class BatchUpdate:
         ]
         plan = self.schedule(minibatch)
         loss_sum = torch.zeros((), dtype=torch.float64, device=policy.device)
+        logprob_sum = torch.zeros_like(loss_sum)
         references: dict[int, torch.Tensor] = {}
 
         def loss_of(index: int, tensors: PassTensors, scores: TokenScores) -> torch.Tensor:
             loss = self._loss(tensors, scores, references.get(index), gap_version)
             loss_sum.add_(loss.detach().double())
+            logprob_sum.add_(scores.logprobs.detach().double().sum())
             if report:
                 self.totals.keep(tensors.slots, scores.logprobs)
             return loss
@@ -174,7 +184,15 @@ class BatchUpdate:
             )
         policy.optimiser.collect_gradients()
         self.totals.processed += plan.tokens
-        return loss_sum
+        return Accumulated(loss_sum, logprob_sum, self._expected_loss(minibatch, shares))
+
+    def _expected_loss(self, minibatch: Minibatch, shares: Sequence[float]) -> float:
+        terms = self._algorithm.kl_coef + self._algorithm.entropy_coef
+        calls = self.batch.calls
+        return math.fsum(
+            shares[number] * len(calls[number].logprobs) * (abs(calls[number].advantage) + terms)
+            for number in minibatch.calls
+        )
 
     def _loss(
         self,
@@ -207,61 +225,6 @@ class BatchUpdate:
     def logprobs(self) -> list[list[float]]:
         """[calls] what `accumulate` was asked to report; empty for calls that were not computed whole."""
         return self.totals.logprobs(self._tokens.first)
-
-
-def update_policy(
-    policy: TrainedPolicy,
-    algorithm: AlgorithmConfig,
-    update: BatchUpdate,
-    *,
-    step: int,
-    steps_done: int,
-    policy_version: int,
-    seed: int,
-) -> dict[str, float]:
-    """Train on one batch; if anything fails, weights and optimiser are put back.
-
-    ``loss`` and ``grad_norm`` are means over optimiser steps, the other metrics over tokens;
-    ``logprob_gap`` is measured on the first minibatch, which is computed before any weight changes.
-    ``kl`` is only there with a KL term, ``logprob_gap`` only if that minibatch has tokens of the present
-    weights.
-
-    :param update: of at least one tree that trains anything.
-    :param policy_version: the one the present weights were published as.
-    :raises TrainerError: loss or gradient is not finite, or the pass failed.
-    """
-    rate = learning_rate(algorithm, steps_done)
-    plan: list[tuple[int, Minibatch]] = []
-    for epoch in range(algorithm.epochs):
-        shuffling = random.Random(f"{seed}-{steps_done}-{epoch}")  # noqa: S311
-        plan.extend((epoch, minibatch) for minibatch in update.minibatches(shuffling))
-    optimiser = policy.optimiser
-    before = optimiser.snapshot()
-    try:
-        with policy.training((seed * 1_000_003 + steps_done) % 2**63):
-            for number, (epoch, minibatch) in enumerate(plan):
-                loss = update.accumulate(
-                    minibatch, gap_version=None if number else policy_version, report=not epoch
-                )
-                norm = optimiser.clip()
-                loss_value, norm_value = torch.stack([loss, norm.to(loss.dtype)]).tolist()
-                if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
-                    raise TrainerError(
-                        f"step {step}: loss {loss_value} and gradient norm {norm_value} in minibatch "
-                        f"{number + 1} of {len(plan)} are not finite; weights and optimiser are as "
-                        "before the step. Look for damaged logprobs or rewards, or lower the learning rate"
-                    )
-                optimiser.step(rate)
-                optimiser.zero_grad()
-                update.totals.norms.append(norm_value)
-    except Exception as error:
-        optimiser.restore(before.weights, before.state)
-        if isinstance(error, TrainerError):
-            raise
-        raise TrainerError(
-            f"step {step} failed, weights and optimiser are as before: {type(error).__name__}: {error}"
-        ) from error
-    return {"learning_rate": rate, "no_signal": 0.0, **update.totals.metrics()}
 
 
 def advantage_metrics(calls: Sequence[TrainCall]) -> dict[str, float]:

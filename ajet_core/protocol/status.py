@@ -1,0 +1,175 @@
+"""What a server says about itself and its run."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ajet_core.protocol.base import Message
+from ajet_core.protocol.messages import ErrorDetail
+from ajet_core.protocol.run import RunConfig
+
+
+class ServerState(StrEnum):
+    """Where a server is.
+
+    OFFLINE -> BOOTING -> ROLLING -> ROLLING_POST -> WEIGHT_SYNCING -> ROLLING. In ROLLING episodes
+    are claimed and model calls answered; in ROLLING_POST the trainer steps; in WEIGHT_SYNCING the
+    engine takes the new weights. Model calls that arrive in the last two wait. PAUSED is ROLLING without new
+    episodes: those that are open go on and end, and no batch is trained.
+    """
+
+    OFFLINE = "OFFLINE"
+    BOOTING = "BOOTING"
+    ROLLING = "ROLLING"
+    PAUSED = "PAUSED"
+    ROLLING_POST = "ROLLING_POST"
+    WEIGHT_SYNCING = "WEIGHT_SYNCING"
+
+
+class StepSummary(Message):
+    """One finished training step.
+
+    `metrics` has the names of `ajet_core.interfaces.StepReport` and, of the batch:
+
+    - ``reward_mean``, ``episodes``, ``calls``, ``calls_aborted`` (their client went away: recorded, not
+      trained), ``timelines``;
+    - seconds: ``rollout_seconds`` (wall time the batch took to fill), ``forward_seconds`` (of the engine, for
+      this batch), ``merge_seconds``, ``update_seconds``, ``sync_seconds``, ``plan_seconds`` (what the planner
+      expected of the update, if the trainer says what its passes cost);
+    - tokens: ``tokens_raw`` (each call a sample of its own), ``tokens_merged`` (each distinct context of an
+      episode once), ``tokens_planned`` (what the trainer computes), ``tokens_trained``;
+    - ``forks``, ``tokens_paid_again`` (computed again because agents rewrote their history);
+    - ``calls_drifted``, ``tokens_drifted`` (writing the answer again would have given other tokens),
+      ``calls_echoed_otherwise`` (the agent gave our answer back in another form): the sampled tokens were
+      kept;
+    - ``tokens_altered`` (by a relaxed merge policy), ``calls_dropped``, ``tokens_dropped``, ``calls_alone`` (by
+      the limits of `TimelineConfig`).
+
+    :param plan: the layout that was trained.
+    :param forks: in words, why timelines forked and what it costs, the dearest first.
+    :param findings: in words, what is wrong with the batch, such as rewards that carry no signal.
+    """
+
+    step: int
+    policy_version: int
+    metrics: dict[str, float]
+    plan: str = ""
+    forks: list[str] = Field(default_factory=list)
+    findings: list[str] = Field(default_factory=list)
+
+
+class BatchProgress(Message):
+    """How full the present batch is.
+
+    :param ready: tasks (or episodes, as `full_by` says) that count towards `needed`.
+    :param open_episodes: train episodes claimed and not ended.
+    :param set_aside: tasks that are not tried again because too many of their episodes failed.
+    """
+
+    full_by: Literal["tasks", "episodes", "differing_tasks"]
+    needed: int
+    ready: int
+    open_episodes: int
+    set_aside: int
+
+
+class Finding(Message):
+    """Something that keeps the server from going on, or that is wrong with what it is given.
+
+    :param code: ``no_client``, ``waiting_for_episodes``, ``incomplete_tasks``, ``no_signal``, ``throttled``,
+        ``engine_stalled``, ``tasks_set_aside``, ``paused``, ``slow_state``.
+    :param message: the cause in words, and what to do.
+    :param seconds: for how long it has been so.
+    :param stuck: nothing will go on by itself.
+    """
+
+    code: str
+    message: str
+    seconds: float
+    stuck: bool
+
+
+class SetAside(Message):
+    """A task that is not tried again until the run is resumed or started again.
+
+    :param client_id: the token whose task it is.
+    :param aborts: its episodes that failed.
+    :param reason: of the last of them.
+    """
+
+    client_id: str
+    group: str
+    task_id: str
+    aborts: int
+    reason: str
+
+
+class ServerStatus(Message):
+    """Answer of ``GET /v1/status``.
+
+    :param error: what ended the run, if it failed.
+    :param paused: why the run is PAUSED.
+    :param findings: what keeps the server from going on, and what else somebody should know.
+    :param set_aside: tasks that are not tried again, and why.
+    :param counters: totals over the run: ``episodes``, ``episodes_ended``, ``episodes_aborted``,
+        of these ``aborted_CAUSE`` for each `AbortCause`, ``calls``, ``tokens_raw``, ``tokens_sampled``, ``open_episodes``, ``waiting_claims``, and of the
+        engine ``engine_prompt_tokens``, ``engine_cached_tokens``, ``engine_forward_seconds``.
+    """
+
+    state: ServerState
+    run_id: str | None
+    model: str | None
+    policy_version: int
+    step: int
+    batch: BatchProgress | None
+    last_step: StepSummary | None
+    counters: dict[str, float]
+    uptime_seconds: float
+    error: ErrorDetail | None
+    paused: str | None = None
+    findings: list[Finding] = Field(default_factory=list)
+    set_aside: list[SetAside] = Field(default_factory=list)
+
+
+class RunStatus(Message):
+    """Answer of ``PUT /v1/run`` and of ``POST /v1/run/start``, ``pause``, ``resume`` and ``stop``."""
+
+    run_id: str
+    state: ServerState
+    config: RunConfig
+    export_dir: str | None = Field(
+        default=None, description="After a stop: the Hugging Face directory of the trained model."
+    )
+
+
+class StartRequest(Message):
+    """Body of ``POST /v1/run/start``.
+
+    :param wait_seconds: how long the server may hold the answer until it is ROLLING.
+    """
+
+    wait_seconds: Annotated[float, Field(ge=0, le=600)] = 0.0
+
+
+class PauseRequest(Message):
+    """Body of ``POST /v1/run/pause``."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=4096)] = "paused by hand"
+
+
+class Event(Message):
+    """One entry of ``GET /v1/events``.
+
+    :param id: increases; a client that reconnects sends the last one it saw as
+        ``Last-Event-ID``.
+    :param type: ``state``, ``run``, ``episode``, ``step``, ``refused`` (a batch), ``task_set_aside``, ``worker``,
+        ``finding``, or ``gap`` (entries were lost to a slow reader).
+    """
+
+    id: int
+    time: float
+    type: str
+    data: dict[str, Any]

@@ -1,0 +1,80 @@
+"""What is wrong with a batch, in words: batches that are empty or carry no signal train nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ajet_core.interfaces import EpisodeRecord
+from ajet_core.timeline import Call, TrainBatch, rewards_differ
+
+_SHOWN = 4
+
+
+def batch_findings(
+    records: Sequence[EpisodeRecord], calls: Mapping[str, Sequence[Call]], batch: TrainBatch
+) -> list[str]:
+    """Sentences about a batch's episodes and what is trained of them, the worst first.
+
+    :param calls: by episode id.
+    """
+    found: list[str] = []
+    silent = [
+        r for r in records if not any(c.finish_reason != "abort" for c in calls[r.episode_id])
+    ]
+    if records and len(silent) == len(records):
+        found.append(
+            f"none of the batch's {len(records)} episodes made a model call, so there is nothing to train: does "
+            "the agent use the base_url and api_key of its episode?"
+        )
+        return found
+    if silent:
+        found.append(
+            f"{_of(silent, records)} made no model call and add only their reward to the baseline"
+        )
+    if not any(call.advantage for call in batch.calls):
+        found.append(_no_signal(records))
+    else:
+        groups: dict[str, list[EpisodeRecord]] = {}
+        for record in records:
+            groups.setdefault(record.group, []).append(record)
+        flat = [g for g, members in groups.items() if not _differ(members)]
+        if flat and 2 * len(flat) >= len(groups):
+            found.append(
+                f"{len(flat)} of {len(groups)} tasks have equal rewards in all their episodes and train nothing "
+                f"({_listed(flat)}): they are too easy or too hard; batch.full_by = "
+                '"differing_tasks" fills batches with others'
+            )
+    cut = [c for made in calls.values() for c in made if c.finish_reason == "length"]
+    total = sum(len(made) for made in calls.values())
+    if total and 2 * len(cut) >= total:
+        found.append(
+            f"{len(cut)} of {total} answers were cut off by max_tokens or the model's context: their rewards may "
+            "say more about length than about what was said"
+        )
+    return found
+
+
+def _no_signal(records: Sequence[EpisodeRecord]) -> str:
+    rewards = [record.reward or 0.0 for record in records]
+    if len(set(rewards)) == 1:
+        return (
+            f"all {len(rewards)} rewards of the batch are {rewards[0]:g}, so nothing tells good from bad and nothing "
+            "is learned: look at the reward function, or at tasks that are all too easy or too hard"
+        )
+    return (
+        "within each task all rewards are equal, so that no episode is better than its baseline and nothing is "
+        "learned: episodes of one task need different outcomes (is the sampling temperature above 0?)"
+    )
+
+
+def _differ(members: Sequence[EpisodeRecord]) -> bool:
+    return rewards_differ((r.reward or 0.0, r.call_rewards, r.agent_rewards) for r in members)
+
+
+def _of(some: Sequence[EpisodeRecord], all_: Sequence[EpisodeRecord]) -> str:
+    return f"{len(some)} of {len(all_)} episodes ({_listed([r.episode_id for r in some])})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"

@@ -1,0 +1,39 @@
+"""Whether an engine gets anywhere with the calls that wait for it."""
+
+from __future__ import annotations
+
+from ajet_core.errors import EngineError
+from ajet_core.interfaces import EngineStats
+
+
+class EngineWatch:
+    """Notices an engine that answers when asked how it is, but samples nothing.
+
+    :param limit: seconds without progress, with calls waiting, after which it is given up.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._done: tuple[int, int] | None = None
+        self._since: float | None = None
+
+    def note(self, stats: EngineStats, calls: int, now: float) -> None:
+        """Look at the engine's counters while it has these many calls.
+
+        :raises EngineError: nothing has moved for too long.
+        """
+        done = (stats.prompt_tokens, stats.sampled_tokens)
+        if calls == 0 or done != self._done:
+            self._done, self._since = done, now if calls else None
+            return
+        stalled = self.stalled(now)
+        if stalled > self._limit:
+            self._since = None
+            raise EngineError(
+                f"the engine has sampled nothing for {stalled:.0f} s though {calls} calls wait for it; its worker is "
+                "replaced (setting server.engine_stall_seconds)"
+            )
+
+    def stalled(self, now: float) -> float:
+        """Seconds without progress, 0 if there is some or nothing to do."""
+        return 0.0 if self._since is None else now - self._since

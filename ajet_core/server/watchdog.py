@@ -1,0 +1,171 @@
+"""Names what keeps a server from going on: every state has a time after which it is explained."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ajet_core.protocol import BatchProgress, Finding, ServerState, SetAside
+from ajet_core.server.events import EventLog
+
+_log = logging.getLogger("ajet.server")
+
+_SHOWN = 3
+# Below this nobody would call a pause between two calls a wait.
+_QUIET_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenView:
+    """An open episode.
+
+    :param idle: seconds since its last model call.
+    :param lease_left: seconds until it is aborted.
+    """
+
+    episode_id: str
+    task_id: str
+    client_id: str
+    idle: float
+    lease_left: float
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """What the watchdog looks at. Times are seconds.
+
+    :param in_state: for how long the server is in its state.
+    :param still: since a claim, a call or an end last moved anything.
+    :param lacking: begun tasks of the batch: name, episodes ended, episodes open.
+    :param dull: complete tasks whose rewards are all equal, where the batch asks for others.
+    :param throttled: requests that were refused with 429 in the last minute, and the last refusal.
+    :param doing: what a state other than ROLLING is busy with.
+    """
+
+    state: ServerState
+    in_state: float
+    still: float
+    open: Sequence[OpenView] = ()
+    waiting_claims: int = 0
+    batch: BatchProgress | None = None
+    episodes_per_task: int = 0
+    lacking: Sequence[tuple[str, int, int]] = ()
+    dull: int = 0
+    throttled: tuple[int, str] = (0, "")
+    engine_stalled: float = 0.0
+    paused: str = ""
+    set_aside: Sequence[SetAside] = ()
+    doing: str = ""
+
+
+def diagnose(view: ServerView, stuck_seconds: float) -> list[Finding]:
+    """What somebody should know, what keeps the server from going on first.
+
+    :param stuck_seconds: a cause that has lasted for so long is called stuck.
+    """
+
+    def finding(code: str, message: str, seconds: float) -> Finding:
+        stuck = seconds >= stuck_seconds
+        return Finding(code=code, message=message, seconds=round(seconds, 3), stuck=stuck)
+
+    found: list[Finding] = []
+    if view.state is ServerState.PAUSED:
+        found.append(finding("paused", f"the run is paused: {view.paused}", view.in_state))
+    elif view.state is ServerState.ROLLING:
+        found += [finding(*cause) for cause in _why_rolling_waits(view)]
+    elif view.state is not ServerState.OFFLINE and view.in_state >= stuck_seconds:
+        message = f"{view.state} for {view.in_state:.0f} s: {view.doing}"
+        found.append(finding("slow_state", message, view.in_state))
+    refused, last = view.throttled
+    if refused:
+        found.append(
+            Finding(
+                code="throttled",
+                message=f"{refused} requests were refused with 429 in the last minute: {last}",
+                seconds=60.0,
+                stuck=False,
+            )
+        )
+    if view.set_aside:
+        found.append(
+            Finding(code="tasks_set_aside", message=_set_aside(view), seconds=0.0, stuck=False)
+        )
+    return found
+
+
+def _why_rolling_waits(view: ServerView) -> Iterator[tuple[str, str, float]]:
+    if view.engine_stalled > _QUIET_SECONDS:
+        calls = sum(episode.calls for episode in view.open)
+        text = f"the engine has sampled nothing for {view.engine_stalled:.0f} s; {calls} calls wait for it"
+        yield "engine_stalled", text, view.engine_stalled
+        return
+    if view.still < _QUIET_SECONDS or any(episode.calls for episode in view.open):
+        return
+    if view.open:
+        yield "waiting_for_episodes", _waiting(view), min(e.idle for e in view.open)
+    elif view.dull and view.batch is not None:
+        text = (
+            f"{view.dull} tasks are complete, but all rewards of each are equal, and the batch takes only tasks whose "
+            f"rewards differ ({view.batch.ready} of {view.batch.needed}): give it other tasks, or batch.full_by "
+            '= "tasks"'
+        )
+        yield "no_signal", text, view.still
+    elif view.lacking or view.waiting_claims:
+        yield "incomplete_tasks", _incomplete(view), view.still
+    else:
+        text = "no client: nobody has asked for an episode or is rolling one out"
+        yield "no_client", f"{text} for {view.still:.0f} s", view.still
+
+
+def _waiting(view: ServerView) -> str:
+    longest = sorted(view.open, key=lambda episode: -episode.idle)
+    told = ", ".join(
+        f"task {e.task_id!r} (episode {e.episode_id} of client {e.client_id}: no model call for {e.idle:.0f} s, "
+        f"its lease ends in {e.lease_left:.0f} s)"
+        for e in longest[:_SHOWN]
+    )
+    more = f" and {len(longest) - _SHOWN} more" if len(longest) > _SHOWN else ""
+    return f"waiting for {told}{more}; {view.waiting_claims} claims wait for a place"
+
+
+def _incomplete(view: ServerView) -> str:
+    size = view.episodes_per_task
+    told = ", ".join(f"{name!r} has {ended} of {size}" for name, ended, _ in view.lacking[:_SHOWN])
+    more = f" and {len(view.lacking) - _SHOWN} more" if len(view.lacking) > _SHOWN else ""
+    lacking = f"waiting for episodes of tasks that nobody rolls out: {told}{more}" if told else ""
+    ready = f"{view.batch.ready} of {view.batch.needed} complete" if view.batch is not None else ""
+    if view.waiting_claims:
+        asked = f"the {view.waiting_claims} waiting claims are for tasks that are complete in this batch"
+        return "; ".join(filter(None, [asked, lacking, ready]))
+    return f"{lacking} ({ready}); start a client for them, or for other tasks"
+
+
+def _set_aside(view: ServerView) -> str:
+    told = "; ".join(
+        f"{aside.task_id!r} after {aside.aborts} failures, the last: {aside.reason}"
+        for aside in view.set_aside[:_SHOWN]
+    )
+    more = f"; and {len(view.set_aside) - _SHOWN} more" if len(view.set_aside) > _SHOWN else ""
+    return f"tasks that are not tried any more: {told}{more} (resuming the run gives them another chance)"
+
+
+@dataclass(slots=True)
+class Watchdog:
+    """Logs each stuck cause once, when it begins and when it ends."""
+
+    events: EventLog
+    _told: dict[str, Finding] = field(default_factory=dict)
+
+    def look(self, findings: Sequence[Finding]) -> None:
+        """Compare with what was told before."""
+        stuck = {found.code: found for found in findings if found.stuck}
+        for code, found in stuck.items():
+            if code not in self._told:
+                _log.warning("stuck for %.0f s: %s", found.seconds, found.message)
+                self.events.emit("finding", {"what": "begun", **found.model_dump()})
+        for code, found in self._told.items():
+            if code not in stuck:
+                self.events.emit("finding", {"what": "ended", **found.model_dump()})
+        self._told = stuck

@@ -1,0 +1,164 @@
+"""One training step: applied whole or not at all, and again with less memory if there was too little.
+
+A failure before the first optimiser step needs no way back: nothing was changed. For the others weights and optimiser
+state are copied to host memory, unless there is a single optimiser step and the copy would be large: by then
+everything was checked that can go wrong with a batch.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from ajet_backend_torch.checkpoint import Progress
+from ajet_backend_torch.guard import Limits, StepGuard
+from ajet_backend_torch.memory import free_memory, headline, is_out_of_memory
+from ajet_backend_torch.optimiser import Snapshot
+from ajet_backend_torch.policy import TrainedPolicy
+from ajet_backend_torch.update import BatchUpdate, Minibatch, learning_rate
+from ajet_core.errors import StepRefusedError, TrainerError
+from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.timeline.batch import TrainBatch
+
+ALWAYS_COPIED = 2**28
+"""Weights in this number are copied before a single optimiser step as well: 3 GiB with the optimiser's state."""
+LEAST_BUDGET = 16
+"""Below so many tokens a pass takes hardly less memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A batch that was trained on.
+
+    :param logprobs: as `StepReport.logprobs`.
+    :param retries: how often memory ran out before.
+    """
+
+    update: BatchUpdate
+    metrics: dict[str, float]
+    logprobs: list[list[float]]
+    retries: int
+
+
+def train_on(
+    policy: TrainedPolicy,
+    algorithm: AlgorithmConfig,
+    limits: Limits,
+    batch: TrainBatch,
+    progress: Progress,
+) -> Applied:
+    """Train on a valid batch; if memory runs out, again with a smaller `TrainedPolicy.token_budget`, which stays.
+
+    ``loss`` and ``grad_norm`` are means over optimiser steps, the other metrics over tokens; ``logprob_gap`` is
+    measured on the first minibatch, which is computed before any weight changes. ``kl`` is only there with a KL
+    term, ``logprob_gap`` only if that minibatch has tokens of the present weights.
+
+    :param progress: where the trainer was before this step.
+    :raises StepRefusedError: the batch would have damaged the weights; all is as before.
+    :raises TrainerError: the step failed, or does not fit into memory in any way; all is as before, unless
+        `MasterAdamW.torn`.
+    """
+    retries = 0
+    budget = policy.token_budget
+    while True:
+        update = BatchUpdate(policy, algorithm, batch)
+        if not update.trees:
+            rate = learning_rate(algorithm, progress.steps)
+            idle = {"no_signal": 1.0, "loss": 0.0, "grad_norm": 0.0, "learning_rate": rate}
+            return Applied(update, idle, update.logprobs(), retries)
+        try:
+            metrics, logprobs = _attempt(policy, algorithm, limits, update, progress)
+        except Exception as error:
+            if policy.optimiser.torn:
+                raise TrainerError(
+                    f"step {batch.step} failed while an update was applied or undone ({headline(error)}); the "
+                    "weights are lost: go on from the last checkpoint"
+                ) from error
+            if isinstance(error, TrainerError):
+                raise
+            if not is_out_of_memory(error):
+                raise TrainerError(
+                    f"step {batch.step} failed, weights and optimiser are as before: {headline(error)}"
+                ) from error
+            reason = headline(error)
+        else:
+            return Applied(update, metrics, logprobs, retries)
+        # Outside of the handler, where nothing refers to the tensors of the failed passes any more.
+        lower = _lower_budget(update, policy.token_budget)
+        del update
+        free_memory(policy.device)
+        if lower is None:
+            tried, policy.token_budget = policy.token_budget, budget
+            raise _too_large(policy, batch, tried, reason)
+        policy.token_budget = lower
+        retries += 1
+
+
+def _attempt(
+    policy: TrainedPolicy,
+    algorithm: AlgorithmConfig,
+    limits: Limits,
+    update: BatchUpdate,
+    progress: Progress,
+) -> tuple[dict[str, float], list[list[float]]]:
+    """Metrics and logprobs of a step; whatever is raised, all is as before, unless `MasterAdamW.torn`."""
+    step, seed, done = update.batch.step, progress.seed, progress.steps
+    rate = learning_rate(algorithm, done)
+    plan: list[tuple[int, Minibatch]] = []
+    for epoch in range(algorithm.epochs):
+        shuffling = random.Random(f"{seed}-{done}-{epoch}")  # noqa: S311
+        plan.extend((epoch, minibatch) for minibatch in update.minibatches(shuffling))
+    guard = StepGuard(step, len(plan), limits)
+    optimiser = policy.optimiser
+    before: Snapshot | None = None
+    changed = False
+    try:
+        with policy.training((seed * 1_000_003 + done) % 2**63):
+            for number, (epoch, minibatch) in enumerate(plan):
+                found = update.accumulate(
+                    minibatch,
+                    gap_version=None if number else progress.policy_version,
+                    report=not epoch,
+                )
+                update.totals.norms.append(guard.check(number, found, optimiser.clip()))
+                if not number and (len(plan) > 1 or optimiser.size <= ALWAYS_COPIED):
+                    before = optimiser.snapshot()
+                changed = True
+                optimiser.step(rate)
+                optimiser.zero_grad()
+        if not optimiser.is_finite():
+            raise guard.weights_refused()
+        metrics = {"learning_rate": rate, "no_signal": 0.0, **update.totals.metrics()}
+        return metrics, update.logprobs()
+    except Exception as error:
+        if before is not None:
+            optimiser.restore(before)
+        elif changed:
+            optimiser.torn = True
+        if not changed and isinstance(error, StepRefusedError) and not optimiser.is_finite():
+            raise TrainerError(
+                f"the weights were not finite before step {step} already; go on from a checkpoint"
+            ) from error
+        raise
+
+
+def _lower_budget(update: BatchUpdate, budget: int) -> int | None:
+    """The next budget that makes passes smaller; None if there is none."""
+    peak = update.peak_tokens(budget)
+    lower = min(budget, peak) // 2
+    while lower >= LEAST_BUDGET:
+        if update.peak_tokens(lower) < peak:
+            return lower
+        lower //= 2
+    return None
+
+
+def _too_large(policy: TrainedPolicy, batch: TrainBatch, tried: int, reason: str) -> TrainerError:
+    return TrainerError(
+        f"step {batch.step} does not fit into the memory of {policy.device}, even with a token budget of "
+        f"{tried} ({reason}); weights and optimiser are as before. To need less, set "
+        "trainer.settings.gradient_checkpointing, model.lora, model.dtype to bfloat16, or a smaller "
+        "timelines.max_tokens or model.max_context; or give an engine on the same device less (max_requests, "
+        "kv_tokens)",
+        param="algorithm.token_budget",
+    )

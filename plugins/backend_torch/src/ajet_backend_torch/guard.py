@@ -1,0 +1,117 @@
+"""What a trainer refuses: batches, losses, gradients and weights that no training survives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ajet_core.errors import StepRefusedError
+from ajet_core.timeline.batch import TrainBatch
+
+OVERFLOW = "an overflow in the model's dtype, or rewards that are too large"
+FAR_AWAY = "logprobs that another model or temperature sampled"
+TOO_FAST = "a learning rate that is too high, or too many minibatches and epochs"
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """The gradients of a minibatch were added up, with this.
+
+    :param loss: float64 scalar on the device, as `logprob_sum`, of all tokens that were computed.
+    :param expected_loss: the sum over tokens of weight and what multiplies a ratio, divergence or entropy: the loss
+        is at most about this while the policy is close to the one that sampled.
+    """
+
+    loss: torch.Tensor
+    logprob_sum: torch.Tensor
+    expected_loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """As `TorchTrainerSettings.loss_limit` and `grad_norm_limit`; None allows anything finite."""
+
+    loss: float | None
+    grad_norm: float | None
+
+
+def check_finite(batch: TrainBatch) -> None:
+    """Refuse a batch with numbers that are not finite in float32.
+
+    :raises StepRefusedError: which, and of which call.
+    """
+    for call in batch.calls:
+        # What is too large for float32 becomes infinite here, as it would later.
+        with np.errstate(over="ignore"):
+            numbers = np.array([call.advantage, *call.logprobs], np.float32)
+        wrong = np.flatnonzero(~np.isfinite(numbers))
+        if not wrong.size:
+            continue
+        first = int(wrong[0])
+        what = (
+            f"logprob {first - 1} is {call.logprobs[first - 1]}"
+            if first
+            else f"advantage is {call.advantage}"
+        )
+        episode = batch.episodes[call.episode]
+        raise StepRefusedError(
+            f"step {batch.step} was refused before anything was computed: of call {call.call_id} (episode "
+            f"{episode.episode_id}, reward {episode.reward:g}) the {what}, which is not finite. Look for "
+            "overflowing rewards, or for an engine that recorded damaged logprobs"
+        )
+
+
+class StepGuard:
+    """Checks the optimiser steps of one training step.
+
+    :param steps: optimiser steps that are planned.
+    """
+
+    def __init__(self, step: int, steps: int, limits: Limits) -> None:
+        self._step = step
+        self._steps = steps
+        self._limits = limits
+
+    def check(self, number: int, found: Accumulated, norm: torch.Tensor) -> float:
+        """Refuse to apply the gradients of minibatch `number`, counted from 0; waits for the device once.
+
+        :return: the gradient norm.
+        :raises StepRefusedError: what was measured.
+        """
+        loss, logprob_sum, grad_norm = torch.stack(
+            [found.loss, found.logprob_sum, norm.to(found.loss.dtype)]
+        ).tolist()
+        if not math.isfinite(loss) or not math.isfinite(grad_norm):
+            what = f"its loss {loss:.3g} and gradient norm {grad_norm:.3g} are not finite"
+            raise self._refused(number, what, OVERFLOW)
+        if not math.isfinite(logprob_sum):
+            raise self._refused(number, "a logprob of the policy is not finite", OVERFLOW)
+        limit = self._limits.loss
+        if limit is not None and abs(loss) > limit * found.expected_loss:
+            what = (
+                f"its loss {loss:.3g} is more than {limit:g} times (trainer.settings.loss_limit) the "
+                f"{found.expected_loss:.3g} that a policy close to the one that sampled can have"
+            )
+            raise self._refused(number, what, FAR_AWAY)
+        limit = self._limits.grad_norm
+        if limit is not None and grad_norm > limit:
+            what = f"its gradient norm {grad_norm:.3g} exceeds trainer.settings.grad_norm_limit {limit:g}"
+            raise self._refused(number, what, f"rewards of a wrong scale, or {FAR_AWAY}")
+        return float(grad_norm)
+
+    def weights_refused(self) -> StepRefusedError:
+        """The error if weights are not finite in the end."""
+        return self._refused(self._steps - 1, "weights are not finite after its update", TOO_FAST)
+
+    def _refused(self, number: int, what: str, cause: str) -> StepRefusedError:
+        before = ""
+        if number:
+            before = f", after {number} optimiser step{'s' if number > 1 else ''}"
+            cause = TOO_FAST
+        return StepRefusedError(
+            f"step {self._step} was refused: minibatch {number + 1} of {self._steps}{before}: {what}. Likely "
+            f"{cause}. Weights and optimiser are as before the step"
+        )

@@ -1,0 +1,34 @@
+"""The conformance suite, on a tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import VOCAB
+from test_trainer import make
+
+from ajet_core.interfaces import Trainer, WorkerContext
+from ajet_core.protocol.run import AlgorithmConfig, LoraConfig
+from ajet_core.testing.trainer_suite import TrainerSuite
+
+
+class TestTorchTrainer(TrainerSuite):
+    vocab_size = VOCAB
+
+    @pytest.fixture(
+        autouse=True,
+        params=[
+            (None, AlgorithmConfig(learning_rate=1e-2)),
+            (None, AlgorithmConfig(learning_rate=1e-2, kl_coef=0.1, minibatches=2, epochs=2)),
+            (LoraConfig(rank=4, dropout=0.1), AlgorithmConfig(warmup_steps=5, minibatches=2)),
+        ],
+        ids=["one optimiser step", "four", "dropout"],
+    )
+    def kind(self, request: pytest.FixtureRequest, models: Callable[[str], str]) -> None:
+        self.lora, self.algorithm = request.param
+        self.path = models("qwen2")
+
+    def make_trainer(self, run_dir: Path) -> Trainer:
+        return make(self.path, WorkerContext(run_dir), self.algorithm, self.lora)

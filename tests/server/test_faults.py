@@ -1,0 +1,340 @@
+"""What a run does when agents, batches, trainers and workers fail, on real sockets and worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from ajet_core.protocol import ServerState
+from ajet_core.server.run_loop import RunLoop
+from ajet_core.testing.faults import HoldGate
+
+from .conftest import CLIENT, CONTROL, Running, ServerFactory, error_of
+
+
+def loop_of(server: Running) -> RunLoop:
+    loop = server.service.coordinator.loop
+    assert loop is not None
+    return loop
+
+
+def events(server: Running, type_: str) -> list[dict[str, Any]]:
+    found = [owned.event for owned in server.service.events._events]
+    return [event.data for event in found if event.type == type_]
+
+
+async def until_state(server: Running, state: ServerState) -> None:
+    await server.service.board.wait_until(lambda: server.service.board.state is state)
+
+
+async def abort(server: Running, grant: dict[str, Any], **body: Any) -> dict[str, Any]:
+    answer = await server.http.post(
+        f"/v1/episodes/{grant['episode_id']}/abort", headers=CLIENT, json=body
+    )
+    assert answer.status_code == 200, answer.text
+    status: dict[str, Any] = answer.json()
+    return status
+
+
+async def finish_batch(server: Running) -> None:
+    """The episodes of a batch, whatever becomes of it."""
+    await asyncio.gather(*(server.episode(task, r) for task in "ab" for r in (0.0, 1.0)))
+
+
+async def status(server: Running) -> dict[str, Any]:
+    answer = await server.http.get("/v1/status", headers=CONTROL)
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_a_refused_batch_is_kept_and_the_next_one_takes_its_step(server: Running) -> None:
+    await server.roll(trainer={"refuses_at": 2})
+    await server.batch()
+    await finish_batch(server)
+    await server.service.board.wait_until(lambda: bool(events(server, "refused")))
+    await until_state(server, ServerState.ROLLING)
+    assert server.service.coordinator.step == 1
+    # The old weights are served, and the next batch is step 2.
+    await server.batch()
+    assert server.service.coordinator.step == 2
+    (kept,) = await server.service.store.batches(after_step=0, refused=True)
+    assert len(kept.episode_ids) == 4
+    assert "scripted refusal of step 2" in kept.refused
+    steps = await server.service.store.steps()
+    assert [s.step for s in steps] == [1, 2]
+    assert kept.batch_id not in {s.batch_id for s in steps}
+    assert error_of_event(events(server, "refused")[0])["type"] == "step_refused"
+
+
+def error_of_event(data: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = data["error"]
+    return found
+
+
+async def test_a_trainer_that_refuses_batch_after_batch_pauses_the_run(server: Running) -> None:
+    await server.roll(trainer={"refuses_at": 1, "once": False}, failures={"max_refused": 2})
+    await finish_batch(server)
+    await server.service.board.wait_until(lambda: bool(events(server, "refused")))
+    await finish_batch(server)
+    await until_state(server, ServerState.PAUSED)
+    assert "refused 2 batches in a row" in (await status(server))["paused"]
+
+
+async def test_a_refused_batch_is_not_trained_after_a_restart(servers: ServerFactory) -> None:
+    async with servers.running() as server:
+        await server.roll(trainer={"refuses_at": 1})
+        await finish_batch(server)
+        await server.service.board.wait_until(lambda: bool(events(server, "refused")))
+        await server.batch()
+    async with servers.running() as server:
+        await until_state(server, ServerState.ROLLING)
+        assert server.service.coordinator.step == 1
+        assert len(await server.service.store.batches(after_step=0, refused=True)) == 1
+
+
+async def test_failing_agents_pause_the_run_with_a_diagnosis(server: Running) -> None:
+    await server.roll(
+        batch={"full_by": "episodes", "tasks": 8, "episodes_per_task": 2},
+        failures={"window": 8, "max_rate": 0.5},
+    )
+    for number in range(8):
+        grant = await server.claim(f"t{number}")
+        if number < 3:
+            await server.end(grant, 1.0)
+        else:
+            said = await abort(
+                server, grant, reason="TimeoutError: tool is down\ndetails", cause="timeout"
+            )
+            assert said["cause"] == "timeout"
+    await until_state(server, ServerState.PAUSED)
+    found = await status(server)
+    assert "5 of the last 8 episodes failed (5 by timeout)" in found["paused"]
+    assert "5 times 'TimeoutError: tool is down'" in found["paused"]
+    assert [f["code"] for f in found["findings"]] == ["paused"]
+    assert found["counters"]["aborted_timeout"] == 5
+    body = {"task_id": "x", "wait_seconds": 0}
+    refused = await server.http.post("/v1/episodes", headers=CLIENT, json=body)
+    assert refused.status_code == 503
+    assert "tool is down" in error_of(refused)["message"]
+    waiting = asyncio.create_task(server.claim("y"))
+    answer = await server.http.post("/v1/run/resume", headers=CONTROL)
+    assert answer.status_code == 200
+    assert (await waiting)["task_id"] == "y"
+    assert (await status(server))["paused"] is None
+
+
+async def test_a_pause_keeps_open_episodes_and_full_batches(server: Running) -> None:
+    await server.roll()
+    grants = [await server.claim(task) for task in "aabb"]
+    paused = await server.http.post("/v1/run/pause", headers=CONTROL, json={"reason": "a look"})
+    assert paused.status_code == 200
+    await until_state(server, ServerState.PAUSED)
+    for number, grant in enumerate(grants):
+        assert (await server.chat(grant)).status_code == 200
+        await server.end(grant, number % 2)
+    assert server.service.coordinator.step == 0
+    await server.http.post("/v1/run/resume", headers=CONTROL)
+    await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+
+
+async def test_a_paused_run_is_paused_after_a_restart(servers: ServerFactory) -> None:
+    async with servers.running() as server:
+        await server.roll()
+        await server.http.post("/v1/run/pause", headers=CONTROL, json={"reason": "a look"})
+    async with servers.running() as server:
+        await until_state(server, ServerState.PAUSED)
+        assert (await status(server))["paused"] == "a look"
+        await server.http.post("/v1/run/resume", headers=CONTROL)
+        await until_state(server, ServerState.ROLLING)
+    async with servers.running() as server:
+        await until_state(server, ServerState.ROLLING)
+
+
+async def test_only_a_run_can_be_paused(server: Running) -> None:
+    for verb in ("pause", "resume"):
+        answer = await server.http.post(f"/v1/run/{verb}", headers=CONTROL)
+        assert answer.status_code == 409
+        answer = await server.http.post(f"/v1/run/{verb}", headers=CLIENT)
+        assert answer.status_code == 403
+
+
+async def test_a_task_that_always_fails_is_set_aside_and_shown(server: Running) -> None:
+    await server.roll(failures={"max_rate": 1.0})
+    waiting = asyncio.create_task(
+        server.http.post("/v1/episodes", headers=CLIENT, json={"task_id": "a", "wait_seconds": 30})
+    )
+    grants = [(await waiting).json(), await server.claim("a")]
+    waiting = asyncio.create_task(
+        server.http.post("/v1/episodes", headers=CLIENT, json={"task_id": "a", "wait_seconds": 30})
+    )
+    for grant in grants:
+        await abort(server, grant, reason="ValueError: always")
+    third = (await waiting).json()
+    others = [
+        asyncio.create_task(
+            server.http.post(
+                "/v1/episodes", headers=CLIENT, json={"task_id": "a", "wait_seconds": 30}
+            )
+        )
+        for _ in range(2)
+    ]
+    while server.service.claims.waiting_count < 1:
+        await asyncio.sleep(0)
+    await abort(server, third, reason="ValueError: always")
+    answers = [await other for other in others]
+    assert {a.status_code for a in answers} <= {200, 409}
+    refused = await server.http.post("/v1/episodes", headers=CLIENT, json={"task_id": "a"})
+    assert refused.status_code == 409
+    assert "its last 3 episodes failed and none ended" in error_of(refused)["message"]
+    found = await status(server)
+    assert [(s["task_id"], s["aborts"]) for s in found["set_aside"]] == [("a", 3)]
+    assert "tasks_set_aside" in {f["code"] for f in found["findings"]}
+    assert len(events(server, "task_set_aside")) == 1
+    await server.http.post("/v1/run/resume", headers=CONTROL)
+    assert (await status(server))["set_aside"] == []
+
+
+async def test_a_training_step_that_never_ends_is_ended_and_tried_again(
+    servers: ServerFactory,
+) -> None:
+    async with servers.running(step_timeout_seconds=2.0) as server:
+        with HoldGate(server.run_dir, "trainer"):
+            await server.roll(trainer={"hangs_at": 1})
+            loop_of(server).health_seconds = 0.1
+            await server.batch()
+        assert server.service.coordinator.step == 1
+        died = [e["message"] for e in events(server, "worker") if e["what"] == "died"]
+        assert "training step 1 took longer than 2 s" in died[0]
+
+
+async def test_a_frozen_worker_is_replaced_in_the_middle_of_a_step(servers: ServerFactory) -> None:
+    async with servers.running() as server:
+        with HoldGate(server.run_dir, "trainer"):
+            await server.roll(trainer={"hangs_at": 1})
+            loop = loop_of(server)
+            loop.health_seconds, loop.hang_seconds = 0.1, 0.5
+            training = asyncio.create_task(server.batch())
+            while not (server.run_dir / "scripted-trainer.hung").exists():
+                await asyncio.sleep(0)
+            assert loop.workers is not None
+            os.kill(loop.workers.trainer.pid, signal.SIGSTOP)
+            await training
+        assert server.service.coordinator.step == 1
+        died = [e["message"] for e in events(server, "worker") if e["what"] == "died"]
+        assert "did not answer for 0.5 s while training step 1" in died[0]
+
+
+async def test_an_engine_that_does_nothing_is_replaced_and_its_calls_go_on(
+    servers: ServerFactory,
+) -> None:
+    async with servers.running(engine_stall_seconds=0.2) as server:
+        with HoldGate(server.run_dir, "engine"):
+            await server.roll(engine={"hangs_at": 1})
+            loop_of(server).health_seconds = 0.05
+            grant = await server.claim()
+            assert (await server.chat(grant)).status_code == 200
+        died = [e["message"] for e in events(server, "worker") if e["what"] == "died"]
+        assert "the engine has sampled nothing" in died[0]
+
+
+async def test_the_place_of_a_client_that_fell_silent_goes_to_whoever_asks(
+    server: Running,
+) -> None:
+    await server.roll(batch={"tasks": 1, "episodes_per_task": 2})
+    lost = await server.claim(heartbeat_seconds=0.1, lease_seconds=600)
+    kept = await server.claim()
+    again = await server.claim()
+    # Its lease holds: what it ends after all is trained.
+    for grant, reward in ((lost, 0.0), (kept, 0.5), (again, 1.0)):
+        assert (await server.end(grant, reward)).status_code in {200, 410}
+    await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+    ended = await server.service.store.episodes(state="ended")
+    assert {e.episode_id for e in ended} == {g["episode_id"] for g in (lost, kept, again)}
+
+
+async def test_one_beat_renews_many_leases_and_tells_what_is_over(server: Running) -> None:
+    await server.roll()
+    first, second = await server.claim("a"), await server.claim("b")
+    for grant in (first, second):
+        server.service.episodes._open[grant["episode_id"]].seen_at -= 300.0
+    await abort(server, second, reason="enough", cause="cancelled")
+    ids = [first["episode_id"], second["episode_id"], "unknown"]
+    answer = await server.http.post(
+        "/v1/heartbeats", headers=CLIENT, json={"episode_ids": [*ids, *ids]}
+    )
+    closed = answer.json()["closed"]
+    assert set(closed) == set(ids[1:])
+    assert "enough" in closed[second["episode_id"]]
+    left = (await server.http.get(f"/v1/episodes/{ids[0]}", headers=CLIENT)).json()
+    assert left["lease_expires_in"] > 500
+
+
+async def test_episodes_are_counted_by_group(server: Running) -> None:
+    await server.roll()
+    await server.episode("a", 1.0)
+    await server.claim("a")
+    await abort(server, await server.claim("b", group="b@2"), reason="no")
+    answer = await server.http.post(
+        "/v1/groups", headers=CLIENT, json={"groups": ["a", "b@2", "never"]}
+    )
+    assert answer.json()["groups"] == {
+        "a": {"open": 1, "ended": 1, "aborted": 0},
+        "b@2": {"open": 0, "ended": 0, "aborted": 1},
+        "never": {"open": 0, "ended": 0, "aborted": 0},
+    }
+
+
+async def test_a_late_end_is_told_that_its_lease_ran_out(server: Running) -> None:
+    await server.roll()
+    grant = await server.claim(lease_seconds=1.0)
+    server.service.episodes._open[grant["episode_id"]].seen_at -= 2.0
+    server.service.episodes._leases.add(0.0, grant["episode_id"])
+    await server.service.episodes.expire_leases()
+    answer = await server.end(grant, 1.0)
+    assert answer.status_code == 410
+    assert "lease expired" in error_of(answer)["message"]
+    counters = (await status(server))["counters"]
+    assert counters["aborted_lease_expired"] == 1
+
+
+async def test_a_batch_without_signal_is_trained_and_diagnosed(server: Running) -> None:
+    await server.roll()
+    await asyncio.gather(*(server.episode(task, 0.0) for task in "aabb"))
+    await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+    (finding,) = (await status(server))["last_step"]["findings"]
+    assert "all 4 rewards of the batch are 0" in finding
+
+
+async def test_a_batch_without_calls_is_diagnosed(server: Running) -> None:
+    await server.roll()
+    for task in "aabb":
+        await server.end(await server.claim(task), 1.0)
+    await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+    (finding,) = (await status(server))["last_step"]["findings"]
+    assert "none of the batch's 4 episodes made a model call" in finding
+
+
+@pytest.mark.parametrize("stuck_seconds", [0.2])
+async def test_a_server_without_clients_says_so(
+    servers: ServerFactory, stuck_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ajet_core.server.watchdog._QUIET_SECONDS", 0.1)
+    async with servers.running(stuck_seconds=stuck_seconds) as server:
+        await server.roll()
+        async for owned in server.service.events.read():
+            if owned is not None and owned.event.data.get("code") == "no_client":
+                assert (owned.event.type, owned.event.data["what"]) == ("finding", "begun")
+                last = owned.event.id
+                break
+        found = (await status(server))["findings"]
+        assert [(f["code"], f["stuck"]) for f in found] == [("no_client", True)]
+        waiting = server.service.events.read(last)
+        await server.claim()
+        async for ended in waiting:
+            if ended is not None and ended.event.data.get("code") == "no_client":
+                assert (ended.event.type, ended.event.data["what"]) == ("finding", "ended")
+                break

@@ -1,0 +1,118 @@
+"""What keeps a server from going on is named."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from ajet_core.protocol import BatchProgress, Finding, ServerState, SetAside
+from ajet_core.server.events import EventLog
+from ajet_core.server.throttle import ThrottleMeter
+from ajet_core.server.watchdog import OpenView, ServerView, Watchdog, diagnose
+
+PROGRESS = BatchProgress(full_by="tasks", needed=8, ready=3, open_episodes=0, set_aside=0)
+IDLE = ServerView(
+    ServerState.ROLLING, in_state=100.0, still=70.0, batch=PROGRESS, episodes_per_task=8
+)
+EPISODE = OpenView("e1", "t1", "client", idle=65.0, lease_left=20.0, calls=0)
+
+
+def only(view: ServerView) -> Finding:
+    (found,) = diagnose(view, 60.0)
+    return found
+
+
+def test_a_server_at_work_has_no_findings() -> None:
+    assert diagnose(replace(IDLE, still=1.0), 60.0) == []
+    busy = replace(EPISODE, calls=1)
+    assert diagnose(replace(IDLE, open=[busy]), 60.0) == []
+    assert diagnose(ServerView(ServerState.OFFLINE, 1e6, 1e6), 60.0) == []
+    assert diagnose(ServerView(ServerState.BOOTING, 5.0, 5.0), 60.0) == []
+
+
+def test_no_client() -> None:
+    found = only(IDLE)
+    assert (found.code, found.stuck, found.seconds) == ("no_client", True, 70.0)
+    early = only(replace(IDLE, still=20.0))
+    assert (early.code, early.stuck) == ("no_client", False)
+
+
+def test_an_agent_that_does_not_come_back_is_named() -> None:
+    found = only(replace(IDLE, open=[EPISODE, replace(EPISODE, episode_id="e2", idle=90.0)]))
+    assert found.code == "waiting_for_episodes"
+    assert found.seconds == 65.0
+    assert "task 't1' (episode e2 of client client: no model call for 90 s" in found.message
+    assert found.message.index("e2") < found.message.index("e1")
+
+
+def test_a_task_that_nobody_goes_on_with_is_named() -> None:
+    found = only(replace(IDLE, lacking=[("t7", 5, 0)]))
+    assert found.code == "incomplete_tasks"
+    assert "'t7' has 5 of 8" in found.message
+    assert "3 of 8 complete" in found.message
+
+
+def test_claims_for_complete_tasks_alone_are_explained() -> None:
+    found = only(replace(IDLE, waiting_claims=4, lacking=[("t7", 5, 0)]))
+    assert "the 4 waiting claims are for tasks that are complete in this batch" in found.message
+    assert "'t7' has 5 of 8" in found.message
+
+
+def test_tasks_whose_rewards_do_not_differ() -> None:
+    found = only(replace(IDLE, dull=12, lacking=[("t7", 5, 0)]))
+    assert found.code == "no_signal"
+    assert "12 tasks are complete" in found.message
+
+
+def test_an_engine_that_stands_still_comes_before_everything_else() -> None:
+    found = only(replace(IDLE, open=[replace(EPISODE, calls=3)], engine_stalled=61.0))
+    assert (found.code, found.stuck) == ("engine_stalled", True)
+    assert "3 calls wait" in found.message
+
+
+def test_slow_states_say_what_they_do() -> None:
+    found = only(ServerView(ServerState.BOOTING, 75.0, 75.0, doing="the workers load the model"))
+    assert (found.code, found.stuck) == ("slow_state", True)
+    assert found.message == "BOOTING for 75 s: the workers load the model"
+
+
+def test_a_pause_throttling_and_set_aside_tasks_are_findings() -> None:
+    aside = SetAside(
+        client_id="client", group="t1", task_id="t1", aborts=17, reason="ValueError: no"
+    )
+    view = replace(
+        IDLE,
+        state=ServerState.PAUSED,
+        paused="by hand",
+        throttled=(5, "too many"),
+        set_aside=[aside] * 4,
+    )
+    paused, throttled, tasks = diagnose(view, 60.0)
+    assert (paused.code, paused.message) == ("paused", "the run is paused: by hand")
+    assert "5 requests were refused with 429 in the last minute: too many" in throttled.message
+    assert "'t1' after 17 failures, the last: ValueError: no" in tasks.message
+    assert "and 1 more" in tasks.message
+
+
+def test_the_watchdog_tells_each_cause_once() -> None:
+    events = EventLog(time.time)
+    dog = Watchdog(events)
+    stuck = only(IDLE)
+    for findings in ([], [stuck], [stuck], [stuck.model_copy(update={"stuck": False})], []):
+        dog.look(findings)
+    told = [(e.event.data["what"], e.event.data["code"]) for e in events._events]
+    assert told == [("begun", "no_client"), ("ended", "no_client")]
+
+
+def test_refusals_are_forgotten_after_a_minute() -> None:
+    now = 0.0
+    meter = ThrottleMeter(lambda: now)
+    assert meter.recent() == (0, "")
+    meter.note("first")
+    now = 59.0
+    meter.note("second")
+    assert meter.recent() == (2, "second")
+    now = 61.0
+    assert meter.recent() == (1, "second")
+    now = 120.0
+    assert meter.recent() == (0, "")
