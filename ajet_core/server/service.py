@@ -151,11 +151,14 @@ class SwarmService:
 
     async def _end_dead_tenants(self) -> None:
         """End what tokens that were revoked or have expired left open."""
-        for tenant, why in self.tenants.dead().items():
+        dead = self.tenants.dead()
+        if dead:
+            # Readers of events look at their token when they are woken.
+            self.events.wake()
+        for tenant, why in dead.items():
             self.claims.drop(tenant, why)
             reason = f"its token opens nothing any more: {why}"
             await self.episodes.abort_all(reason, "token_revoked", tenant)
-        self.events.wake()
 
     async def end(self, episode_id: str, request: EndRequest) -> EpisodeStatus:
         """End an episode; a repeat gets the outcome that stands.

@@ -83,8 +83,9 @@ class Tenants:
             raise AuthError(f"the token that claimed this episode opens nothing any more: {why}")
 
     def dead(self) -> dict[str, str]:
-        """Tenants that have open episodes or waiting claims though their token is dead, and why it is."""
-        found = {tenant: self.why_dead(tenant) for tenant in (*self._open, *self._waiting)}
+        """Tenants that have open episodes, waiting claims or event streams though their token is dead, and why it is."""
+        using = (*self._open, *self._waiting, *self._streams)
+        found = {tenant: self.why_dead(tenant) for tenant in using}
         return {tenant: why for tenant, why in found.items() if why}
 
     # --- Episodes ---------------------------------------------------------------------------------

@@ -276,6 +276,25 @@ async def test_the_event_stream_of_a_revoked_token_ends(server: Running) -> None
         assert [line for line in [line async for line in lines] if line] == []
 
 
+async def test_the_event_stream_of_a_token_that_expires_ends_though_nothing_happens(
+    server: Running,
+) -> None:
+    token_id, viewer = await new_token(server, "dashboard", scope="view", expires_in=3600.0)
+    async with server.http.stream("GET", "/v1/events", headers=viewer) as answer:
+        lines = answer.aiter_lines()
+        assert await anext(lines) == ": connected"
+        token = server.service.tokens.get(token_id)
+        assert token is not None
+        token.expires_at = 1.0
+        assert [line for line in [line async for line in lines] if line] == []
+
+
+async def test_readers_are_left_alone_while_no_token_is_dead(server: Running) -> None:
+    waited_for = server.service.events._news
+    await server.service._end_dead_tenants()
+    assert server.service.events._news is waited_for
+
+
 async def test_a_token_expires_in_the_middle_of_a_run(rolling: Running) -> None:
     token_id, alice = await new_token(rolling, "alice", expires_in=3600.0)
     grant = (await claim_as(rolling, alice)).json()
