@@ -114,7 +114,7 @@ def create(
         found = error.errors(include_url=False)[0]
         raise click.UsageError(f"{'.'.join(map(str, found['loc']))}: {found['msg']}") from None
     if run_dir is not None:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _tokens(state, url, run_dir) as tokens:
         grant = tokens.issue(request)
     if as_json:

@@ -132,8 +132,8 @@ def http_config(app: ASGIApp, server: ServerSettings) -> uvicorn.Config:
         http=guarded_protocol(ConnectionLimits(server.max_connections, server.request_seconds)),
         ws="none",
         lifespan="off",
-        # Only a server that is said to be behind a proxy believes one about whose requests it passes on.
-        proxy_headers=server.public_url is not None,
+        # Only a server that is said to be behind a proxy, which ends TLS, believes it about whose requests it brings.
+        proxy_headers=server.public_url is not None and server.tls_cert is None,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -356,7 +356,8 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
     """
     run_dir = settings.server.run_dir.resolve()
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        # Everything that agents say is stored in it.
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"cannot make the run directory {run_dir}: {error}", param="server.run_dir"
