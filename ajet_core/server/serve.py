@@ -53,6 +53,7 @@ def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
         level=settings.server.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    logging.getLogger("uvicorn.error").addFilter(_without_warnings)
     _check_files(settings.server)
     if plugins is None:
         plugins = PluginManager(blocked=settings.plugins.blocked)
@@ -66,6 +67,11 @@ def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
             runner.run(_serve(settings, service, listener))
     finally:
         listener.close()
+
+
+def _without_warnings(record: logging.LogRecord) -> bool:
+    """uvicorn warns of every request that is no HTTP: strangers could fill the disk with it."""
+    return record.levelno != logging.WARNING
 
 
 def _check_files(server: ServerSettings) -> None:

@@ -379,7 +379,10 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
     tenants = Tenants(
         tokens,
         TenantLimits(
-            server.max_calls_at_once, server.max_calls_per_episode, server.max_event_streams
+            server.max_open_episodes,
+            server.max_calls_at_once,
+            server.max_calls_per_episode,
+            server.max_event_streams,
         ),
     )
     episodes = EpisodeRegistry(

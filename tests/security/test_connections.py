@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from pathlib import Path
 
 import pytest
 
 from ajet_core.server.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES
 from tests.security.raw import head, raw
+from tests.security.scripted_server import server_process
 from tests.server.conftest import CLIENT, Running, ServerFactory, key
 
 CLAIM = head("POST", "/v1/episodes", {**CLIENT, "content-length": "1000"})
@@ -270,3 +272,16 @@ async def test_readers_of_events_are_limited(servers: ServerFactory) -> None:
             answer = await server.http.get("/v1/events", headers=CLIENT)
             assert answer.status_code == 429
             assert "max_event_streams" in answer.text
+
+
+async def test_strangers_cannot_fill_the_log(tmp_path: Path) -> None:
+    async with server_process(tmp_path / "run") as server:
+        for request in (b"no HTTP\r\n\r\n", b"GET / HTTP/1.1\r\nupgrade: x\r\n\r\n", STATUS):
+            for _ in range(10):
+                async with raw(server.url) as connection:
+                    await connection.send(request)
+                    connection.writer.write_eof()
+                    await connection.rest()
+        before_the_end = len(server.output.splitlines())
+    assert before_the_end < 10, server.output.decode()
+    assert b"listening on" in server.output

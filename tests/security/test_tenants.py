@@ -346,6 +346,15 @@ async def test_the_quota_of_open_episodes_holds_for_claims_at_once(rolling: Runn
     assert (await rolling.claim())["episode_id"]
 
 
+async def test_the_limit_of_open_episodes_holds_for_claims_at_once(servers: ServerFactory) -> None:
+    async with servers.running(max_open_episodes=2) as server:
+        await server.roll(batch={"tasks": 8, "episodes_per_task": 8})
+        _, alice = await new_token(server, "alice")
+        claims = (claim_as(server, headers, "t") for headers in (alice, CLIENT) * 3)
+        answers = await asyncio.gather(*claims)
+        assert sorted(a.status_code for a in answers) == [200, 200, 429, 429, 429, 429]
+
+
 async def test_the_quota_of_open_episodes_is_kept_over_a_restart(servers: ServerFactory) -> None:
     async with servers.running() as server:
         await server.roll()
