@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ajet_backend_torch import hooks
 from ajet_backend_torch.trainer import TorchTrainer
+
 from ajet_core.interfaces import ComponentSettings, StepReport, WorkerContext
 from ajet_core.plugin import PluginManager
 from ajet_core.plugin.components import TrainerSpec

@@ -38,7 +38,7 @@ CHECKS = [
     status_code_conformance,
     unsupported_method,
 ]
-# Batches that never are full, and tasks that are never given up, so that every claim finds a place.
+# Batches that never are full and bear any number of failures, so that every claim finds a place.
 ENDLESS = {
     "full_by": "episodes",
     "tasks": 100_000,
@@ -75,9 +75,13 @@ class Server:
                 "engine": {"name": "scripted"},
                 "trainer": {"name": "scripted"},
                 "batch": ENDLESS,
+                "failures": {"max_rate": 1.0},
             }
             self.call("PUT", "/v1/run", config)
             self.call("POST", "/v1/run/start", {"wait_seconds": 60})
+        if wanted == "ROLLING":
+            # It may have been paused.
+            self.call("POST", "/v1/run/resume")
 
     def claim(self) -> dict[str, Any]:
         """Claim an episode."""
