@@ -21,7 +21,7 @@ STATUS = head("GET", "/v1/status", CLIENT)
 @pytest.fixture
 def quick(servers: ServerFactory) -> contextlib.AbstractAsyncContextManager[Running]:
     """A server that gives clients little time."""
-    return servers.running(request_seconds=0.3)
+    return servers.running(request_seconds=1.0)
 
 
 async def serves(server: Running) -> bool:
@@ -100,7 +100,7 @@ async def test_a_long_poll_is_not_taken_for_a_slow_sender(
         await server.roll(batch={"tasks": 1, "episodes_per_task": 2, "full_by": "episodes"})
         for _ in range(2):
             await server.claim()
-        body = {"task_id": "a", "wait_seconds": 1.0}
+        body = {"task_id": "a", "wait_seconds": 2.0}
         answer = await server.http.post("/v1/episodes", headers=CLIENT, json=body)
         assert answer.status_code == 503
         assert answer.json()["error"]["type"] == "not_rolling"
