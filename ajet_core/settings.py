@@ -31,8 +31,9 @@ from pydantic_settings import (
 from ajet_core.credentials import LOOPBACK_HOSTS
 from ajet_core.settings_layers import ENV_PREFIX, Layers, config_error, leaves
 
-_SECRET_KEY = re.compile(r"password|secret|token|credential|dsn|api_?key", re.IGNORECASE)
-_MASK = "**********"
+SECRET_KEY = re.compile(r"password|secret|token|credential|dsn|api_?key", re.IGNORECASE)
+MASK = "**********"
+"""What is shown of a secret."""
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -212,7 +213,7 @@ class Settings(BaseSettings):
         """Every effective setting and where it came from, in the order of the classes above."""
         origins = []
         for path, value in leaves(self.model_dump(mode="json")):
-            shown = _MASK if value is not None and _SECRET_KEY.search(path[-1]) else value
+            shown = MASK if value is not None and SECRET_KEY.search(path[-1]) else value
             origins.append(SettingOrigin(".".join(path), shown, self._layers.source(path)))
         return origins
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 from pydantic import ValidationError
@@ -20,6 +20,9 @@ from ajet_core.cli.state import CliState, config_option, pass_state, set_flags
 from ajet_core.client._tokens import TokenClient
 from ajet_core.errors import ConfigError, StoreError
 from ajet_core.protocol import TokenGrant, TokenInfo, TokenQuotas, TokenRequest
+
+if TYPE_CHECKING:
+    from ajet_core.server.tokens import TokenBook
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -111,7 +114,7 @@ def create(
         found = error.errors(include_url=False)[0]
         raise click.UsageError(f"{'.'.join(map(str, found['loc']))}: {found['msg']}") from None
     if run_dir is not None:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _tokens(state, url, run_dir) as tokens:
         grant = tokens.issue(request)
     if as_json:
@@ -171,6 +174,34 @@ def revoke(state: CliState, token_id: str, url: str | None, run_dir: Path | None
     click.echo(f"revoked: {info.scope} token {info.token_id} of {info.name}")
 
 
+class _Audited:
+    """The tokens of a run directory that no server has open; what is done to them is written down as well."""
+
+    def __init__(self, book: TokenBook, run_dir: Path) -> None:
+        from ajet_core.server.audit import AuditLog
+
+        self._book = book
+        self._audit = AuditLog(run_dir)
+
+    def issue(self, request: TokenRequest) -> TokenGrant:
+        grant = self._book.issue(request)
+        self._write("token.create", grant.info)
+        return grant
+
+    def list(self) -> list[TokenInfo]:
+        return self._book.list()
+
+    def revoke(self, token_id: str) -> TokenInfo:
+        info = self._book.revoke(token_id)
+        self._write("token.revoke", info)
+        return info
+
+    def _write(self, action: str, info: TokenInfo) -> None:
+        self._audit.write(
+            action, "", "this machine", "done", id=info.token_id, name=info.name, scope=info.scope
+        )
+
+
 @contextmanager
 def _tokens(state: CliState, url: str | None, run_dir: Path | None) -> Iterator[_Tokens]:
     """The tokens of the server, or of a run directory that no server has open."""
@@ -194,7 +225,7 @@ def _tokens(state: CliState, url: str | None, run_dir: Path | None) -> Iterator[
             server = running
         else:
             with closing(book):
-                yield book
+                yield _Audited(book, run_dir)
             return
     with closing(TokenClient(server, secret, retries=_RETRIES)) as client:
         yield client

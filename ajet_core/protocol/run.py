@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from ajet_core.protocol.base import Message, Name
 
-PositiveInt = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NonNegative = Annotated[float, Field(ge=0)]
 
 
@@ -85,7 +85,7 @@ class AlgorithmConfig(Message):
     minibatches: PositiveInt = 1
     epochs: PositiveInt = 1
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     weight_decay: NonNegative = 0.0
     adam_betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
         0.9,

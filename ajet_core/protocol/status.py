@@ -163,7 +163,7 @@ class PauseRequest(Message):
 class Event(Message):
     """One entry of ``GET /v1/events``.
 
-    :param id: increases by one; a client that reconnects sends the last one it saw as
+    :param id: increases; a client that reconnects sends the last one it saw as
         ``Last-Event-ID``.
     :param type: ``state``, ``run``, ``episode``, ``step``, ``refused`` (a batch), ``task_set_aside``, ``worker``,
         ``finding``, or ``gap`` (entries were lost to a slow reader).

@@ -49,7 +49,7 @@ from ajet_core.server.service import SwarmService
 from ajet_core.server.short_cut import JsonEndpoint, ShortCut
 from ajet_core.server.token_first import OPEN_PATHS, TokenFirst
 from ajet_core.server.tokens import Token
-from ajet_core.server.visibility import event_for, status_for
+from ajet_core.server.visibility import event_for, run_for, status_for
 
 _KEEPALIVE_SECONDS = 15.0
 
@@ -213,8 +213,8 @@ def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> Non
             return await service.coordinator.configure(body)
 
     @app.get("/v1/run", summary="The configured run", tags=["run"])
-    async def run(_: Looker) -> RunStatus:
-        return service.coordinator.run_status()
+    async def run(who: Looker) -> RunStatus:
+        return run_for(who, service.coordinator.run_status())
 
     @app.post("/v1/run/start", summary="Start it", tags=["run"])
     async def start(

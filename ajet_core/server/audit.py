@@ -61,8 +61,9 @@ class AuditLog:
             raise
         finally:
             # Also when the client has hung up meanwhile, which cancels this.
-            line = self._line(action, who, peer, outcome, details)
-            await asyncio.shield(asyncio.to_thread(self._append, line))
+            await asyncio.shield(
+                asyncio.to_thread(self.write, action, who, peer, outcome, **details)
+            )
 
     async def refused(self, action: str, who: str, peer: str, error: AjetError) -> None:
         """Record an attempt that was refused because of the token or its scope."""
@@ -75,12 +76,10 @@ class AuditLog:
             return
         left_out, self._left_out = self._left_out, 0
         details: dict[str, Detail] = {"not_written": left_out} if left_out else {}
-        line = self._line(action, who, peer, error.type, details)
-        await asyncio.to_thread(self._append, line)
+        await asyncio.to_thread(self.write, action, who, peer, error.type, **details)
 
-    def _line(
-        self, action: str, who: str, peer: str, outcome: str, details: dict[str, Detail]
-    ) -> str:
+    def write(self, action: str, who: str, peer: str, outcome: str, **details: Detail) -> None:
+        """Append one line; it is on disk when this returns. Writes a file."""
         when = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
         known = {
             "time": when,
@@ -91,9 +90,8 @@ class AuditLog:
             **details,
         }
         # ASCII, with line breaks escaped: nothing that was sent can look like another line.
-        return json.dumps({k: v[:_MAX_TEXT] if isinstance(v, str) else v for k, v in known.items()})
-
-    def _append(self, line: str) -> None:
+        shown = {k: v[:_MAX_TEXT] if isinstance(v, str) else v for k, v in known.items()}
+        line = json.dumps(shown)
         try:
             descriptor = os.open(
                 self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600

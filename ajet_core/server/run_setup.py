@@ -22,6 +22,7 @@ from ajet_core.server.rendering.factory import make_renderer
 from ajet_core.server.rendering.renderer import ChatRenderer
 from ajet_core.settings import Settings
 from ajet_core.worker.codec import BootPlan, ComponentPlan
+from ajet_core.worker.frames import pack
 
 # Changing one of these in the middle of a run would make its samples or weights meaningless.
 _SHOWN_PATH = 256
@@ -178,12 +179,18 @@ def _at(config: RunConfig, path: str) -> Any:
 
 
 def _plan(plugins: PluginManager, spec: ComponentSpec, choice: ComponentChoice) -> ComponentPlan:
-    settings = plugins.validate_settings(spec, choice.settings)
+    settings = plugins.validate_settings(spec, choice.settings).model_dump(mode="json")
+    try:
+        pack([settings])
+    except (OverflowError, ValueError) as error:
+        raise ConfigError(
+            f"the settings of {spec.name!r} cannot be given to a worker: {error}", param=spec.name
+        ) from error
     return ComponentPlan(
         name=spec.name,
         target=spec.target,
         settings_target=spec.settings,
-        settings=settings.model_dump(mode="json"),
+        settings=settings,
     )
 
 

@@ -53,6 +53,7 @@ def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
         level=settings.server.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    logging.getLogger("uvicorn.error").addFilter(_without_warnings)
     _check_files(settings.server)
     if plugins is None:
         plugins = PluginManager(blocked=settings.plugins.blocked)
@@ -66,6 +67,11 @@ def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
             runner.run(_serve(settings, service, listener))
     finally:
         listener.close()
+
+
+def _without_warnings(record: logging.LogRecord) -> bool:
+    """uvicorn warns of every request that is no HTTP: strangers could fill the disk with it."""
+    return record.levelno != logging.WARNING
 
 
 def _check_files(server: ServerSettings) -> None:
@@ -132,8 +138,8 @@ def http_config(app: ASGIApp, server: ServerSettings) -> uvicorn.Config:
         http=guarded_protocol(ConnectionLimits(server.max_connections, server.request_seconds)),
         ws="none",
         lifespan="off",
-        # Only a server that is said to be behind a proxy believes one about whose requests it passes on.
-        proxy_headers=server.public_url is not None,
+        # Only a server that is said to be behind a proxy, which ends TLS, believes it about whose requests it brings.
+        proxy_headers=server.public_url is not None and server.tls_cert is None,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -151,11 +151,14 @@ class SwarmService:
 
     async def _end_dead_tenants(self) -> None:
         """End what tokens that were revoked or have expired left open."""
-        for tenant, why in self.tenants.dead().items():
+        dead = self.tenants.dead()
+        if dead:
+            # Readers of events look at their token when they are woken.
+            self.events.wake()
+        for tenant, why in dead.items():
             self.claims.drop(tenant, why)
             reason = f"its token opens nothing any more: {why}"
             await self.episodes.abort_all(reason, "token_revoked", tenant)
-        self.events.wake()
 
     async def end(self, episode_id: str, request: EndRequest) -> EpisodeStatus:
         """End an episode; a repeat gets the outcome that stands.
@@ -353,7 +356,8 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
     """
     run_dir = settings.server.run_dir.resolve()
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        # Everything that agents say is stored in it.
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"cannot make the run directory {run_dir}: {error}", param="server.run_dir"
@@ -375,7 +379,10 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
     tenants = Tenants(
         tokens,
         TenantLimits(
-            server.max_calls_at_once, server.max_calls_per_episode, server.max_event_streams
+            server.max_open_episodes,
+            server.max_calls_at_once,
+            server.max_calls_per_episode,
+            server.max_event_streams,
         ),
     )
     episodes = EpisodeRegistry(

@@ -31,11 +31,13 @@ _RETRY_SECONDS = 1.0
 class TenantLimits:
     """Limits of the server that hold for everybody.
 
+    :param open_episodes: of all tenants together.
     :param calls_at_once: model calls of one episode being answered.
     :param calls_per_episode: model calls of one episode, ever.
     :param event_streams: open readers of events, of all tokens together.
     """
 
+    open_episodes: int
     calls_at_once: int
     calls_per_episode: int
     event_streams: int
@@ -83,8 +85,9 @@ class Tenants:
             raise AuthError(f"the token that claimed this episode opens nothing any more: {why}")
 
     def dead(self) -> dict[str, str]:
-        """Tenants that have open episodes or waiting claims though their token is dead, and why it is."""
-        found = {tenant: self.why_dead(tenant) for tenant in (*self._open, *self._waiting)}
+        """Tenants that have open episodes, waiting claims or event streams though their token is dead, and why it is."""
+        using = (*self._open, *self._waiting, *self._streams)
+        found = {tenant: self.why_dead(tenant) for tenant in using}
         return {tenant: why for tenant, why in found.items() if why}
 
     # --- Episodes ---------------------------------------------------------------------------------
@@ -92,11 +95,17 @@ class Tenants:
     def open(self, record: EpisodeRecord) -> None:
         """Count an episode that is to begin.
 
-        :raises BusyError: its tenant has as many as it may.
+        :raises BusyError: its tenant, or the server, has as many as it may.
         :raises AuthError: its tenant is none any more.
         """
         tenant = record.client_id
         self.require_live(tenant)
+        if (total := self._open.total()) >= self._limits.open_episodes:
+            raise BusyError(
+                f"{total} episodes are open, the limit of this server (setting server.max_open_episodes): "
+                "end or abort some",
+                retry_after=_RETRY_SECONDS,
+            )
         self._check(tenant, "open_episodes", self._open[tenant], "end or abort some")
         self.reopen(record)
 

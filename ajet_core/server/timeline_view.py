@@ -16,6 +16,7 @@ from ajet_core.protocol import (
     TimelineSampling,
 )
 from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
+from ajet_core.server.tenants import shown_group
 from ajet_core.timeline import Call, Fork, MergePolicy, TokenTree, TokenTrie, find_forks, node_roles
 
 ABORTED = "abort"
@@ -62,7 +63,7 @@ def episode_timelines(
     return EpisodeTimelines(
         episode_id=record.episode_id,
         task_id=record.task_id,
-        group=record.group,
+        group=shown_group(record.group),
         kind=record.kind,
         tag=record.tag,
         state=record.state,

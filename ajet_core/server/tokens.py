@@ -90,6 +90,7 @@ class TokenBook:
         self._clock = clock
         self._lock = FileLock(run_dir / f"{FILE_NAME}.lock", "list of tokens")
         self._tokens: dict[str, Token] = {}
+        self._written = b""
 
     def open(self) -> None:
         """Read the file, and keep other processes from writing it until `close`.
@@ -108,7 +109,7 @@ class TokenBook:
         if not self._lock.held:
             return
         try:
-            if self._tokens:
+            if _content(self._tokens) != self._written:
                 self._write(self._tokens)
         finally:
             self._lock.release()
@@ -183,8 +184,10 @@ class TokenBook:
 
     def _read(self) -> dict[str, Token]:
         try:
-            stored = _FILE.validate_json(self._path.read_bytes())
+            content = self._path.read_bytes()
+            stored = _FILE.validate_json(content)
         except FileNotFoundError:
+            self._written = _content({})
             return {}
         except (OSError, ValidationError) as error:
             known = isinstance(error, OSError)
@@ -193,15 +196,23 @@ class TokenBook:
                 f"cannot read the tokens in {self._path}: {problem}. Restore it from a backup, or remove it, "
                 "which revokes all tokens that were made with `ajet token create`"
             ) from None
+        self._written = content
         return {token.token_id: Token(**dict(token)) for token in stored}
 
     def _write(self, tokens: dict[str, Token]) -> None:
-        stored = [_StoredToken(**dict(t.info()), hash=t.hash) for t in tokens.values()]
+        content = _content(tokens)
         try:
-            write_whole(self._path, _FILE.dump_json(stored, indent=1), mode=0o600)
+            write_whole(self._path, content, mode=0o600)
         except OSError as error:
             kind = StoreFullError if error.errno in _NO_SPACE else StoreError
             raise kind(
                 f"cannot write {self._path}: {error}; what was asked is not on disk, repeat it",
                 retry_after=30.0,
             ) from error
+        self._written = content
+
+
+def _content(tokens: dict[str, Token]) -> bytes:
+    """What the file holds."""
+    stored = [_StoredToken(**dict(token.info()), hash=token.hash) for token in tokens.values()]
+    return _FILE.dump_json(stored, indent=1)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_core.protocol import ErrorDetail, Event, ServerStatus
+from ajet_core.protocol import ComponentChoice, ErrorDetail, Event, RunStatus, ServerStatus
 from ajet_core.server.tokens import Token
+from ajet_core.settings import MASK, SECRET_KEY
 
 # Of events that concern everybody, what a client may read. Messages of workers, and reports on forks, quote what
 # agents of any tenant said.
@@ -56,3 +57,31 @@ def status_for(viewer: Token, status: ServerStatus) -> ServerStatus:
             and ErrorDetail(type=error.type, message="the run failed; its operator sees why"),
         }
     )
+
+
+def run_for(viewer: Token, run: RunStatus) -> RunStatus:
+    """`run` as `viewer` may see it: only who may set them sees what settings of components hold as secrets."""
+    if viewer.scope == "control":
+        return run
+    config = run.config
+    hidden = {
+        "engine": _without_secrets(config.engine),
+        "trainer": _without_secrets(config.trainer),
+        "merger": _without_secrets(config.merger),
+    }
+    return run.model_copy(update={"config": config.model_copy(update=hidden)})
+
+
+def _without_secrets(choice: ComponentChoice) -> ComponentChoice:
+    return choice.model_copy(update={"settings": _masked(choice.settings, secret=False)})
+
+
+def _masked(value: Any, *, secret: bool) -> Any:
+    """`value` with the texts masked that stand under the name of a secret."""
+    if isinstance(value, dict):
+        return {
+            k: _masked(v, secret=secret or bool(SECRET_KEY.search(k))) for k, v in value.items()
+        }
+    if isinstance(value, list):
+        return [_masked(item, secret=secret) for item in value]
+    return MASK if secret and isinstance(value, str) else value

@@ -76,6 +76,35 @@ async def test_settings_that_are_no_components_own_are_refused(
     assert attempts == []
 
 
+_HUGE = 10**30
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": _HUGE},
+        {"checkpoint_every": _HUGE},
+        {"batch": {"tasks": _HUGE}},
+        {"algorithm": {"warmup_steps": _HUGE}},
+        {"algorithm": {"minibatches": _HUGE}},
+        {"timelines": {"max_tokens": _HUGE}},
+        {"engine": {"vocab_size": _HUGE}},
+        {"engine": {"reply_ids": [_HUGE]}},
+        {"trainer": {"dies_at": _HUGE}},
+        {"trainer": {"dies_at": -1}},
+    ],
+)
+async def test_numbers_that_no_worker_could_take_are_refused(
+    server: Running, changes: dict[str, Any]
+) -> None:
+    answer = await server.put_run(**changes)
+    assert answer.status_code == 400, answer.text
+    config = server.config()
+    config["model"]["max_context"] = _HUGE
+    answer = await server.http.put("/v1/run", headers=CONTROL, json=config)
+    assert answer.status_code == 400, answer.text
+
+
 async def test_a_name_of_the_model_is_only_a_name(server: Running) -> None:
     model = {"path": str(server.model_dir), "renderer": "qwen3", "name": "../../../tmp/evil"}
     await server.roll(model=model)

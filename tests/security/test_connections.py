@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from pathlib import Path
 
 import pytest
 
 from ajet_core.server.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES
 from tests.security.raw import head, raw
+from tests.security.scripted_server import server_process
 from tests.server.conftest import CLIENT, Running, ServerFactory, key
 
 CLAIM = head("POST", "/v1/episodes", {**CLIENT, "content-length": "1000"})
@@ -19,7 +21,7 @@ STATUS = head("GET", "/v1/status", CLIENT)
 @pytest.fixture
 def quick(servers: ServerFactory) -> contextlib.AbstractAsyncContextManager[Running]:
     """A server that gives clients little time."""
-    return servers.running(request_seconds=0.3)
+    return servers.running(request_seconds=1.0)
 
 
 async def serves(server: Running) -> bool:
@@ -98,7 +100,7 @@ async def test_a_long_poll_is_not_taken_for_a_slow_sender(
         await server.roll(batch={"tasks": 1, "episodes_per_task": 2, "full_by": "episodes"})
         for _ in range(2):
             await server.claim()
-        body = {"task_id": "a", "wait_seconds": 1.0}
+        body = {"task_id": "a", "wait_seconds": 2.0}
         answer = await server.http.post("/v1/episodes", headers=CLIENT, json=body)
         assert answer.status_code == 503
         assert answer.json()["error"]["type"] == "not_rolling"
@@ -270,3 +272,16 @@ async def test_readers_of_events_are_limited(servers: ServerFactory) -> None:
             answer = await server.http.get("/v1/events", headers=CLIENT)
             assert answer.status_code == 429
             assert "max_event_streams" in answer.text
+
+
+async def test_strangers_cannot_fill_the_log(tmp_path: Path) -> None:
+    async with server_process(tmp_path / "run") as server:
+        for request in (b"no HTTP\r\n\r\n", b"GET / HTTP/1.1\r\nupgrade: x\r\n\r\n", STATUS):
+            for _ in range(10):
+                async with raw(server.url) as connection:
+                    await connection.send(request)
+                    connection.writer.write_eof()
+                    await connection.rest()
+        before_the_end = len(server.output.splitlines())
+    assert before_the_end < 10, server.output.decode()
+    assert b"listening on" in server.output

@@ -242,6 +242,7 @@ async def test_a_method_that_a_route_does_not_have_is_refused(server: Running) -
         for method in ("TRACE", "PROPFIND", "PATCH", "OPTIONS"):
             answer = await server.http.request(method, route.url(), headers=CONTROL)
             assert answer.status_code in (404, 405), (str(route), method)
+            assert "access-control-allow-origin" not in answer.headers
 
 
 async def test_a_path_with_tricks_does_not_go_around_the_token(server: Running) -> None:

@@ -85,7 +85,7 @@ class Server:
 
     def claim(self) -> dict[str, Any]:
         """Claim an episode."""
-        return self.call("POST", "/v1/episodes", {"task_id": "a"})
+        return self.call("POST", "/v1/episodes", {"task_id": "a", "kind": "eval"})
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from ajet_core.server.service import build_service
+from ajet_core.settings import Settings
+from ajet_core.testing.plugins import scripted_plugins
 from tests.security.conftest import bearer
 from tests.security.scripted_server import ServerProcess, server_process
 
@@ -180,3 +183,12 @@ async def test_no_secret_is_anywhere_it_does_not_belong(session: Session) -> Non
 async def test_files_of_a_run_that_could_tell_are_for_their_owner_alone(session: Session) -> None:
     for name in ("tokens.json", "audit.jsonl"):
         assert (session.server.run_dir / name).stat().st_mode & 0o077 == 0, name
+
+
+def test_a_run_directory_that_a_server_makes_is_its_owners_alone(tmp_path: Path) -> None:
+    made, there = tmp_path / "made", tmp_path / "there"
+    there.mkdir(mode=0o755)
+    for run_dir in (made, there):
+        build_service(Settings(server={"run_dir": run_dir}), scripted_plugins())
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert there.stat().st_mode & 0o777 == 0o755

@@ -96,6 +96,34 @@ async def test_the_secret_is_shown_once_and_lists_do_without(server: Running) ->
     assert "hash" not in listed.text
 
 
+async def test_a_beat_for_many_says_nothing_of_another_tenants_episodes(rolling: Running) -> None:
+    _, alice = await new_token(rolling, "alice")
+    _, bob = await new_token(rolling, "bob")
+    running = (await claim_as(rolling, alice)).json()["episode_id"]
+    ended = (await claim_as(rolling, alice)).json()["episode_id"]
+    url = f"/v1/episodes/{ended}/end"
+    assert (await rolling.http.post(url, headers=alice, json={"reward": 1})).status_code == 200
+    unknown = "0" * 24
+    body = {"episode_ids": [running, ended, unknown]}
+    answer = await rolling.http.post("/v1/heartbeats", headers=bob, json=body)
+    closed = answer.json()["closed"]
+    said = {why.replace(id_, "ID") for id_, why in closed.items()}
+    assert (set(closed), len(said)) == ({running, ended, unknown}, 1)
+
+
+async def test_groups_are_counted_for_each_tenant_alone(rolling: Running) -> None:
+    _, alice = await new_token(rolling, "alice")
+    _, bob = await new_token(rolling, "bob")
+    for _ in range(2):
+        await claim_as(rolling, alice, "shared")
+    counts = []
+    for headers in (alice, bob, CLIENT):
+        body = {"groups": ["shared"]}
+        answer = await rolling.http.post("/v1/groups", headers=headers, json=body)
+        counts.append(answer.json()["groups"].get("shared", {"open": 0})["open"])
+    assert counts == [2, 0, 0]
+
+
 async def test_events_of_another_tenant_are_not_seen(rolling: Running) -> None:
     _, alice = await new_token(rolling, "alice")
     _, bob = await new_token(rolling, "bob")
@@ -248,6 +276,25 @@ async def test_the_event_stream_of_a_revoked_token_ends(server: Running) -> None
         assert [line for line in [line async for line in lines] if line] == []
 
 
+async def test_the_event_stream_of_a_token_that_expires_ends_though_nothing_happens(
+    server: Running,
+) -> None:
+    token_id, viewer = await new_token(server, "dashboard", scope="view", expires_in=3600.0)
+    async with server.http.stream("GET", "/v1/events", headers=viewer) as answer:
+        lines = answer.aiter_lines()
+        assert await anext(lines) == ": connected"
+        token = server.service.tokens.get(token_id)
+        assert token is not None
+        token.expires_at = 1.0
+        assert [line for line in [line async for line in lines] if line] == []
+
+
+async def test_readers_are_left_alone_while_no_token_is_dead(server: Running) -> None:
+    waited_for = server.service.events._news
+    await server.service._end_dead_tenants()
+    assert server.service.events._news is waited_for
+
+
 async def test_a_token_expires_in_the_middle_of_a_run(rolling: Running) -> None:
     token_id, alice = await new_token(rolling, "alice", expires_in=3600.0)
     grant = (await claim_as(rolling, alice)).json()
@@ -297,6 +344,15 @@ async def test_the_quota_of_open_episodes_holds_for_claims_at_once(rolling: Runn
     assert (await claim_as(rolling, alice)).status_code == 200
     # Another tenant has its own.
     assert (await rolling.claim())["episode_id"]
+
+
+async def test_the_limit_of_open_episodes_holds_for_claims_at_once(servers: ServerFactory) -> None:
+    async with servers.running(max_open_episodes=2) as server:
+        await server.roll(batch={"tasks": 8, "episodes_per_task": 8})
+        _, alice = await new_token(server, "alice")
+        claims = (claim_as(server, headers, "t") for headers in (alice, CLIENT) * 3)
+        answers = await asyncio.gather(*claims)
+        assert sorted(a.status_code for a in answers) == [200, 200, 429, 429, 429, 429]
 
 
 async def test_the_quota_of_open_episodes_is_kept_over_a_restart(servers: ServerFactory) -> None:

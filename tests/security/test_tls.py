@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from openai import AsyncOpenAI
 
 from ajet_core.client import AsyncSwarmClient
 from ajet_core.errors import ConfigError, ServerUnreachableError
@@ -99,8 +100,12 @@ async def test_a_certificate_of_another_host_is_refused(
 
 
 async def test_the_url_of_a_grant_is_the_one_that_is_served(
-    tmp_path: Path, certificates: Certificates, model_dir: Path
+    tmp_path: Path,
+    certificates: Certificates,
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.authority))
     context = ssl.create_default_context(cafile=certificates.authority)
     model = {"path": str(model_dir), "renderer": "qwen3"}
     config = {
@@ -122,12 +127,11 @@ async def test_the_url_of_a_grant_is_the_one_that_is_served(
             (await http.post("/v1/run/start", json={"wait_seconds": 60})).raise_for_status()
             grant = (await http.post("/v1/episodes", json={"task_id": "a"})).json()
             assert grant["base_url"] == f"{server.url}/v1"
-            answer = await http.post(
-                f"{grant['base_url']}/chat/completions",
-                headers={"authorization": f"Bearer {grant['api_key']}"},
-                json={"messages": [{"role": "user", "content": "hello"}]},
+        async with AsyncOpenAI(base_url=grant["base_url"], api_key=grant["api_key"]) as openai:
+            answer = await openai.chat.completions.create(
+                model=grant["model"], messages=[{"role": "user", "content": "hello"}]
             )
-            assert answer.status_code == 200
+            assert answer.choices[0].message.role == "assistant"
 
 
 @pytest.mark.parametrize(

@@ -141,3 +141,24 @@ def test_tokens_that_are_long_dead_are_forgotten(tmp_path: Path) -> None:
     book.issue(request("second"))
     assert [info.name for info in book.list()] == ["valid", "first", "second"]
     assert len(json.loads((tmp_path / "tokens.json").read_text())) == 3
+
+
+def test_who_only_looks_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = opened(tmp_path)
+    grant = book.issue(request())
+    book.close()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("something was written")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tokens_module, "write_whole", refuse)
+        book = opened(tmp_path)
+        assert len(book.list()) == 1
+        book.close()
+    book = opened(tmp_path)
+    token = book.find(grant.token)
+    assert token is not None
+    token.last_used_at = Clock.now
+    book.close()
+    assert opened(tmp_path).list()[0].last_used_at == Clock.now

@@ -61,6 +61,12 @@ def test_tokens_are_made_listed_and_revoked_without_a_server() -> None:
     assert "revoked" in revoked.stdout
     assert "alice" not in ajet("list", "--run-dir", "r").stdout
     assert "revoked" in ajet("list", "--all", "--run-dir", "r").stdout
+    audit = [json.loads(line) for line in Path("r/audit.jsonl").read_text().splitlines()]
+    done = [(line["action"], line["id"], line["peer"]) for line in audit]
+    assert done == [
+        ("token.create", info["token_id"], "this machine"),
+        ("token.revoke", info["token_id"], "this machine"),
+    ]
 
 
 @pytest.mark.parametrize(
