@@ -16,10 +16,12 @@ BUILT_IN: dict[str, tuple[str, str]] = {
     "demo": ("ajet_core.demo.command:demo", "Train a tiny model on this machine, from end to end."),
     "export": ("ajet_core.cli.export:export", "Write a run's samples as JSON lines or Parquet."),
     "inspect": ("ajet_core.cli.inspect:inspect", "Look at a run's episodes, token by token."),
+    "pause": ("ajet_core.cli.pause:pause", "Let a run give out no more episodes."),
     "plugins": (
         "ajet_core.cli.plugins:plugins",
         "List installed plugins and what is wrong with any.",
     ),
+    "resume": ("ajet_core.cli.pause:resume", "Let a paused run go on."),
     "serve": ("ajet_core.cli.serve:serve", "Run a swarm server."),
     "status": ("ajet_core.cli.status:status", "Show what a swarm server is doing."),
     "token": ("ajet_core.cli.token:token", "Make, list and revoke tokens of a server."),

@@ -15,6 +15,7 @@ from ajet_core.client import SwarmClient
 from ajet_core.protocol import ServerStatus
 
 _RETRIES = 1
+_ABORTED = "aborted_"
 _TIMELINE_NOTES = {
     "calls_drifted": "answers would have drifted (kept as sampled)",
     "calls_echoed_otherwise": "answers came back in another form (kept as sampled)",
@@ -76,6 +77,15 @@ def render(status: ServerStatus, url: str) -> Table:
     row("state", status.state.value, "green" if status.state.value == "ROLLING" else "yellow")
     if status.error is not None:
         row("error", f"{status.error.type}: {status.error.message}", "red")
+    if status.paused is not None:
+        row("paused", status.paused, "red")
+    for finding in status.findings:
+        if finding.code != "paused":
+            row(
+                finding.code.replace("_", " "),
+                finding.message,
+                "red" if finding.stuck else "yellow",
+            )
     row("run", status.run_id or "none")
     row("model", status.model or "none")
     row("step", f"{status.step} (policy version {status.policy_version})")
@@ -90,13 +100,19 @@ def render(status: ServerStatus, url: str) -> Table:
         row("last step", ", ".join(f"{key} {value:.4g}" for key, value in sorted(rest.items())))
         if timelines:
             row("timelines", timelines)
-        for sentence in status.last_step.forks:
+        for sentence in [*status.last_step.findings, *status.last_step.forks]:
             row("", sentence, "yellow")
-    if status.counters:
-        row(
-            "totals",
-            ", ".join(f"{key} {value:.6g}" for key, value in sorted(status.counters.items())),
-        )
+    counters = dict(status.counters)
+    causes = {name: counters.pop(name) for name in list(counters) if name.startswith(_ABORTED)}
+    if counters:
+        row("totals", ", ".join(f"{key} {value:.6g}" for key, value in sorted(counters.items())))
+    if any(causes.values()):
+        told = [
+            f"{value:.0f} {name.removeprefix(_ABORTED).replace('_', ' ')}"
+            for name, value in sorted(causes.items())
+            if value
+        ]
+        row("aborted", ", ".join(told))
     row("up", _duration(status.uptime_seconds))
     return table
 

@@ -27,7 +27,19 @@ from ajet_core.plugin.components import (
 KindName = Literal["engine", "trainer", "store", "merger", "agent", "logger", "command"]
 
 RESERVED_COMMANDS = frozenset(
-    {"config", "demo", "export", "inspect", "plugins", "serve", "status", "token", "version"}
+    {
+        "config",
+        "demo",
+        "export",
+        "inspect",
+        "pause",
+        "plugins",
+        "resume",
+        "serve",
+        "status",
+        "token",
+        "version",
+    }
 )
 """Names of the built-in subcommands of ``ajet``."""
 

@@ -3,43 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.timeline import Call, TrainBatch, rewards_differ
+
+BatchFault = Literal["empty", "silent", "no_signal", "flat", "cut_off"]
 
 _SHOWN = 4
 
 
 def batch_findings(
     records: Sequence[EpisodeRecord], calls: Mapping[str, Sequence[Call]], batch: TrainBatch
-) -> list[str]:
-    """Sentences about a batch's episodes and what is trained of them, the worst first.
+) -> dict[BatchFault, str]:
+    """Sentences about a batch's episodes and what is trained of them, by kind, the worst first.
 
     :param calls: by episode id.
     """
-    found: list[str] = []
+    found: dict[BatchFault, str] = {}
     silent = [
         r for r in records if not any(c.finish_reason != "abort" for c in calls[r.episode_id])
     ]
     if records and len(silent) == len(records):
-        found.append(
+        found["empty"] = (
             f"none of the batch's {len(records)} episodes made a model call, so there is nothing to train: does "
             "the agent use the base_url and api_key of its episode?"
         )
         return found
     if silent:
-        found.append(
+        found["silent"] = (
             f"{_of(silent, records)} made no model call and add only their reward to the baseline"
         )
     if not any(call.advantage for call in batch.calls):
-        found.append(_no_signal(records))
+        found["no_signal"] = _no_signal(records)
     else:
         groups: dict[str, list[EpisodeRecord]] = {}
         for record in records:
             groups.setdefault(record.group, []).append(record)
         flat = [g for g, members in groups.items() if not _differ(members)]
         if flat and 2 * len(flat) >= len(groups):
-            found.append(
+            found["flat"] = (
                 f"{len(flat)} of {len(groups)} tasks have equal rewards in all their episodes and train nothing "
                 f"({_listed(flat)}): they are too easy or too hard; batch.full_by = "
                 '"differing_tasks" fills batches with others'
@@ -47,7 +50,7 @@ def batch_findings(
     cut = [c for made in calls.values() for c in made if c.finish_reason == "length"]
     total = sum(len(made) for made in calls.values())
     if total and 2 * len(cut) >= total:
-        found.append(
+        found["cut_off"] = (
             f"{len(cut)} of {total} answers were cut off by max_tokens or the model's context: their rewards may "
             "say more about length than about what was said"
         )

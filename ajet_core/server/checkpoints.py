@@ -5,16 +5,27 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ajet_core.errors import StoreError
+from ajet_core.files import sync
 
 _MANIFEST = "checkpoint.json"
 _KEEP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a run stood when a checkpoint was made; what comes after it is in the store.
+
+    :param batch_id: the last batch the weights were trained on.
+    """
+
+    run_id: str
+    batch_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +34,6 @@ class Checkpoint:
 
     step: int
     directory: Path
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _digest(path: Path) -> str:
@@ -44,7 +47,9 @@ class CheckpointFolder:
     def __init__(self, run_dir: Path) -> None:
         self._root = run_dir / "checkpoints"
 
-    async def write(self, step: int, save: Callable[[Path], Awaitable[None]]) -> Checkpoint:
+    async def write(
+        self, step: int, position: Position, save: Callable[[Path], Awaitable[None]]
+    ) -> Checkpoint:
         """Make the checkpoint of `step`; `save` fills the directory it is given.
 
         :raises StoreError: the disk is full or not writable; older checkpoints are untouched.
@@ -54,42 +59,51 @@ class CheckpointFolder:
         try:
             await asyncio.to_thread(self._clear, aside)
             await save(aside)
-            await asyncio.to_thread(self._seal, aside, target, step)
+            await asyncio.to_thread(self._seal, aside, target, step, position)
         except OSError as error:
             raise StoreError(f"cannot write checkpoint {target}: {error}") from error
         return Checkpoint(step, target)
 
-    def latest(self) -> Checkpoint | None:
-        """The newest checkpoint whose files are all what they were; damaged ones are passed over."""
+    def latest(self, run_id: str) -> Checkpoint | None:
+        """The run's newest checkpoint whose files are all what they were; others are passed over."""
         for directory in sorted(self._root.glob("step-*"), reverse=True):
-            if (step := self._verified_step(directory)) is not None:
+            if (step := self._verified_step(directory, run_id)) is not None:
                 return Checkpoint(step, directory)
         return None
 
     def _clear(self, aside: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+        if not self._root.is_dir():
+            self._root.mkdir(parents=True)
+            sync(self._root.parent)
+        aside.mkdir()
 
-    def _seal(self, aside: Path, target: Path, step: int) -> None:
+    def _seal(self, aside: Path, target: Path, step: int, position: Position) -> None:
         files = sorted(p for p in aside.rglob("*") if p.is_file())
         manifest = {
             "step": step,
+            **asdict(position),
             "files": {str(p.relative_to(aside)): _digest(p) for p in files},
         }
         (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        for path in [*files, aside / _MANIFEST, aside]:
-            _sync(path)
+        # What is inside first: a name that survives a power cut must not lead to what did not.
+        for path in [*files, aside / _MANIFEST]:
+            sync(path)
+        for path in sorted((p for p in aside.rglob("*") if p.is_dir()), reverse=True):
+            sync(path)
+        sync(aside)
         # A checkpoint of the same step is from a line of weights that was given up.
         shutil.rmtree(target, ignore_errors=True)
         aside.rename(target)
-        _sync(self._root)
+        sync(self._root)
         for old in sorted(self._root.glob("step-*"))[:-_KEEP]:
             shutil.rmtree(old, ignore_errors=True)
 
-    def _verified_step(self, directory: Path) -> int | None:
+    def _verified_step(self, directory: Path, run_id: str) -> int | None:
         try:
             manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
             intact = all(_digest(directory / f) == d for f, d in manifest["files"].items())
-            return int(manifest["step"]) if intact else None
+            ours = manifest["run_id"] == run_id
+            return int(manifest["step"]) if intact and ours else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None

@@ -91,7 +91,9 @@ class Coordinator:
         self._record = await self._store.get_run()
         if self._record is None:
             return
-        checkpoint = await asyncio.to_thread(CheckpointFolder(self._parts.run_dir).latest)
+        checkpoint = await asyncio.to_thread(
+            CheckpointFolder(self._parts.run_dir).latest, self._record.run_id
+        )
         self._step = self._board.policy_version = checkpoint.step if checkpoint else 0
         if self._record.active:
             config = RunConfig.model_validate_json(self._record.config_json)

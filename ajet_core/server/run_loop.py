@@ -28,8 +28,9 @@ from ajet_core.interfaces import (
 )
 from ajet_core.plugin import PluginManager
 from ajet_core.protocol import ServerState, SetAside, StepSummary
+from ajet_core.server.batch_findings import BatchFault
 from ajet_core.server.batching import BatchBuilder
-from ajet_core.server.checkpoints import CheckpointFolder
+from ajet_core.server.checkpoints import CheckpointFolder, Position
 from ajet_core.server.dialects.chat import ChatService
 from ajet_core.server.engine_gate import EngineGate
 from ajet_core.server.engine_watch import EngineWatch
@@ -105,6 +106,8 @@ class RunLoop:
         self._pausing = pausing
         self._paused = paused
         self._refused = 0
+        self._last_batch = ""
+        self._faults: frozenset[BatchFault] = frozenset()
         self._stop_requested = False
         self.health_seconds = _HEALTH_SECONDS
         self.hang_seconds = _HANG_SECONDS
@@ -212,7 +215,7 @@ class RunLoop:
 
     async def _boot(self) -> None:
         run, parts = self.run, self._parts
-        checkpoint = await asyncio.to_thread(self._checkpoints.latest)
+        checkpoint = await asyncio.to_thread(self._checkpoints.latest, run.run_id)
         self.step = checkpoint.step if checkpoint else 0
         self.workers = workers = await RunWorkers.boot(
             run,
@@ -396,6 +399,7 @@ class RunLoop:
         )
         self.step = summary.step
         self.last_step = summary
+        self._last_batch = record.batch_id
         if self.step % self.run.config.checkpoint_every == 0:
             try:
                 await self._checkpoint()
@@ -403,8 +407,10 @@ class RunLoop:
                 # The run goes on at its last checkpoint if it must; the next one may find room again.
                 _log.error("%s", error.message)
                 self._events.emit("run", {"what": "no_checkpoint", "error": error.to_payload()})
-        for sentence in summary.findings:
-            _log.warning("step %d: %s", summary.step, sentence)
+        if stepped.faults - self._faults:
+            # What was so in the step before too is said by the status, and need not fill the log.
+            _log.warning("step %d: %s", summary.step, "; ".join(summary.findings))
+        self._faults = stepped.faults
         self._events.emit("step", summary.model_dump())
         await asyncio.to_thread(self._log_metrics, summary)
         parts.plugins.notify("ajet_step_finished", summary=summary)
@@ -422,7 +428,8 @@ class RunLoop:
             work = self._need_workers().trainer.call("trainer.save", {"directory": str(directory)})
             await self._watched(work, f"saving the checkpoint of step {self.step}")
 
-        await self._checkpoints.write(self.step, save)
+        position = Position(self.run.run_id, self._last_batch)
+        await self._checkpoints.write(self.step, position, save)
 
     async def _finish(self) -> Path:
         """Leave a checkpoint and the trained model behind."""

@@ -17,6 +17,7 @@ from ajet_core.interfaces import (
     TrainerInfo,
 )
 from ajet_core.protocol import ServerState, StepSummary
+from ajet_core.server.batch_findings import BatchFault
 from ajet_core.server.run_setup import ResolvedRun
 from ajet_core.server.state import StateBoard
 from ajet_core.server.training_data import TrainingData, training_data
@@ -60,10 +61,11 @@ async def prepare_batch(
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """A finished step and what it made of its calls."""
+    """A finished step, what it made of its calls, and what was wrong with its batch."""
 
     summary: StepSummary
     scores: list[CallScore]
+    faults: frozenset[BatchFault]
 
 
 async def train_step(
@@ -125,9 +127,9 @@ async def train_step(
         },
         plan=data.plan.chosen,
         forks=data.forks.sentences(),
-        findings=data.findings,
+        findings=list(data.findings.values()),
     )
-    return Stepped(summary, _scores(data.batch, report))
+    return Stepped(summary, _scores(data.batch, report), frozenset(data.findings))
 
 
 def _scores(batch: TrainBatch, report: StepReport) -> list[CallScore]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ajet_core.interfaces import EpisodeRecord, Merger, TrainerInfo
 from ajet_core.protocol import RunConfig
-from ajet_core.server.batch_findings import batch_findings
+from ajet_core.server.batch_findings import BatchFault, batch_findings
 from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_core.timeline import (
     LAYOUTS,
@@ -37,7 +37,7 @@ class TrainingData:
 
     :param calls_made: number of the batch's calls by finish reason.
     :param plan: the layout that was chosen and what it was weighed against.
-    :param findings: in words, what is wrong with the batch.
+    :param findings: in words, what is wrong with the batch, by kind.
     """
 
     batch: TrainBatch
@@ -45,7 +45,7 @@ class TrainingData:
     forks: ForkSummary
     calls_made: Counter[str]
     counts: dict[str, float] = field(default_factory=dict)
-    findings: list[str] = field(default_factory=list)
+    findings: dict[BatchFault, str] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
         """Numbers for the step's summary, named as `StepSummary` says."""

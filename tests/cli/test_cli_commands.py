@@ -13,13 +13,22 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from ajet_core.cli import pause as _pause_command  # noqa: F401  (imported before it is patched)
 from ajet_core.cli import status as _status_command  # noqa: F401  (imported before it is patched)
 from ajet_core.cli.main import cli
 from ajet_core.errors import ServerUnreachableError
-from ajet_core.protocol import BatchProgress, ErrorDetail, ServerState, ServerStatus, StepSummary
+from ajet_core.protocol import (
+    BatchProgress,
+    ErrorDetail,
+    Finding,
+    ServerState,
+    ServerStatus,
+    StepSummary,
+)
 from ajet_core.settings import Settings
 
 status_module = sys.modules["ajet_core.cli.status"]
+pause_module = sys.modules["ajet_core.cli.pause"]
 
 
 def ajet(*args: str) -> Result:
@@ -107,6 +116,58 @@ def test_status_shows_why_a_run_failed(server: type[FakeClient]) -> None:
     detail = ErrorDetail(type="trainer_error", message="loss is [NaN]")
     server.answers = [STATUS.model_copy(update={"error": detail, "state": ServerState.OFFLINE})]
     assert "trainer_error: loss is [NaN]" in ajet("status").stdout
+
+
+def test_status_shows_what_it_waits_for_and_what_failed(server: type[FakeClient]) -> None:
+    finding = Finding(code="no_client", message="no client for 75 s", seconds=75.0, stuck=True)
+    step = StepSummary(step=3, policy_version=4, metrics={}, findings=["all 8 rewards are 0"])
+    server.answers = [
+        STATUS.model_copy(
+            update={
+                "paused": "5 of the last 8 episodes failed",
+                "findings": [finding],
+                "last_step": step,
+                "counters": {"episodes": 8.0, "aborted_timeout": 5.0, "aborted_error": 0.0},
+            }
+        )
+    ]
+    shown = " ".join(ajet("status").stdout.split())
+    assert "paused 5 of the last 8 episodes failed" in shown
+    assert "no client no client for 75 s" in shown
+    assert "all 8 rewards are 0" in shown
+    assert "totals episodes 8 aborted 5 timeout" in shown
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "called", "said"),
+    [
+        ("pause", ["--reason", "a look"], ("pause", "a look"), "paused"),
+        ("resume", [], ("resume",), "run run-7 goes on"),
+    ],
+)
+def test_pause_and_resume_call_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    arguments: list[str],
+    called: tuple[str, ...],
+    said: str,
+) -> None:
+    calls: list[tuple[str, ...]] = []
+
+    class Client(FakeClient):
+        def pause_engine(self, reason: str) -> None:
+            calls.append(("pause", reason))
+
+        def resume_engine(self) -> ServerStatus:
+            calls.append(("resume",))
+            return STATUS
+
+    Client.seen = []
+    monkeypatch.setattr(pause_module, "SwarmClient", Client)
+    result = ajet(command, "--url", "http://127.0.0.1:7", *arguments)
+    assert (result.exit_code, calls) == (0, [called])
+    assert said in result.stdout
+    assert Client.seen == [("http://127.0.0.1:7", None)]
 
 
 def test_status_as_json_is_the_protocol_message(server: type[FakeClient]) -> None:

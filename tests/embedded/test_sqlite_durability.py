@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -296,6 +297,43 @@ async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, acks: int) 
     assert counters["episodes_ended"] == len(ended)
     await store.add_episode(make_episode("after"))
     await store.close()
+
+
+async def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> None:
+    """After a power cut the log is there up to the last sync, and nonsense may follow it.
+
+    With ``synchronous = FULL`` SQLite syncs the log before a commit returns; so whatever of the log an
+    acknowledged write had behind it when it was acknowledged is there.
+    """
+    store = make_store(tmp_path / "run")
+    await store.open()
+    database = tmp_path / "run" / "samples.sqlite3"
+    log = database.with_name(f"{database.name}-wal")
+    (level,) = store._need_open().write_connection.execute("PRAGMA synchronous").fetchone()
+    assert level == 2
+    before = database.read_bytes()
+    synced: list[int] = []
+    for number in range(24):
+        await store.add_episode(make_episode(f"e{number}"))
+        synced.append(log.stat().st_size)
+    image = log.read_bytes()
+    assert database.read_bytes() == before
+    await store.close()
+    rng = random.Random(0)
+    for number, length in enumerate(synced):
+        # Somewhere between this write's sync and the next one's, with a torn page behind it.
+        following = synced[number + 1] if number + 1 < len(synced) else length
+        cut = rng.randrange(length, max(length, following - 1) + 1)
+        crashed = tmp_path / f"crash-{number}"
+        crashed.mkdir()
+        (crashed / database.name).write_bytes(before)
+        (crashed / log.name).write_bytes(image[:cut] + rng.randbytes(700))
+        again = make_store(crashed)
+        await again.open()
+        names = [e.episode_id for e in await again.episodes()]
+        assert names == [f"e{n}" for n in range(number + 1)]
+        await again.add_episode(make_episode("after"))
+        await again.close()
 
 
 async def test_a_failed_opening_leaves_the_lock_to_the_next(tmp_path: Path) -> None:

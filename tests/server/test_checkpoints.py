@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 from ajet_core.errors import StoreError
-from ajet_core.server.checkpoints import CheckpointFolder
+from ajet_core.server.checkpoints import CheckpointFolder, Position
+
+HERE = Position("run", "batch-7")
 
 
 async def save(directory: Path) -> None:
@@ -18,10 +22,10 @@ async def save(directory: Path) -> None:
 
 async def test_the_newest_is_found_and_old_ones_are_pruned(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
-    assert folder.latest() is None
+    assert folder.latest("run") is None
     for step in (5, 10, 15):
-        await folder.write(step, save)
-    latest = folder.latest()
+        await folder.write(step, HERE, save)
+    latest = folder.latest("run")
     assert latest is not None
     assert latest.step == 15
     assert (latest.directory / "optimizer" / "state.bin").read_bytes() == b"o" * 10
@@ -32,46 +36,85 @@ async def test_the_newest_is_found_and_old_ones_are_pruned(tmp_path: Path) -> No
 @pytest.mark.parametrize("damage", ["truncate", "remove", "manifest"])
 async def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> None:
     folder = CheckpointFolder(tmp_path)
-    await folder.write(1, save)
-    newest = (await folder.write(2, save)).directory
+    await folder.write(1, HERE, save)
+    newest = (await folder.write(2, HERE, save)).directory
     if damage == "truncate":
         (newest / "weights.bin").write_bytes(b"w" * 99)
     elif damage == "remove":
         (newest / "optimizer" / "state.bin").unlink()
     else:
         (newest / "checkpoint.json").write_text('{"step": 2')
-    latest = folder.latest()
+    latest = folder.latest("run")
     assert latest is not None
     assert latest.step == 1
 
 
 async def test_a_failing_save_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
-    await folder.write(1, save)
+    await folder.write(1, HERE, save)
 
     async def full(directory: Path) -> None:
         (directory / "weights.bin").write_bytes(b"w")
         raise OSError(28, "No space left on device")
 
     with pytest.raises(StoreError, match="No space left"):
-        await folder.write(2, full)
-    latest = folder.latest()
+        await folder.write(2, HERE, full)
+    latest = folder.latest("run")
     assert latest is not None
     assert latest.step == 1
-    await folder.write(2, save)
-    retried = folder.latest()
+    await folder.write(2, HERE, save)
+    retried = folder.latest("run")
     assert retried is not None
     assert retried.step == 2
 
 
 async def test_a_checkpoint_of_the_same_step_replaces_the_old_one(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
-    await folder.write(1, save)
+    await folder.write(1, HERE, save)
 
     async def other(directory: Path) -> None:
         (directory / "weights.bin").write_bytes(b"new")
 
-    await folder.write(1, other)
-    latest = folder.latest()
+    await folder.write(1, HERE, other)
+    latest = folder.latest("run")
     assert latest is not None
     assert (latest.directory / "weights.bin").read_bytes() == b"new"
+
+
+async def test_a_checkpoint_says_where_its_run_stood_and_serves_no_other(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    written = await folder.write(4, HERE, save)
+    manifest = json.loads((written.directory / "checkpoint.json").read_text())
+    assert (manifest["step"], manifest["run_id"], manifest["batch_id"]) == (4, "run", "batch-7")
+    assert folder.latest("another run") is None
+
+
+async def test_a_name_is_on_disk_after_what_it_leads_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a power cut leaves is decided by the order of syncs and renames."""
+    done: list[tuple[str, str]] = []
+    real_sync, real_rename = os.fsync, Path.rename
+
+    def fsync(descriptor: int) -> None:
+        done.append(("sync", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
+        real_sync(descriptor)
+
+    def rename(path: Path, target: Path) -> Path:
+        done.append(("rename", str(path)))
+        return real_rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", rename)
+    await CheckpointFolder(tmp_path).write(1, HERE, save)
+    root = str(tmp_path / "checkpoints")
+    aside = f"{root}/.writing-step-000001"
+    order = [done.index(("sync", str(tmp_path)))]
+    inside = [
+        ("sync", f"{aside}/{name}")
+        for name in ("weights.bin", "optimizer/state.bin", "checkpoint.json")
+    ]
+    order += [max(done.index(event) for event in inside)]
+    order += [done.index(("sync", f"{aside}/optimizer")), done.index(("sync", aside))]
+    order += [done.index(("rename", aside)), done.index(("sync", root))]
+    assert order == sorted(order)

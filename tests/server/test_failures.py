@@ -146,7 +146,7 @@ def findings(
         for call, advantage in zip(own, given, strict=True)
     ]
     batch = TrainBatch("b", 1, episodes, train, [], 0)
-    return batch_findings(records, calls, batch)
+    return list(batch_findings(records, calls, batch).values())
 
 
 def test_a_good_batch_has_no_findings() -> None:

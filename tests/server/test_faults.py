@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ajet_core.protocol import ServerState
+from ajet_core.server import watchdog
 from ajet_core.server.run_loop import RunLoop
 from ajet_core.testing.faults import HoldGate
 
@@ -322,7 +323,7 @@ async def test_a_batch_without_calls_is_diagnosed(server: Running) -> None:
 async def test_a_server_without_clients_says_so(
     servers: ServerFactory, stuck_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ajet_core.server.watchdog._QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(watchdog, "_QUIET_SECONDS", 0.1)
     async with servers.running(stuck_seconds=stuck_seconds) as server:
         await server.roll()
         async for owned in server.service.events.read():

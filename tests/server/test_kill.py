@@ -1,0 +1,107 @@
+"""``kill -9`` of a serving gateway, started again by the same command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.security.scripted_server import ServerProcess, server_process
+
+CONTROL = {"authorization": "Bearer control-token-of-the-kill-test"}
+
+
+def settings(model_dir: Path) -> dict[str, str]:
+    return {
+        "AJET_SERVER__CONTROL_TOKEN": CONTROL["authorization"].removeprefix("Bearer "),
+        "AJET_SERVER__MODEL_ROOTS": json.dumps([str(model_dir.parent)]),
+    }
+
+
+async def call(
+    http: httpx.AsyncClient, method: str, path: str, body: Any = None, key: str = ""
+) -> dict[str, Any]:
+    headers = {"authorization": f"Bearer {key}"} if key else CONTROL
+    answer = await http.request(method, path, json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def until(http: httpx.AsyncClient, **wanted: object) -> dict[str, Any]:
+    while True:
+        status = await call(http, "GET", "/v1/status")
+        assert status["error"] is None
+        if all(status[name] == value for name, value in wanted.items()):
+            return status
+        await asyncio.sleep(0.01)
+
+
+async def chat(http: httpx.AsyncClient, grant: dict[str, Any], *texts: str) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+    return await call(
+        http, "POST", "/v1/chat/completions", {"messages": messages}, grant["api_key"]
+    )
+
+
+async def kill(server: ServerProcess) -> None:
+    server.process.kill()
+    await server.process.wait()
+
+
+async def test_a_killed_gateway_goes_on_where_it_was(model_dir: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    config = {
+        "model": {"path": str(model_dir), "renderer": "qwen3"},
+        "engine": {"name": "scripted"},
+        "trainer": {"name": "scripted"},
+        "batch": {"tasks": 1, "episodes_per_task": 2},
+        "checkpoint_every": 1,
+    }
+    async with (
+        server_process(run_dir, **settings(model_dir)) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
+    ):
+        await call(http, "PUT", "/v1/run", config)
+        await call(http, "POST", "/v1/run/start", {"wait_seconds": 60})
+        for reward in (0.0, 1.0):
+            grant = await call(http, "POST", "/v1/episodes", {"task_id": "a"})
+            await chat(http, grant, "hello")
+            await call(http, "POST", f"/v1/episodes/{grant['episode_id']}/end", {"reward": reward})
+        await until(http, step=1, state="ROLLING")
+        open_, ended = [
+            await call(http, "POST", "/v1/episodes", {"task_id": "b"}) for _ in range(2)
+        ]
+        said = (await chat(http, open_, "hello"))["choices"][0]["message"]["content"]
+        end = f"/v1/episodes/{ended['episode_id']}/end"
+        answer = await call(http, "POST", end, {"reward": 0.5})
+        await kill(server)
+    async with (
+        server_process(run_dir, **settings(model_dir)) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
+    ):
+        # The run goes on by itself, at its checkpoint, with the worker that it had.
+        status = await until(http, state="ROLLING")
+        assert (status["step"], status["policy_version"]) == (1, 1)
+        assert b"goes on after its server was killed" in server.output
+        # What was acknowledged stands, and a repeat says so.
+        assert await call(http, "POST", end, {"reward": 9.0}) == answer
+        # The open episode goes on with its key, and its conversation extends the same tokens.
+        await chat(http, open_, "hello", said, "and now?")
+        path = f"/v1/timelines/{open_['episode_id']}"
+        timeline = await call(http, "GET", path)
+        assert len(timeline["calls"]) == 2
+        assert status["counters"]["open_episodes"] == 1
+        await call(http, "POST", f"/v1/episodes/{open_['episode_id']}/end", {"reward": 1.0})
+        await until(http, step=2, state="ROLLING")
+        await kill(server)
+    async with (
+        server_process(run_dir, **settings(model_dir)) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
+    ):
+        await until(http, step=2, state="ROLLING")
+        assert (await call(http, "GET", "/v1/status"))["counters"]["episodes_ended"] == 4
