@@ -249,6 +249,20 @@ async def test_connections_beyond_the_limit_are_told_and_closed(servers: ServerF
                 answer = await again.answer()
 
 
+@pytest.mark.parametrize("sent", [b"", b"GET /v1/sta"])
+async def test_who_only_holds_connections_keeps_nobody_out(
+    servers: ServerFactory, sent: bytes
+) -> None:
+    async with servers.running(max_connections=2) as server, contextlib.AsyncExitStack() as stack:
+        held = [await stack.enter_async_context(raw(server.url)) for _ in range(2)]
+        for connection in held:
+            await connection.send(sent)
+        for _ in range(3):
+            async with raw(server.url) as other:
+                await other.send(STATUS)
+                assert (await other.answer()).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_bodies_in_flight_are_limited_together(servers: ServerFactory) -> None:
     async with servers.running(max_bytes_in_flight=4096) as server:
         async with raw(server.url) as first:
