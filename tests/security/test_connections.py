@@ -299,3 +299,24 @@ async def test_strangers_cannot_fill_the_log(tmp_path: Path) -> None:
         before_the_end = len(server.output.splitlines())
     assert before_the_end < 10, server.output.decode()
     assert b"listening on" in server.output
+
+
+@pytest.mark.parametrize(
+    "host", ["", "[", "a b", "x:99999999", "x:y", "\xff", "a/b", "a@b", "[::1", "x" * 10_000, "%00"]
+)
+async def test_a_host_that_is_none_is_no_server_error(
+    server: Running, host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await server.roll()
+    body = b'{"task_id": "a"}'
+    for path, sent in (("/v1/episodes", body), ("/v1/status", b""), ("/v1/nowhere", b"")):
+        method = "POST" if sent else "GET"
+        length = {"content-length": str(len(sent)), "connection": "close"}
+        request = head(method, path, {**CLIENT, **length}).replace(
+            b"host: x", f"host: {host}".encode("latin-1")
+        )
+        async with raw(server.url) as connection:
+            await connection.send(request + sent)
+            answer = await connection.rest()
+        assert answer.startswith((b"HTTP/1.1 2", b"HTTP/1.1 4")), answer
+    assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
