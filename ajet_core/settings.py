@@ -67,6 +67,8 @@ class ServerSettings(_Section):
         is replaced.
     :param engine_stall_seconds: longest time an engine may do nothing while calls wait for it.
     :param stuck_seconds: time without progress after which the cause is logged and told in the events.
+    :param orphan_seconds: how long workers wait to be found by a server that is started again after it was killed,
+        so that it need not load libraries and model anew; 0 ends them at once.
     :param worker_restarts: deaths in a row of a worker after which the run fails.
     """
 
@@ -94,6 +96,7 @@ class ServerSettings(_Section):
     step_timeout_seconds: Seconds = 7200.0
     engine_stall_seconds: Seconds = 180.0
     stuck_seconds: Seconds = 60.0
+    orphan_seconds: Annotated[float, Field(ge=0, le=3600)] = 15.0
     worker_restarts: Annotated[int, Field(ge=0)] = 3
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -201,13 +201,16 @@ class Swarm:
                 self.start_client(name)
 
     def workers(self) -> list[int]:
-        """Pids of the gateway's children."""
-        assert self.gateway is not None
-        pid = self.gateway.pid
-        with contextlib.suppress(OSError):
-            text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8")
-            return [int(word) for word in text.split()]
-        return []
+        """Pids of the workers, whoever started them."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                    ours = any(word.startswith(bytes(self.run_dir)) for word in words)
+                    if b"ajet_core.worker" in words and ours:
+                        found.append(int(entry.name))
+        return found
 
     def wait_rolling(self, without: int = 0) -> None:
         """Return once the server is ROLLING, and no longer with a certain worker."""
@@ -235,8 +238,8 @@ class Swarm:
             process.wait()
 
 
-def kill_one(swarm: Swarm, rng: random.Random) -> str:
-    """SIGKILL something; what it was. What was ours to start is started again."""
+def kill_one(swarm: Swarm, rng: random.Random) -> tuple[str, int]:
+    """SIGKILL something; what it was, and its pid. What was ours to start is started again."""
     kind = rng.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))[0]
     if kind == "client":
         name = rng.choice(sorted(swarm.clients))
@@ -244,17 +247,19 @@ def kill_one(swarm: Swarm, rng: random.Random) -> str:
         process.kill()
         process.wait()
         swarm.start_client(name)
-        return kind
+        return kind, process.pid
     assert swarm.gateway is not None
     workers = swarm.workers()
     if kind == "worker" and workers:
+        pid = rng.choice(workers)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(rng.choice(workers), signal.SIGKILL)
-        return kind
+            os.kill(pid, signal.SIGKILL)
+        return kind, pid
+    pid = swarm.gateway.pid
     swarm.gateway.kill()
     swarm.gateway.wait()
     swarm.start_gateway()
-    return "gateway"
+    return "gateway", pid
 
 
 def rampage(
@@ -266,20 +271,17 @@ def rampage(
     while count.total() < kills:
         time.sleep(rng.uniform(0.0, 3.0))
         swarm.look_after_clients()
-        before = set(swarm.workers())
-        kind = kill_one(swarm, rng)
+        kind, pid = kill_one(swarm, rng)
         count[kind] += 1
         killed = time.monotonic()
         if kind != "client" and rng.random() < 0.2 and count.total() < kills:
             time.sleep(rng.uniform(0.0, 2.0))
-            before = set(swarm.workers())
-            kind = kill_one(swarm, rng)
+            kind, pid = kill_one(swarm, rng)
             count[kind] += 1
             killed = time.monotonic()
         if kind == "client":
             continue
-        gone = next(iter(before), 0)
-        swarm.wait_rolling(without=gone)
+        swarm.wait_rolling(without=pid)
         seconds[kind].append(time.monotonic() - killed)
         print(f"{count.total():4d} {kind:8s} {seconds[kind][-1]:6.2f} s", file=sys.stderr)
     return count, seconds

@@ -15,6 +15,7 @@ import itertools
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -105,15 +106,15 @@ async def watch(load: Load, run_dir: Path) -> list[Sample]:
     while time.perf_counter() < load.ends:
         await asyncio.sleep(SAMPLE_SECONDS)
         latencies, load.latencies = load.latencies, []
-        samples.append(
-            Sample(
-                hours=(time.perf_counter() - load.started) / 3600,
-                rss_mib=load.child.rss_mib(),
-                files=load.child.open_files(),
-                bytes_per_episode=database_bytes(run_dir) / max(1, load.episodes),
-                p50_ms=statistics.median(latencies) * 1e3,
-            )
+        sample = Sample(
+            hours=(time.perf_counter() - load.started) / 3600,
+            rss_mib=load.child.rss_mib(),
+            files=load.child.open_files(),
+            bytes_per_episode=database_bytes(run_dir) / max(1, load.episodes),
+            p50_ms=statistics.median(latencies) * 1e3,
         )
+        samples.append(sample)
+        print(sample, file=sys.stderr)
     return samples
 
 

@@ -21,12 +21,15 @@ class TrainerCapabilities:
         differs from its default is refused before the trainer starts.
     :param trees: whether it computes trees of several segments; if not, every `TrainTree` it is given is
         a linear sequence, and `TrainBatch.sequences` holds them with masks.
+    :param reloads: whether ``load`` can put it back to a checkpoint at any time, not only after ``start``: then
+        a server that was killed and started again goes on with the worker that it had.
     """
 
     weight_channels: tuple[str, ...]
     algorithm_fields: frozenset[str]
     lora: bool = False
     trees: bool = False
+    reloads: bool = False
 
 
 @dataclass(frozen=True, slots=True)

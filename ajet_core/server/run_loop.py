@@ -215,7 +215,11 @@ class RunLoop:
         checkpoint = await asyncio.to_thread(self._checkpoints.latest)
         self.step = checkpoint.step if checkpoint else 0
         self.workers = workers = await RunWorkers.boot(
-            run, parts.run_dir, checkpoint, parts.settings.boot_timeout_seconds
+            run,
+            parts.run_dir,
+            checkpoint,
+            timeout=parts.settings.boot_timeout_seconds,
+            orphan_seconds=parts.settings.orphan_seconds,
         )
         # What was trained after the checkpoint is lost with its weights, and is trained again.
         await self._store.rewind(self.step)

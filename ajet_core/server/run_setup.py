@@ -34,6 +34,7 @@ class ResolvedRun:
     """A run whose parts exist and fit together.
 
     :param channel: the weight channel trainer and engine agreed on.
+    :param reloads: the trainer can be put back to a checkpoint at any time.
     :param together: engine and trainer share a process (and, in it, the weights).
     """
 
@@ -46,6 +47,7 @@ class ResolvedRun:
     renderer: ChatRenderer
     merger: Merger
     python: dict[str, str]
+    reloads: bool
 
     @property
     def together(self) -> bool:
@@ -102,6 +104,7 @@ def resolve_run(
         renderer=make_renderer(config.model, directory),
         merger=plugins.load_target(merger)(merger_settings, context),
         python=python,
+        reloads=trainer.capabilities.reloads,
     )
 
 

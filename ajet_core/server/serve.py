@@ -35,9 +35,9 @@ _BACKLOG = 2048
 _OTHER_FILES = 256
 _CLOSE_SECONDS = 10
 _KEEP_ALIVE_SECONDS = 75
-# Nearly all objects of a call die by themselves: Python's own numbers look for cycles after every few hundred new
-# objects, several times in each call, and took a fifth of the time.
-_COLLECT_AFTER = (50_000, 20, 50)
+# Calls and steps leave no cycles behind. Python's own numbers have it look for some several times in each call, which
+# took a fifth of the time.
+_COLLECT_AFTER = (20_000, 10, 10)
 
 
 def serve(settings: Settings, plugins: PluginManager | None = None) -> None:

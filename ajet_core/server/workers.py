@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ajet_core.errors import WorkerBootError
 from ajet_core.interfaces import EngineInfo, TrainerInfo
 from ajet_core.server.checkpoints import Checkpoint
 from ajet_core.server.run_setup import ResolvedRun
-from ajet_core.worker.codec import BootReport
+from ajet_core.worker.codec import BootPlan, BootReport
 from ajet_core.worker.process import WorkerProcess
+
+_log = logging.getLogger("ajet.server")
+
+_DISMISS_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,36 +30,41 @@ class RunWorkers:
 
     @classmethod
     async def boot(
-        cls, run: ResolvedRun, run_dir: Path, checkpoint: Checkpoint | None, timeout: float
+        cls,
+        run: ResolvedRun,
+        run_dir: Path,
+        checkpoint: Checkpoint | None,
+        *,
+        timeout: float,
+        orphan_seconds: float,
     ) -> RunWorkers:
-        """Start the processes and make the components in them.
+        """Take over the workers of a server that was killed, or start processes and make the components in them.
 
+        :param orphan_seconds: how long workers wait for the next server if this one is killed.
         :raises WorkerBootError: one did not come up; none is left running.
         """
-        logs = run_dir / "logs"
-        spawned: list[WorkerProcess] = []
+        boot = _Boot(run_dir, timeout, orphan_seconds)
         try:
-            for kind in ("engine",) if run.together else ("engine", "trainer"):
-                log = logs / ("worker.log" if run.together else f"{kind}.log")
-                spawned.append(await WorkerProcess.spawn(log, run.python.get(kind)))
-            engine, trainer = spawned[0], spawned[-1]
             if run.together:
                 plan = run.boot_plan(run_dir, engine=True, trainer=True, checkpoint=checkpoint)
-                report = await engine.boot(plan, timeout)
+                report = await boot.worker("worker", plan, run.python.get("engine"), run.reloads)
             else:
                 engine_plan = run.boot_plan(run_dir, engine=True, trainer=False, checkpoint=None)
                 trainer_plan = run.boot_plan(
                     run_dir, engine=False, trainer=True, checkpoint=checkpoint
                 )
                 engine_report, trainer_report = await asyncio.gather(
-                    engine.boot(engine_plan, timeout), trainer.boot(trainer_plan, timeout)
+                    boot.worker("engine", engine_plan, run.python.get("engine"), True),
+                    boot.worker("trainer", trainer_plan, run.python.get("trainer"), run.reloads),
                 )
                 report = BootReport(engine_report.engine, trainer_report.trainer)
             if report.engine is None or report.trainer is None:
                 raise WorkerBootError("a worker came up without its engine or its trainer")
+            engine = boot.running["worker" if run.together else "engine"]
+            trainer = boot.running["worker" if run.together else "trainer"]
             return cls(engine, trainer, report.engine, report.trainer)
         except BaseException:
-            await asyncio.gather(*(worker.close(grace=0.0) for worker in spawned))
+            await asyncio.gather(*(worker.close(grace=0.0) for worker in boot.running.values()))
             raise
 
     def processes(self) -> list[WorkerProcess]:
@@ -72,3 +82,33 @@ class RunWorkers:
     async def close(self, grace: float = 10.0) -> None:
         """End all processes, by force after `grace` seconds."""
         await asyncio.gather(*(worker.close(grace) for worker in self.processes()))
+
+
+@dataclass(slots=True)
+class _Boot:
+    """One boot; `running` has the processes by name."""
+
+    run_dir: Path
+    timeout: float
+    orphan_seconds: float
+    running: dict[str, WorkerProcess] = field(default_factory=dict)
+
+    async def worker(
+        self, name: str, plan: BootPlan, python: str | None, reusable: bool
+    ) -> BootReport:
+        """A worker with its components."""
+        log = self.run_dir / "logs" / f"{name}.log"
+        rendezvous = self.run_dir / "workers" / f"{name}.sock"
+        found = await WorkerProcess.find(rendezvous, log)
+        if found is not None:
+            self.running[name] = found
+            report = await found.adopt(plan, self.timeout) if reusable else None
+            if report is not None:
+                _log.info("worker %d goes on after its server was killed", found.pid)
+                return report
+            # It holds memory that its successor needs.
+            await found.close(_DISMISS_SECONDS)
+        orphan_seconds = self.orphan_seconds if reusable else 0.0
+        worker = await WorkerProcess.spawn(log, python, rendezvous, orphan_seconds)
+        self.running[name] = worker
+        return await worker.boot(plan, self.timeout)

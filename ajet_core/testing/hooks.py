@@ -40,6 +40,7 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
             capabilities=TrainerCapabilities(
                 weight_channels=scripted_trainer.WEIGHT_CHANNELS,
                 algorithm_fields=scripted_trainer.ALGORITHM_FIELDS,
+                reloads=True,
                 lora=True,
             ),
         ),

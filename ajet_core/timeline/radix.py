@@ -65,6 +65,15 @@ class RadixTree:
     def __init__(self) -> None:
         self.root = Run(None, 0, [])
 
+    def __del__(self) -> None:
+        # Runs point at each other. The collector of cycles counts them, not the thousands of tokens that each may
+        # hold, and would leave many batches of them lying about.
+        left = [self.root]
+        while left:
+            run = left.pop()
+            left += run.children.values()
+            run.parent, run.children = None, {}
+
     def insert(
         self, after: Run, ids: Sequence[int], call: int | None = None, start: int = 0
     ) -> Run:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from ajet_core import __version__
 from ajet_core.interfaces import (
     EngineInfo,
     GenerateChunk,
@@ -37,6 +38,7 @@ class BootPlan:
     :param checkpoint: directory the trainer goes on from, None for a new run.
     :param channel: the weight channel, if the worker hosts both components: the trainer's weights are
         published on it before the engine starts, so that the engine need not load any of its own.
+    :param version: of the server's code.
     """
 
     run_dir: str
@@ -48,6 +50,12 @@ class BootPlan:
     checkpoint: str | None
     channel: str | None = None
     policy_version: int = 0
+    version: str = __version__
+
+    @property
+    def components(self) -> BootPlan:
+        """The plan without what changes from one boot to the next: what has to be the same to use a worker again."""
+        return replace(self, checkpoint=None, policy_version=0)
 
 
 @dataclass(frozen=True, slots=True)

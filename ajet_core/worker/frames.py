@@ -4,6 +4,7 @@
 |---|---|---|
 | ``[CALL, id, method, params]`` | to the worker | call a method; exactly one RESULT or ERROR answers |
 | ``[CANCEL, id]`` | to the worker | stop the call `id` early; it is still answered |
+| ``[END]`` | to the worker | it is needed no more, also by no other server |
 | ``[RESULT, id, value]`` | to the server | |
 | ``[ERROR, id, payload]`` | to the server | payload as `AjetError.to_payload` |
 | ``[CHUNKS, [[id, chunk], ...]]`` | to the server | what running ``generate`` calls produced, before their RESULT |
@@ -20,7 +21,7 @@ import msgpack
 
 from ajet_core.errors import WorkerError
 
-CALL, CANCEL, RESULT, ERROR, CHUNKS = range(5)
+CALL, CANCEL, RESULT, ERROR, CHUNKS, END = range(6)
 
 _HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 1 << 31

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import importlib
+import socket
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,8 @@ from ajet_core.worker.codec import (
 T = TypeVar("T")
 
 _CLOSE_SECONDS = 2.0
+# A new worker is there in about this time.
+_IDLE_SECONDS = 5.0
 
 
 def _import(target: str) -> Any:
@@ -60,11 +63,11 @@ def _make(plan: ComponentPlan, context: WorkerContext) -> Any:
 
 
 class WorkerHost:
-    """Serves one connection until it ends."""
+    """Makes the components and serves one server after the other with them."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = frames.FrameWriter(writer)
+    def __init__(self) -> None:
+        self._writer: frames.FrameWriter
+        self._booted: tuple[BootPlan, BootReport] | None = None
         self._engine: Engine | None = None
         self._trainer: Trainer | None = None
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -72,6 +75,7 @@ class WorkerHost:
         self._chunks: list[list[Any]] = []
         self._methods: dict[str, Callable[[int, Any], Awaitable[Any]]] = {
             "boot": self._boot,
+            "adopt": self._adopt,
             "ping": self._ping,
             "generate": self._generate,
             "engine.update_weights": self._update_weights,
@@ -84,19 +88,44 @@ class WorkerHost:
             "trainer.export": self._export,
         }
 
-    async def serve(self) -> None:
-        """Answer calls until the server closes the connection, then free the components."""
-        async for frame in frames.read(self._reader):
-            kind, call_id, *rest = frame
+    async def serve(self, connection: socket.socket) -> bool:
+        """Answer calls until the server closes the connection.
+
+        :return: whether the server went away without saying that this worker is needed no more, and another one
+            can go on with it.
+        """
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=1 << 20)
+        self._writer = frames.FrameWriter(writer)
+        async for frame in frames.read(reader):
+            kind, *rest = frame
+            if kind == frames.END:
+                return False
+            call_id = rest[0]
             if kind == frames.CALL:
-                method, params = rest
+                method, params = rest[1:]
                 task = asyncio.create_task(self._answer(call_id, method, params))
                 self._tasks[call_id] = task
                 task.add_done_callback(functools.partial(self._forget, call_id))
             elif kind == frames.CANCEL and (running := self._tasks.get(call_id)) is not None:
                 running.cancel()
-        for task in list(self._tasks.values()):
+        return self._booted is not None
+
+    async def forsake_calls(self) -> bool:
+        """End the calls of a server that is gone; False if some do not end.
+
+        A training step goes on: nothing can stop it.
+        """
+        running = list(self._tasks.values())
+        for task in running:
             task.cancel()
+        if not running:
+            return True
+        _, unending = await asyncio.wait(running, timeout=_CLOSE_SECONDS)
+        return not unending
+
+    async def close(self) -> None:
+        """Free the components."""
+        await self.forsake_calls()
         # Nobody waits for this worker any more: a step in progress must not keep its memory alive.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
@@ -158,7 +187,40 @@ class WorkerHost:
         if plan.engine is not None:
             self._engine = _make(plan.engine, context)
             engine_info = await self._need_engine().start(plan.model)
-        return to_plain(BootReport(engine_info, trainer_info))
+        report = BootReport(engine_info, trainer_info)
+        self._booted = plan, report
+        return to_plain(report)
+
+    async def _adopt(self, _: int, params: Any) -> Any:
+        """As `_boot`, with the components that are there; None if they are others, or cannot be put back."""
+        plan = from_plain(BootPlan, params)
+        if self._booted is None or self._booted[0].components != plan.components:
+            return None
+        if not await self._is_idle():
+            return None
+        if self._trainer is not None:
+            if plan.checkpoint is None:
+                return None
+            directory = Path(plan.checkpoint)
+            await self._on_trainer(lambda t: t.load(directory))
+            if (channel := plan.channel) is not None:
+                version = plan.policy_version
+                await self._on_trainer(lambda t: t.publish(channel, version))
+        if self._engine is not None:
+            await self._engine.resume()
+        return to_plain(self._booted[1])
+
+    async def _is_idle(self) -> bool:
+        """Whether what the last server had begun ends soon; the engine is paused then."""
+        try:
+            async with asyncio.timeout(_IDLE_SECONDS):
+                if self._engine is not None:
+                    await self._engine.pause()
+                if self._trainer is not None:
+                    await self._on_trainer(lambda _: None)
+        except TimeoutError:
+            return False
+        return True
 
     async def _ping(self, _: int, __: Any) -> None:
         """Nothing: that it is answered is the answer."""

@@ -9,11 +9,12 @@ import os
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from ajet_core.errors import WorkerBootError, WorkerDiedError, error_from_payload
+from ajet_core.errors import AjetError, WorkerBootError, WorkerDiedError, error_from_payload
 from ajet_core.interfaces import (
     EngineStats,
     GenerateChunk,
@@ -31,14 +32,34 @@ from ajet_core.worker.codec import (
     to_plain,
     unpack_chunk,
 )
+from ajet_core.worker.foundling import FoundProcess
+from ajet_core.worker.rendezvous import SUPPORTED, find_worker
 
 _TAIL_LINES = 15
 _TAIL_BYTES = 16384
 _EXIT_SECONDS = 1.0
 
 
-# What a running `generate` is told: its next chunk, what made it fail, or that it is over.
-_StreamItem = GenerateChunk | Exception | None
+class _Stream:
+    """What a running `generate` is told: its next chunk, what made it fail, or that it is over.
+
+    A queue with one reader and no limit; asyncio's has locks and counters that each call would pay for.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[GenerateChunk | Exception | None] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+
+    def put(self, item: GenerateChunk | Exception | None) -> None:
+        self._items.append(item)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def get(self) -> GenerateChunk | Exception | None:
+        if not self._items:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        return self._items.popleft()
 
 
 def _environment() -> dict[str, str]:
@@ -52,43 +73,61 @@ def _environment() -> dict[str, str]:
     return {**offline, **kept, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
+class _Process(Protocol):
+    """What is needed of a child, or of a process that was found."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    async def wait(self) -> int: ...
+
+
 class WorkerProcess:
-    """One worker process. Made by `WorkerProcess.spawn`.
+    """One worker process. Made by `WorkerProcess.spawn` or `WorkerProcess.find`.
 
     Any call raises `WorkerDiedError` with the last lines of the worker's log if the process ends first.
 
     :ivar died: becomes done, with the description of the death as its result, when the process ends.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, process: _Process, log: Path) -> None:
         self._process = process
         self._log = log
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Any]] = {}
-        self._streams: dict[int, asyncio.Queue[_StreamItem]] = {}
+        self._streams: dict[int, _Stream] = {}
         self._closing = False
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._writer: frames.FrameWriter
         self._read_task: asyncio.Task[None]
 
     @classmethod
-    async def spawn(cls, log: Path, python: str | None = None) -> WorkerProcess:
+    async def spawn(
+        cls,
+        log: Path,
+        python: str | None = None,
+        rendezvous: Path | None = None,
+        orphan_seconds: float = 0.0,
+    ) -> WorkerProcess:
         """Start a worker.
 
         :param log: file its stdout and stderr are appended to.
         :param python: interpreter to run it in, this one by default.
+        :param rendezvous: where it waits for `find` if this process is killed, for `orphan_seconds`.
         :raises WorkerBootError: the interpreter cannot be started.
         """
         ours, theirs = socket.socketpair()
+        arguments = ["-m", "ajet_core.worker", "--fd", str(theirs.fileno())]
+        if rendezvous is not None and orphan_seconds > 0 and SUPPORTED:
+            arguments += ["--rendezvous", str(rendezvous)]
+            arguments += ["--orphan-seconds", str(orphan_seconds)]
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with log.open("ab") as output:
                 process = await asyncio.create_subprocess_exec(
                     python or sys.executable,
-                    "-m",
-                    "ajet_core.worker",
-                    "--fd",
-                    str(theirs.fileno()),
+                    *arguments,
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
@@ -103,10 +142,28 @@ class WorkerProcess:
         finally:
             theirs.close()
         worker = cls(process, log)
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
-        worker._writer = frames.FrameWriter(writer)
-        worker._read_task = asyncio.create_task(worker._read(reader))
+        await worker._connect(ours)
         return worker
+
+    @classmethod
+    async def find(cls, rendezvous: Path, log: Path) -> WorkerProcess | None:
+        """The worker of a server that was killed, if one waits for the next."""
+        found = await asyncio.to_thread(find_worker, rendezvous)
+        if found is None:
+            return None
+        connection, pid = found
+        try:
+            worker = cls(FoundProcess(pid), log)
+        except OSError:
+            connection.close()
+            return None
+        await worker._connect(connection)
+        return worker
+
+    async def _connect(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=1 << 20)
+        self._writer = frames.FrameWriter(writer)
+        self._read_task = asyncio.create_task(self._read(reader))
 
     @property
     def pid(self) -> int:
@@ -130,6 +187,16 @@ class WorkerProcess:
                 f"Last lines of {self._log}:\n{self.log_tail()}"
             ) from error
 
+    async def adopt(self, plan: BootPlan, timeout: float) -> BootReport | None:
+        """Go on with the components that a found worker has, at the plan's checkpoint; None if that cannot be."""
+        try:
+            async with asyncio.timeout(timeout):
+                report = await self.call("adopt", to_plain(plan))
+        except (AjetError, TimeoutError):
+            # Whatever is wrong with it, a new one is started instead.
+            return None
+        return None if report is None else from_plain(BootReport, report)
+
     async def call(self, method: str, params: Any = None) -> Any:
         """Call `method` and return its result as plain data; cancelling cancels it in the worker."""
         call_id = next(self._ids)
@@ -147,12 +214,11 @@ class WorkerProcess:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
         """As `Engine.generate`."""
         call_id = next(self._ids)
-        queue: asyncio.Queue[_StreamItem] = asyncio.Queue()
-        self._streams[call_id] = queue
+        stream = self._streams[call_id] = _Stream()
         over = False
         try:
             self._send([frames.CALL, call_id, "generate", pack_request(request)])
-            while (item := await queue.get()) is not None:
+            while (item := await stream.get()) is not None:
                 over = isinstance(item, Exception) or item.finish_reason is not None
                 if isinstance(item, Exception):
                     raise item
@@ -189,6 +255,8 @@ class WorkerProcess:
     async def close(self, grace: float = 10.0) -> None:
         """End the process: close the connection, wait `grace` seconds, then kill it."""
         self._closing = True
+        if not self.died.done():
+            self._writer.write(frames.pack([frames.END]))
         self._writer.close()
         try:
             async with asyncio.timeout(grace):
@@ -200,7 +268,9 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """SIGKILL, by pid; harmless if it has ended."""
-        if self._process.returncode is None:
+        if isinstance(self._process, FoundProcess):
+            self._process.kill()
+        elif self._process.returncode is None:
             # Not Popen.kill: it reaps a process that has just ended, and asyncio loses its exit status.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -241,26 +311,28 @@ class WorkerProcess:
             self.kill()
             code = await self._process.wait()
         how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+        if isinstance(self._process, FoundProcess):
+            how = "its status is not ours to know"
         text = f"worker {self.pid} ended ({how}){problem}. Last lines of {self._log}:\n{self.log_tail()}"
         self.died.set_result(text)
         for future in list(self._pending.values()):
             if not future.done():
                 future.set_exception(WorkerDiedError(text))
-        for queue in self._streams.values():
-            queue.put_nowait(WorkerDiedError(text))
+        for stream in self._streams.values():
+            stream.put(WorkerDiedError(text))
 
     async def _read_frames(self, reader: asyncio.StreamReader) -> None:
         async for frame in frames.read(reader):
             kind, *rest = frame
             if kind == frames.CHUNKS:
                 for call_id, chunk in rest[0]:
-                    if (queue := self._streams.get(call_id)) is not None:
-                        queue.put_nowait(unpack_chunk(chunk))
+                    if (stream := self._streams.get(call_id)) is not None:
+                        stream.put(unpack_chunk(chunk))
                 continue
             call_id, value = rest
             failure = error_from_payload(value) if kind == frames.ERROR else None
-            if (queue := self._streams.get(call_id)) is not None:
-                queue.put_nowait(failure)
+            if (stream := self._streams.get(call_id)) is not None:
+                stream.put(failure)
                 continue
             future = self._pending.get(call_id)
             if future is None or future.done():

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from ajet_core.embedded.schema import connect_writer
 from ajet_core.embedded.settings import SqliteStoreSettings
 from ajet_core.embedded.sqlite_store import SqliteStore
+from ajet_core.embedded.writing import StoreWriter
 from ajet_core.errors import StoreError, StoreFullError
 from ajet_core.interfaces import WorkerContext
 from ajet_core.testing.samples import conversation, make_call, make_episode
@@ -36,6 +38,20 @@ async def test_concurrent_writes_share_a_transaction(store: SqliteStore) -> None
     before = store.transactions
     await asyncio.gather(*(store.add_call(call) for call in conversation(64)))
     assert store.transactions == before + 1
+
+
+def test_rows_of_a_transaction_that_failed_are_not_known_any_more(tmp_path: Path) -> None:
+    connection = connect_writer(tmp_path / "samples.sqlite3", SqliteStoreSettings())
+    writer = StoreWriter(connection)
+    call = make_call("call", [1], [2])
+    connection.execute("BEGIN")
+    writer.add_episode(make_episode())
+    writer.add_call(call)
+    connection.execute("ROLLBACK")
+    writer.rolled_back()
+    with pytest.raises(StoreError, match="is not in the store"):
+        writer.add_call(call)
+    connection.close()
 
 
 async def test_writes_one_after_the_other_are_each_committed(store: SqliteStore) -> None:
@@ -218,8 +234,10 @@ async def test_a_missing_directory_that_cannot_be_made_is_reported(tmp_path: Pat
 WRITER = """
 import asyncio, sys
 from pathlib import Path
+from ajet_core.embedded.schema import connect_writer
 from ajet_core.embedded.settings import SqliteStoreSettings
 from ajet_core.embedded.sqlite_store import SqliteStore
+from ajet_core.embedded.writing import StoreWriter
 from ajet_core.interfaces import WorkerContext
 from ajet_core.testing.samples import conversation, make_episode
 from dataclasses import replace

@@ -1,3 +1,4 @@
+import gc
 import random
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from ajet_core.testing.merger_suite import assert_exact, assert_trained_once
 from ajet_core.testing.samples import conversation, make_call
 from ajet_core.timeline import Call, Sampling, TokenTree, TokenTrie
+from ajet_core.timeline.radix import RadixTree, Run
 
 from .episodes import episodes, spoken, tree_of
 
@@ -186,3 +188,21 @@ def test_a_cut_off_answer_is_not_merged_by_its_text() -> None:
         finish_reason="length",
     )
     assert len(tree_of([cut, second], "text").leaves()) == 2
+
+
+def test_a_tree_that_nobody_needs_is_gone_without_a_collector_of_cycles() -> None:
+    def runs() -> int:
+        return sum(isinstance(thing, Run) for thing in gc.get_objects())
+
+    gc.collect()
+    before = runs()
+    gc.disable()
+    try:
+        tree = RadixTree()
+        for last in range(5):
+            tree.insert(tree.root, [1, 2, last])
+        assert runs() > before + 5
+        del tree
+        assert runs() == before
+    finally:
+        gc.enable()

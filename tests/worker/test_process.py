@@ -70,6 +70,12 @@ def request(prompt: int = 3, **sampling: Any) -> GenerateRequest:
     )
 
 
+def batch() -> TrainBatch:
+    call = TrainCall("c", 0, 1.0, 0.7, [-0.5], [3])
+    tree = TrainTree([TrainSegment(-1, [1, 2], [TrainSpan(1, 0, 0, 1)])])
+    return TrainBatch("b", 1, [TrainEpisode("e", "g", 0.5)], [call], [tree], 2)
+
+
 async def tokens(worker: WorkerProcess, asked: GenerateRequest) -> list[int]:
     return [t async for chunk in worker.generate(asked) for t in chunk.token_ids]
 
@@ -99,10 +105,7 @@ async def test_a_batch_crosses_the_process_border_unchanged(
     worker: WorkerProcess, tmp_path: Path
 ) -> None:
     await worker.boot(plan(tmp_path), 30)
-    call = TrainCall("c", 0, 1.0, 0.7, [-0.5], [3])
-    tree = TrainTree([TrainSegment(-1, [1, 2], [TrainSpan(1, 0, 0, 1)])])
-    batch = TrainBatch("b", 1, [TrainEpisode("e", "g", 0.5)], [call], [tree], 2)
-    report = await worker.step(batch)
+    report = await worker.step(batch())
     assert report.step == 1
     assert report.tokens_trained == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,14 @@ from ajet_core.server.rendering.renderer import Parsed, ParsedCall
 
 TokenHex = Callable[[int], str]
 """Random hex text from a number of bytes, as `secrets.token_hex`."""
+
+# Begins with what the operating system has, and need not ask it again for every call.
+_random = random.Random()  # noqa: S311 - for names, not for secrets
+
+
+def random_hex(size: int) -> str:
+    """Hex text of `size` random bytes, for names; anybody may guess the next one."""
+    return _random.randbytes(size).hex()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from ajet_core.interfaces.engine import (
     GenerateRequest,
     SamplingParams,
 )
-from ajet_core.server.dialects.answer import Answer, TokenHex, make_answer
+from ajet_core.server.dialects.answer import Answer, TokenHex, make_answer, random_hex
 from ajet_core.server.dialects.chat_json import (
     ChoiceWriter,
     choice_json,
@@ -66,7 +65,7 @@ class ChatService:
         capabilities: EngineCapabilities,
         clock: Callable[[], float],
         *,
-        token_hex: TokenHex = secrets.token_hex,
+        token_hex: TokenHex = random_hex,
     ) -> None:
         self._renderer = renderer
         self._engine = engine

@@ -84,7 +84,9 @@ class Generation:
         """Tokens' entries, each with its end. This is done for every token that is sampled, so it makes no objects."""
         table = self.renderer.token_json
         begins = [table[token_id] for token_id in ids]
-        numbers = number_texts([max(_LOWEST_LOGPROB, logprob) for logprob in logprobs])
+        if not min(logprobs, default=0.0) >= _LOWEST_LOGPROB:
+            logprobs = [max(_LOWEST_LOGPROB, logprob) for logprob in logprobs]
+        numbers = number_texts(logprobs)
         return b"".join(chain.from_iterable(zip(begins, numbers, ends, strict=False)))[:-1]
 
     def _scan(self, scanner: StopScanner, chunk: GenerateChunk) -> int:

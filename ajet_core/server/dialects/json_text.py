@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
@@ -27,7 +27,7 @@ def list_text(items: Iterable[bytes]) -> bytes:
     return b"[%s]" % b",".join(items)
 
 
-def number_texts(values: list[float]) -> list[bytes]:
+def number_texts(values: Sequence[float]) -> list[bytes]:
     """Numbers as JSON; those that it does not have are null."""
     return to_json(values, inf_nan_mode="null")[1:-1].split(b",") if values else []
 

@@ -431,11 +431,12 @@ def test_resuming_is_exact_to_the_bit(lora, model_dir, context, tmp_path):
 
 
 def test_a_checkpoint_of_an_untouched_trainer_can_be_loaded(model_dir, context, tmp_path):
-    make(model_dir, context).save(tmp_path / "c")
+    checkpoint = tmp_path / "saved" / "c"
+    make(model_dir, context).save(checkpoint)
     trainer = make(model_dir, context)
-    trainer.load(tmp_path / "c")
-    trainer.save(tmp_path / "c")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c"]
+    trainer.load(checkpoint)
+    trainer.save(checkpoint)
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["c"]
 
 
 def test_damaged_checkpoints_are_refused_and_change_nothing(model_dir, models, context, tmp_path):

@@ -1,12 +1,16 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ajet_core.server.rendering.canonical import (
+    ConversationDigests,
     canonical_arguments,
     kept_message,
     message_digest,
     message_text,
+    tools_digest,
 )
 from ajet_core.server.rendering.messages import ChatMessage, ToolCall
 
@@ -51,6 +55,25 @@ def test_white_space_around_an_answer_does_not_matter_and_around_a_question_does
     for role, same in (("assistant", True), ("user", False), ("tool", False)):
         digests = [message_digest(b"", ChatMessage(role, text)) for text in ("Up.", " Up.\n")]
         assert (digests[0] == digests[1]) is same
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.lists(st.sampled_from("abc"), max_size=5)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_digests_of_a_conversation_do_not_depend_on_those_before_it(requests):
+    kept = ConversationDigests()
+    for offers, texts in requests:
+        tools = tools_digest("[]" if offers else "")
+        messages = [ChatMessage("user", text) for text in texts]
+        expected, digest = [], tools
+        for message in messages:
+            digest = message_digest(digest, message)
+            expected.append(digest)
+        assert kept.of(tools, messages) == expected
 
 
 def test_arguments_that_are_no_json_are_kept_as_they_are():

@@ -2,3 +2,5 @@
 
 Nothing is imported here: `hooks` and `settings` are light, `engine` and `trainer` import torch.
 """
+
+__version__ = "0.1.0"

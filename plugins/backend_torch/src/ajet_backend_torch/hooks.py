@@ -60,6 +60,7 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
             capabilities=TrainerCapabilities(
                 weight_channels=WEIGHT_CHANNELS,
                 algorithm_fields=ALGORITHM_FIELDS,
+                reloads=True,
                 lora=True,
                 trees=True,
             ),

@@ -6,17 +6,22 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import cast
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from peft import LoraConfig as PeftLoraConfig
-from peft import PeftModel, get_peft_model
 from torch import nn
 
 from ajet_backend_torch.costs import assumed_costs, measured_costs
 from ajet_backend_torch.forest import Forest
 from ajet_backend_torch.forward import check_architecture
 from ajet_backend_torch.logits import SelectedLogits
+from ajet_backend_torch.measurements import (
+    Measurements,
+    conditions,
+    read_measurements,
+    write_measurements,
+)
 from ajet_backend_torch.memory import free_memory, is_out_of_memory
 from ajet_backend_torch.models import (
     checked_positions,
@@ -29,10 +34,13 @@ from ajet_backend_torch.packing import PassTensors
 from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_backend_torch.tree_probe import trees_are_exact
 from ajet_core.errors import ConfigError, ModelDirectoryError
-from ajet_core.interfaces import TrainerInfo
-from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+from ajet_core.interfaces import TrainerInfo, WorkerContext
+from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
 from ajet_core.timeline.cost import CostModel
 from ajet_core.timeline.schedule import Pass
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 LOGIT_BUDGET = 2**30
 """Without a token budget of the user's, a pass has at most this many logits, 4 GiB in float32,"""
@@ -47,7 +55,7 @@ class TrainedPolicy:
     The reference is the model at the start: with LoRA the model without its adapters, otherwise a frozen
     copy that is only made if `AlgorithmConfig.kl_coef` is above 0.
 
-    :param seed: of the adapters' initial weights.
+    :param context: its seed is that of the adapters' initial weights.
     """
 
     def __init__(
@@ -56,7 +64,7 @@ class TrainedPolicy:
         algorithm: AlgorithmConfig,
         options: TorchTrainerSettings,
         device: torch.device,
-        seed: int,
+        context: WorkerContext,
     ) -> None:
         self.device = device
         self.module = load_model(model, device)
@@ -70,7 +78,10 @@ class TrainedPolicy:
         self._peft: PeftModel | None = None
         self._reference: nn.Module | None = None
         if model.lora is not None:
-            self._peft = _add_lora(self.module, model.lora, device, seed)
+            # Here, because importing peft takes time that other runs need not spend.
+            from ajet_backend_torch.lora import add_lora
+
+            self._peft = add_lora(self.module, model.lora, device, context.seed)
         elif algorithm.kl_coef > 0:
             self._reference = deepcopy(self.module).requires_grad_(False)
         self._needs_training_mode = options.gradient_checkpointing or (
@@ -99,29 +110,41 @@ class TrainedPolicy:
         )
         self._has_dropout = model.lora is not None and model.lora.dropout > 0
         self.max_tokens = checked_positions(self.module, model)
-        self.trees = _has_plain_cache(self.module, model)
-        if self.trees:
-            with self._without_dropout():
-                self.trees = trees_are_exact(
-                    self.module, self.forest, self.vocab_size, dtype, device
-                )
-        self.costs = self._costs(model) if options.measure_costs else None
+        measured = self._measurements(model, options, context.run_dir)
+        self.trees = measured.trees
+        self.costs = measured.costs
         # Measuring computes larger passes than training may: that they do not fit is no reason not to start.
         if self.costs is None:
             free_memory(device)
             self.costs = assumed_costs(self.module, device)
 
-    def _costs(self, model: ModelConfig) -> CostModel | None:
-        """Measured; None if there is too little memory for it."""
+    def _measurements(
+        self, model: ModelConfig, options: TorchTrainerSettings, run_dir: Path
+    ) -> Measurements:
+        """Those of an earlier start, if they hold still, or new ones."""
+        most = min(self.token_budget, _positions(self.module, model))
+        given = conditions(self.module, model, options, self.device, most)
+        if (kept := read_measurements(run_dir, given)) is not None:
+            return kept
+        plain = _has_plain_cache(self.module, model)
+        trees = plain and self._probe()
+        costs = self._costs(most, trees=trees) if options.measure_costs else None
+        measured = Measurements(trees, costs)
+        # A failure may pass: the next start tries again.
+        if trees == plain and (costs is None) != options.measure_costs:
+            write_measurements(run_dir, given, measured)
+        return measured
+
+    def _probe(self) -> bool:
+        dtype = next(self.module.parameters()).dtype
+        with self._without_dropout():
+            return trees_are_exact(self.module, self.forest, self.vocab_size, dtype, self.device)
+
+    def _costs(self, most: int, *, trees: bool) -> CostModel | None:
+        """Measured with passes of up to `most` tokens; None if there is too little memory for it."""
         try:
             with self.training(0):
-                return measured_costs(
-                    self.forest,
-                    self.module,
-                    min(self.token_budget, _positions(self.module, model)),
-                    self.device,
-                    trees=self.trees,
-                )
+                return measured_costs(self.forest, self.module, most, self.device, trees=trees)
         except Exception as error:
             if is_out_of_memory(error):
                 return None
@@ -191,29 +214,6 @@ def _has_plain_cache(module: nn.Module, model: ModelConfig) -> bool:
     except (ConfigError, ModelDirectoryError):
         return False
     return True
-
-
-def _add_lora(module: nn.Module, lora: LoraConfig, device: torch.device, seed: int) -> PeftModel:
-    config = PeftLoraConfig(
-        task_type="CAUSAL_LM",
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=lora.target_modules
-        if isinstance(lora.target_modules, str)
-        else list(lora.target_modules),
-    )
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        try:
-            peft = get_peft_model(module, config)
-        except ValueError as error:
-            raise ConfigError(
-                f"LoRA adapters cannot be added: {error}", param="model.lora.target_modules"
-            ) from error
-    peft.eval()
-    return cast("PeftModel", peft)
 
 
 def _enable_checkpointing(module: nn.Module) -> None:

@@ -68,9 +68,7 @@ class TorchTrainer(Trainer):
         set_threads(self._options.threads, device)
         reason = ""
         try:
-            self._policy = TrainedPolicy(
-                model, algorithm, self._options, device, self._progress.seed
-            )
+            self._policy = TrainedPolicy(model, algorithm, self._options, device, self.context)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -149,7 +147,7 @@ class TorchTrainer(Trainer):
             location = SHARED_MODEL_KEY
         elif channel == "safetensors_dir":
             target = self.context.run_dir / "weights" / f"v{policy_version:09d}"
-            write_model(policy.module, Path(model.path), target)
+            write_model(policy.module, model, target)
             _drop_old_versions(target)
             location = str(target)
         else:
@@ -182,7 +180,7 @@ class TorchTrainer(Trainer):
         :raises TrainerError: the directory cannot be written.
         """
         policy, model = self._started()
-        write_model(policy.module, Path(model.path), directory)
+        write_model(policy.module, model, directory)
 
     def close(self) -> None:
         """Free everything; an engine that shares the model keeps it."""

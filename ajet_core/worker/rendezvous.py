@@ -1,0 +1,93 @@
+"""Where a worker whose server is gone waits for the next one: a Unix socket in the run directory.
+
+A server that is killed and started again finds its workers there, with libraries imported and model loaded, and goes
+on within a second or two. The socket exists only while a worker waits; only processes of the same user are
+answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PEER = struct.Struct("3i")  # pid, uid, gid
+_MODE = 0o700
+
+SUPPORTED = sys.platform == "linux" and hasattr(os, "pidfd_open")
+"""Whether workers can be found again: it takes what only Linux tells of a process that is no child."""
+
+
+def peer_pid(connection: socket.socket) -> int | None:
+    """The process at the other end, if it belongs to this user."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    pid, uid, _ = _PEER.unpack(data)
+    return int(pid) if uid == os.getuid() else None
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """A name of `path` that fits into a socket address, which holds about a hundred bytes."""
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+async def wait_for_server(path: Path, seconds: float) -> socket.socket | None:
+    """The connection of the next server, None if none came in time."""
+    loop = asyncio.get_running_loop()
+    try:
+        with _listening(path) as listener:
+            async with asyncio.timeout(seconds):
+                while True:
+                    connection, _ = await loop.sock_accept(listener)
+                    if peer_pid(connection) is not None:
+                        return connection
+                    connection.close()
+    except OSError:
+        # Nobody came; or the run directory is full, gone or on a file system without sockets, and nobody can come.
+        return None
+
+
+@contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        path.parent.mkdir(mode=_MODE, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        with _short(path) as name:
+            listener.bind(name)
+        ours = path.stat().st_ino
+        listener.listen(1)
+        listener.setblocking(False)
+        try:
+            yield listener
+        finally:
+            # Another worker may wait there by now.
+            with contextlib.suppress(OSError):
+                if path.stat().st_ino == ours:
+                    path.unlink()
+
+
+def find_worker(path: Path) -> tuple[socket.socket, int] | None:
+    """A connection to the worker that waits at `path`, and its process id; None if none does."""
+    if not (SUPPORTED and path.is_socket()):
+        return None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _short(path) as name:
+            connection.connect(name)
+        pid = peer_pid(connection)
+    except OSError:
+        pid = None
+    if pid is None:
+        connection.close()
+        return None
+    return connection, pid

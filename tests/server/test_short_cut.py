@@ -1,0 +1,82 @@
+"""Requests that pass the router by, and those that do not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ajet_core.errors import EpisodeClosedError
+from ajet_core.protocol import PROTOCOL_HEADER, PROTOCOL_VERSION
+from ajet_core.server.short_cut import ShortCut, json_endpoint
+
+
+class Number(BaseModel):
+    value: int
+
+
+async def doubled(request: Request, number: Number) -> Number:
+    if number.value == 410:
+        raise EpisodeClosedError("it is over")
+    if number.value == 499:
+        raise HTTPException(499, "gone")
+    return Number(value=2 * number.value + len(request.path_params["name"]))
+
+
+async def by_router(request: Request) -> Response:
+    return Response(b"router: " + await request.body())
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    app = Starlette(routes=[Route("/double/{name}", by_router, methods=["POST", "GET"])])
+    quick = Route("/double/{name}", json_endpoint(Number, doubled), methods=["POST"])
+    app.add_middleware(ShortCut, routes=[quick])
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+@pytest.mark.parametrize("headers", [{}, {PROTOCOL_HEADER: PROTOCOL_VERSION}])
+async def test_a_request_that_is_in_order_goes_straight_to_its_endpoint(
+    http: httpx.AsyncClient, headers: dict[str, str]
+) -> None:
+    answer = await http.post("/double/abc", json={"value": 4}, headers=headers)
+    assert answer.json() == {"value": 11}
+    assert answer.headers["content-type"] == "application/json"
+    untyped = await http.post("/double/abc", content=b'{"value": 4}', headers=headers)
+    assert untyped.json() == {"value": 11}
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b'{"value": "x"}', {}),
+        (b"no JSON", {}),
+        (b'{"value": 4}', {"content-type": "text/plain"}),
+        (b'{"value": 4}', {PROTOCOL_HEADER: "2.0"}),
+    ],
+)
+async def test_the_router_answers_what_is_not_in_order_and_sees_all_of_it(
+    http: httpx.AsyncClient, body: bytes, headers: dict[str, str]
+) -> None:
+    answer = await http.post("/double/abc", content=body, headers=headers)
+    assert answer.content == b"router: " + body
+
+
+async def test_the_router_answers_other_methods(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/double/abc")).content == b"router: "
+
+
+async def test_errors_are_answered_as_elsewhere(http: httpx.AsyncClient) -> None:
+    over = await http.post("/double/abc", json={"value": 410})
+    assert (over.status_code, over.json()["error"]["message"]) == (410, "it is over")
+    gone = await http.post("/double/abc", json={"value": 499})
+    assert (gone.status_code, gone.json()["error"]["message"]) == (499, "gone")
