@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,12 +17,14 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from ajet_core.errors import AjetError, BusyError, HeadTooLargeError, SlowRequestError
 from ajet_core.server.http_errors import error_response
 
-MAX_HEAD_BYTES = 64 * 1024
+MAX_HEAD_BYTES = 32 * 1024
 MAX_HEADERS = 128
 MAX_URL_BYTES = 16 * 1024
 # A sender of a body gets one more second for so many bytes, and may frame each byte as a chunk of its own.
 BYTES_PER_SECOND = 16 * 1024
 _FRAMING = 8
+# Connections that are looked at to find one that has brought nothing yet.
+_LOOKED_AT = 64
 # So many are told why they are turned away; what comes beyond is closed without a word.
 _TOLD = 64
 _RETRY_SECONDS = 1.0
@@ -68,6 +71,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """As in the base class; there may be too many already."""
         super().connection_made(transport)
         beyond = len(self.connections) - self.limits.connections
+        if beyond > 0 and self._make_room():
+            beyond -= 1
         if beyond > _TOLD:
             transport.abort()
             return
@@ -75,6 +80,15 @@ class GuardedProtocol(HttpToolsProtocol):
             text = f"{self.limits.connections} connections are open, the limit of this server"
             self.app = _Refusal(BusyError(text, retry_after=_RETRY_SECONDS))
         self._expect()
+
+    def _make_room(self) -> bool:
+        """Close a connection that has not brought a whole head yet: who only holds connections keeps nobody out."""
+        for other in islice(self.connections, _LOOKED_AT):
+            if other is not self and isinstance(other, GuardedProtocol) and other.cycle is None:
+                self.connections.discard(other)
+                other.transport.abort()
+                return True
+        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As in the base class."""

@@ -249,6 +249,20 @@ async def test_connections_beyond_the_limit_are_told_and_closed(servers: ServerF
                 answer = await again.answer()
 
 
+@pytest.mark.parametrize("sent", [b"", b"GET /v1/sta"])
+async def test_who_only_holds_connections_keeps_nobody_out(
+    servers: ServerFactory, sent: bytes
+) -> None:
+    async with servers.running(max_connections=2) as server, contextlib.AsyncExitStack() as stack:
+        held = [await stack.enter_async_context(raw(server.url)) for _ in range(2)]
+        for connection in held:
+            await connection.send(sent)
+        for _ in range(3):
+            async with raw(server.url) as other:
+                await other.send(STATUS)
+                assert (await other.answer()).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_bodies_in_flight_are_limited_together(servers: ServerFactory) -> None:
     async with servers.running(max_bytes_in_flight=4096) as server:
         async with raw(server.url) as first:
@@ -285,3 +299,24 @@ async def test_strangers_cannot_fill_the_log(tmp_path: Path) -> None:
         before_the_end = len(server.output.splitlines())
     assert before_the_end < 10, server.output.decode()
     assert b"listening on" in server.output
+
+
+@pytest.mark.parametrize(
+    "host", ["", "[", "a b", "x:99999999", "x:y", "\xff", "a/b", "a@b", "[::1", "x" * 10_000, "%00"]
+)
+async def test_a_host_that_is_none_is_no_server_error(
+    server: Running, host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await server.roll()
+    body = b'{"task_id": "a"}'
+    for path, sent in (("/v1/episodes", body), ("/v1/status", b""), ("/v1/nowhere", b"")):
+        method = "POST" if sent else "GET"
+        length = {"content-length": str(len(sent)), "connection": "close"}
+        request = head(method, path, {**CLIENT, **length}).replace(
+            b"host: x", f"host: {host}".encode("latin-1")
+        )
+        async with raw(server.url) as connection:
+            await connection.send(request + sent)
+            answer = await connection.rest()
+        assert answer.startswith((b"HTTP/1.1 2", b"HTTP/1.1 4")), answer
+    assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -129,3 +130,18 @@ async def test_tokens_made_at_the_same_time_are_all_there(servers: ServerFactory
         assert {answer.status_code for answer in answers} == {200}
     stored = json.loads((servers.run_dir / "tokens.json").read_text())
     assert sorted(token["name"] for token in stored) == sorted(names)
+
+
+def test_the_command_needs_no_package_of_the_server(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from ajet_core.cli.main import cli\n"
+        f"args = ['token', 'create', '--name', 'a', '--run-dir', {str(tmp_path)!r}]\n"
+        "cli(args, standalone_mode=False)\n"
+        "heavy = {'fastapi', 'starlette', 'uvicorn', 'msgpack', 'tokenizers', 'renderers'}\n"
+        "print('imported', sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.splitlines()[-1] == "imported []", done.stderr
