@@ -73,16 +73,16 @@ async def episode(
 
 
 async def round_of(
-    child: Child, claim: Claim, connections: int, episodes: int, seed: int
+    child: Child, claim: Claim, connections: int, episodes: int, seed: int, group: int
 ) -> Measured:
-    """`episodes` episodes over `connections` connections, each with a prompt that was never there before."""
+    """`episodes` episodes over `connections` connections, `group` of them in a row with the same first prompt."""
     opened = [await Connection.open(child.port) for _ in range(connections)]
     measured = Measured()
-    rng = random.Random(seed)
     left = iter(range(episodes))
 
     async def work(connection: Connection) -> None:
-        for _ in left:
+        for number in left:
+            rng = random.Random(f"{seed} {number // group}")
             await episode(connection, claim, rng, measured)
 
     cpu, started = child.cpu_seconds(), time.perf_counter()
@@ -150,14 +150,18 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         one: list[Measured] = []
         bare_one: list[Measured] = []
         with bare_recorder(reply_file) as recorder:
-            few = args.episodes // 16
+            few, group = args.episodes // 16, args.group
             for seed in range(100, 100 + 4 * args.rounds, 4):
                 bare.append(
-                    await round_of(recorder, bare_claim, CONNECTIONS, 2 * args.episodes, seed)
+                    await round_of(
+                        recorder, bare_claim, CONNECTIONS, 2 * args.episodes, seed, group
+                    )
                 )
-                full.append(await round_of(server, claim, CONNECTIONS, args.episodes, seed + 1))
-                bare_one.append(await round_of(recorder, bare_claim, 1, few, seed + 2))
-                one.append(await round_of(server, claim, 1, few, seed + 3))
+                full.append(
+                    await round_of(server, claim, CONNECTIONS, args.episodes, seed + 1, group)
+                )
+                bare_one.append(await round_of(recorder, bare_claim, 1, few, seed + 2, group))
+                one.append(await round_of(server, claim, 1, few, seed + 3, group))
     made = warm.calls + 1 + sum(m.calls for m in (*full, *one))
     latencies = [value for m in full for value in m.latencies]
     alone = [value for m in one for value in m.latencies]
@@ -186,6 +190,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--episodes", type=int, default=256, help="of a round at 64 connections")
+    parser.add_argument(
+        "--group",
+        type=int,
+        default=1,
+        help="episodes that share a first prompt, as rollouts of a task do",
+    )
     parser.add_argument(
         "--open",
         type=int,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal
 
 from ajet_core.errors import RequestError
@@ -153,11 +154,29 @@ class Asked:
         return self._rendered(renderer)
 
     def _rendered(self, renderer: ChatRenderer) -> Written:
-        named = named_results(self.messages)
-        rendering = renderer.render(named, self.tools)
-        placed = _placed(named, renderer.spans(rendering, named, self.tools))
-        reasoned = _keeps_reasoning(renderer, named, self.tools, rendering.ids)
-        return Written(rendering.ids, placed, "render", reasoned, rendering.ids)
+        asks = all(message.role in ("system", "user") for message in self.messages)
+        if asks and _size(self.messages) <= renderer.quick_characters:
+            return _first_prompt(renderer, tuple(self.messages), json.dumps(self.tools))
+        return _rendering(renderer, self.messages, self.tools)
+
+
+@lru_cache(maxsize=128)
+def _first_prompt(renderer: ChatRenderer, messages: tuple[ChatMessage, ...], tools: str) -> Written:
+    """A prompt without answers: the rollouts of a task begin with the same one. It is shared, and never changed.
+
+    :param tools: JSON text, as they were sent: templates write them in the order of their keys.
+    """
+    return _rendering(renderer, messages, json.loads(tools))
+
+
+def _rendering(
+    renderer: ChatRenderer, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] | None
+) -> Written:
+    named = named_results(messages)
+    rendering = renderer.render(named, tools)
+    placed = _placed(named, renderer.spans(rendering, named, tools))
+    reasoned = _keeps_reasoning(renderer, named, tools, rendering.ids)
+    return Written(rendering.ids, placed, "render", reasoned, rendering.ids)
 
 
 def _size(messages: Sequence[ChatMessage]) -> int:

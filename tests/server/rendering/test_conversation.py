@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ajet_core.server.rendering import canonical
+from ajet_core.server.rendering import canonical, prompting
 from ajet_core.server.rendering.call_metadata import CONTEXT_KEY, REASONED
 from ajet_core.server.rendering.canonical import (
     canonical_tools,
@@ -16,6 +16,7 @@ from ajet_core.server.rendering.canonical import (
 )
 from ajet_core.server.rendering.conversation import ConversationIndex, answer_metadata
 from ajet_core.server.rendering.messages import ChatMessage, ToolCall
+from ajet_core.server.rendering.renderer import ChatRenderer
 from ajet_core.testing.tokenizers import renderer_for
 from ajet_core.timeline import Call
 
@@ -82,6 +83,25 @@ def test_aborted_calls_are_not_extended():
     aborted = replace(calls[0], finish_reason="abort", metadata={})
     index = ConversationIndex.restore([aborted])
     assert index.prompt(RENDERER, messages, None).how == "render"
+
+
+def test_rollouts_of_a_task_share_the_rendering_of_their_first_prompt(monkeypatch):
+    prompting._first_prompt.cache_clear()
+    rendered = []
+    original = ChatRenderer.render
+    monkeypatch.setattr(
+        ChatRenderer, "render", lambda *a, **k: rendered.append(1) or original(*a, **k)
+    )
+    question = [ChatMessage("system", "Share."), ChatMessage("user", "Where is it?")]
+    move = {"type": "function", "function": {"name": "move", "parameters": {"a": 1, "b": 2}}}
+    turned = {"function": {"parameters": {"b": 2, "a": 1}, "name": "move"}, "type": "function"}
+    prompts = [ConversationIndex().prompt(RENDERER, question, tools) for tools in (None, None, [move], [move], [turned])]  # fmt: skip
+    assert len(rendered) == 3
+    assert prompts[0] == prompts[1]
+    assert prompts[2] == prompts[3]
+    assert prompts[3].ids != prompts[4].ids
+    for prompt, tools in zip(prompts, (None, None, [move], [move], [turned]), strict=True):
+        assert prompt.ids == original(RENDERER, question, tools).ids
 
 
 def test_work_and_memory_are_linear_in_the_conversation(monkeypatch):
@@ -184,6 +204,7 @@ def test_a_family_that_drops_reasoning_is_not_asked_to_prove_the_contrary(monkey
 def test_a_prompt_is_rendered_again_only_where_words_do_not_tell_if_it_holds_reasoning(
     history, reasoned, renders, monkeypatch
 ):
+    prompting._first_prompt.cache_clear()
     counted = []
     original = RENDERER.render
     monkeypatch.setattr(RENDERER, "render", lambda *a, **k: counted.append(1) or original(*a, **k))
