@@ -34,6 +34,7 @@ _LIMIT = 20
 @click.argument("episode", required=False)
 @click.option("--limit", type=click.IntRange(1), help=f"Most episodes.  [default: {_LIMIT}]")
 @click.option("--step", type=click.IntRange(1), help="Only the batch of this training step.")
+@click.option("--refused", is_flag=True, help="Only batches that the trainer refused.")
 @click.option("--task", help="Only episodes of this task.")
 @click.option("--state", type=click.Choice(["open", "ended", "aborted"]), help="Only these.")
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
@@ -60,6 +61,7 @@ def inspect(
     episode: str | None,
     limit: int | None,
     step: int | None,
+    refused: bool,
     task: str | None,
     state: State | None,
     as_json: bool,
@@ -74,13 +76,15 @@ def inspect(
     """
     if as_json and html is not None:
         raise click.UsageError("--json and --html cannot be combined")
-    query = EpisodeQuery(state, task, step)
+    query = EpisodeQuery(state, task, step, refused=refused)
     if episode is not None and (limit is not None or query != EpisodeQuery()):
         raise click.UsageError(
-            "--limit, --step, --task and --state choose episodes: leave out EPISODE"
+            "--limit, --step, --refused, --task and --state choose episodes: leave out EPISODE"
         )
-    if html is not None and episode is None and step is None:
-        raise click.UsageError("--html needs an EPISODE, or the --step whose episodes it shows")
+    if html is not None and episode is None and step is None and not refused:
+        raise click.UsageError(
+            "--html needs an EPISODE, or the --step (or --refused) whose episodes it shows"
+        )
     with StoreReader(run) as reader:
         facts = RunFacts.of(reader.run())
         found = _Found(reader, facts, tokenizer or facts.model)
@@ -96,7 +100,8 @@ def inspect(
 def _chosen(reader: StoreReader, query: EpisodeQuery, limit: int | None) -> list[str]:
     ids = reader.episode_ids(query, limit=limit)
     if not ids:
-        raise RequestError(f"no episode of {reader.path} is of step {query.step} and as asked for")
+        batch = "a refused batch" if query.refused else f"step {query.step}"
+        raise RequestError(f"no episode of {reader.path} is of {batch} and as asked for")
     return ids
 
 
@@ -119,11 +124,23 @@ class _Found:
                 "total": total,
                 "episodes": [episode.numbers for episode in episodes],
                 "forks": forks.sentences(),
+                "refused": [
+                    {"batch_id": b.batch_id, "step": b.step, "reason": b.refused}
+                    for b in self._reader.refused()
+                ],
             }
             click.echo(json.dumps(content, indent=2))
             return
-        rows = [episode_table(episodes)] if episodes else []
+        rows: list[RenderableType] = [episode_table(episodes)] if episodes else []
         drifted = sum(episode.tokens_drifted for episode in episodes)
+        rows += [
+            Text(
+                f"step {batch.step} was first given batch {batch.batch_id} "
+                f"({len(batch.episode_ids)} episodes), which the trainer refused: {batch.refused}",
+                "red",
+            )
+            for batch in self._reader.refused()
+        ]
         _print(table_console(), *rows, *_footer(len(episodes), total, forks, drifted))
 
     def show_episode(self, episode_id: str, as_json: bool) -> None:
@@ -148,7 +165,9 @@ class _Found:
         self, path: Path, episode_ids: Sequence[str], step: int | None, max_tokens: int
     ) -> None:
         """The page about episodes."""
-        about = f"episode {episode_ids[0]}" if step is None else f"step {step}"
+        about = f"step {step}" if step is not None else f"{len(episode_ids)} episodes"
+        if step is None and len(episode_ids) == 1:
+            about = f"episode {episode_ids[0]}"
         title = f"{self._facts.run_id or self._reader.path.parent.name}: {about}"
         data = PageData(title, self._facts.run_id, TokenTexts.load(self._model), max_tokens)
         forks = ForkSummary()

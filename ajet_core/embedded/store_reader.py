@@ -13,7 +13,14 @@ from ajet_core.embedded import reading
 from ajet_core.embedded.schema import SCHEMA_VERSION, error_code, store_error
 from ajet_core.embedded.settings import SqliteStoreSettings
 from ajet_core.errors import EpisodeNotFoundError, RequestError, StoreError
-from ajet_core.interfaces import CallScore, EpisodeKind, EpisodeRecord, EpisodeState, RunRecord
+from ajet_core.interfaces import (
+    BatchRecord,
+    CallScore,
+    EpisodeKind,
+    EpisodeRecord,
+    EpisodeState,
+    RunRecord,
+)
 from ajet_core.timeline import Call
 
 T = TypeVar("T")
@@ -29,19 +36,21 @@ class EpisodeQuery:
     """Which episodes; None means any.
 
     :param step: of the batch of this training step.
+    :param refused: only of batches that the trainer refused, and with `step`, of those meant for it.
     """
 
     state: EpisodeState | None = None
     task_id: str | None = None
     step: int | None = None
     kind: EpisodeKind | None = None
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEpisode:
     """All that is known about an episode, as of one moment.
 
-    :param step: the training step that consumes it, None if it has no batch.
+    :param step: the training step that consumes it, None if it has no batch or a refused one.
     :param scores: by call id, as `SampleStore.scores`.
     """
 
@@ -78,6 +87,10 @@ class StoreReader:
     def run(self) -> RunRecord | None:
         """The run, if one was started."""
         return self._read(reading.run)
+
+    def refused(self) -> list[BatchRecord]:
+        """The batches that the trainer refused, in the order of the steps they were meant for."""
+        return self._read(lambda connection: reading.batches(connection, 0, True))
 
     def episode_ids(
         self, query: EpisodeQuery, *, newest_first: bool = False, limit: int | None = None
@@ -137,7 +150,7 @@ class StoreReader:
             if record is None:
                 return None
             step = connection.execute(
-                "SELECT step FROM batches WHERE batch_id = ?", (record.batch_id,)
+                "SELECT step FROM batches WHERE batch_id = ? AND refused = ''", (record.batch_id,)
             ).fetchone()
             return StoredEpisode(
                 record,
@@ -180,9 +193,11 @@ def _conditions(query: EpisodeQuery) -> tuple[str, list[str | int]]:
     if query.kind is not None:
         conditions.append("kind = ?")
         parameters.append(query.kind)
-    if query.step is not None:
-        conditions.append("batch_id IN (SELECT batch_id FROM batches WHERE step = ?)")
-        parameters.append(query.step)
+    if query.step is not None or query.refused:
+        refused = "refused != ''" if query.refused else "refused = ''"
+        step = " AND step = ?" if query.step is not None else ""
+        conditions.append(f"batch_id IN (SELECT batch_id FROM batches WHERE {refused}{step})")  # noqa: S608 - constants
+        parameters += [] if query.step is None else [query.step]
     return (f" WHERE {' AND '.join(conditions)}" if conditions else ""), parameters
 
 

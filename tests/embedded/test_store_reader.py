@@ -203,3 +203,28 @@ def test_another_schema_is_refused(run_dir: Path) -> None:
     connection.close()
     with pytest.raises(StoreError, match="schema 999"):
         StoreReader(run_dir)
+
+
+async def test_refused_batches_are_apart_from_the_step_that_took_their_number(
+    tmp_path: Path,
+) -> None:
+    store = new_store(tmp_path)
+    await store.open()
+    try:
+        for episode_id in ("refused", "trained"):
+            await store.add_episode(make_episode(episode_id))
+            await store.finish_episode(replace(make_episode(episode_id), state="ended", reward=1.0))
+            await store.add_batch(BatchRecord(f"b-{episode_id}", 1, [episode_id], 1.0))
+        await store.refuse_batch("b-refused", "its loss is NaN")
+        await store.add_step(StepRecord(1, "b-trained", {}, 1.0))
+        with StoreReader(tmp_path) as reader:
+            assert reader.episode_ids(EpisodeQuery(step=1)) == ["trained"]
+            assert reader.episode_ids(EpisodeQuery(refused=True)) == ["refused"]
+            assert reader.episode_ids(EpisodeQuery(step=1, refused=True)) == ["refused"]
+            assert reader.episode_ids(EpisodeQuery(step=2, refused=True)) == []
+            assert reader.load("refused").step is None
+            assert [(b.batch_id, b.refused) for b in reader.refused()] == [
+                ("b-refused", "its loss is NaN")
+            ]
+    finally:
+        await store.close()

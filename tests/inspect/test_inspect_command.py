@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,28 @@ def test_the_list_ends_with_what_forks_cost(run_dir: Path) -> None:
 )
 def test_episodes_are_chosen(run_dir: Path, args: list[str], expected: list[str]) -> None:
     assert rows(run_dir, *args) == expected
+
+
+def refuse(run_dir: Path) -> None:
+    """Make the batch of step 1 a refused one."""
+    with sqlite3.connect(run_dir / "samples.sqlite3") as connection:
+        connection.execute("UPDATE batches SET refused = 'its loss is NaN'")
+    connection.close()
+
+
+def test_refused_batches_are_told_and_their_episodes_listed(run_dir: Path, tmp_path: Path) -> None:
+    assert rows(run_dir, "--refused") == []
+    assert "is of a refused batch" in inspect(run_dir, "--refused", "--html", "x.html").stderr
+    refuse(run_dir)
+    assert rows(run_dir, "--refused") == ["ep-aab2", "ep-aaa1"]
+    assert rows(run_dir, "--step", "1") == []
+    shown = " ".join(inspect(run_dir).stdout.split())
+    assert "(2 episodes), which the trainer refused: its loss is NaN" in shown
+    (told,) = json.loads(inspect(run_dir, "--json").stdout)["refused"]
+    assert (told["step"], told["reason"]) == (1, "its loss is NaN")
+    page = tmp_path / "refused.html"
+    assert inspect(run_dir, "--refused", "--html", page).exit_code == 0
+    assert "2 episodes" in page.read_text(encoding="utf-8")
 
 
 def test_a_limited_list_says_of_how_many(run_dir: Path) -> None:
