@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -70,17 +71,19 @@ def test_episodes_are_chosen(run_dir: Path, args: list[str], expected: list[str]
     assert rows(run_dir, *args) == expected
 
 
-def refuse(run_dir: Path) -> None:
-    """Make the batch of step 1 a refused one."""
-    with sqlite3.connect(run_dir / "samples.sqlite3") as connection:
+def with_a_refused_batch(run_dir: Path, copy: Path) -> Path:
+    """A copy of the run, in which the batch of step 1 is a refused one."""
+    shutil.copytree(run_dir, copy)
+    with sqlite3.connect(copy / "samples.sqlite3") as connection:
         connection.execute("UPDATE batches SET refused = 'its loss is NaN'")
     connection.close()
+    return copy
 
 
 def test_refused_batches_are_told_and_their_episodes_listed(run_dir: Path, tmp_path: Path) -> None:
     assert rows(run_dir, "--refused") == []
     assert "is of a refused batch" in inspect(run_dir, "--refused", "--html", "x.html").stderr
-    refuse(run_dir)
+    run_dir = with_a_refused_batch(run_dir, tmp_path / "run")
     assert rows(run_dir, "--refused") == ["ep-aab2", "ep-aaa1"]
     assert rows(run_dir, "--step", "1") == []
     shown = " ".join(inspect(run_dir).stdout.split())
