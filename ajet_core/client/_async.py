@@ -296,6 +296,7 @@ class AsyncSwarmClient:
         kind: Kind = "train",
         retries: int = 1,
         lease_seconds: float = RUNNER_LEASE_SECONDS,
+        episode_timeout: float | None = None,
         resume: bool = False,
         on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
     ) -> RunnerReport:
@@ -310,6 +311,8 @@ class AsyncSwarmClient:
         :param agent: an async function of the task and its episode; returns the reward or an `EpisodeOutcome`.
         :param lease_seconds: how long the episodes' places stay taken if this program dies: heartbeats are
             sent while it lives.
+        :param episode_timeout: seconds after which an agent that has not finished is given up, which counts as a failed
+            attempt.
         :param resume: leave out episodes that have ended before, also those of another program or an earlier run of
             this one; see `resume`.
         :param on_result: called after each episode that ended or was given up.
@@ -328,6 +331,7 @@ class AsyncSwarmClient:
             kind=kind,
             retries=retries,
             lease_seconds=lease_seconds,
+            episode_timeout=episode_timeout,
             on_result=on_result,
             clock=self._flows.clock,
         )

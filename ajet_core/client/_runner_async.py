@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ajet_core.client._episode import (
     Episode,
@@ -30,6 +30,8 @@ from ajet_core.errors import AjetError, EpisodeError
 if TYPE_CHECKING:
     from ajet_core.client._async import AsyncSwarmClient
 
+T = TypeVar("T")
+
 AsyncAgent = Callable[[Task, Episode], Awaitable[float | EpisodeOutcome]]
 
 # Long enough to reach a living server, short enough for a person who pressed Ctrl-C.
@@ -45,6 +47,7 @@ async def run_episodes(
     kind: Kind,
     retries: int,
     lease_seconds: float,
+    episode_timeout: float | None,
     on_result: OnResult | None,
     clock: Callable[[], float],
 ) -> RunnerReport:
@@ -56,6 +59,7 @@ async def run_episodes(
         agent,
         kind=kind,
         lease_seconds=lease_seconds,
+        episode_timeout=episode_timeout,
         ledger=ledger,
         jobs=deque(jobs),
     )
@@ -84,6 +88,7 @@ class _Runner:
         *,
         kind: Kind,
         lease_seconds: float,
+        episode_timeout: float | None,
         ledger: Ledger,
         jobs: deque[Job],
     ) -> None:
@@ -92,6 +97,7 @@ class _Runner:
         self._kind: Kind = kind
         self._lease_seconds = lease_seconds
         self._beat_seconds = heartbeat_seconds(lease_seconds)
+        self._episode_timeout = episode_timeout
         self._ledger = ledger
         self._jobs = jobs
         self._open: dict[str, Episode] = {}
@@ -133,7 +139,7 @@ class _Runner:
                     "the agent is not async; declare it with `async def`, or use SwarmClient, which "
                     "runs agents in threads"
                 )
-            outcome = EpisodeOutcome.of(await rolling)
+            outcome = EpisodeOutcome.of(await self._in_time(rolling))
         except Exception as error:  # noqa: BLE001 - an agent may raise anything; it is reported
             await self._abort(episode, error, final=self._ledger.is_last(job))
             return self._ledger.failed(job, error, episode)
@@ -158,6 +164,22 @@ class _Runner:
             return self._ledger.failed(job, error, episode)
         self._ledger.ended(EpisodeResult(task=job.task, episode=episode, outcome=outcome))
         return False
+
+    async def _in_time(self, rolling: Awaitable[T]) -> T:
+        """The agent's result.
+
+        :raises TimeoutError: it took too long, and was cancelled.
+        """
+        limit = asyncio.timeout(self._episode_timeout)
+        try:
+            async with limit:
+                return await rolling
+        except TimeoutError as error:
+            if limit.expired():
+                raise TimeoutError(
+                    f"the agent did not finish within {self._episode_timeout:g} s"
+                ) from error
+            raise
 
     async def _abort(self, episode: Episode, error: BaseException, *, final: bool = False) -> None:
         try:

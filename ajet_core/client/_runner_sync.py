@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -49,6 +51,20 @@ class _Attempt:
     fatal: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Rolling:
+    """An episode that an agent is at work on.
+
+    :param overdue_at: clock time at which it is given up; None never.
+    :param thread: which thread its agent runs in.
+    """
+
+    job: Job
+    episode: Episode
+    overdue_at: float | None
+    thread: int
+
+
 def run_episodes(
     client: SwarmClient,
     jobs: Sequence[Job],
@@ -58,13 +74,22 @@ def run_episodes(
     kind: Kind,
     retries: int,
     lease_seconds: float,
+    episode_timeout: float | None,
     on_result: OnResult | None,
     clock: Callable[[], float],
 ) -> RunnerReport:
     """As `SwarmClient.run_episodes_until_all_complete`."""
     began = clock()
     ledger = Ledger(retries, on_result)
-    runner = _Runner(client, agent, ledger, kind=kind, lease_seconds=lease_seconds)
+    runner = _Runner(
+        client,
+        agent,
+        ledger,
+        kind=kind,
+        lease_seconds=lease_seconds,
+        episode_timeout=episode_timeout,
+        clock=clock,
+    )
     try:
         runner.start(min(concurrency, len(jobs)), jobs)
         pending = len(jobs)
@@ -105,6 +130,8 @@ class _Runner:
         *,
         kind: Kind,
         lease_seconds: float,
+        episode_timeout: float | None,
+        clock: Callable[[], float],
     ) -> None:
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.results: queue.SimpleQueue[_Attempt] = queue.SimpleQueue()
@@ -114,7 +141,9 @@ class _Runner:
         self._kind: Kind = kind
         self._lease_seconds = lease_seconds
         self._beat_seconds = heartbeat_seconds(lease_seconds)
-        self._open: dict[str, Episode] = {}
+        self._episode_timeout = episode_timeout
+        self._clock = clock
+        self._open: dict[str, _Rolling] = {}
         self._changed = threading.Condition()
         self._stopping = False
         self._workers = 0
@@ -123,16 +152,15 @@ class _Runner:
         """Begin with all jobs."""
         for job in jobs:
             self.jobs.put(job)
-        self._workers = threads
-        for number in range(threads):
-            threading.Thread(target=self._work, name=f"ajet-agent-{number}", daemon=True).start()
+        for _ in range(threads):
+            self._start_worker()
         threading.Thread(target=self._beat, name="ajet-heartbeat", daemon=True).start()
 
     def stop(self) -> None:
         """End the threads that are idle, and abort the episodes that are still open."""
         with self._changed:
             self._stopping = True
-            still_open = list(self._open.values())
+            still_open = [rolling.episode for rolling in self._open.values()]
             self._open.clear()
             self._changed.notify_all()
         for _ in range(self._workers):
@@ -142,11 +170,21 @@ class _Runner:
             with ThreadPoolExecutor(_ABORT_THREADS) as pool:
                 list(pool.map(lambda episode: self._abort(episode, stopped), still_open))
 
+    def _start_worker(self) -> None:
+        name = f"ajet-agent-{self._workers}"
+        self._workers += 1
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
     def _work(self) -> None:
         while (job := self.jobs.get()) is not None and not self._stopping:
-            self.results.put(self._attempt(job))
+            attempt = self._attempt(job)
+            if attempt is None:
+                # It took so long that another thread has taken this one's place.
+                return
+            self.results.put(attempt)
 
-    def _attempt(self, job: Job) -> _Attempt:
+    def _attempt(self, job: Job) -> _Attempt | None:
+        """What became of a job; None if its episode was given up meanwhile."""
         task = job.task
         try:
             episode = self._client.begin_episode(
@@ -159,23 +197,23 @@ class _Runner:
             )
         except Exception as error:  # noqa: BLE001 - it is raised again in the calling thread
             return _Attempt(job, error=error, fatal=not concerns_one_episode(error))
-        if not self._opened(episode):
+        if not self._opened(job, episode):
             stopped = RunnerStoppedError("the runner was stopped")
             self._abort(episode, stopped)
             return _Attempt(job, episode, error=stopped)
-        try:
-            return self._roll_out(job, episode)
-        finally:
-            with self._changed:
-                self._open.pop(episode.episode_id, None)
+        return self._roll_out(job, episode)
 
-    def _roll_out(self, job: Job, episode: Episode) -> _Attempt:
+    def _roll_out(self, job: Job, episode: Episode) -> _Attempt | None:
         try:
             outcome = EpisodeOutcome.of(self._agent(job.task, episode))
         except BaseException as error:  # noqa: BLE001 - an agent may raise anything; it is reported
+            if not self._finished(episode):
+                return None
             self._abort(episode, error, final=self._ledger.is_last(job))
             # An agent that asks the program to end (SystemExit) is not tried again.
             return _Attempt(job, episode, error=error, fatal=not isinstance(error, Exception))
+        if not self._finished(episode):
+            return None
         try:
             self._client.end_episode(
                 episode,
@@ -191,14 +229,23 @@ class _Runner:
             return _Attempt(job, episode, error=error, fatal=not concerns_one_episode(error))
         return _Attempt(job, episode, outcome)
 
-    def _opened(self, episode: Episode) -> bool:
+    def _opened(self, job: Job, episode: Episode) -> bool:
         """Keep the lease of an episode from now on; False if the runner has stopped meanwhile."""
+        limit = self._episode_timeout
+        overdue_at = None if limit is None else self._clock() + limit
         with self._changed:
             if self._stopping:
                 return False
-            self._open[episode.episode_id] = episode
+            self._open[episode.episode_id] = _Rolling(
+                job, episode, overdue_at, threading.get_ident()
+            )
             self._changed.notify_all()
             return True
+
+    def _finished(self, episode: Episode) -> bool:
+        """Whether it is still this thread that says what becomes of an episode."""
+        with self._changed:
+            return self._open.pop(episode.episode_id, None) is not None
 
     def _abort(self, episode: Episode, error: BaseException, *, final: bool = False) -> None:
         try:
@@ -221,8 +268,28 @@ class _Runner:
                 self._changed.wait_for(lambda: self._stopping, timeout=self._beat_seconds)
                 if self._stopping:
                     return
-                beating = list(self._open.values())
+                now = self._clock()
+                overdue = [
+                    rolling
+                    for rolling in self._open.values()
+                    if rolling.overdue_at is not None and rolling.overdue_at <= now
+                ]
+                for rolling in overdue:
+                    del self._open[rolling.episode.episode_id]
+                beating = [rolling.episode for rolling in self._open.values()]
+            for rolling in overdue:
+                self._give_up(rolling)
             # What is over its agent hears at its next model call; and the next beat may get through, long
             # before the lease ends.
             with contextlib.suppress(AjetError):
                 self._client.heartbeats(beating)
+
+    def _give_up(self, rolling: _Rolling) -> None:
+        """Abort an episode whose agent takes too long. Its thread cannot be ended; another one takes its place, and
+        its next model call will fail."""
+        error = TimeoutError(f"the agent did not finish within {self._episode_timeout:g} s")
+        if (frame := sys._current_frames().get(rolling.thread)) is not None:
+            error.add_note("It was here:\n" + "".join(traceback.format_stack(frame)).rstrip())
+        self._abort(rolling.episode, error, final=self._ledger.is_last(rolling.job))
+        self.results.put(_Attempt(rolling.job, rolling.episode, error=error))
+        self._start_worker()

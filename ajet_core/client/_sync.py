@@ -295,6 +295,7 @@ class SwarmClient:
         kind: Kind = "train",
         retries: int = 1,
         lease_seconds: float = RUNNER_LEASE_SECONDS,
+        episode_timeout: float | None = None,
         resume: bool = False,
         on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
     ) -> RunnerReport:
@@ -307,6 +308,8 @@ class SwarmClient:
 
         :param tasks: task ids, or `Task` objects where the agent needs more than the id.
         :param agent: called with the task and its episode; returns the reward or an `EpisodeOutcome`.
+        :param episode_timeout: seconds after which an agent that has not finished is given up, which counts as a failed
+            attempt.
         :param resume: leave out episodes that have ended before, also those of another program or an earlier run of
             this one; see `resume`.
         :param on_result: called in the calling thread after each episode that ended or was given up.
@@ -325,6 +328,7 @@ class SwarmClient:
             kind=kind,
             retries=retries,
             lease_seconds=lease_seconds,
+            episode_timeout=episode_timeout,
             on_result=on_result,
             clock=self._flows.clock,
         )

@@ -331,3 +331,42 @@ def test_what_is_left_of_a_dataset(url: str) -> None:
         ]
         with pytest.raises(RequestError, match="at least 1"):
             client.resume(tasks, episodes_per_task=0)
+
+
+def test_an_agent_that_takes_too_long_is_given_up_and_the_others_go_on(
+    kind: str, url: str, stub: SwarmStub
+) -> None:
+    released = threading.Event()
+
+    async def hangs_in_a_task(task: Task, episode: Episode) -> float:
+        if task.id == "slow":
+            await asyncio.Event().wait()
+        return 1.0
+
+    def hangs_in_a_thread(task: Task, episode: Episode) -> float:
+        if task.id == "slow":
+            released.wait()
+        return 1.0
+
+    agent = hangs_in_a_thread if kind == "sync" else hangs_in_a_task
+    try:
+        report = drive(
+            kind,
+            url,
+            ["slow", "a", "b"],
+            agent,
+            concurrency=1,
+            retries=0,
+            episode_timeout=0.2,
+            lease_seconds=1.0,
+        )
+    finally:
+        released.set()
+    assert [result.task.id for result in report.outcomes] == ["a", "b"]
+    (failure,) = report.failures
+    assert isinstance(failure.error, TimeoutError)
+    assert "did not finish within 0.2 s" in str(failure.error)
+    outcome = next(o for e, o in stub.outcomes.items() if stub.tasks[e] == "slow")
+    assert (outcome["cause"], outcome["final"]) == ("timeout", True)
+    if kind == "sync":
+        assert "released.wait()" in failure.traceback
