@@ -60,7 +60,7 @@ WEIGHTS = {"gateway": 2, "worker": 2, "client": 1}
 
 def serve_gateway(run_dir: str, model_dir: str, port: str) -> None:
     """The gateway, as `ajet serve` starts it, with the witness among its plugins."""
-    from recovery_witness import witness_plugins
+    from recovery_plugins import witness_plugins
 
     from ajet_core.server.serve import serve
     from ajet_core.settings import Settings

@@ -6,18 +6,11 @@ What the store says of steps is the server's own word; this list lives and dies 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
-from ajet_backend_torch import hooks
 from ajet_backend_torch.trainer import TorchTrainer
 
 from ajet_core.interfaces import ComponentSettings, StepReport, WorkerContext
-from ajet_core.plugin import PluginManager
-from ajet_core.plugin.components import TrainerSpec
-from ajet_core.plugin.discovery import installed_entry_points
-from ajet_core.plugin.spec import hookimpl
 from ajet_core.timeline import TrainBatch
 
 WITNESS_FILE = "witness.json"
@@ -45,34 +38,3 @@ class WitnessTrainer(TorchTrainer):
         """Undo `save`."""
         super().load(directory)
         self._trained = json.loads((directory / WITNESS_FILE).read_text(encoding="utf-8"))
-
-
-@hookimpl
-def ajet_register_trainers() -> Sequence[TrainerSpec]:
-    """The trainer ``witness``."""
-    (torch,) = hooks.ajet_register_trainers()
-    return (
-        TrainerSpec(
-            name="witness",
-            target="recovery_witness:WitnessTrainer",
-            settings=torch.settings,
-            summary="The torch trainer, which remembers its batches; for a benchmark",
-            capabilities=torch.capabilities,
-        ),
-    )
-
-
-class _Distribution:
-    name = "witness"
-    version = "0"
-
-
-def witness_plugins() -> PluginManager:
-    """The installed plugins and the witness, which is behind no entry point."""
-    points = [
-        EntryPoint("witness", "recovery_witness", "agentjet"),
-        EntryPoint("1.0", "recovery_witness", "agentjet.hook_api"),
-    ]
-    for point in points:
-        vars(point)["dist"] = _Distribution()
-    return PluginManager(entry_points=[*installed_entry_points(), *points])
