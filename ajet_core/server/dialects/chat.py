@@ -160,14 +160,17 @@ class ChatService:
     ) -> Exchange:
         prompt = session.index.made(asked, written)
         self._check_context(len(prompt.ids), request.max_tokens)
+        created_at = self._clock()
+        # Names that begin with the time lie together in a store's index; random ones each touch a page of their own.
+        milliseconds = int(created_at * 1000)
         return Exchange(
             session=session,
             request=request,
             prompt=prompt,
             record=record,
             agent=agent,
-            completion_id=f"chatcmpl-{self._token_hex(12)}",
-            created_at=self._clock(),
+            completion_id=f"chatcmpl-{milliseconds:012x}{self._token_hex(6)}",
+            created_at=created_at,
         )
 
     def _check_context(self, prompt: int, completion: int | None) -> None:
