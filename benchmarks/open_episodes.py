@@ -100,7 +100,9 @@ class Place:
                 over = self.idle.pop(self.rng.randrange(len(self.idle)))
                 self.given_up.append(time.perf_counter())
                 path = f"/v1/episodes/{over}/abort"
-                await connection.post(path, self.client, {"reason": "given up"})
+                await connection.post(
+                    path, self.client, {"reason": "given up", "cause": "cancelled"}
+                )
                 await self.talk(connection, await self.granted.get(), CALLS)
             connection.close()
 

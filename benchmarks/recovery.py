@@ -305,12 +305,15 @@ def audit(directory: Path) -> dict[str, object]:
     acknowledged = {str(line["ended"]): line["reward"] for line in lines if "ended" in line}
     noted = sum("ended" in line for line in lines)
     checkpoint = sorted((run_dir / "checkpoints").glob("step-*"))[-1]
-    saw: list[str] = json.loads((checkpoint / "witness.json").read_text(encoding="utf-8"))
+    trained: list[tuple[str, list[str]]] = json.loads(
+        (checkpoint / "witness.json").read_text(encoding="utf-8")
+    )
+    saw = [batch_id for batch_id, _ in trained]
+    members = Counter(episode for _, episodes in trained for episode in episodes)
     with StoreReader(run_dir) as store:
         ids = store.episode_ids(EpisodeQuery(state="ended"))
         ended = {i: store.load(i).record for i in ids}
     lost = [i for i, reward in acknowledged.items() if i not in ended or ended[i].reward != reward]
-    members = Counter(i for i in ids)
     batches = {record.batch_id for record in ended.values() if record.batch_id is not None}
     again = sum(number - 1 for number in Counter(saw).values())
     again += sum(number - 1 for number in members.values())

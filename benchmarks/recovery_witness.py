@@ -21,12 +21,13 @@ class WitnessTrainer(TorchTrainer):
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
-        self._trained: list[str] = []
+        self._trained: list[tuple[str, list[str]]] = []
 
     def step(self, batch: TrainBatch) -> StepReport:
         """Train, then remember the batch."""
         report = super().step(batch)
-        self._trained.append(batch.batch_id)
+        episodes = [episode.episode_id for episode in batch.episodes]
+        self._trained.append((batch.batch_id, episodes))
         return report
 
     def save(self, directory: Path) -> None:

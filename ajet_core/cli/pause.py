@@ -20,7 +20,10 @@ def _client(state: CliState, url: str | None) -> SwarmClient:
 @click.command()
 @click.option("--url", help=_URL_HELP)
 @click.option(
-    "--reason", default="paused by hand", show_default=True, help="What clients are told."
+    "--reason",
+    default="paused by hand",
+    show_default=True,
+    help="Why; whoever has control sees it.",
 )
 @config_option
 @pass_state

@@ -222,7 +222,7 @@ class AsyncSwarmClient:
         :return: why those that are over are, by their id.
         """
         ids = [episode.episode_id for episode in episodes]
-        return (await self._run(self._flows.heartbeats(ids))).closed
+        return await self._run(self._flows.heartbeats(ids))
 
     async def episode_status(self, episode: Episode) -> EpisodeStatus:
         """How an episode stands."""

@@ -205,9 +205,13 @@ def resumption(
     """
     finished: list[Task] = []
     remaining: list[tuple[Task, int]] = []
+    # What has ended counts once, also if a task is named twice.
+    ended = {group: found.ended for group, found in counts.items()}
     for task in tasks:
-        found = counts.get(task.group or task.id)
-        lacking = episodes_per_task - (found.ended if found is not None else 0)
+        group = task.group or task.id
+        done = min(episodes_per_task, ended.get(group, 0))
+        ended[group] = ended.get(group, 0) - done
+        lacking = episodes_per_task - done
         if lacking > 0:
             remaining.append((task, lacking))
         else:

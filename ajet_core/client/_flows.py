@@ -75,7 +75,7 @@ Kind = Literal["train", "eval"]
 LONG_POLL = 30.0
 MAX_START_WAIT = 600.0
 BOOT_POLL = 0.5
-GROUPS_AT_ONCE = 1000
+IDS_AT_ONCE = 1000
 # Before the server answered once, a wrong URL is as likely as a restart: say so within a second or two, and go on.
 TOLD_AFTER = 2
 _log = logging.getLogger("ajet.client")
@@ -300,16 +300,24 @@ class Flows:
         call = Call("POST", f"/v1/episodes/{_id(episode_id)}/heartbeat", EpisodeStatus)
         return self.perform(call, retries=retries)
 
-    def heartbeats(self, episode_ids: Sequence[str]) -> Flow[Heartbeats]:
-        """Renew the leases of many episodes; the next beat may get through if this one does not."""
-        body = build(HeartbeatsRequest, "heartbeats", episode_ids=list(episode_ids))
-        return self.perform(Call("POST", "/v1/heartbeats", Heartbeats, body), retries=0)
+    def heartbeats(self, episode_ids: Sequence[str]) -> Flow[dict[str, str]]:
+        """Renew the leases of many episodes; the next beat may get through if this one does not.
+
+        :return: why those that are over are, by id.
+        """
+        closed: dict[str, str] = {}
+        for start in range(0, len(episode_ids), IDS_AT_ONCE):
+            some = list(episode_ids[start : start + IDS_AT_ONCE])
+            body = build(HeartbeatsRequest, "heartbeats", episode_ids=some)
+            call = Call("POST", "/v1/heartbeats", Heartbeats, body)
+            closed |= (yield from self.perform(call, retries=0)).closed
+        return closed
 
     def group_counts(self, groups: Sequence[str], kind: Kind) -> Flow[dict[str, GroupCounts]]:
         """How many episodes of each group there are."""
         found: dict[str, GroupCounts] = {}
-        for start in range(0, len(groups), GROUPS_AT_ONCE):
-            asked = list(groups[start : start + GROUPS_AT_ONCE])
+        for start in range(0, len(groups), IDS_AT_ONCE):
+            asked = list(groups[start : start + IDS_AT_ONCE])
             body = build(GroupCountsRequest, "resume", groups=asked, kind=kind)
             answer = yield from self.perform(Call("POST", "/v1/groups", GroupCountsAnswer, body))
             found |= answer.groups

@@ -221,7 +221,7 @@ class SwarmClient:
         :return: why those that are over are, by their id.
         """
         ids = [episode.episode_id for episode in episodes]
-        return (self._run(self._flows.heartbeats(ids))).closed
+        return self._run(self._flows.heartbeats(ids))
 
     def episode_status(self, episode: Episode) -> EpisodeStatus:
         """How an episode stands."""

@@ -160,7 +160,7 @@ class GroupCountsRequest(Message):
 class GroupCounts(Message):
     """The episodes of a group that this client claimed in this run, whenever that was.
 
-    :param ended: with a reward; they have been trained on or will be.
+    :param ended: with a reward.
     """
 
     open: int

@@ -70,6 +70,15 @@ class _Group:
             return not self.open
         return len(self.ended) >= size - self.given_up
 
+    def spent(self, size: int) -> bool:
+        """Whether too little came of it, and nobody is at it: whoever asks for it again begins anew."""
+        failed = self.exhausted or self.given_up > 0
+        return failed and not self.open and self.complete(size) and not self.worth(size)
+
+    def begin_anew(self) -> None:
+        """Forget what failed; whether a task is tried at all is `TaskFailures`' to say."""
+        self.aborts, self.given_up, self.exhausted = 0, 0, False
+
     def worth(self, size: int) -> bool:
         """Whether it has enough episodes to be compared with one another."""
         return len(self.ended) >= min(size, _FEWEST_EPISODES)
@@ -99,12 +108,25 @@ class BatchBuilder:
     part of that batch; what is still open then is carried over to the next.
 
     :param failures: what is known of the tasks from before.
+    :param before: the builder whose place this one takes, in the middle of a batch: what was given up stays so.
     """
 
-    def __init__(self, config: BatchConfig, failures: TaskFailures | None = None) -> None:
+    def __init__(
+        self,
+        config: BatchConfig,
+        failures: TaskFailures | None = None,
+        *,
+        before: BatchBuilder | None = None,
+    ) -> None:
         self._config = config
         self._failures = TaskFailures(config.max_aborts_per_task) if failures is None else failures
         self._groups: dict[str, _Group] = {}
+        if before is not None:
+            self._groups = {
+                name: _Group(aborts=g.aborts, given_up=g.given_up, exhausted=g.exhausted)
+                for name, g in before._groups.items()
+                if g.aborts or g.given_up
+            }
         # Of all groups; kept up to date, because with thousands of them each end would have to add them up.
         self._sum = _Counts()
         self._decided: set[str] = set()
@@ -127,13 +149,15 @@ class BatchBuilder:
         """Whether one more episode of `group` may start now, or only in a later batch."""
         if self._config.full_by != "episodes" and (found := self._groups.get(group)) is not None:
             size = self._config.episodes_per_task
-            if found.holds_place(size) or not found.room(size):
+            if found.holds_place(size) or not (found.room(size) or found.spent(size)):
                 return "now" if found.room(size) else "later"
         return "now" if self.takes_any else "later"
 
     def opened(self, episode: EpisodeRecord) -> None:
         """Note that an admitted episode started."""
         group = self._groups.setdefault(episode.group, _Group())
+        if group.spent(self._config.episodes_per_task):
+            group.begin_anew()
         group.open.add(episode.episode_id)
         self._count(episode.group, group)
 
@@ -145,9 +169,14 @@ class BatchBuilder:
             self._count(episode.group, group)
 
     def silent(self, episode: EpisodeRecord) -> None:
-        """Note that the client of an open episode does not answer: its place is free for others."""
+        """Note that the client of an open episode does not answer: its place is free for others.
+
+        At most as many as a task has episodes: clients that only ever begin must not make a batch grow.
+        """
         group = self._groups.get(episode.group)
-        if group is not None and episode.episode_id in group.open:
+        if group is None or len(group.silent) >= self._config.episodes_per_task:
+            return
+        if episode.episode_id in group.open:
             group.open.discard(episode.episode_id)
             group.silent.add(episode.episode_id)
             self._count(episode.group, group)
@@ -189,7 +218,7 @@ class BatchBuilder:
         """Give all tasks another chance."""
         self._failures.forget()
         for name, group in self._groups.items():
-            group.aborts, group.exhausted = 0, False
+            group.begin_anew()
             self._count(name, group)
 
     def is_full(self) -> bool:
@@ -237,7 +266,8 @@ class BatchBuilder:
         return [
             (name, len(group.ended), len(group.open))
             for name, group in self._groups.items()
-            if not group.complete(size) and (group.ended or group.open)
+            if not (group.complete(size) and group.worth(size))
+            and (group.ended or group.open or group.given_up)
         ]
 
     def _count(self, name: str, group: _Group) -> None:

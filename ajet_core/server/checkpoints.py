@@ -15,6 +15,8 @@ from ajet_core.files import sync
 
 _MANIFEST = "checkpoint.json"
 _KEEP = 2
+_WRITING = ".writing-"
+_REPLACED = ".replaced-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,18 @@ class CheckpointFolder:
 
         :raises StoreError: the disk is full or not writable; older checkpoints are untouched.
         """
-        aside = self._root / f".writing-step-{step:06d}"
+        aside = self._root / f"{_WRITING}step-{step:06d}"
         target = self._root / f"step-{step:06d}"
         try:
             await asyncio.to_thread(self._clear, aside)
             await save(aside)
             await asyncio.to_thread(self._seal, aside, target, step, position)
-        except OSError as error:
-            raise StoreError(f"cannot write checkpoint {target}: {error}") from error
+        except BaseException as error:
+            # What is half written would keep the room that the next one needs.
+            await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise StoreError(f"cannot write checkpoint {target}: {error}") from error
+            raise
         return Checkpoint(step, target)
 
     def latest(self, run_id: str) -> Checkpoint | None:
@@ -70,6 +76,18 @@ class CheckpointFolder:
             if (step := self._verified_step(directory, run_id)) is not None:
                 return Checkpoint(step, directory)
         return None
+
+    def recover(self) -> None:
+        """Tidy up after a process that was killed while it wrote: what was half written goes, what was to be
+        replaced and was not comes back. Nobody else may be writing."""
+        for old in self._root.glob(f"{_REPLACED}step-*"):
+            target = self._root / old.name.removeprefix(_REPLACED)
+            if target.exists():
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                old.rename(target)
+        for aside in [*self._root.glob(f"{_WRITING}step-*"), *self._root.glob(f".{_WRITING}*")]:
+            shutil.rmtree(aside, ignore_errors=True)
 
     def _clear(self, aside: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
@@ -92,10 +110,15 @@ class CheckpointFolder:
         for path in sorted((p for p in aside.rglob("*") if p.is_dir()), reverse=True):
             sync(path)
         sync(aside)
-        # A checkpoint of the same step is from a line of weights that was given up.
-        shutil.rmtree(target, ignore_errors=True)
+        # A checkpoint of the same step is from a line of weights that was given up; it stays until the new one is
+        # in its place.
+        replaced = self._root / f"{_REPLACED}{target.name}"
+        shutil.rmtree(replaced, ignore_errors=True)
+        if target.exists():
+            target.rename(replaced)
         aside.rename(target)
         sync(self._root)
+        shutil.rmtree(replaced, ignore_errors=True)
         for old in sorted(self._root.glob("step-*"))[:-_KEEP]:
             shutil.rmtree(old, ignore_errors=True)
 

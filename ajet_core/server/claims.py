@@ -231,7 +231,9 @@ class ClaimDesk:
     def _why_not(self) -> str:
         state, builder = f"the server is {self._board.state}", self._episodes.builder
         if builder is None or not self._board.rolling:
-            return f"{state}: {self._board.why}" if self._board.why else state
+            # The reason may quote another client's agents.
+            paused = self._board.state is ServerState.PAUSED
+            return f"{state}; its operator sees why" if paused else state
         progress = builder.progress()
         unit = "episodes" if progress.full_by == "episodes" else "tasks"
         return (

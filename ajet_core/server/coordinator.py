@@ -136,8 +136,9 @@ class Coordinator:
             if self._run is None:
                 config = RunConfig.model_validate_json(self._record.config_json)
                 self._run = await self._resolve(self._record.run_id, config)
-            self._record = replace(self._record, active=True)
-            await self._store.put_run(self._record)
+            record = replace(self._record, active=True)
+            await self._store.put_run(record)
+            self._record = record
             self._launch()
         task = self._task
         try:
@@ -239,13 +240,15 @@ class Coordinator:
 
     async def _write_paused(self, reason: str) -> None:
         assert self._record is not None
-        self._record = replace(self._record, paused=reason)
-        await self._store.put_run(self._record)
+        record = replace(self._record, paused=reason)
+        await self._store.put_run(record)
+        self._record = record
 
     def _launch(self) -> None:
         assert self._run is not None
         self.error = None
         self._export_dir = None
+        self._board.interrupted = ""
         self._board.set(ServerState.BOOTING)
         self._loop = RunLoop(
             self._run, self._parts, paused=self.paused or "", pausing=self._write_paused
@@ -273,13 +276,15 @@ class Coordinator:
 
     async def _deactivate(self) -> None:
         assert self._record is not None
-        self._record = replace(self._record, active=False, paused="")
-        await self._store.put_run(self._record)
+        record = replace(self._record, active=False, paused="")
+        await self._store.put_run(record)
+        self._record = record
 
     async def _end_failed(self, error: AjetError) -> None:
         self._fail(error)
         if isinstance(error, StoreError):
             # Nothing is wrong with the run: once there is room it goes on when the server is started.
+            self._board.interrupted = f"the store failed ({error.type})"
             return
         try:
             # A run that failed is started again by a person, not by the next start of the server.

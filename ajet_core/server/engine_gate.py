@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
-from ajet_core.errors import DeadlineError, WorkerDiedError
+from ajet_core.errors import DeadlineError, EngineError, WorkerDiedError, WorkerError
 from ajet_core.interfaces import GenerateChunk, GenerateRequest
 from ajet_core.protocol import ServerState
 from ajet_core.server.state import StateBoard
 from ajet_core.worker.process import WorkerProcess
+
+_log = logging.getLogger("ajet.server")
 
 
 class EngineGate:
@@ -64,6 +67,10 @@ class EngineGate:
             except WorkerDiedError:
                 if self._worker is worker:
                     self.shut()
+            except WorkerError as error:
+                # It holds a traceback, and maybe what others said: for the log, not for an agent.
+                _log.error("a call failed in worker %d: %s", worker.pid, error.message)
+                raise EngineError("the engine failed; the server's log says how") from None
             finally:
                 self.running -= 1
                 # Closing at once, not at garbage collection, is what cancels the call in the worker.

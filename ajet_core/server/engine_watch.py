@@ -10,12 +10,18 @@ class EngineWatch:
     """Notices an engine that answers when asked how it is, but samples nothing.
 
     :param limit: seconds without progress, with calls waiting, after which it is given up.
+    :ivar stalled: seconds without progress as of the last look, 0 if there was some or nothing to do.
     """
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self._done: tuple[int, int] | None = None
         self._since: float | None = None
+        self.stalled = 0.0
+
+    def forget(self) -> None:
+        """Begin anew: the engine was paused, and is not to blame."""
+        self._done, self._since, self.stalled = None, None, 0.0
 
     def note(self, stats: EngineStats, calls: int, now: float) -> None:
         """Look at the engine's counters while it has these many calls.
@@ -23,17 +29,13 @@ class EngineWatch:
         :raises EngineError: nothing has moved for too long.
         """
         done = (stats.prompt_tokens, stats.sampled_tokens)
-        if calls == 0 or done != self._done:
-            self._done, self._since = done, now if calls else None
+        if calls == 0 or done != self._done or self._since is None:
+            self._done, self._since, self.stalled = done, now if calls else None, 0.0
             return
-        stalled = self.stalled(now)
+        self.stalled = stalled = now - self._since
         if stalled > self._limit:
-            self._since = None
+            self.forget()
             raise EngineError(
                 f"the engine has sampled nothing for {stalled:.0f} s though {calls} calls wait for it; its worker is "
                 "replaced (setting server.engine_stall_seconds)"
             )
-
-    def stalled(self, now: float) -> float:
-        """Seconds without progress, 0 if there is some or nothing to do."""
-        return 0.0 if self._since is None else now - self._since

@@ -14,8 +14,6 @@ from ajet_core.errors import (
     AjetError,
     EngineError,
     StepRefusedError,
-    StoreError,
-    WorkerBootError,
     WorkerDiedError,
     WorkerError,
 )
@@ -107,6 +105,9 @@ class RunLoop:
         self._paused = paused
         self._refused = 0
         self._last_batch = ""
+        self._lost: set[str] = set()
+        self._checkpointed = 0
+        self._finishing = False
         self._faults: frozenset[BatchFault] = frozenset()
         self._stop_requested = False
         self.health_seconds = _HEALTH_SECONDS
@@ -135,6 +136,8 @@ class RunLoop:
                 f"the workers load the model (at most {settings.boot_timeout_seconds:g} s); their logs are in "
                 f"{self._parts.run_dir / 'logs'}"
             )
+        if self._finishing:
+            return f"the model is exported (at most {settings.step_timeout_seconds:g} s)"
         last = self.last_step
         before = f"; the one before took {last.metrics['update_seconds']:.0f} s" if last else ""
         at_most = f"at most {settings.step_timeout_seconds:g} s"
@@ -143,7 +146,7 @@ class RunLoop:
     @property
     def engine_stalled(self) -> float:
         """Seconds for which calls have waited for an engine that did nothing."""
-        return self._engine_watch.stalled(self._parts.clock())
+        return self._engine_watch.stalled
 
     def pause(self, reason: str) -> None:
         """Give out no more episodes and train no more batches after the step in progress."""
@@ -186,9 +189,11 @@ class RunLoop:
                 try:
                     await self._boot()
                     booted = True
+                    step_at_boot = self.step
                     await self._train()
                     return await self._finish()
-                except (WorkerDiedError, WorkerBootError, EngineError) as error:
+                # A worker that failed in a way that nobody thought of is as good as dead.
+                except (WorkerError, EngineError) as error:
                     if not booted:
                         raise
                     deaths = deaths + 1 if self.step <= step_at_boot else 1
@@ -215,8 +220,9 @@ class RunLoop:
 
     async def _boot(self) -> None:
         run, parts = self.run, self._parts
+        await asyncio.to_thread(self._checkpoints.recover)
         checkpoint = await asyncio.to_thread(self._checkpoints.latest, run.run_id)
-        self.step = checkpoint.step if checkpoint else 0
+        self.step = self._checkpointed = checkpoint.step if checkpoint else 0
         self.workers = workers = await RunWorkers.boot(
             run,
             parts.run_dir,
@@ -225,6 +231,7 @@ class RunLoop:
             orphan_seconds=parts.settings.orphan_seconds,
         )
         # What was trained after the checkpoint is lost with its weights, and is trained again.
+        self._lost = {s.batch_id for s in await self._store.steps() if s.step > self.step}
         await self._store.rewind(self.step)
         update = await self._watched(
             workers.trainer.publish(run.channel, self.step), "publishing the weights"
@@ -245,44 +252,32 @@ class RunLoop:
         self._gate.open(workers.engine)
 
     async def _train(self) -> None:
-        builder = BatchBuilder(self.run.config.batch, self._task_failures)
+        builder = BatchBuilder(
+            self.run.config.batch, self._task_failures, before=self._parts.episodes.builder
+        )
         await self._parts.episodes.begin(builder)
         # Batches that were trained after the checkpoint, or were about to be, come first, in order.
         queued = await self._store.batches(after_step=self.step)
         limit = self.run.config.steps
         workers = self._need_workers()
         while not self._stop_requested and (limit is None or self.step < limit):
-            timing = StepClock(self._parts.clock(), await workers.engine.stats())
-            record = queued.pop(0) if queued else await self._roll(builder)
+            stats = await self._watched(workers.engine.stats(), "asking the engine")
+            timing = StepClock(self._parts.clock(), stats)
+            record = await (self._next_queued(queued) if queued else self._roll(builder))
             if record is None:
                 return
-            await self._train_on(record, timing)
+            if not await self._train_on(record, timing):
+                queued.insert(0, record)
+
+    async def _next_queued(self, queued: list[BatchRecord]) -> BatchRecord | None:
+        """The first of the batches that wait, once the run is not paused; None if it is to stop."""
+        goes_on = await self._wait(lambda: not (self._paused or self._failures.too_many))
+        return queued.pop(0) if goes_on else None
 
     async def _roll(self, builder: BatchBuilder) -> BatchRecord | None:
         """Let episodes run until a batch is full; None if the run is to stop."""
-        workers = self._need_workers()
-
-        def goes_on() -> bool:
-            return (
-                self._stop_requested
-                or not workers.alive()
-                or self._board.state is not self._rolling_state()
-                or (self._failures.too_many and not self._paused)
-                or self._ready(builder)
-            )
-
-        while not (self._stop_requested or self._ready(builder)):
-            if self._failures.too_many and not self._paused:
-                await self._pause_itself(self._failures.diagnosis())
-            self._board.set(self._rolling_state(), self._paused)
-            try:
-                async with asyncio.timeout(self.health_seconds):
-                    await self._board.wait_until(goes_on)
-            except TimeoutError:
-                await self._check_engine(workers)
-            if not workers.alive():
-                raise WorkerDiedError(workers.obituary())
-        if self._stop_requested:
+        self._engine_watch.forget()
+        if not await self._wait(lambda: self._ready(builder)):
             return None
         self._board.set(ServerState.ROLLING_POST)
         record = BatchRecord(
@@ -291,6 +286,32 @@ class RunLoop:
         await self._store.add_batch(record)
         return record
 
+    async def _wait(self, ready: Callable[[], bool]) -> bool:
+        """ROLLING or PAUSED until there is something to train; False if the run is to stop."""
+        workers = self._need_workers()
+
+        def goes_on() -> bool:
+            return (
+                self._stop_requested
+                or not workers.alive()
+                or self._board.state is not self._rolling_state()
+                or (self._failures.too_many and not self._paused)
+                or ready()
+            )
+
+        while not (self._stop_requested or ready()):
+            if self._failures.too_many and not self._paused:
+                await self._pause_itself(self._failures.diagnosis())
+            self._board.set(self._rolling_state())
+            try:
+                async with asyncio.timeout(self.health_seconds):
+                    await self._board.wait_until(goes_on)
+            except TimeoutError:
+                await self._check_engine(workers)
+            if not workers.alive():
+                raise WorkerDiedError(workers.obituary())
+        return not self._stop_requested
+
     def _ready(self, builder: BatchBuilder) -> bool:
         """Whether there is a batch to train, with nothing against it."""
         return builder.is_full() and not (self._paused or self._failures.too_many)
@@ -298,7 +319,8 @@ class RunLoop:
     def _rolling_state(self) -> ServerState:
         return ServerState.PAUSED if self._paused else ServerState.ROLLING
 
-    async def _train_on(self, record: BatchRecord, timing: StepClock) -> None:
+    async def _train_on(self, record: BatchRecord, timing: StepClock) -> bool:
+        """Train on a batch; False if it is still to be trained."""
         # The step it was meant for, unless a batch before it was refused.
         step = self.step + 1
         record = BatchRecord(record.batch_id, step, record.episode_ids, record.created_at)
@@ -316,13 +338,22 @@ class RunLoop:
                 f"training step {step}",
             )
         except StepRefusedError as error:
-            await self._refuse(record, error)
-        else:
-            self._refused = 0
-            await self._stepped(stepped, record)
+            return await self._refuse(record, error)
+        self._refused = 0
+        await self._stepped(stepped, record)
+        return True
 
-    async def _refuse(self, record: BatchRecord, error: StepRefusedError) -> None:
-        """Keep a batch that the trainer refused for inspection, and go on with the next one."""
+    async def _refuse(self, record: BatchRecord, error: StepRefusedError) -> bool:
+        """Keep a batch that the trainer refused for inspection, and go on with the next one.
+
+        :return: False if it is rather the trainer that somebody has to look at: it has trained this batch before.
+        """
+        if record.batch_id in self._lost:
+            await self._pause_itself(
+                f"the trainer refuses batch {record.batch_id}, which was trained before the last restart: "
+                f"{error.message}. Look at the machine and the checkpoint; resuming tries it again"
+            )
+            return False
         await self._store.refuse_batch(record.batch_id, error.message)
         self._refused += 1
         _log.error("batch %s was refused: %s", record.batch_id, error.message)
@@ -335,6 +366,7 @@ class RunLoop:
                 f"the trainer refused {self._refused} batches in a row, the last one because: {error.message}. "
                 "The batches are kept (`ajet inspect` shows their episodes)"
             )
+        return True
 
     async def _pause_itself(self, reason: str) -> None:
         await self._pausing(reason)
@@ -403,8 +435,10 @@ class RunLoop:
         if self.step % self.run.config.checkpoint_every == 0:
             try:
                 await self._checkpoint()
-            except StoreError as error:
-                # The run goes on at its last checkpoint if it must; the next one may find room again.
+            except WorkerDiedError:
+                raise
+            except AjetError as error:
+                # The trainer says it in its own way if the disk is full. The run goes on at its last checkpoint if it must; the next one may find room again.
                 _log.error("%s", error.message)
                 self._events.emit("run", {"what": "no_checkpoint", "error": error.to_payload()})
         if stepped.faults - self._faults:
@@ -430,12 +464,14 @@ class RunLoop:
 
         position = Position(self.run.run_id, self._last_batch)
         await self._checkpoints.write(self.step, position, save)
+        self._checkpointed = self.step
 
     async def _finish(self) -> Path:
         """Leave a checkpoint and the trained model behind."""
+        self._finishing = True
         self._board.set(ServerState.WEIGHT_SYNCING)
         await self._parts.episodes.abort_all("the run was stopped", "run_stopped")
-        if self.step > 0:
+        if self.step > self._checkpointed:
             await self._checkpoint()
         target = self._parts.run_dir / "export" / f"step-{self.step:06d}"
         work = self._need_workers().trainer.call("trainer.export", {"directory": str(target)})

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from ajet_core.errors import (
     AjetError,
@@ -52,6 +54,8 @@ _log = logging.getLogger("ajet.server")
 
 _SHOWN = 8
 _WATCH_SECONDS = 5.0
+# A status is asked for when something hangs, too.
+_STATS_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -87,8 +91,12 @@ class SwarmService:
         await self.episodes.restore()
         await self.coordinator.restore()
         self._tasks = [
-            asyncio.create_task(self._expire_leases()),
-            asyncio.create_task(self._watch()),
+            asyncio.create_task(
+                self._again_and_again("aborting expired episodes", self._look_at_leases)
+            ),
+            asyncio.create_task(
+                self._again_and_again("watching", partial(self._watch, Watchdog(self.events)))
+            ),
         ]
 
     async def close(self) -> None:
@@ -226,8 +234,9 @@ class SwarmService:
             workers := coordinator.workers
         ) is not None and self.board.state is not ServerState.BOOTING:
             # An engine that fails at this moment is the coordinator's affair; the status just lacks it.
-            with contextlib.suppress(AjetError):
-                stats = await workers.engine.stats()
+            with contextlib.suppress(AjetError, TimeoutError):
+                async with asyncio.timeout(_STATS_SECONDS):
+                    stats = await workers.engine.stats()
                 counters["engine_prompt_tokens"] = stats.prompt_tokens
                 counters["engine_cached_tokens"] = stats.cached_tokens
                 counters["engine_sampled_tokens"] = stats.sampled_tokens
@@ -324,29 +333,36 @@ class SwarmService:
             lease_expires_in=self.episodes.lease_left(live) if live is not None else None,
         )
 
-    async def _watch(self) -> None:
-        watchdog = Watchdog(self.events)
-        while not await self._closed_within(
-            min(_WATCH_SECONDS, self.settings.server.stuck_seconds)
-        ):
-            watchdog.look(self.findings())
+    async def _watch(self, watchdog: Watchdog) -> float:
+        watchdog.look(self.findings())
+        return min(_WATCH_SECONDS, self.settings.server.stuck_seconds)
+
+    async def _look_at_leases(self) -> float:
+        pause = await self.episodes.expire_leases()
+        await self._end_dead_tenants()
+        return pause
+
+    async def _again_and_again(self, what: str, work: Callable[[], Awaitable[float]]) -> None:
+        """Do something until the server closes; it says after how many seconds again.
+
+        Whatever goes wrong with it once, such as a full disk, must not end the watch.
+        """
+        pause = 0.0
+        while not await self._closed_within(pause):
+            try:
+                pause = await work()
+            except AjetError as error:
+                _log.error("%s: %s", what, error.message)
+                pause = 1.0
+            except Exception:  # noqa: BLE001 - see above
+                _log.exception("%s failed", what)
+                pause = 1.0
 
     async def _closed_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.closed.wait()
         return self.closed.is_set()
-
-    async def _expire_leases(self) -> None:
-        pause = 0.0
-        while not await self._closed_within(pause):
-            try:
-                pause = await self.episodes.expire_leases()
-                await self._end_dead_tenants()
-            except StoreError as error:
-                # A full disk must not end the watch over leases; the episodes stay open until it has room.
-                _log.error("cannot abort expired episodes: %s", error.message)
-                pause = 1.0
 
 
 def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:

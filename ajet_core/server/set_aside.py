@@ -12,6 +12,9 @@ from ajet_core.server.tenants import shown_group
 # Tasks of two tokens are two, whatever they are called.
 _Key = tuple[str, str]
 
+_MOST_TASKS = 10_000
+_REASON_CHARACTERS = 500
+
 # Giving an episode up on purpose says nothing about its task.
 _NO_FAILURES = frozenset({"cancelled", "run_stopped", "token_revoked"})
 
@@ -53,8 +56,12 @@ class TaskFailures:
         if not counts_as_failure(record):
             return None
         key = _key(record)
-        count = self._counts.get(key, 0) + 1
+        # Those that failed last are at the end; tasks are as many as clients care to name.
+        count = self._counts.pop(key, 0) + 1
         self._counts[key] = count
+        for table in (self._counts, self._aside):
+            if len(table) > _MOST_TASKS:
+                del table[next(iter(table))]
         if count <= self.limit:
             return None
         newly = key not in self._aside
@@ -63,7 +70,7 @@ class TaskFailures:
             task_id=record.task_id,
             group=shown_group(record.group),
             aborts=count,
-            reason=record.reason,
+            reason=record.reason[:_REASON_CHARACTERS],
         )
         self._aside[key] = aside
         return aside if newly else None

@@ -10,6 +10,7 @@ from ajet_core.protocol import ServerState
 from ajet_core.server.events import EventLog
 
 _RESTART_SECONDS = 2.0
+_INTERRUPTED_SECONDS = 10.0
 
 Listener = Callable[[ServerState], None]
 
@@ -19,7 +20,7 @@ class StateBoard:
 
     :param clock: seconds, monotonic.
     :ivar closing: the server process is about to end; its run goes on when it is started again.
-    :ivar why: the reason for the present state, "" if there is none to tell.
+    :ivar interrupted: why a run that is active does not run, such as a full disk; "" otherwise.
     :ivar since: clock time at which the present state began.
     :ivar policy_version: version of the weights being served: the number of steps they were trained.
     """
@@ -32,7 +33,7 @@ class StateBoard:
         self._changed = asyncio.Event()
         self._listeners: list[Listener] = []
         self.closing = False
-        self.why = ""
+        self.interrupted = ""
         self.policy_version = 0
 
     @property
@@ -49,15 +50,11 @@ class StateBoard:
         """Call `listener` after every change of state."""
         self._listeners.append(listener)
 
-    def set(self, state: ServerState, why: str = "") -> None:
-        """Change the state; a change to the same state is none.
-
-        :param why: what clients that have to wait are told.
-        """
+    def set(self, state: ServerState) -> None:
+        """Change the state; a change to the same state is none."""
         if state is self._state:
             return
         self._state = state
-        self.why = why
         self.since = self._clock()
         self._events.emit("state", {"state": state, "policy_version": self.policy_version})
         self.touch()
@@ -75,6 +72,12 @@ class StateBoard:
             return NotRollingError(
                 "the server is shutting down; its run goes on when it is started again",
                 retry_after=_RESTART_SECONDS,
+            )
+        if self.interrupted:
+            return NotRollingError(
+                "the run was interrupted and goes on when the server is started again: "
+                + self.interrupted,
+                retry_after=_INTERRUPTED_SECONDS,
             )
         return NotRollingError("no run is active: the server is OFFLINE; start a run first")
 

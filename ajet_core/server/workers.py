@@ -53,11 +53,19 @@ class RunWorkers:
                 trainer_plan = run.boot_plan(
                     run_dir, engine=False, trainer=True, checkpoint=checkpoint
                 )
-                engine_report, trainer_report = await asyncio.gather(
-                    boot.worker("engine", engine_plan, run.python.get("engine"), True),
-                    boot.worker("trainer", trainer_plan, run.python.get("trainer"), run.reloads),
-                )
-                report = BootReport(engine_report.engine, trainer_report.trainer)
+                # Both or none: if one fails, the other is not waited for.
+                try:
+                    async with asyncio.TaskGroup() as both:
+                        engine_boot = both.create_task(
+                            boot.worker("engine", engine_plan, run.python.get("engine"), True)
+                        )
+                        trainer_python = run.python.get("trainer")
+                        trainer_boot = both.create_task(
+                            boot.worker("trainer", trainer_plan, trainer_python, run.reloads)
+                        )
+                except BaseExceptionGroup as errors:
+                    raise errors.exceptions[0] from None
+                report = BootReport(engine_boot.result().engine, trainer_boot.result().trainer)
             if report.engine is None or report.trainer is None:
                 raise WorkerBootError("a worker came up without its engine or its trainer")
             engine = boot.running["worker" if run.together else "engine"]

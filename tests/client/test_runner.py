@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -329,8 +330,17 @@ def test_what_is_left_of_a_dataset(url: str) -> None:
             2,
             3,
         ]
+        assert client.resume(["a", "a"]).remaining == [(Task("a"), 1)]
         with pytest.raises(RequestError, match="at least 1"):
             client.resume(tasks, episodes_per_task=0)
+
+
+def test_one_beat_may_be_for_more_episodes_than_a_request_holds(url: str, stub: SwarmStub) -> None:
+    with SwarmClient(url, "token") as client:
+        episode = client.begin_episode("a")
+        many = [replace(episode, episode_id=f"e{n}") for n in range(2500)]
+        assert client.heartbeats(many) == {}
+    assert sum(stub.beats.values()) == 2500
 
 
 def test_an_agent_that_takes_too_long_is_given_up_and_the_others_go_on(

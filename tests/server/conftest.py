@@ -87,10 +87,15 @@ class Running:
 
     async def roll(self, **changes: Any) -> None:
         """Configure and start a run, and wait until episodes can be claimed."""
+        assert await self.roll_as_it_is(**changes) == "ROLLING"
+
+    async def roll_as_it_is(self, **changes: Any) -> str:
+        """Configure and start a run; the state it is in when its workers are up."""
         (await self.put_run(**changes)).raise_for_status()
         answer = await self.http.post("/v1/run/start", headers=CONTROL, json={"wait_seconds": 60.0})
         assert answer.status_code == 200, answer.text
-        assert answer.json()["state"] == "ROLLING"
+        state: str = answer.json()["state"]
+        return state
 
     async def put_run(self, **changes: Any) -> httpx.Response:
         """Configure a run."""

@@ -150,7 +150,6 @@ def test_a_task_that_fails_for_everyone_is_set_aside_and_replaced() -> None:
     ]
     assert notes[:2] == [None, None]
     assert notes[2] == SetAside(client_id="c", task_id="a", group="a", aborts=3, reason="it broke")
-    assert batch.admission("a") == "later"
     for record in [start(batch, g) for g in "bbcc"]:
         finish(batch, record, 1.0)
     assert batch.is_full()
@@ -200,6 +199,41 @@ def test_episodes_that_nobody_tries_again_are_not_waited_for() -> None:
         fail(batch, start(batch, "a"), final=True)
     assert batch.is_full()
     assert batch.admission("a") == "later"
+
+
+def test_a_task_of_which_too_little_came_begins_anew_when_somebody_asks_for_it() -> None:
+    """A data set with as many tasks as a batch must not end in one that nobody may try again."""
+    batch = builder(tasks=1)
+    finish(batch, start(batch, "a"), 0.0)
+    fail(batch, start(batch, "a"), final=True)
+    assert batch.lacking() == [("a", 1, 0)]
+    finish(batch, start(batch, "a"), 1.0)
+    assert batch.is_full()
+
+
+def test_a_new_builder_in_the_middle_of_a_batch_knows_what_was_given_up() -> None:
+    before = builder(tasks=1, episodes_per_task=3)
+    ended = [start(before, "a"), start(before, "a")]
+    for record in ended:
+        finish(before, record, 1.0)
+    fail(before, start(before, "a"), final=True)
+    sizes = {"full_by": "tasks", "tasks": 1, "episodes_per_task": 3}
+    after = BatchBuilder(BatchConfig.model_validate(sizes), before=before)
+    assert not after.is_full()
+    for record in ended:
+        finish(after, record, 1.0)
+    assert after.is_full()
+
+
+def test_a_client_that_only_ever_begins_does_not_make_a_batch_grow() -> None:
+    batch = builder(tasks=1)
+    begun = 0
+    for _ in range(10):
+        if batch.admission("a") == "now":
+            begun += 1
+            batch.silent(start(batch, "a"))
+    assert begun == 4
+    assert batch.progress().open_episodes == 2
 
 
 def test_a_task_with_a_single_success_leaves_its_place_to_others() -> None:
@@ -297,6 +331,15 @@ class Recount:
             return not self.running(group)
         return len(self.rewards(group)) + self.given_up.count(group) >= self.size
 
+    def spent(self, group: str) -> bool:
+        failed = self.aborts.count(group) > self.aborts_allowed or group in self.given_up
+        worth = len(self.rewards(group)) >= 2
+        return failed and not self.running(group) and self.complete(group) and not worth
+
+    def forget(self, group: str) -> None:
+        self.aborts = [g for g in self.aborts if g != group]
+        self.given_up = [g for g in self.given_up if g != group]
+
     def dull(self, group: str) -> bool:
         return self.full_by == "differing_tasks" and len(set(self.rewards(group))) < 2
 
@@ -306,7 +349,7 @@ class Recount:
     def admission(self, group: str) -> str:
         if self.full_by == "episodes":
             return "now" if len(self.open) + len(self.ended) < self.tasks * self.size else "later"
-        if not self.room(group):
+        if not (self.room(group) or self.spent(group)):
             return "later"
         if self.running(group) and not self.complete(group):
             return "now"
@@ -338,6 +381,8 @@ def test_the_sums_are_those_of_counting_again(
     for group, what in script:
         running = next((r for r in recount.open if r.group == group), None)
         if what == "open" and batch.admission(group) == "now":
+            if recount.spent(group):
+                recount.forget(group)
             recount.open.append(episode(group))
             batch.opened(recount.open[-1])
         elif what == "heard":
@@ -350,6 +395,9 @@ def test_the_sums_are_those_of_counting_again(
             if isinstance(what, float):
                 recount.ended.append(replace(running, state="ended", reward=what))
                 batch.ended(recount.ended[-1])
+            elif what == "silent" and sum(r.group == group for r in recount.silent) >= 2:
+                recount.open.append(running)
+                batch.silent(running)
             elif what == "silent":
                 recount.silent.append(running)
                 batch.silent(running)

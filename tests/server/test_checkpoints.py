@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.errors import StoreError
+from ajet_core.errors import StoreError, TrainerError
 from ajet_core.server.checkpoints import CheckpointFolder, Position
 
 HERE = Position("run", "batch-7")
@@ -118,3 +118,30 @@ async def test_a_name_is_on_disk_after_what_it_leads_to(
     order += [done.index(("sync", f"{aside}/optimizer")), done.index(("sync", aside))]
     order += [done.index(("rename", aside)), done.index(("sync", root))]
     assert order == sorted(order)
+
+
+async def test_what_a_killed_process_left_is_tidied_up(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    root = tmp_path / "checkpoints"
+    folder.recover()
+    await folder.write(1, HERE, save)
+    await folder.write(2, HERE, save)
+    # Killed between the two renames of a replacement, and while it wrote another one.
+    (root / "step-000002").rename(root / ".replaced-step-000002")
+    for half in (".writing-step-000003", "..writing-step-000003.partial"):
+        (root / half).mkdir()
+    folder.recover()
+    latest = folder.latest("run")
+    assert latest is not None
+    assert latest.step == 2
+    assert sorted(p.name for p in root.iterdir()) == ["step-000001", "step-000002"]
+
+
+async def test_a_failed_save_leaves_no_rubbish(tmp_path: Path) -> None:
+    async def fails(directory: Path) -> None:
+        (directory / "weights.bin").write_bytes(b"w")
+        raise TrainerError("the disk is full")
+
+    with pytest.raises(TrainerError):
+        await CheckpointFolder(tmp_path).write(1, HERE, fails)
+    assert list((tmp_path / "checkpoints").iterdir()) == []

@@ -102,10 +102,10 @@ def test_an_engine_that_moves_is_not_stalled() -> None:
     watch = EngineWatch(10.0)
     for now in range(0, 100, 5):
         watch.note(stats(now), calls=3, now=float(now))
-        assert watch.stalled(float(now)) == 0.0
+        assert watch.stalled == 0.0
     # A long prompt is progress too.
     watch.note(stats(95, prompt=1000), calls=3, now=110.0)
-    assert watch.stalled(110.0) == 0.0
+    assert watch.stalled == 0.0
 
 
 def test_an_engine_without_calls_is_not_stalled() -> None:
@@ -113,19 +113,30 @@ def test_an_engine_without_calls_is_not_stalled() -> None:
     for now in (0.0, 20.0, 40.0):
         watch.note(stats(7), calls=0, now=now)
     watch.note(stats(7), calls=1, now=50.0)
-    assert watch.stalled(50.0) == 0.0
+    assert watch.stalled == 0.0
+
+
+def test_a_pause_of_the_engine_is_no_stall() -> None:
+    watch = EngineWatch(10.0)
+    watch.note(stats(7), calls=1, now=0.0)
+    watch.note(stats(7), calls=1, now=5.0)
+    assert watch.stalled == 5.0
+    watch.forget()
+    assert watch.stalled == 0.0
+    watch.note(stats(7), calls=1, now=400.0)
+    assert watch.stalled == 0.0
 
 
 def test_an_engine_that_stands_still_with_calls_is_given_up() -> None:
     watch = EngineWatch(10.0)
     watch.note(stats(7), calls=1, now=0.0)
     watch.note(stats(7), calls=1, now=9.0)
-    assert watch.stalled(9.0) == 9.0
+    assert watch.stalled == 9.0
     with pytest.raises(EngineError, match="sampled nothing for 11 s though 2 calls wait"):
         watch.note(stats(7), calls=2, now=11.0)
     # The one that replaces it has its own time.
     watch.note(stats(0), calls=2, now=12.0)
-    assert watch.stalled(12.0) == 0.0
+    assert watch.stalled == 0.0
 
 
 def findings(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ajet_core.protocol import ServerState
 from ajet_core.server import watchdog
+from ajet_core.server.checkpoints import CheckpointFolder
 from ajet_core.server.run_loop import RunLoop
 from ajet_core.testing.faults import HoldGate
 
@@ -120,12 +123,76 @@ async def test_failing_agents_pause_the_run_with_a_diagnosis(server: Running) ->
     body = {"task_id": "x", "wait_seconds": 0}
     refused = await server.http.post("/v1/episodes", headers=CLIENT, json=body)
     assert refused.status_code == 503
-    assert "tool is down" in error_of(refused)["message"]
+    # Whose agents failed and how is not for every client.
+    assert "the server is PAUSED; its operator sees why" in error_of(refused)["message"]
     waiting = asyncio.create_task(server.claim("y"))
     answer = await server.http.post("/v1/run/resume", headers=CONTROL)
     assert answer.status_code == 200
     assert (await waiting)["task_id"] == "y"
     assert (await status(server))["paused"] is None
+
+
+async def test_queued_batches_wait_while_the_run_is_paused(servers: ServerFactory) -> None:
+    async with servers.running() as server:
+        await server.roll(checkpoint_every=100)
+        await server.batch()
+        await server.batch()
+        await server.http.post("/v1/run/pause", headers=CONTROL, json={"reason": "a look"})
+        await until_state(server, ServerState.PAUSED)
+    async with servers.running() as server:
+        await until_state(server, ServerState.PAUSED)
+        assert server.service.coordinator.step == 0
+        await server.http.post("/v1/run/resume", headers=CONTROL)
+        await server.service.board.wait_until(lambda: server.service.coordinator.step == 2)
+
+
+async def test_a_trainer_that_refuses_what_it_had_trained_loses_no_batch(
+    servers: ServerFactory,
+) -> None:
+    async with servers.running() as server:
+        await server.roll(checkpoint_every=100)
+        await server.batch()
+        await server.batch()
+        await server.http.post("/v1/run/stop", headers=CONTROL)
+    shutil.rmtree(servers.run_dir / "checkpoints")
+    async with servers.running() as server:
+        await server.roll_as_it_is(trainer={"refuses_at": 1, "once": False})
+        await until_state(server, ServerState.PAUSED)
+        assert "was trained before the last restart" in (await status(server))["paused"]
+        assert len(await server.service.store.batches(after_step=0)) == 2
+        assert await server.service.store.batches(after_step=0, refused=True) == []
+
+
+async def test_a_checkpoint_that_cannot_be_written_is_left_out(server: Running) -> None:
+    await server.roll(checkpoint_every=1)
+    checkpoints = server.run_dir / "checkpoints"
+    await server.batch()
+
+    def in_the_way(_: CheckpointFolder, aside: Path) -> None:
+        aside.write_text("a file where the trainer wants to make its directory")
+
+    # The trainer meets it in its worker, and says it in its own way.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointFolder, "_clear", in_the_way)
+        await server.batch()
+    (checkpoints / ".writing-step-000002").unlink()
+    assert [e["what"] for e in events(server, "run")] == ["no_checkpoint"]
+    await server.batch()
+    assert server.service.coordinator.step == 3
+    assert sorted(p.name for p in checkpoints.iterdir()) == ["step-000001", "step-000003"]
+
+
+async def test_a_status_does_not_wait_for_a_worker_that_hangs(server: Running) -> None:
+    await server.roll()
+    workers = loop_of(server).workers
+    assert workers is not None
+    os.kill(workers.engine.pid, signal.SIGSTOP)
+    try:
+        found = await status(server)
+    finally:
+        os.kill(workers.engine.pid, signal.SIGCONT)
+    assert found["state"] == "ROLLING"
+    assert "engine_sampled_tokens" not in found["counters"]
 
 
 async def test_a_pause_keeps_open_episodes_and_full_batches(server: Running) -> None:
