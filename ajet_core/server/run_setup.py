@@ -24,8 +24,8 @@ from ajet_core.settings import Settings
 from ajet_core.worker.codec import BootPlan, ComponentPlan
 from ajet_core.worker.frames import pack
 
-# Changing one of these in the middle of a run would make its samples or weights meaningless.
 _SHOWN_PATH = 256
+# Changing one of these in the middle of a run would make its samples or weights meaningless.
 _FIXED_FOR_A_RUN = ("model", "trainer.name", "merger", "seed")
 
 
