@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from ajet_core.errors import EpisodeClosedError
 from ajet_core.protocol import PROTOCOL_HEADER, PROTOCOL_VERSION
-from ajet_core.server.short_cut import ShortCut, json_endpoint
+from ajet_core.server.short_cut import JsonEndpoint, ShortCut
 
 
 class Number(BaseModel):
@@ -37,7 +37,7 @@ async def by_router(request: Request) -> Response:
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
     app = Starlette(routes=[Route("/double/{name}", by_router, methods=["POST", "GET"])])
-    quick = Route("/double/{name}", json_endpoint(Number, doubled), methods=["POST"])
+    quick = Route("/double/{name}", JsonEndpoint(Number, doubled), methods=["POST"])
     app.add_middleware(ShortCut, routes=[quick])
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
