@@ -16,12 +16,11 @@ from ajet_core.client._episode import (
 )
 from ajet_core.errors import EpisodeError, RequestError
 
-# Short, because it is how long a batch waits for the episodes of a program that died; a living one sends
-# heartbeats three times as often.
+# How long the episodes of a program that died stay open.
 RUNNER_LEASE_SECONDS = 60.0
-# One request a second tells the server that a program lives, so that the places of a dead one are given to
-# others, its own successor for one, after three.
-_HEARTBEAT_SECONDS = 1.0
+# A small request now and then tells the server that a program lives; the places of a dead one are given to others, its
+# own successor for one, after three times as long.
+_HEARTBEAT_SECONDS = 0.5
 _BEATS_PER_LEASE = 3
 
 _log = logging.getLogger("ajet.client")
