@@ -309,8 +309,8 @@ class AsyncSwarmClient:
 
         :param tasks: task ids, or `Task` objects where the agent needs more than the id.
         :param agent: an async function of the task and its episode; returns the reward or an `EpisodeOutcome`.
-        :param lease_seconds: how long the episodes' places stay taken if this program dies: heartbeats are
-            sent while it lives.
+        :param lease_seconds: how long the episodes stay open if this program dies; their places are given to others
+            within two seconds.
         :param episode_timeout: seconds after which an agent that has not finished is given up, which counts as a failed
             attempt.
         :param resume: leave out episodes that have ended before, also those of another program or an earlier run of
