@@ -349,9 +349,10 @@ class RunLoop:
         :return: False if it is rather the trainer that somebody has to look at: it has trained this batch before.
         """
         if record.batch_id in self._lost:
+            self._lost.discard(record.batch_id)
             await self._pause_itself(
                 f"the trainer refuses batch {record.batch_id}, which was trained before the last restart: "
-                f"{error.message}. Look at the machine and the checkpoint; resuming tries it again"
+                f"{error.message}. Look at the machine and the checkpoint; resuming tries it once more"
             )
             return False
         await self._store.refuse_batch(record.batch_id, error.message)

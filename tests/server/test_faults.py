@@ -161,6 +161,11 @@ async def test_a_trainer_that_refuses_what_it_had_trained_loses_no_batch(
         assert "was trained before the last restart" in (await status(server))["paused"]
         assert len(await server.service.store.batches(after_step=0)) == 2
         assert await server.service.store.batches(after_step=0, refused=True) == []
+        # Once more, and then it goes on without it.
+        await server.http.post("/v1/run/resume", headers=CONTROL)
+        await server.service.board.wait_until(lambda: bool(events(server, "refused")))
+        (kept,) = await server.service.store.batches(after_step=0, refused=True)
+        assert "scripted refusal" in kept.refused
 
 
 async def test_a_checkpoint_that_cannot_be_written_is_left_out(server: Running) -> None:
