@@ -50,8 +50,8 @@ BACK_SECONDS = 120.0
 CLIENTS = 2
 CONCURRENCY = 4
 CALLS = 2
-# A client that was killed gets so long for its first call.
-FIRST_CALL_SECONDS = 60.0
+# After the last kill clients get so long for calls and ends of their own.
+CALM_SECONDS = 6.0
 WEIGHTS = {"gateway": 2, "worker": 2, "client": 1}
 
 
@@ -60,10 +60,9 @@ WEIGHTS = {"gateway": 2, "worker": 2, "client": 1}
 
 def serve_gateway(run_dir: str, model_dir: str, port: str) -> None:
     """The gateway, as `ajet serve` starts it, with the witness among its plugins."""
-    from recovery_plugins import witness_plugins
-
     from ajet_core.server.serve import serve
     from ajet_core.settings import Settings
+    from ajet_core.testing.plugins import plugins_with
 
     settings = Settings(
         server={
@@ -76,7 +75,7 @@ def serve_gateway(run_dir: str, model_dir: str, port: str) -> None:
             "worker_restarts": 1000,
         }
     )
-    serve(settings, witness_plugins())
+    serve(settings, plugins_with("witness", "recovery_plugins"))
 
 
 def run_client(url: str, name: str, journal: str, started: str) -> None:
@@ -375,7 +374,7 @@ def main() -> None:
                 swarm.start_client(f"client-{number}")
             count, seconds = rampage(swarm, options.kills, rng)
             swarm.wait_rolling()
-            time.sleep(FIRST_CALL_SECONDS / 10)
+            time.sleep(CALM_SECONDS)
             for process in swarm.clients.values():
                 process.kill()
                 process.wait()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint
 
 from ajet_backend_torch import hooks
 
-from ajet_core.plugin import PluginManager
 from ajet_core.plugin.components import TrainerSpec
-from ajet_core.plugin.discovery import installed_entry_points
 from ajet_core.plugin.spec import hookimpl
 
 
@@ -26,19 +23,3 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
             capabilities=torch.capabilities,
         ),
     )
-
-
-class _Distribution:
-    name = "witness"
-    version = "0"
-
-
-def witness_plugins() -> PluginManager:
-    """The installed plugins and the witness, which is behind no entry point."""
-    points = [
-        EntryPoint("witness", "recovery_plugins", "agentjet"),
-        EntryPoint("1.0", "recovery_plugins", "agentjet.hook_api"),
-    ]
-    for point in points:
-        vars(point)["dist"] = _Distribution()
-    return PluginManager(entry_points=[*installed_entry_points(), *points])

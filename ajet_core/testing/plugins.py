@@ -1,4 +1,4 @@
-"""A plugin manager that knows the scripted components."""
+"""Plugin managers that know components which are behind no entry point."""
 
 from __future__ import annotations
 
@@ -9,16 +9,26 @@ from ajet_core.plugin.discovery import installed_entry_points
 
 
 class _Distribution:
-    name = "scripted"
+    """As much of a distribution as discovery looks at."""
+
     version = "0"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def plugins_with(name: str, hooks: str) -> PluginManager:
+    """The installed plugins and one more.
+
+    :param name: of the plugin and its distribution.
+    :param hooks: the module with its hooks.
+    """
+    points = [EntryPoint(name, hooks, "agentjet"), EntryPoint("1.0", hooks, "agentjet.hook_api")]
+    for point in points:
+        vars(point)["dist"] = _Distribution(name)
+    return PluginManager(entry_points=[*installed_entry_points(), *points])
 
 
 def scripted_plugins() -> PluginManager:
-    """The installed plugins and the scripted ones, which are behind no entry point."""
-    points = [
-        EntryPoint("scripted", "ajet_core.testing.hooks", "agentjet"),
-        EntryPoint("1.0", "ajet_core.testing.hooks", "agentjet.hook_api"),
-    ]
-    for point in points:
-        vars(point)["dist"] = _Distribution()
-    return PluginManager(entry_points=[*installed_entry_points(), *points])
+    """The installed plugins and the scripted components."""
+    return plugins_with("scripted", "ajet_core.testing.hooks")
