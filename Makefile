@@ -12,14 +12,14 @@ PYENV_PYTHONS = $(wildcard $(shell pyenv root 2>/dev/null)/versions/3.1[123].*/b
 DISCOVER = $(if $(PYENV_PYTHONS),--discover $(PYENV_PYTHONS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test lint type format clean
+.PHONY: help setup backends browser demo test lint type format clean
 
 help:  ## List the commands
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 setup: $(STAMP)  ## Make the development environment in .venv
 
-$(STAMP): pyproject.toml requirements-dev.txt constraints/dev.txt plugins/backend_torch/pyproject.toml
+$(STAMP): pyproject.toml requirements-dev.txt constraints/dev.txt plugins/backend_torch/pyproject.toml plugins/engine_sglang/pyproject.toml plugins/engine_vllm/pyproject.toml
 	@set -eu; \
 	python=; \
 	for candidate in python3.11 python3.12 python3.13 python3; do \
@@ -37,6 +37,9 @@ $(STAMP): pyproject.toml requirements-dev.txt constraints/dev.txt plugins/backen
 	@$(BIN)/python -m pip install --quiet -r requirements-dev.txt
 	@touch $@
 	@echo "make setup: ready; try: make demo"
+
+backends: setup  ## Make the environments of the other backends in .venvs, for a CPU; those that are there stay
+	@set -e; for name in vllm sglang trl verl; do $(BIN)/ajet env create $$name --cpu; done
 
 browser: setup  ## Fetch a browser for the tests of the page; a chromium of the system does as well
 	$(BIN)/playwright install --only-shell chromium

@@ -10,6 +10,7 @@ AjetError                         internal_error          500
 │   ├── PluginConflictError       plugin_conflict         500
 │   ├── PluginApiError            plugin_api_mismatch     500
 │   └── PluginLoadError           plugin_broken           500
+├── BackendEnvironmentError       environment_error       500
 ├── RequestError (ValueError)     invalid_request_error   400
 │   ├── UnsupportedError          unsupported_parameter   400
 │   ├── ContextLengthError        context_length_exceeded 400
@@ -33,7 +34,8 @@ AjetError                         internal_error          500
 │   └── WorkerBootError           worker_boot_failed      500
 ├── EngineError                   engine_error            503
 ├── TrainerError                  trainer_error           500
-│   └── StepRefusedError          step_refused            500
+│   ├── StepRefusedError          step_refused            500
+│   └── WeightsLostError          weights_lost            500
 ├── DeadlineError (TimeoutError)  deadline_exceeded       504
 └── ServerUnreachableError (ConnectionError)  server_unreachable 503
 ```
@@ -133,6 +135,12 @@ class PluginLoadError(PluginError):
     """A plugin could not be imported, or one of its hooks raised."""
 
     type = "plugin_broken"
+
+
+class BackendEnvironmentError(AjetError):
+    """A Python environment for a backend could not be made."""
+
+    type = "environment_error"
 
 
 class RequestError(AjetError, ValueError):
@@ -295,6 +303,12 @@ class StepRefusedError(TrainerError):
     """The trainer did not apply a batch: weights, optimiser, random numbers and steps are as before it."""
 
     type = "step_refused"
+
+
+class WeightsLostError(TrainerError):
+    """Weights or optimiser of the trainer are neither as before a step nor as after it: only a checkpoint helps."""
+
+    type = "weights_lost"
 
 
 class DeadlineError(AjetError, TimeoutError):

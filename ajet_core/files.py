@@ -1,7 +1,8 @@
-"""Files that are there as a whole or not at all, also after a crash."""
+"""Files that are there as a whole or not at all, also after a crash; files that one process has at a time."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 from pathlib import Path
@@ -35,3 +36,24 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock_file(path: Path) -> int:
+    """Take the exclusive lock of a file at once, and give its open descriptor.
+
+    The kernel releases the lock when the last process that has the descriptor is gone, however it ends.
+
+    :param path: the lock file; it stays behind, as removing it would race with the next process.
+    :raises BlockingIOError: another process has the lock; the message is its id.
+    :raises OSError: the file cannot be made.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(descriptor)
+        raise BlockingIOError(holder) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+    return descriptor

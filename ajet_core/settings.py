@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -42,6 +43,31 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+class PeerSettings(_Section):
+    """Another swarm server, which this one asks how joint episodes ended.
+
+    :param token: any token of it, of the scope ``view`` best; not needed for a server of the same user on the same
+        machine.
+    :param insecure: allow a host that is not loopback without TLS.
+    """
+
+    url: str
+    token: SecretStr | None = None
+    insecure: bool = False
+
+    @model_validator(mode="after")
+    def _is_protected(self) -> Self:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+            raise ValueError(f"not the URL of a server: {self.url!r}")
+        if parts.scheme == "http" and not (self.insecure or _is_loopback(parts.hostname)):
+            raise ValueError(
+                f"{self.url!r} would get its token in the clear: use https, or, in a network you trust, set "
+                "insecure = true"
+            )
+        return self
+
+
 class ServerSettings(_Section):
     """The swarm server.
 
@@ -69,6 +95,8 @@ class ServerSettings(_Section):
     :param stuck_seconds: time without progress after which the cause is logged and told in the events.
     :param orphan_seconds: how long workers wait to be found by a server that is started again after it was killed,
         so that it need not load libraries and model anew; 0 ends them at once.
+    :param peers: the other servers of joint episodes, by the names that clients give them; what is in doubt about a
+        joint episode is asked of them.
     :param worker_restarts: deaths in a row of a worker after which the run fails.
     """
 
@@ -98,6 +126,7 @@ class ServerSettings(_Section):
     stuck_seconds: Seconds = 60.0
     orphan_seconds: Annotated[float, Field(ge=0, le=3600)] = 15.0
     worker_restarts: Annotated[int, Field(ge=0)] = 3
+    peers: dict[str, PeerSettings] = Field(default_factory=dict)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")
@@ -123,11 +152,33 @@ class StoreSettings(_Section):
 class WorkerSettings(_Section):
     """Worker processes.
 
-    :param python: interpreter per component name. Only here, never in a run's configuration: a client
-        must not choose what the server executes.
+    :param python: interpreter by component, as ``engine:NAME``, ``trainer:NAME``, or ``NAME`` for both; ``env:NAME``
+        is that of an environment made by ``ajet env create``. Only here, never in a run's configuration: a
+        client must not choose what the server executes.
+    :param environments: the directory such environments are in; ``.venvs`` of the working directory, and of those
+        above the run directory, if it is not set.
     """
 
     python: dict[str, str] = Field(default_factory=dict)
+    environments: Path | None = None
+
+
+class ModelServerSettings(_Section):
+    """The model servers behind one engine, such as ``vllm``.
+
+    Only here, never in a run's configuration: a client must not choose what the server executes, nor whom it talks to.
+
+    :param python: interpreter to start them with; if not set, an environment named after the engine, or the worker's
+        own interpreter.
+    :param arguments: added to their command line; what agentjet itself decides is refused.
+    :param urls: servers that run already, one a replica; none are started then.
+    :param api_key: what those ask for.
+    """
+
+    python: Annotated[str, Field(min_length=1)] | None = None
+    arguments: list[str] = Field(default_factory=list)
+    urls: list[Annotated[str, Field(pattern=r"^https?://")]] = Field(default_factory=list)
+    api_key: SecretStr | None = None
 
 
 class PluginSettings(_Section):
@@ -168,6 +219,7 @@ class Settings(BaseSettings):
     """All settings. Keyword arguments are flags: nested mappings that override everything else.
 
     :param config: the TOML file; ``ajet.toml`` of the working directory if there is one.
+    :param servers: model servers by name of the engine that uses them, as in ``[servers.vllm]``.
     :raises ConfigError: an unknown key, a wrong value, or a file that cannot be read.
     """
 
@@ -183,6 +235,7 @@ class Settings(BaseSettings):
     server: ServerSettings = Field(default_factory=ServerSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
     workers: WorkerSettings = Field(default_factory=WorkerSettings)
+    servers: dict[str, ModelServerSettings] = Field(default_factory=dict)
     loggers: list[str] = Field(default_factory=lambda: ["jsonl"])
     plugins: PluginSettings = Field(default_factory=PluginSettings)
     client: ClientSettings = Field(default_factory=ClientSettings)

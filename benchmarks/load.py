@@ -83,7 +83,11 @@ def reply_ids() -> list[int]:
 
 
 async def start_run(
-    port: int, control: str, model_dir: Path, batch: Mapping[str, Any] | None = None
+    port: int,
+    control: str,
+    model_dir: Path,
+    batch: Mapping[str, Any] | None = None,
+    mixture: Mapping[str, Any] | None = None,
 ) -> None:
     """Configure the scripted components and wait until episodes can be claimed."""
     import httpx
@@ -100,6 +104,7 @@ async def start_run(
         },
         "trainer": {"name": "scripted"},
         "batch": batch or {},
+        "mixture": mixture,
     }
     headers = {"authorization": f"Bearer {control}"}
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=90) as http:

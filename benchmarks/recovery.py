@@ -6,7 +6,13 @@ lost; a batch that the surviving weights were trained on more than once, or an e
 trained twice. Which batches the weights saw is said by the checkpoints themselves (`recovery_witness`).
 
 `recovery_*_s`: from the last SIGKILL of a gateway or worker until the server is ROLLING again, with the gateway
-started by the same command. `client_restart_*_s`: from the start of a client's process to its first completed call.
+started by the same command. `client_restart_*_s`: from the start of a client's process in the place of a killed one to
+its first completed call, of those whose server was not killed meanwhile; `client_restarts` is how many these are.
+
+`--mode` says how rollouts and training take turns: `sync`; `async`; `spare` tasks with a drain, where what is late is
+dropped; `mixture`, where each client has a tag of its own; `async_mixture`. Of the last two `mixture_off` counts trained
+batches that have a whole place more or less of a tag than its ratio asks for, and `mixture_drift` is the most that all
+batches together up to any step have so. `staleness_max` is that of any step.
 
 The JSON line comes last; `--output` keeps it, with date and hardware.
 """
@@ -35,11 +41,15 @@ from reporting import report
 from ajet_core.client import Episode, EpisodeFailure, EpisodeResult, SwarmClient, Task
 from ajet_core.embedded.store_reader import EpisodeQuery, StoreReader
 from ajet_core.errors import AjetError, DeadlineError
+from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import (
     AlgorithmConfig,
     BatchConfig,
     ComponentChoice,
+    FailureConfig,
+    MixtureConfig,
     ModelConfig,
+    RolloutConfig,
     RunConfig,
     ServerState,
 )
@@ -50,6 +60,17 @@ BACK_SECONDS = 120.0
 CLIENTS = 2
 CONCURRENCY = 4
 CALLS = 2
+TASKS, EPISODES_PER_TASK = 4, 2
+ASYNC = RolloutConfig(mode="async", max_staleness=2)
+ROLLOUTS = {
+    "sync": RolloutConfig(),
+    "async": ASYNC,
+    "spare": RolloutConfig(spare_tasks=2, drain_seconds=0.5, late="drop"),
+    "mixture": RolloutConfig(),
+    "async_mixture": ASYNC,
+}
+# By client. Neither is a whole number of places. Clients that are started again are not to lose theirs meanwhile.
+MIXTURE = MixtureConfig(ratios={"client-0": 0.6, "client-1": 0.4}, grace_seconds=3600.0)
 # After the last kill clients get so long for calls and ends of their own.
 CALM_SECONDS = 6.0
 WEIGHTS = {"gateway": 2, "worker": 2, "client": 1}
@@ -78,7 +99,7 @@ def serve_gateway(run_dir: str, model_dir: str, port: str) -> None:
     serve(settings, plugins_with("witness", "recovery_plugins"))
 
 
-def run_client(url: str, name: str, journal: str, started: str) -> None:
+def run_client(url: str, name: str, journal: str, started: str, tag: str) -> None:
     """Roll out episodes for ever; each acknowledged end is a line of the journal."""
     import httpx
 
@@ -122,7 +143,7 @@ def run_client(url: str, name: str, journal: str, started: str) -> None:
                 call(episode, f"{task.id} {number}")
                 if not told:
                     told = True
-                    note(first_call=time.time() - float(started))
+                    note(first_call=time.time(), started=float(started))
             return float(rng.random() < 0.5)
 
         def on_result(result: EpisodeResult | EpisodeFailure) -> None:
@@ -131,11 +152,12 @@ def run_client(url: str, name: str, journal: str, started: str) -> None:
 
         with SwarmClient(url, CLIENT) as client:
             for number in range(1_000_000):
-                tasks = [f"{name}-{started}-{number}-{i}" for i in range(CONCURRENCY)]
+                ids = [f"{name}-{started}-{number}-{i}" for i in range(CONCURRENCY)]
+                tasks = [Task(task_id, tag=tag) for task_id in ids]
                 client.run_episodes_until_all_complete(
                     tasks,
                     agent,
-                    episodes_per_task=2,
+                    episodes_per_task=EPISODES_PER_TASK,
                     concurrency=CONCURRENCY,
                     retries=3,
                     on_result=on_result,
@@ -160,13 +182,19 @@ def spawn(*arguments: str, log: Path) -> subprocess.Popen[bytes]:
 
 @dataclass
 class Swarm:
-    """A server and its clients, each of which may be killed and is started again."""
+    """A server and its clients, each of which may be killed and is started again.
+
+    :ivar mixed: whether each client has a tag of its own.
+    """
 
     directory: Path
     port: int
+    mixed: bool
     gateway: subprocess.Popen[bytes] | None = None
     clients: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     gave_up: int = 0
+    restarted: list[float] = field(default_factory=list)
+    outages: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -183,12 +211,15 @@ class Swarm:
         )
 
     def start_client(self, name: str) -> None:
+        if name in self.clients:
+            self.restarted.append(time.time())
         self.clients[name] = spawn(
             "client",
             self.url,
             name,
             str(self.directory / f"{name}.jsonl"),
-            repr(time.time()),
+            repr(self.restarted[-1] if name in self.clients else time.time()),
+            name if self.mixed else "",
             log=self.directory / f"{name}.log",
         )
 
@@ -270,17 +301,19 @@ def rampage(
     while count.total() < kills:
         time.sleep(rng.uniform(0.0, 3.0))
         swarm.look_after_clients()
+        outage, killed = time.time(), time.monotonic()
         kind, pid = kill_one(swarm, rng)
         count[kind] += 1
-        killed = time.monotonic()
-        if kind != "client" and rng.random() < 0.2 and count.total() < kills:
-            time.sleep(rng.uniform(0.0, 2.0))
-            kind, pid = kill_one(swarm, rng)
-            count[kind] += 1
-            killed = time.monotonic()
         if kind == "client":
             continue
+        if rng.random() < 0.2 and count.total() < kills:
+            time.sleep(rng.uniform(0.0, 2.0))
+            second, its_pid = kill_one(swarm, rng)
+            count[second] += 1
+            if second != "client":
+                kind, pid, killed = second, its_pid, time.monotonic()
         swarm.wait_rolling(without=pid)
+        swarm.outages.append((outage, time.time()))
         seconds[kind].append(time.monotonic() - killed)
         print(f"{count.total():4d} {kind:8s} {seconds[kind][-1]:6.2f} s", file=sys.stderr)
     return count, seconds
@@ -297,8 +330,48 @@ def journal_lines(directory: Path) -> Iterator[dict[str, object]]:
                 yield json.loads(line)
 
 
-def audit(directory: Path) -> dict[str, object]:
+def restarts(swarm: Swarm, lines: list[dict[str, object]]) -> dict[str, object]:
+    """How long clients took whose process was started again, while the server was there."""
+    took = [
+        float(str(line["first_call"])) - began
+        for line in lines
+        if "first_call" in line
+        and (began := float(str(line["started"]))) in swarm.restarted
+        and not any(
+            gone < float(str(line["first_call"])) and began < back for gone, back in swarm.outages
+        )
+    ]
+    return {
+        "client_restarts": len(took),
+        "client_restart_p50_s": round(statistics.median(took), 3) if took else None,
+        "client_restart_max_s": round(max(took), 3) if took else None,
+    }
+
+
+def mixture(trained: list[Counter[str]]) -> dict[str, object]:
+    """How far batches are from their ratios.
+
+    :param trained: tasks of each batch by tag, in order.
+    """
+    sums: Counter[str] = Counter()
+    off, drift = 0, 0.0
+    for number, tasks in enumerate(trained, start=1):
+        sums += tasks
+        ratios = MIXTURE.ratios.items()
+        off += any(abs(tasks[tag] - ratio * TASKS) >= 1 for tag, ratio in ratios)
+        drift = max(drift, *(abs(sums[tag] - ratio * TASKS * number) for tag, ratio in ratios))
+    return {"mixture_off": off, "mixture_drift": round(drift, 3)}
+
+
+def tasks_by_tag(episodes: list[EpisodeRecord]) -> Counter[str]:
+    """The complete tasks of a batch."""
+    sizes = Counter((episode.tag, episode.group) for episode in episodes)
+    return Counter(tag for (tag, _), size in sizes.items() if size >= EPISODES_PER_TASK)
+
+
+def audit(swarm: Swarm) -> dict[str, object]:
     """Compare what was acknowledged and what the weights saw with what is stored."""
+    directory = swarm.directory
     run_dir = directory / "run"
     lines = list(journal_lines(directory))
     acknowledged = {str(line["ended"]): line["reward"] for line in lines if "ended" in line}
@@ -316,7 +389,8 @@ def audit(directory: Path) -> dict[str, object]:
     batches = {record.batch_id for record in ended.values() if record.batch_id is not None}
     again = sum(number - 1 for number in Counter(saw).values())
     again += sum(number - 1 for number in members.values())
-    first = [float(str(line["first_call"])) for line in lines if "first_call" in line]
+    metrics = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    made = [tasks_by_tag([ended[e] for e in episodes]) for _, episodes in trained]
     return {
         "acknowledged": len(acknowledged),
         "noted_twice": noted - len(acknowledged),
@@ -325,8 +399,9 @@ def audit(directory: Path) -> dict[str, object]:
         "batches_stored": len(batches),
         "batches_trained": len(saw),
         "batches_untrained": len(batches - set(saw)),
-        "client_restart_p50_s": round(statistics.median(first), 3),
-        "client_restart_max_s": round(max(first), 3),
+        "staleness_max": max(json.loads(line)["staleness_max"] for line in metrics),
+        **(mixture(made) if swarm.mixed else {}),
+        **restarts(swarm, lines),
     }
 
 
@@ -347,6 +422,7 @@ def free_port() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--mode", choices=list(ROLLOUTS), default="sync")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="leave everything in this directory")
     parser.add_argument("--output", type=Path, help="also write the figures to this file")
@@ -356,13 +432,21 @@ def main() -> None:
         directory = options.keep or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
         make_model(directory / "model")
-        swarm = Swarm(directory, free_port())
+        swarm = Swarm(directory, free_port(), mixed="mixture" in options.mode)
+        rollout = ROLLOUTS[options.mode]
+        asynchronous = rollout.mode == "async"
         config = RunConfig(
             model=ModelConfig(path=str(directory / "model"), renderer="qwen3"),
             engine=ComponentChoice(name="torch"),
             trainer=ComponentChoice(name="witness"),
-            algorithm=AlgorithmConfig(learning_rate=1e-4),
-            batch=BatchConfig(tasks=4, episodes_per_task=2),
+            algorithm=AlgorithmConfig(
+                learning_rate=1e-4, importance="truncated" if asynchronous else "ratio"
+            ),
+            batch=BatchConfig(tasks=TASKS, episodes_per_task=EPISODES_PER_TASK),
+            rollout=rollout,
+            mixture=MIXTURE if swarm.mixed else None,
+            # Nor are they a batch's fault.
+            failures=FailureConfig(max_deaths=1000),
             checkpoint_every=3,
         )
         try:
@@ -385,9 +469,10 @@ def main() -> None:
         finally:
             swarm.end()
         every = [value for found in seconds.values() for value in found]
-        books = audit(directory)
+        books = audit(swarm)
     report(
         {
+            "mode": options.mode,
             "kills": count.total(),
             **{f"kills_{kind}": number for kind, number in sorted(count.items())},
             "steps": steps,

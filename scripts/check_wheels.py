@@ -17,10 +17,30 @@ from email.parser import Parser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECTS = (ROOT, ROOT / "plugins" / "backend_torch")
+PROJECTS = (
+    ROOT,
+    ROOT / "plugins" / "backend_torch",
+    ROOT / "plugins" / "backend_trl",
+    ROOT / "plugins" / "engine_sglang",
+    ROOT / "plugins" / "engine_vllm",
+)
 REQUIRED = {
-    "agentjet": ("ajet_core/py.typed", "ajet_core/inspect/page/page.html"),
+    "agentjet": (
+        "ajet_core/py.typed",
+        "ajet_core/inspect/page/page.html",
+        "ajet_core/environments/recipes/vllm.toml",
+        "ajet_core/environments/recipes/vllm-cpu.txt",
+    ),
     "agentjet-backend-torch": ("ajet_backend_torch/py.typed",),
+    "agentjet-engine-sglang": (
+        "ajet_engine_sglang/py.typed",
+        "ajet_engine_sglang/in_server/ajet_sglang_server.py",
+    ),
+    "agentjet-engine-vllm": (
+        "ajet_engine_vllm/py.typed",
+        "ajet_engine_vllm/in_server/ajet_vllm_worker.py",
+    ),
+    "agentjet-backend-trl": ("ajet_backend_trl/py.typed",),
 }
 EMPTY_PAGE = {"title": "", "episodes": []}
 
@@ -72,19 +92,26 @@ def check_contents(project: Path, wheel: Path) -> None:
         sys.exit(f"{wheel.name}: should not hold {stray[0]}")
 
 
-def check_installed(core: Path, plugin: Path, directory: Path) -> None:
-    """Install both wheels in a fresh environment and use the command."""
+def check_installed(core: Path, plugins: list[Path], directory: Path) -> None:
+    """Install all wheels in a fresh environment and use the command."""
     environment = directory / "venv"
     venv.create(environment, with_pip=True, clear=True)
     python = environment / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", core)
-    run(python, "-m", "pip", "install", "--quiet", "--no-deps", plugin)
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", *plugins)
     # Another directory, so that the source tree is not on the path.
     ajet = environment / "bin" / "ajet"
     print(run(ajet, "version", cwd=directory).strip())
     rows = json.loads(run(ajet, "plugins", "--json", cwd=directory))
     found = {row["name"]: row for row in rows}
-    for name, component in (("embedded", "store:sqlite"), ("torch", "engine:torch")):
+    components = (
+        ("embedded", "store:sqlite"),
+        ("torch", "engine:torch"),
+        ("sglang", "engine:sglang"),
+        ("vllm", "engine:vllm"),
+        ("trl", "trainer:trl"),
+    )
+    for name, component in components:
         row = found.get(name)
         if row is None or row["problem"] or component not in row["components"]:
             sys.exit(f"plugin {name!r} is not usable from its wheel: {row}")
@@ -111,7 +138,7 @@ def main(directory: Path) -> None:
         check_contents(project, wheel)
         print(f"built {wheel.name} ({wheel.stat().st_size // 1024} KiB)")
         wheels.append(wheel)
-    check_installed(wheels[0], wheels[1], directory)
+    check_installed(wheels[0], wheels[1:], directory)
     print("wheels are fine")
 
 

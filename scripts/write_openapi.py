@@ -10,8 +10,8 @@ from typing import Any
 from ajet_core.credentials import ServerTokens
 from ajet_core.plugin import PluginManager
 from ajet_core.server.app import create_app
+from ajet_core.server.build import build_service
 from ajet_core.server.guard import TokenGuard
-from ajet_core.server.service import build_service
 from ajet_core.settings import Settings
 
 

@@ -38,7 +38,7 @@ from ajet_core.interfaces import EpisodeKind, EpisodeState
 @click.option("--task", help="Only episodes of this task.")
 @click.option(
     "--state",
-    type=click.Choice(["open", "ended", "aborted", "any"]),
+    type=click.Choice(["open", "prepared", "ended", "aborted", "any"]),
     default="ended",
     show_default=True,
     help="Only these episodes.",

@@ -24,7 +24,7 @@ from ajet_core.inspect.token_texts import TokenTexts
 from ajet_core.server.timeline_view import episode_timelines, merge_episode
 from ajet_core.timeline import ForkSummary
 
-State = Literal["open", "ended", "aborted"]
+State = Literal["open", "prepared", "ended", "aborted"]
 
 _LIMIT = 20
 
@@ -36,7 +36,9 @@ _LIMIT = 20
 @click.option("--step", type=click.IntRange(1), help="Only the batch of this training step.")
 @click.option("--refused", is_flag=True, help="Only batches that the trainer refused.")
 @click.option("--task", help="Only episodes of this task.")
-@click.option("--state", type=click.Choice(["open", "ended", "aborted"]), help="Only these.")
+@click.option(
+    "--state", type=click.Choice(["open", "prepared", "ended", "aborted"]), help="Only these."
+)
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 @click.option(
     "--html",

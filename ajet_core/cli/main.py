@@ -14,8 +14,11 @@ from ajet_core.errors import AjetError, UnknownComponentError
 BUILT_IN: dict[str, tuple[str, str]] = {
     "config": ("ajet_core.cli.config:config", "Show the effective settings and their sources."),
     "demo": ("ajet_core.demo.command:demo", "Train a tiny model on this machine, from end to end."),
+    "doctor": ("ajet_core.cli.doctor:doctor", "Check what is installed, and say how to mend it."),
+    "env": ("ajet_core.cli.env:env", "Make and find Python environments for backends."),
     "export": ("ajet_core.cli.export:export", "Write a run's samples as JSON lines or Parquet."),
     "inspect": ("ajet_core.cli.inspect:inspect", "Look at a run's episodes, token by token."),
+    "mixture": ("ajet_core.cli.mixture:mixture", "Show or change of which tags batches are made."),
     "pause": ("ajet_core.cli.pause:pause", "Let a run give out no more episodes."),
     "plugins": (
         "ajet_core.cli.plugins:plugins",

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from ajet_core.environments.interpreters import plugin_manager
 from ajet_core.plugin import PluginManager
 from ajet_core.settings import Settings
 
@@ -39,8 +40,8 @@ class CliState:
 
     @cached_property
     def plugins(self) -> PluginManager:
-        """The plugins that the settings do not block."""
-        return PluginManager(blocked=self.settings().plugins.blocked)
+        """The plugins, of environments too, that the settings do not block."""
+        return plugin_manager(self.settings())
 
 
 pass_state = click.make_pass_decorator(CliState, ensure=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import click
 from rich.live import Live
@@ -12,7 +13,7 @@ from rich.text import Text
 from ajet_core.cli.output import table_console
 from ajet_core.cli.state import CliState, config_option, pass_state, set_flags
 from ajet_core.client import SwarmClient
-from ajet_core.protocol import ServerStatus
+from ajet_core.protocol import Evaluation, RolloutStatus, ServerStatus, TagProgress
 
 _RETRIES = 1
 _ABORTED = "aborted_"
@@ -64,57 +65,112 @@ def status(state: CliState, url: str | None, as_json: bool, watch: bool, interva
                     live.update(render(client.status(), client.url), refresh=True)
 
 
+_Row = tuple[str, str, str]
+"""Name, value, style."""
+
+
 def render(status: ServerStatus, url: str) -> Table:
     """A compact table of one status."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-
-    def row(name: str, value: str, style: str = "") -> None:
+    rows: list[_Row] = [
+        ("server", url, ""),
+        *_condition(status),
+        *_batch(status),
+        *_last_step(status),
+        *(("evaluation", _evaluation(evaluation), "") for evaluation in status.evaluations),
+        *_totals(status),
+        ("up", _duration(status.uptime_seconds), ""),
+    ]
+    for name, value, style in rows:
         table.add_row(name, Text(value, style=style))
+    return table
 
-    row("server", url)
-    row("state", status.state.value, "green" if status.state.value == "ROLLING" else "yellow")
+
+def _condition(status: ServerStatus) -> Iterator[_Row]:
+    """What it does, and what is wrong with it."""
+    yield "state", status.state.value, "green" if status.state.value == "ROLLING" else "yellow"
     if status.error is not None:
-        row("error", f"{status.error.type}: {status.error.message}", "red")
+        yield "error", f"{status.error.type}: {status.error.message}", "red"
     if status.paused is not None:
-        row("paused", status.paused, "red")
+        yield "paused", status.paused, "red"
     for finding in status.findings:
         if finding.code != "paused":
-            row(
-                finding.code.replace("_", " "),
-                finding.message,
-                "red" if finding.stuck else "yellow",
-            )
-    row("run", status.run_id or "none")
-    row("model", status.model or "none")
-    row("step", f"{status.step} (policy version {status.policy_version})")
-    if status.batch is not None:
-        batch = status.batch
+            name, style = finding.code.replace("_", " "), "red" if finding.stuck else "yellow"
+            yield name, finding.message, style
+
+
+def _batch(status: ServerStatus) -> Iterator[_Row]:
+    """The run, and how far it is."""
+    yield "run", status.run_id or "none", ""
+    yield "model", status.model or "none", ""
+    yield "step", f"{status.step} (policy version {status.policy_version})", ""
+    if (batch := status.batch) is not None:
         text = f"{batch.ready} of {batch.needed} {batch.full_by.replace('_', ' ')}"
         text += f", {batch.open_episodes} episodes open"
-        row("batch", text + (f", {batch.set_aside} tasks set aside" if batch.set_aside else ""))
-    if status.last_step is not None:
-        rest = dict(status.last_step.metrics)
-        timelines = _timelines(rest, status.last_step.plan)
-        row("last step", ", ".join(f"{key} {value:.4g}" for key, value in sorted(rest.items())))
-        if timelines:
-            row("timelines", timelines)
-        for sentence in [*status.last_step.findings, *status.last_step.forks]:
-            row("", sentence, "yellow")
+        text += f", {batch.set_aside} tasks set aside" if batch.set_aside else ""
+        yield "batch", text, ""
+    if status.rollout is not None:
+        yield "rollout", _rollout(status.rollout), ""
+    for tag, progress in (status.mixture or {}).items():
+        yield f"tag {tag}", _tag(progress), "yellow" if progress.blocked else ""
+
+
+def _last_step(status: ServerStatus) -> Iterator[_Row]:
+    if (step := status.last_step) is None:
+        return
+    rest = dict(step.metrics)
+    timelines = _timelines(rest, step.plan)
+    yield "last step", ", ".join(f"{key} {value:.4g}" for key, value in sorted(rest.items())), ""
+    if timelines:
+        yield "timelines", timelines, ""
+    for sentence in [*step.findings, *step.forks]:
+        yield "", sentence, "yellow"
+
+
+def _totals(status: ServerStatus) -> Iterator[_Row]:
     counters = dict(status.counters)
     causes = {name: counters.pop(name) for name in list(counters) if name.startswith(_ABORTED)}
     if counters:
-        row("totals", ", ".join(f"{key} {value:.6g}" for key, value in sorted(counters.items())))
+        told = [f"{key} {value:.6g}" for key, value in sorted(counters.items())]
+        yield "totals", ", ".join(told), ""
     if any(causes.values()):
         told = [
             f"{value:.0f} {name.removeprefix(_ABORTED).replace('_', ' ')}"
             for name, value in sorted(causes.items())
             if value
         ]
-        row("aborted", ", ".join(told))
-    row("up", _duration(status.uptime_seconds))
-    return table
+        yield "aborted", ", ".join(told), ""
+
+
+def _rollout(rollout: RolloutStatus) -> str:
+    text = str(rollout.mode)
+    if rollout.training_step is not None:
+        text += f", step {rollout.training_step} is trained"
+    if rollout.staleness_mean is not None:
+        text += f", staleness {rollout.staleness_mean:.2f} (at most {rollout.staleness_max:.0f}"
+        text += f" of {rollout.max_staleness} allowed)"
+    return text
+
+
+def _tag(progress: TagProgress) -> str:
+    text = f"{progress.ready} of {progress.places} places ready, {progress.under_way} under way"
+    text += f" (ratio {progress.ratio:g})"
+    return text + (", nobody rolls it out" if progress.blocked else "")
+
+
+def _evaluation(evaluation: Evaluation) -> str:
+    """A task set at its last step."""
+    name = f"{evaluation.tag}, " if evaluation.tag else ""
+    scores = [f"pass@{k} {value:.3f}" for k, value in evaluation.pass_at.items()]
+    if evaluation.reward_mean is not None:
+        scores.append(f"reward {evaluation.reward_mean:.4g}")
+    counts = [f"{evaluation.episodes} episodes of {evaluation.tasks} tasks"]
+    for word in ("open", "aborted", "mixed"):
+        number = getattr(evaluation, word)
+        counts += [f"{number} {word}"] * bool(number)
+    return f"{name}step {evaluation.step}: {', '.join(scores) or 'no result yet'} ({', '.join(counts)})"
 
 
 def _timelines(metrics: dict[str, float], plan: str) -> str:

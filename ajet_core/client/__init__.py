@@ -1,7 +1,7 @@
 """The swarm client: claim episodes, run any agent against them, report rewards.
 
 ```python
-from ajet_core.client import SwarmClient
+from ajet_core.client import Swarm, SwarmClient
 
 with SwarmClient() as client:
     def agent(task, episode):
@@ -9,6 +9,14 @@ with SwarmClient() as client:
         return 1.0 if answer == "42" else 0.0
 
     report = client.run_episodes_until_all_complete(["task-1", "task-2"], agent, episodes_per_task=8)
+```
+
+Several models that train on the same episodes have a server each, and one client:
+
+```python
+with Swarm({"planner": url1, "executor": url2}) as swarm, swarm.episode("task-1") as ep:
+    answer = my_team(ep["planner"], ep["executor"])
+    ep.rewards = {"planner": 1.0, "executor": 0.5}
 ```
 
 Importing this is quick: no tensors, no server, and httpx only at the first request.
@@ -24,18 +32,30 @@ from ._episode import (
     RunnerReport,
     Task,
 )
+from ._evaluation import EvaluationReport, TaskEvaluation
+from ._joint import SwarmEpisode, SwarmOutcome
+from ._swarm_async import AsyncScopedSwarmEpisode, AsyncSwarm
+from ._swarm_sync import ScopedSwarmEpisode, Swarm
 from ._sync import ScopedEpisode, SwarmClient
 
 __all__ = [
     "AsyncScopedEpisode",
+    "AsyncScopedSwarmEpisode",
+    "AsyncSwarm",
     "AsyncSwarmClient",
     "Episode",
     "EpisodeFailure",
     "EpisodeOutcome",
     "EpisodeResult",
+    "EvaluationReport",
     "Resumption",
     "RunnerReport",
     "ScopedEpisode",
+    "ScopedSwarmEpisode",
+    "Swarm",
     "SwarmClient",
+    "SwarmEpisode",
+    "SwarmOutcome",
     "Task",
+    "TaskEvaluation",
 ]

@@ -14,6 +14,7 @@ from ajet_core.client._episode import (
     NO_REWARD,
     Episode,
     EpisodeFailure,
+    EpisodeOutcome,
     EpisodeResult,
     PendingEpisode,
     Resumption,
@@ -23,6 +24,7 @@ from ajet_core.client._episode import (
     abort_reason,
     resumption,
 )
+from ajet_core.client._evaluation import EvaluationReport, evaluation_report, tagged
 from ajet_core.client._flows import Flow, Flows, Kind
 from ajet_core.client._runner import (
     RUNNER_LEASE_SECONDS,
@@ -36,7 +38,17 @@ from ajet_core.client._sse import EventFeed
 from ajet_core.client._transport import AsyncDriver
 from ajet_core.client._wire import DEFAULT_RETRIES
 from ajet_core.errors import AjetError
-from ajet_core.protocol import AgentCause, EpisodeStatus, Event, RunConfig, RunStatus, ServerStatus
+from ajet_core.protocol import (
+    AgentCause,
+    EpisodeStatus,
+    Evaluation,
+    Event,
+    MixtureConfig,
+    MixtureStatus,
+    RunConfig,
+    RunStatus,
+    ServerStatus,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -189,6 +201,9 @@ class AsyncSwarmClient:
             )
         )
 
+    async def _end(self, episode: Episode, outcome: EpisodeOutcome) -> EpisodeStatus:
+        return await self.end_episode(episode, **vars(outcome))
+
     async def abort_episode(
         self,
         episode: Episode,
@@ -221,6 +236,8 @@ class AsyncSwarmClient:
 
         :return: why those that are over are, by their id.
         """
+        if not episodes:
+            return {}
         ids = [episode.episode_id for episode in episodes]
         return await self._run(self._flows.heartbeats(ids))
 
@@ -327,6 +344,8 @@ class AsyncSwarmClient:
             self,
             make_jobs(remaining),
             agent,
+            outcome_of=EpisodeOutcome.of,
+            end=self._end,
             concurrency=concurrency,
             kind=kind,
             retries=retries,
@@ -335,6 +354,42 @@ class AsyncSwarmClient:
             on_result=on_result,
             clock=self._flows.clock,
         )
+
+    async def evaluate(
+        self,
+        tasks: Sequence[str | Task],
+        agent: AsyncAgent,
+        *,
+        episodes_per_task: int = 1,
+        tag: str = "",
+        concurrency: int = 64,
+        retries: int = 1,
+        lease_seconds: float = RUNNER_LEASE_SECONDS,
+        episode_timeout: float | None = None,
+        on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
+    ) -> EvaluationReport:
+        """Roll out evaluation episodes, which are never trained on, and score them as the run says.
+
+        How they are sampled, which reward passes and for which k pass@k is reported is the run's `EvaluationConfig`.
+        Parameters not named here are as for `run_episodes_until_all_complete`.
+
+        :param episodes_per_task: pass@k needs at least k.
+        :param tag: the task set, under which the server counts them too; each task's own by default.
+        """
+        wanted = tagged(tasks, tag)
+        config = (await self.run_status()).config.evaluation
+        report = await self.run_episodes_until_all_complete(
+            wanted,
+            agent,
+            episodes_per_task=episodes_per_task,
+            concurrency=concurrency,
+            kind="eval",
+            retries=retries,
+            lease_seconds=lease_seconds,
+            episode_timeout=episode_timeout,
+            on_result=on_result,
+        )
+        return evaluation_report(report, wanted, config)
 
     async def resume(
         self, tasks: Sequence[str | Task], *, episodes_per_task: int = 1, kind: Kind = "train"
@@ -378,6 +433,22 @@ class AsyncSwarmClient:
         """
         return await self._run(self._flows.stop(timeout))
 
+    async def mixture(self) -> MixtureStatus:
+        """The mixture of tags that batches are made of.
+
+        :raises StateError: no run is configured.
+        """
+        return await self._run(self._flows.mixture())
+
+    async def set_mixture(self, mixture: MixtureConfig | Mapping[str, float]) -> MixtureStatus:
+        """Change the mixture from the next batch on; needs a control token.
+
+        :param mixture: ratios by tag, which sum to 1, or a whole configuration with a schedule.
+        :raises StateError: no run is configured.
+        :raises RequestError: the ratios make no whole.
+        """
+        return await self._run(self._flows.put_mixture(mixture))
+
     async def pause_engine(self, reason: str = "paused by hand") -> RunStatus:
         """Let no episode begin and train no batch until `resume_engine`; open episodes go on.
 
@@ -402,6 +473,10 @@ class AsyncSwarmClient:
     async def status(self) -> ServerStatus:
         """What the server is doing."""
         return await self._run(self._flows.server_status())
+
+    async def evaluations(self) -> list[Evaluation]:
+        """What this client's evaluation episodes came to, by task set and step; a control token sees everybody's."""
+        return (await self._run(self._flows.evaluations())).evaluations
 
     def events(self, since: int | None = None) -> AsyncIterator[Event]:
         """What happens on the server, as it happens; connects again by itself.

@@ -5,12 +5,33 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Generic, Literal, Protocol, Self
+
+from typing_extensions import TypeVar
 
 from ajet_core.protocol import AgentCause, EpisodeGrant, GroupCounts
 
 MAX_REASON = 4096
 _TOO_MANY_REQUESTS = 429
+
+
+class Rollout(Protocol):
+    """What a runner knows of an episode."""
+
+    @property
+    def episode_id(self) -> str:
+        """What it is called in logs."""
+
+    def redact(self, text: str) -> str:
+        """`text` without its keys."""
+
+
+class Scored(Protocol):
+    """What a runner knows of an outcome."""
+
+    @property
+    def reward(self) -> float:
+        """One number for the logs."""
 
 
 @dataclass(kw_only=True)
@@ -108,13 +129,17 @@ class EpisodeOutcome:
         )
 
 
+EpisodeT = TypeVar("EpisodeT", bound=Rollout, default=Episode)
+OutcomeT = TypeVar("OutcomeT", bound=Scored, default=EpisodeOutcome)
+
+
 @dataclass(frozen=True, kw_only=True)
-class EpisodeResult:
+class EpisodeResult(Generic[EpisodeT, OutcomeT]):
     """An episode that ended with a reward."""
 
     task: Task
-    episode: Episode
-    outcome: EpisodeOutcome
+    episode: EpisodeT
+    outcome: OutcomeT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,14 +158,14 @@ class EpisodeFailure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunnerReport:
+class RunnerReport(Generic[EpisodeT, OutcomeT]):
     """What became of all episodes of a runner.
 
     :param outcomes: in the order in which they ended.
     :param elapsed: seconds.
     """
 
-    outcomes: Sequence[EpisodeResult]
+    outcomes: Sequence[EpisodeResult[EpisodeT, OutcomeT]]
     failures: Sequence[EpisodeFailure]
     elapsed: float
 
@@ -164,7 +189,7 @@ class Resumption:
     remaining: Sequence[tuple[Task, int]]
 
 
-def abort_reason(error: BaseException, episode: Episode) -> str:
+def abort_reason(error: BaseException, episode: Rollout) -> str:
     """``ValueError: ...`` and where it was raised, fit for the server."""
     text = str(error)
     name = type(error).__name__
@@ -219,7 +244,7 @@ def resumption(
     return Resumption(finished=finished, remaining=remaining)
 
 
-def traceback_text(error: BaseException, episode: Episode | None) -> str:
+def traceback_text(error: BaseException, episode: Rollout | None) -> str:
     """A traceback as Python prints it."""
     text = "".join(traceback.format_exception(error))
     return text if episode is None else episode.redact(text)

@@ -51,12 +51,19 @@ from ajet_core.protocol import (
     EndRequest,
     EpisodeGrant,
     EpisodeStatus,
+    EvaluationList,
     GroupCounts,
     GroupCountsAnswer,
     GroupCountsRequest,
     Heartbeats,
     HeartbeatsRequest,
+    JointOutcomes,
+    JointOutcomesRequest,
+    JointPart,
+    MixtureConfig,
+    MixtureStatus,
     PauseRequest,
+    PreparedParts,
     ProtocolInfo,
     RunConfig,
     RunStatus,
@@ -206,18 +213,25 @@ class Flows:
         lease_seconds: float,
         heartbeat_seconds: float | None,
         timeout: float | None,
+        joint: JointPart | None = None,
+        poll_seconds: float = LONG_POLL,
+        meanwhile: Callable[[], Flow[None]] | None = None,
     ) -> Flow[EpisodeGrant]:
         """Claim an episode, asking again for as long as the server says that it may help.
 
         An answer that was lost is asked for again under the same claim id: if it was a grant, the server gives the
         same episode, even if it was killed and started again in between.
+
+        :param joint: the joint episode that it is a part of.
+        :param poll_seconds: longest time of one request.
+        :param meanwhile: done between two requests.
         """
         claim_id = secrets.token_urlsafe(24)
         deadline = None if timeout is None else self.clock() + timeout
         what = f"begin_episode({task_id!r})"
         while True:
             left = LONG_POLL if deadline is None else max(0.0, deadline - self.clock())
-            wait = min(LONG_POLL, left)
+            wait = min(poll_seconds, left)
             body = build(
                 ClaimRequest,
                 what,
@@ -229,6 +243,7 @@ class Flows:
                 heartbeat_seconds=heartbeat_seconds,
                 wait_seconds=wait,
                 claim_id=claim_id,
+                joint=joint,
             )
             call = Call(
                 "POST",
@@ -250,18 +265,24 @@ class Flows:
                         f"{what}: no episode within {timeout:g} s: {error.message}"
                     ) from error
                 yield Pause(pause)
+            if meanwhile is not None:
+                yield from meanwhile()
 
     def end(
         self,
         episode_id: str,
         reward: float,
         *,
+        prepare: bool = False,
         components: Mapping[str, float] | None,
         call_rewards: Mapping[str, float] | None,
         agent_rewards: Mapping[str, float] | None,
         metadata: Mapping[str, str] | None,
     ) -> Flow[EpisodeStatus]:
-        """Report an episode's reward."""
+        """Report an episode's reward.
+
+        :param prepare: only until the arbiter of its joint episode has decided.
+        """
         body = build(
             EndRequest,
             f"end_episode({episode_id!r})",
@@ -271,9 +292,15 @@ class Flows:
             agent_rewards=dict(agent_rewards or {}),
             metadata=dict(metadata or {}),
         )
+        verb = "prepare" if prepare else "end"
         return self.perform(
-            Call("POST", f"/v1/episodes/{_id(episode_id)}/end", EpisodeStatus, body)
+            Call("POST", f"/v1/episodes/{_id(episode_id)}/{verb}", EpisodeStatus, body)
         )
+
+    def commit(self, episode_id: str, *, retries: int | None = None) -> Flow[EpisodeStatus]:
+        """End a prepared part of a joint episode."""
+        call = Call("POST", f"/v1/episodes/{_id(episode_id)}/commit", EpisodeStatus)
+        return self.perform(call, retries=retries)
 
     def abort(
         self,
@@ -283,6 +310,7 @@ class Flows:
         cause: AgentCause,
         final: bool,
         retries: int | None = None,
+        arbiter_aborted: bool = False,
     ) -> Flow[EpisodeStatus]:
         """Give an episode up."""
         body = build(
@@ -291,6 +319,7 @@ class Flows:
             reason=reason[:4096],
             cause=cause,
             final=final,
+            arbiter_aborted=arbiter_aborted,
         )
         call = Call("POST", f"/v1/episodes/{_id(episode_id)}/abort", EpisodeStatus, body)
         return self.perform(call, retries=retries)
@@ -322,6 +351,15 @@ class Flows:
             answer = yield from self.perform(Call("POST", "/v1/groups", GroupCountsAnswer, body))
             found |= answer.groups
         return found
+
+    def prepared(self) -> Flow[PreparedParts]:
+        """Parts of joint episodes that wait for their arbiter; the next look may get through if this one does not."""
+        return self.perform(Call("GET", "/v1/joint", PreparedParts), retries=0)
+
+    def joint_outcomes(self, joint_ids: Sequence[str]) -> Flow[JointOutcomes]:
+        """How joint episodes ended that this server decides."""
+        body = build(JointOutcomesRequest, "resolve", joint_ids=list(joint_ids))
+        return self.perform(Call("POST", "/v1/joint/outcomes", JointOutcomes, body), retries=0)
 
     def episode_status(self, episode_id: str) -> Flow[EpisodeStatus]:
         """An episode's present condition."""
@@ -389,6 +427,20 @@ class Flows:
                 raise error from None
             return status
 
+    def mixture(self) -> Flow[MixtureStatus]:
+        """The mixture of tags."""
+        return self.perform(Call("GET", "/v1/mixture", MixtureStatus))
+
+    def put_mixture(self, mixture: MixtureConfig | Mapping[str, float]) -> Flow[MixtureStatus]:
+        """Change the mixture; bare ratios keep the rest of it, but for its schedule."""
+        if isinstance(mixture, MixtureConfig):
+            body = mixture
+        else:
+            before = (yield from self.mixture()).config
+            kept = {} if before is None else {"grace_seconds": before.grace_seconds}
+            body = build(MixtureConfig, "set_mixture", ratios=dict(mixture), **kept)
+        return (yield from self.perform(Call("PUT", "/v1/mixture", MixtureStatus, body)))
+
     def pause(self, reason: str) -> Flow[RunStatus]:
         """Let the run give out no more episodes."""
         body = build(PauseRequest, "pause_engine", reason=reason)
@@ -401,6 +453,10 @@ class Flows:
     def server_status(self) -> Flow[ServerStatus]:
         """What the server is doing."""
         return self.perform(Call("GET", "/v1/status", ServerStatus))
+
+    def evaluations(self) -> Flow[EvaluationList]:
+        """What evaluation episodes came to."""
+        return self.perform(Call("GET", "/v1/evaluations", EvaluationList))
 
 
 def _id(episode_id: str) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic
 
 from ajet_core.client._episode import (
-    Episode,
     EpisodeFailure,
     EpisodeResult,
+    EpisodeT,
+    OutcomeT,
     RunnerReport,
     Task,
     traceback_text,
@@ -25,7 +27,7 @@ _BEATS_PER_LEASE = 3
 
 _log = logging.getLogger("ajet.client")
 
-OnResult = Callable[[EpisodeResult | EpisodeFailure], object]
+OnResult = Callable[[EpisodeResult[EpisodeT, OutcomeT] | EpisodeFailure], object]
 
 
 @dataclass(slots=True)
@@ -77,28 +79,28 @@ def concerns_one_episode(error: BaseException) -> bool:
 
 
 @dataclass
-class Ledger:
+class Ledger(Generic[EpisodeT, OutcomeT]):
     """Collects results and decides about retries.
 
     :param retries: further attempts after a failed one.
     """
 
     retries: int
-    on_result: OnResult | None
-    outcomes: list[EpisodeResult] = field(default_factory=list)
+    on_result: OnResult[EpisodeT, OutcomeT] | None
+    outcomes: list[EpisodeResult[EpisodeT, OutcomeT]] = field(default_factory=list)
     failures: list[EpisodeFailure] = field(default_factory=list)
 
     def is_last(self, job: Job) -> bool:
         """Whether a job is given up if its present attempt fails."""
         return job.attempts >= self.retries
 
-    def ended(self, result: EpisodeResult) -> None:
+    def ended(self, result: EpisodeResult[EpisodeT, OutcomeT]) -> None:
         """Note an episode that ended."""
         self.outcomes.append(result)
         if self.on_result is not None:
             self.on_result(result)
 
-    def failed(self, job: Job, error: BaseException, episode: Episode | None) -> bool:
+    def failed(self, job: Job, error: BaseException, episode: EpisodeT | None) -> bool:
         """Note a failed attempt; True if the job is to be tried again."""
         job.attempts += 1
         text = traceback_text(error, episode)
@@ -123,6 +125,6 @@ class Ledger:
             self.on_result(failure)
         return False
 
-    def report(self, elapsed: float) -> RunnerReport:
+    def report(self, elapsed: float) -> RunnerReport[EpisodeT, OutcomeT]:
         """All that was noted."""
         return RunnerReport(outcomes=self.outcomes, failures=self.failures, elapsed=elapsed)

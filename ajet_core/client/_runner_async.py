@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from ajet_core.client._episode import (
     Episode,
     EpisodeOutcome,
     EpisodeResult,
+    EpisodeT,
+    OutcomeT,
     RunnerReport,
     Task,
     abort_cause,
@@ -26,9 +28,7 @@ from ajet_core.client._runner import (
     heartbeat_seconds,
 )
 from ajet_core.errors import AjetError, EpisodeError
-
-if TYPE_CHECKING:
-    from ajet_core.client._async import AsyncSwarmClient
+from ajet_core.protocol import AgentCause
 
 T = TypeVar("T")
 
@@ -38,25 +38,57 @@ AsyncAgent = Callable[[Task, Episode], Awaitable[float | EpisodeOutcome]]
 _ABORT_SECONDS = 5.0
 
 
+class AsyncServer(Protocol[EpisodeT]):
+    """What a runner asks of a client, be it of one server or of several."""
+
+    async def begin_episode(
+        self,
+        task_id: str,
+        *,
+        group: str | None,
+        kind: Kind,
+        tag: str,
+        lease_seconds: float,
+        heartbeat_seconds: float | None,
+    ) -> EpisodeT:
+        """Claim an episode."""
+
+    async def abort_episode(
+        self, episode: EpisodeT, reason: str, *, cause: AgentCause, final: bool, retries: int | None
+    ) -> object:
+        """Give it up."""
+
+    async def heartbeats(self, episodes: Sequence[EpisodeT]) -> object:
+        """Say that episodes are worked on; called now and then even if there are none."""
+
+
 async def run_episodes(
-    client: AsyncSwarmClient,
+    client: AsyncServer[EpisodeT],
     jobs: Sequence[Job],
-    agent: AsyncAgent,
+    agent: Callable[[Task, EpisodeT], Awaitable[object]],
     *,
+    outcome_of: Callable[[object], OutcomeT],
+    end: Callable[[EpisodeT, OutcomeT], Awaitable[object]],
     concurrency: int,
     kind: Kind,
     retries: int,
     lease_seconds: float,
     episode_timeout: float | None,
-    on_result: OnResult | None,
+    on_result: OnResult[EpisodeT, OutcomeT] | None,
     clock: Callable[[], float],
-) -> RunnerReport:
-    """As `AsyncSwarmClient.run_episodes_until_all_complete`."""
+) -> RunnerReport[EpisodeT, OutcomeT]:
+    """As `AsyncSwarmClient.run_episodes_until_all_complete`.
+
+    :param outcome_of: what it means that an agent returned something.
+    :param end: reports an outcome to the server.
+    """
     began = clock()
     ledger = Ledger(retries, on_result)
     runner = _Runner(
         client,
         agent,
+        outcome_of=outcome_of,
+        end=end,
         kind=kind,
         lease_seconds=lease_seconds,
         episode_timeout=episode_timeout,
@@ -78,18 +110,20 @@ async def run_episodes(
     return ledger.report(clock() - began)
 
 
-class _Runner:
+class _Runner(Generic[EpisodeT, OutcomeT]):
     """The tasks of one call of `run_episodes`."""
 
     def __init__(
         self,
-        client: AsyncSwarmClient,
-        agent: AsyncAgent,
+        client: AsyncServer[EpisodeT],
+        agent: Callable[[Task, EpisodeT], Awaitable[object]],
         *,
+        outcome_of: Callable[[object], OutcomeT],
+        end: Callable[[EpisodeT, OutcomeT], Awaitable[object]],
         kind: Kind,
         lease_seconds: float,
         episode_timeout: float | None,
-        ledger: Ledger,
+        ledger: Ledger[EpisodeT, OutcomeT],
         jobs: deque[Job],
     ) -> None:
         self._client = client
@@ -99,8 +133,10 @@ class _Runner:
         self._beat_seconds = heartbeat_seconds(lease_seconds)
         self._episode_timeout = episode_timeout
         self._ledger = ledger
+        self._outcome_of = outcome_of
+        self._end = end
         self._jobs = jobs
-        self._open: dict[str, Episode] = {}
+        self._open: dict[str, EpisodeT] = {}
 
     async def work(self) -> None:
         """Take jobs until there are none left."""
@@ -131,7 +167,7 @@ class _Runner:
         finally:
             del self._open[episode.episode_id]
 
-    async def _roll_out(self, job: Job, episode: Episode) -> bool:
+    async def _roll_out(self, job: Job, episode: EpisodeT) -> bool:
         try:
             rolling = self._agent(job.task, episode)
             if not isinstance(rolling, Awaitable):
@@ -139,7 +175,7 @@ class _Runner:
                     "the agent is not async; declare it with `async def`, or use SwarmClient, which "
                     "runs agents in threads"
                 )
-            outcome = EpisodeOutcome.of(await self._in_time(rolling))
+            outcome = self._outcome_of(await self._in_time(rolling))
         except Exception as error:  # noqa: BLE001 - an agent may raise anything; it is reported
             await self._abort(episode, error, final=self._ledger.is_last(job))
             return self._ledger.failed(job, error, episode)
@@ -147,19 +183,14 @@ class _Runner:
             await self._abort(episode, error)
             raise
         try:
-            await self._client.end_episode(
-                episode,
-                outcome.reward,
-                components=outcome.components,
-                call_rewards=outcome.call_rewards,
-                agent_rewards=outcome.agent_rewards,
-                metadata=outcome.metadata,
-            )
-        except EpisodeError as error:
-            return self._ledger.failed(job, error, episode)
+            await self._end(episode, outcome)
         except BaseException as error:
-            await self._abort(episode, error)
-            if not concerns_one_episode(error):
+            fatal = not concerns_one_episode(error)
+            final = not fatal and self._ledger.is_last(job)
+            # What is over already need not be aborted, but that nobody tries it again is to be known.
+            if final or not isinstance(error, EpisodeError):
+                await self._abort(episode, error, final=final)
+            if fatal:
                 raise
             return self._ledger.failed(job, error, episode)
         self._ledger.ended(EpisodeResult(task=job.task, episode=episode, outcome=outcome))
@@ -181,7 +212,7 @@ class _Runner:
                 ) from error
             raise
 
-    async def _abort(self, episode: Episode, error: BaseException, *, final: bool = False) -> None:
+    async def _abort(self, episode: EpisodeT, error: BaseException, *, final: bool = False) -> None:
         try:
             async with asyncio.timeout(_ABORT_SECONDS):
                 await self._client.abort_episode(
@@ -199,8 +230,7 @@ class _Runner:
         """Tell the server that the open episodes are worked on, until cancelled."""
         while True:
             await asyncio.sleep(self._beat_seconds)
-            if self._open:
-                # What is over its agent hears at its next model call; and the next beat may get through, long
-                # before the lease ends.
-                with contextlib.suppress(AjetError):
-                    await self._client.heartbeats(list(self._open.values()))
+            # What is over its agent hears at its next model call; and the next beat may get through, long
+            # before the lease ends.
+            with contextlib.suppress(AjetError):
+                await self._client.heartbeats(list(self._open.values()))

@@ -10,12 +10,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol
 
 from ajet_core.client._episode import (
     Episode,
     EpisodeOutcome,
     EpisodeResult,
+    EpisodeT,
+    OutcomeT,
     RunnerReport,
     RunnerStoppedError,
     Task,
@@ -31,28 +33,50 @@ from ajet_core.client._runner import (
     heartbeat_seconds,
 )
 from ajet_core.errors import AjetError, EpisodeError
-
-if TYPE_CHECKING:
-    from ajet_core.client._sync import SwarmClient
+from ajet_core.protocol import AgentCause
 
 SyncAgent = Callable[[Task, Episode], float | EpisodeOutcome]
 
 _ABORT_THREADS = 16
 
 
+class SyncServer(Protocol[EpisodeT]):
+    """What a runner asks of a client, be it of one server or of several."""
+
+    def begin_episode(
+        self,
+        task_id: str,
+        *,
+        group: str | None,
+        kind: Kind,
+        tag: str,
+        lease_seconds: float,
+        heartbeat_seconds: float | None,
+    ) -> EpisodeT:
+        """Claim an episode."""
+
+    def abort_episode(
+        self, episode: EpisodeT, reason: str, *, cause: AgentCause, final: bool, retries: int | None
+    ) -> object:
+        """Give it up."""
+
+    def heartbeats(self, episodes: Sequence[EpisodeT]) -> object:
+        """Say that episodes are worked on; called now and then even if there are none."""
+
+
 @dataclass(slots=True)
-class _Attempt:
+class _Attempt(Generic[EpisodeT, OutcomeT]):
     """What a thread made of a job. `fatal`: the error concerns all jobs."""
 
     job: Job
-    episode: Episode | None = None
-    outcome: EpisodeOutcome | None = None
+    episode: EpisodeT | None = None
+    outcome: OutcomeT | None = None
     error: BaseException | None = None
     fatal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class _Rolling:
+class _Rolling(Generic[EpisodeT]):
     """An episode that an agent is at work on.
 
     :param overdue_at: clock time at which it is given up; None never.
@@ -60,31 +84,39 @@ class _Rolling:
     """
 
     job: Job
-    episode: Episode
+    episode: EpisodeT
     overdue_at: float | None
     thread: int
 
 
 def run_episodes(
-    client: SwarmClient,
+    client: SyncServer[EpisodeT],
     jobs: Sequence[Job],
-    agent: SyncAgent,
+    agent: Callable[[Task, EpisodeT], object],
     *,
+    outcome_of: Callable[[object], OutcomeT],
+    end: Callable[[EpisodeT, OutcomeT], object],
     concurrency: int,
     kind: Kind,
     retries: int,
     lease_seconds: float,
     episode_timeout: float | None,
-    on_result: OnResult | None,
+    on_result: OnResult[EpisodeT, OutcomeT] | None,
     clock: Callable[[], float],
-) -> RunnerReport:
-    """As `SwarmClient.run_episodes_until_all_complete`."""
+) -> RunnerReport[EpisodeT, OutcomeT]:
+    """As `SwarmClient.run_episodes_until_all_complete`.
+
+    :param outcome_of: what it means that an agent returned something.
+    :param end: reports an outcome to the server.
+    """
     began = clock()
     ledger = Ledger(retries, on_result)
     runner = _Runner(
         client,
         agent,
         ledger,
+        outcome_of=outcome_of,
+        end=end,
         kind=kind,
         lease_seconds=lease_seconds,
         episode_timeout=episode_timeout,
@@ -116,7 +148,7 @@ def run_episodes(
     return ledger.report(clock() - began)
 
 
-class _Runner:
+class _Runner(Generic[EpisodeT, OutcomeT]):
     """The threads of one call of `run_episodes`.
 
     They are daemons: an agent that hangs must not keep the interpreter from ending.
@@ -124,26 +156,30 @@ class _Runner:
 
     def __init__(
         self,
-        client: SwarmClient,
-        agent: SyncAgent,
-        ledger: Ledger,
+        client: SyncServer[EpisodeT],
+        agent: Callable[[Task, EpisodeT], object],
+        ledger: Ledger[EpisodeT, OutcomeT],
         *,
+        outcome_of: Callable[[object], OutcomeT],
+        end: Callable[[EpisodeT, OutcomeT], object],
         kind: Kind,
         lease_seconds: float,
         episode_timeout: float | None,
         clock: Callable[[], float],
     ) -> None:
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self.results: queue.SimpleQueue[_Attempt] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[_Attempt[EpisodeT, OutcomeT]] = queue.SimpleQueue()
         self._client = client
         self._agent = agent
         self._ledger = ledger
+        self._outcome_of = outcome_of
+        self._end = end
         self._kind: Kind = kind
         self._lease_seconds = lease_seconds
         self._beat_seconds = heartbeat_seconds(lease_seconds)
         self._episode_timeout = episode_timeout
         self._clock = clock
-        self._open: dict[str, _Rolling] = {}
+        self._open: dict[str, _Rolling[EpisodeT]] = {}
         self._changed = threading.Condition()
         self._stopping = False
         self._workers = 0
@@ -183,7 +219,7 @@ class _Runner:
                 return
             self.results.put(attempt)
 
-    def _attempt(self, job: Job) -> _Attempt | None:
+    def _attempt(self, job: Job) -> _Attempt[EpisodeT, OutcomeT] | None:
         """What became of a job; None if its episode was given up meanwhile."""
         task = job.task
         try:
@@ -203,9 +239,9 @@ class _Runner:
             return _Attempt(job, episode, error=stopped)
         return self._roll_out(job, episode)
 
-    def _roll_out(self, job: Job, episode: Episode) -> _Attempt | None:
+    def _roll_out(self, job: Job, episode: EpisodeT) -> _Attempt[EpisodeT, OutcomeT] | None:
         try:
-            outcome = EpisodeOutcome.of(self._agent(job.task, episode))
+            outcome = self._outcome_of(self._agent(job.task, episode))
         except BaseException as error:  # noqa: BLE001 - an agent may raise anything; it is reported
             if not self._finished(episode):
                 return None
@@ -215,21 +251,17 @@ class _Runner:
         if not self._finished(episode):
             return None
         try:
-            self._client.end_episode(
-                episode,
-                outcome.reward,
-                components=outcome.components,
-                call_rewards=outcome.call_rewards,
-                agent_rewards=outcome.agent_rewards,
-                metadata=outcome.metadata,
-            )
+            self._end(episode, outcome)
         except Exception as error:  # noqa: BLE001 - it is raised again in the calling thread
-            if not isinstance(error, EpisodeError):
-                self._abort(episode, error)
-            return _Attempt(job, episode, error=error, fatal=not concerns_one_episode(error))
+            fatal = not concerns_one_episode(error)
+            final = not fatal and self._ledger.is_last(job)
+            # What is over already need not be aborted, but that nobody tries it again is to be known.
+            if final or not isinstance(error, EpisodeError):
+                self._abort(episode, error, final=final)
+            return _Attempt(job, episode, error=error, fatal=fatal)
         return _Attempt(job, episode, outcome)
 
-    def _opened(self, job: Job, episode: Episode) -> bool:
+    def _opened(self, job: Job, episode: EpisodeT) -> bool:
         """Keep the lease of an episode from now on; False if the runner has stopped meanwhile."""
         limit = self._episode_timeout
         overdue_at = None if limit is None else self._clock() + limit
@@ -242,12 +274,12 @@ class _Runner:
             self._changed.notify_all()
             return True
 
-    def _finished(self, episode: Episode) -> bool:
+    def _finished(self, episode: EpisodeT) -> bool:
         """Whether it is still this thread that says what becomes of an episode."""
         with self._changed:
             return self._open.pop(episode.episode_id, None) is not None
 
-    def _abort(self, episode: Episode, error: BaseException, *, final: bool = False) -> None:
+    def _abort(self, episode: EpisodeT, error: BaseException, *, final: bool = False) -> None:
         try:
             self._client.abort_episode(
                 episode,
@@ -264,7 +296,6 @@ class _Runner:
         """Tell the server that the open episodes are worked on, until the runner stops."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping or self._open)
                 self._changed.wait_for(lambda: self._stopping, timeout=self._beat_seconds)
                 if self._stopping:
                     return
@@ -284,7 +315,7 @@ class _Runner:
             with contextlib.suppress(AjetError):
                 self._client.heartbeats(beating)
 
-    def _give_up(self, rolling: _Rolling) -> None:
+    def _give_up(self, rolling: _Rolling[EpisodeT]) -> None:
         """Abort an episode whose agent takes too long. Its thread cannot be ended; another one takes its place, and
         its next model call will fail."""
         error = TimeoutError(f"the agent did not finish within {self._episode_timeout:g} s")

@@ -13,6 +13,7 @@ from ajet_core.client._episode import (
     NO_REWARD,
     Episode,
     EpisodeFailure,
+    EpisodeOutcome,
     EpisodeResult,
     PendingEpisode,
     Resumption,
@@ -22,6 +23,7 @@ from ajet_core.client._episode import (
     abort_reason,
     resumption,
 )
+from ajet_core.client._evaluation import EvaluationReport, evaluation_report, tagged
 from ajet_core.client._flows import Flow, Flows, Kind
 from ajet_core.client._runner import (
     RUNNER_LEASE_SECONDS,
@@ -35,7 +37,17 @@ from ajet_core.client._sse import EventFeed
 from ajet_core.client._transport import SyncDriver
 from ajet_core.client._wire import DEFAULT_RETRIES
 from ajet_core.errors import AjetError
-from ajet_core.protocol import AgentCause, EpisodeStatus, Event, RunConfig, RunStatus, ServerStatus
+from ajet_core.protocol import (
+    AgentCause,
+    EpisodeStatus,
+    Evaluation,
+    Event,
+    MixtureConfig,
+    MixtureStatus,
+    RunConfig,
+    RunStatus,
+    ServerStatus,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -188,6 +200,9 @@ class SwarmClient:
             )
         )
 
+    def _end(self, episode: Episode, outcome: EpisodeOutcome) -> EpisodeStatus:
+        return self.end_episode(episode, **vars(outcome))
+
     def abort_episode(
         self,
         episode: Episode,
@@ -220,6 +235,8 @@ class SwarmClient:
 
         :return: why those that are over are, by their id.
         """
+        if not episodes:
+            return {}
         ids = [episode.episode_id for episode in episodes]
         return self._run(self._flows.heartbeats(ids))
 
@@ -326,6 +343,8 @@ class SwarmClient:
             self,
             make_jobs(remaining),
             agent,
+            outcome_of=EpisodeOutcome.of,
+            end=self._end,
             concurrency=concurrency,
             kind=kind,
             retries=retries,
@@ -334,6 +353,42 @@ class SwarmClient:
             on_result=on_result,
             clock=self._flows.clock,
         )
+
+    def evaluate(
+        self,
+        tasks: Sequence[str | Task],
+        agent: SyncAgent,
+        *,
+        episodes_per_task: int = 1,
+        tag: str = "",
+        concurrency: int = 64,
+        retries: int = 1,
+        lease_seconds: float = RUNNER_LEASE_SECONDS,
+        episode_timeout: float | None = None,
+        on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
+    ) -> EvaluationReport:
+        """Roll out evaluation episodes, which are never trained on, and score them as the run says.
+
+        How they are sampled, which reward passes and for which k pass@k is reported is the run's `EvaluationConfig`.
+        Parameters not named here are as for `run_episodes_until_all_complete`.
+
+        :param episodes_per_task: pass@k needs at least k.
+        :param tag: the task set, under which the server counts them too; each task's own by default.
+        """
+        wanted = tagged(tasks, tag)
+        config = (self.run_status()).config.evaluation
+        report = self.run_episodes_until_all_complete(
+            wanted,
+            agent,
+            episodes_per_task=episodes_per_task,
+            concurrency=concurrency,
+            kind="eval",
+            retries=retries,
+            lease_seconds=lease_seconds,
+            episode_timeout=episode_timeout,
+            on_result=on_result,
+        )
+        return evaluation_report(report, wanted, config)
 
     def resume(
         self, tasks: Sequence[str | Task], *, episodes_per_task: int = 1, kind: Kind = "train"
@@ -377,6 +432,22 @@ class SwarmClient:
         """
         return self._run(self._flows.stop(timeout))
 
+    def mixture(self) -> MixtureStatus:
+        """The mixture of tags that batches are made of.
+
+        :raises StateError: no run is configured.
+        """
+        return self._run(self._flows.mixture())
+
+    def set_mixture(self, mixture: MixtureConfig | Mapping[str, float]) -> MixtureStatus:
+        """Change the mixture from the next batch on; needs a control token.
+
+        :param mixture: ratios by tag, which sum to 1, or a whole configuration with a schedule.
+        :raises StateError: no run is configured.
+        :raises RequestError: the ratios make no whole.
+        """
+        return self._run(self._flows.put_mixture(mixture))
+
     def pause_engine(self, reason: str = "paused by hand") -> RunStatus:
         """Let no episode begin and train no batch until `resume_engine`; open episodes go on.
 
@@ -401,6 +472,10 @@ class SwarmClient:
     def status(self) -> ServerStatus:
         """What the server is doing."""
         return self._run(self._flows.server_status())
+
+    def evaluations(self) -> list[Evaluation]:
+        """What this client's evaluation episodes came to, by task set and step; a control token sees everybody's."""
+        return (self._run(self._flows.evaluations())).evaluations
 
     def events(self, since: int | None = None) -> Iterator[Event]:
         """What happens on the server, as it happens; connects again by itself.

@@ -157,7 +157,9 @@ def build(model: type[A], what: str, **fields: Any) -> A:
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False)[0]
         param = ".".join(str(part) for part in found["loc"])
-        raise RequestError(f"{what}: {param}: {found['msg']}", param=param or None) from None
+        told = found["msg"].removeprefix("Value error, ")
+        where = f"{what}: {param}" if param else what
+        raise RequestError(f"{where}: {told}", param=param or None) from None
 
 
 def read_answer(call: Call[A], answer: Answer) -> A:

@@ -32,7 +32,7 @@ class GridWalkAgent:
 
     def __init__(self, temperature: float = 1.0, *, http_client: Any = None) -> None:
         self._temperature = temperature
-        self._openai = _shared_client(http_client)
+        self._openai = shared_client(http_client)
 
     async def __call__(self, task: Task, episode: Episode) -> EpisodeOutcome:
         """Walk the task of `task.id` with the model of `episode`."""
@@ -68,15 +68,23 @@ class GridWalkAgent:
                 return
             messages.append(message)
             for call in calls:
-                reply = walk.call(call.function.name, call.function.arguments)
+                reply = await self.use_tool(walk, call.function.name, call.function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": reply})
+
+    async def use_tool(self, walk: GridWalk, name: str, arguments: str) -> str:
+        """The reply to one tool call; a slower world overrides it."""
+        return walk.call(name, arguments)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._openai.close()
 
 
-def _shared_client(http_client: Any) -> AsyncOpenAI:
+def shared_client(http_client: Any = None) -> AsyncOpenAI:
+    """A client for all episodes, each of which gives it its own address and key.
+
+    :raises ConfigError: the SDK is not installed.
+    """
     try:
         import openai
     except ImportError as error:

@@ -117,12 +117,8 @@ class GridWalk:
         """
         if self.done:
             return "the walk is over"
-        try:
-            parsed = json.loads(arguments)
-        except ValueError:
-            parsed = None
-        direction = parsed.get("direction") if isinstance(parsed, dict) else None
-        if name != "move" or not isinstance(direction, str) or direction not in DIRECTIONS:
+        direction = read_direction(name, arguments)
+        if direction is None:
             self.reject()
             return "invalid move"
         return self.move(direction)
@@ -157,6 +153,17 @@ class GridWalk:
         row, column = DIRECTIONS[direction]
         cell = (self.position[0] + row, self.position[1] + column)
         return cell if all(0 <= x < GRID_SIZE for x in cell) else self.position
+
+
+def read_direction(name: str, arguments: str) -> str | None:
+    """The direction of a call of the tool as a model wrote it, None if there is no usable one."""
+    try:
+        parsed = json.loads(arguments)
+    except ValueError:
+        return None
+    direction = parsed.get("direction") if isinstance(parsed, dict) else None
+    usable = name == "move" and isinstance(direction, str) and direction in DIRECTIONS
+    return direction if usable else None
 
 
 def distance(a: Cell, b: Cell) -> int:

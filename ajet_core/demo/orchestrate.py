@@ -8,13 +8,14 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
 from ajet_core.demo.display import Display
+from ajet_core.demo.recipe import run_config
 from ajet_core.demo.report import History, Summary, draw, write_json
 from ajet_core.demo.run_state import SUMMARY_FILE, RunState, open_run, read_summary
 from ajet_core.demo.server_child import DemoServer
@@ -44,6 +45,8 @@ class DemoOptions:
     :param steps: most training steps.
     :param target: success on the held-out tasks at which training stops.
     :param fresh: begin a new run beside one that exists.
+    :param engine: name of the engine, as `trainer` of the trainer.
+    :param python: interpreters they run in, as the setting `workers.python`.
     """
 
     seed: int = 0
@@ -51,6 +54,9 @@ class DemoOptions:
     steps: int = 60
     target: float = 0.9
     fresh: bool = False
+    engine: str = "torch"
+    trainer: str = "torch"
+    python: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_demo(
@@ -72,7 +78,7 @@ def run_demo(
     else:
         before = state.seconds
         try:
-            with _terminate_as_interrupt(), display:
+            with terminate_as_interrupt(), display:
                 result = _train(options, run_dir, state, display, clock)
                 display.phase("drawing the plot")
                 draw(History(run_dir / METRICS_FILE), options.target, run_dir / PLOT_FILE)
@@ -129,18 +135,21 @@ def _train(
     history = History(run_dir / METRICS_FILE)
     for record in sorted([*history.steps(), *history.evals()], key=lambda r: r.step):
         display.record(record)
-    with DemoServer(run_dir, clock=clock) as server:
+    with DemoServer(run_dir, python=options.python, clock=clock) as server:
         # The server boots while the model is being made; only what is waited for afterwards counts.
         _make_model(options, run_dir, state, display, clock)
         display.phase("starting server and engine")
         waited = clock()
-        server.start_run(run_dir / MODEL_DIR, options.seed)
+        config = run_config(
+            run_dir / MODEL_DIR, options.seed, engine=options.engine, trainer=options.trainer
+        )
+        server.start_run(config)
         state.boot_seconds += clock() - waited
         training = Training(server, history, display, state, run_dir=run_dir, clock=clock)
         done = training.run(seed=options.seed, target=options.target, steps=options.steps)
         counters = server.client.status().counters
         display.phase("exporting the trained model")
-        _adopt(server.stop_run(), run_dir / TRAINED_DIR)
+        adopt(server.stop_run(), run_dir / TRAINED_DIR)
     return _Result(
         steps=done.step,
         success=done.success,
@@ -171,7 +180,7 @@ def _make_model(
     state.warmup_seconds += clock() - began
 
 
-def _adopt(export: Path, target: Path) -> None:
+def adopt(export: Path, target: Path) -> None:
     """Make the server's export the run's trained model."""
     if target.exists():
         shutil.rmtree(target)
@@ -208,7 +217,7 @@ def _summary(options: DemoOptions, run_dir: Path, state: RunState, result: _Resu
 
 
 @contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
+def terminate_as_interrupt() -> Iterator[None]:
     """Let SIGTERM, and the end of the terminal, stop the demo as Ctrl-C does: the children must not
     outlive it."""
     if threading.current_thread() is not threading.main_thread():

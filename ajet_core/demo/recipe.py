@@ -22,13 +22,23 @@ CHECKPOINT_EVERY = 5
 # between single steps (0.64 to 1.00 where sampling gives 0.75), so it says less.
 TEMPERATURE = 1.0
 
+# What a model of this size needs of an engine; the others' defaults are for large ones.
+ENGINES = {
+    "torch": ComponentChoice(name="torch"),
+    "vllm": ComponentChoice(
+        name="vllm", settings={"max_num_seqs": EPISODES_PER_STEP, "kv_cache_gib": 1, "threads": 1}
+    ),
+}
 
-def run_config(model: Path, seed: int) -> RunConfig:
-    """GRPO as the demo uses it."""
+
+def run_config(
+    model: Path, seed: int, *, engine: str = "torch", trainer: str = "torch"
+) -> RunConfig:
+    """GRPO as the demo uses it, on the components of these names."""
     return RunConfig(
         model=ModelConfig(path=str(model), name="gridwalk-tiny", renderer="qwen3"),
-        engine=ComponentChoice(name="torch"),
-        trainer=ComponentChoice(name="torch"),
+        engine=ENGINES.get(engine, ComponentChoice(name=engine)),
+        trainer=ComponentChoice(name=trainer),
         algorithm=AlgorithmConfig(
             advantage="group_std",
             clip_low=0.2,
@@ -45,6 +55,17 @@ def run_config(model: Path, seed: int) -> RunConfig:
         seed=seed,
         checkpoint_every=CHECKPOINT_EVERY,
     )
+
+
+def relay_config(model: Path, seed: int) -> RunConfig:
+    """The same for a model that walks with another one: each call answers for itself alone.
+
+    Most calls of a group are good before long. Divided by their deviation, the few that are not would weigh so much
+    that they end the form of the tool call.
+    """
+    config = run_config(model, seed)
+    algorithm = config.algorithm.model_copy(update={"discount": 0.0, "learning_rate": 5e-4})
+    return config.model_copy(update={"algorithm": algorithm})
 
 
 def train_task_ids(seed: int, step: int) -> list[str]:

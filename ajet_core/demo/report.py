@@ -123,7 +123,12 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, (json.dumps(value, indent=2) + "\n").encode(), mode=0o644)
 
 
-def draw(history: History, target: float, path: Path) -> None:
+def draw(
+    history: History,
+    target: float,
+    path: Path,
+    title: str = "agentjet demo: a tiny model learns to walk to the goal",
+) -> None:
     """Plot success and reward over the steps to a PNG file."""
     import matplotlib as mpl
 
@@ -135,7 +140,7 @@ def draw(history: History, target: float, path: Path) -> None:
     figure, (above, below) = plt.subplots(
         2, 1, figsize=(8, 6), sharex=True, height_ratios=(3, 2), layout="constrained"
     )
-    figure.suptitle("agentjet demo: a tiny model learns to walk to the goal", fontsize=13)
+    figure.suptitle(title, fontsize=13)
     numbers = [r.step for r in steps]
     success = [r.success for r in steps]
     above.axhline(target, color="#999999", linestyle="--", linewidth=1)

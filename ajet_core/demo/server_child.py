@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from ajet_core.client import SwarmClient
 from ajet_core.demo.processes import Child, child_environment
-from ajet_core.demo.recipe import run_config
 from ajet_core.errors import AjetError, DeadlineError, StateError
-from ajet_core.protocol import ServerState
+from ajet_core.protocol import RunConfig, ServerState
 
 START_SECONDS = 60.0
-BOOT_SECONDS = 300.0
+# Servers of large engines import for minutes on a busy machine.
+BOOT_SECONDS = 900.0
 STOP_SECONDS = 120.0
 # Ctrl-C must not take long; without the checkpoint of a clean stop the last few steps are done again.
 INTERRUPT_SECONDS = 20.0
@@ -29,17 +29,21 @@ class DemoServer:
 
     Everything it writes is in ``<run_dir>/server``. It gets tokens of this session and reads no settings
     of the user's.
+
+    :param python: interpreters of components, as the setting `workers.python`.
     """
 
     def __init__(
         self,
         run_dir: Path,
         *,
+        python: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._run_dir = run_dir
         self._directory = run_dir / "server"
+        self._python = dict(python or {})
         self._clock = clock
         self._sleep = sleep
         self._control_token = secrets.token_urlsafe(32)
@@ -92,7 +96,9 @@ class DemoServer:
             environment=child_environment(
                 AJET_SERVER__CONTROL_TOKEN=self._control_token,
                 AJET_SERVER__CLIENT_TOKEN=self.client_token,
+                AJET_WORKERS__PYTHON=json.dumps(self._python),
                 XDG_STATE_HOME=str(self._directory / "state"),
+                AJET_SERVER__BOOT_TIMEOUT_SECONDS=str(BOOT_SECONDS),
                 HF_HUB_OFFLINE="1",
                 TOKENIZERS_PARALLELISM="false",
             ),
@@ -116,14 +122,14 @@ class DemoServer:
                 self._client.close()
             self.child.end()
 
-    def start_run(self, model: Path, seed: int) -> None:
+    def start_run(self, config: RunConfig) -> None:
         """Configure and start the run, and wait until episodes can be claimed.
 
         A run that the server took up by itself, after the last session was killed, is joined.
         """
         try:
             if self.client.status().state is ServerState.OFFLINE:
-                self.client.sync_train_config(run_config(model, seed))
+                self.client.sync_train_config(config)
             self.client.start_engine(BOOT_SECONDS)
         except AjetError:
             # If the process is gone, its log says more than a refused connection.

@@ -95,21 +95,23 @@ def create_tiny_model(
     directory: Path,
     *,
     seed: int,
+    hidden: int = HIDDEN,
     warmup_steps: int = WARMUP_STEPS,
     progress: ProgressCallback | None = None,
 ) -> TinyModelReport:
     """Make tokenizer and model, warm the model up, and write both to `directory`.
 
-    The same seed and number of steps give the same files. The directory appears complete or not at
+    The same seed, size and number of steps give the same files. The directory appears complete or not at
     all.
 
+    :param hidden: width of the model.
     :raises ConfigError: `directory` exists, or the packages to make a model are not installed.
     """
     if directory.exists():
         raise ConfigError(f"{directory} exists; the demo's model is not written over it")
     require_packages()
     tokenizer = build_tokenizer()
-    model = build_model(tokenizer, seed)
+    model = build_model(tokenizer, seed, hidden)
     renderer = qwen3_renderer(tokenizer)
     loss = warm_up(model, tokenizer, renderer, seed=seed, steps=warmup_steps, progress=progress)
     save(model, tokenizer, directory)
@@ -223,7 +225,7 @@ def _wrap(tokenizer: Any) -> Any:
     return wrapped
 
 
-def build_model(tokenizer: Any, seed: int) -> Any:
+def build_model(tokenizer: Any, seed: int, hidden: int = HIDDEN) -> Any:
     """The untrained model (a `LlamaForCausalLM`); its weights depend on `seed` alone.
 
     It is no Qwen model, though it speaks Qwen3's format: for ``qwen2`` transformers 5 ignores how the
@@ -235,12 +237,12 @@ def build_model(tokenizer: Any, seed: int) -> Any:
     ends = [tokenizer.convert_tokens_to_ids(t) for t in (END_OF_TURN, END_OF_TEXT)]
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=HIDDEN,
-        intermediate_size=3 * HIDDEN,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
-        head_dim=HIDDEN // HEADS,
+        head_dim=hidden // HEADS,
         max_position_embeddings=MAX_CONTEXT,
         initializer_range=INITIALIZER_RANGE,
         tie_word_embeddings=True,

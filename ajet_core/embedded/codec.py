@@ -11,7 +11,14 @@ from operator import attrgetter
 from typing import Any
 
 from ajet_core.errors import StoreError
-from ajet_core.interfaces import BatchRecord, CallScore, EpisodeRecord, RunRecord, StepRecord
+from ajet_core.interfaces import (
+    BatchRecord,
+    CallScore,
+    EpisodeRecord,
+    JointRecord,
+    RunRecord,
+    StepRecord,
+)
 from ajet_core.timeline import Call, MessageText, PlacedMessage
 
 Row = tuple[Any, ...]
@@ -19,9 +26,14 @@ Row = tuple[Any, ...]
 EPISODE_COLUMNS = (
     "episode_id, key_hash, task_id, group_name, kind, tag, client_id, claim_version, lease_seconds, "
     "created_at, state, reward, components, call_rewards, agent_rewards, metadata, reason, finished_at, "
-    "batch_id, claim_hash, cause, heartbeat_seconds"
+    "batch_id, claim_hash, cause, heartbeat_seconds, final, mixed, "
+    # The last ones make one object.
+    "joint_id, joint_role, joint_arbiter, joint_arbiter_run"
 )
 _EPISODE_JSON_COLUMNS = frozenset({12, 13, 14, 15})
+_BOOLEAN_COLUMNS = [EPISODE_COLUMNS.split(", ").index(name) for name in ("final", "mixed")]
+_JOINT_FIELDS = attrgetter(*(field.name for field in fields(JointRecord)))
+_NO_JOINT = (None,) * len(fields(JointRecord))
 CALL_COLUMNS = (
     "episode, call_id, call_index, agent, base, shared, suffix, sampled, logprobs, policy_versions, "
     "temperature, top_p, top_k, finish_reason, created_at, metadata, messages, answer, tools"
@@ -208,6 +220,9 @@ def episode_row(episode: EpisodeRecord) -> Row:
         episode.claim_hash,
         episode.cause,
         episode.heartbeat_seconds,
+        int(episode.final),
+        int(episode.mixed),
+        *(_NO_JOINT if episode.joint is None else _JOINT_FIELDS(episode.joint)),
     )
 
 
@@ -227,14 +242,23 @@ def outcome_row(episode: EpisodeRecord) -> Row:
 
 def episode_from_row(row: Row) -> EpisodeRecord:
     """Undo `episode_row`."""
-    values = [_load(value) if i in _EPISODE_JSON_COLUMNS else value for i, value in enumerate(row)]
+    own, joint = row[: -len(_NO_JOINT)], row[-len(_NO_JOINT) :]
+    values = [_load(value) if i in _EPISODE_JSON_COLUMNS else value for i, value in enumerate(own)]
+    for column in _BOOLEAN_COLUMNS:
+        values[column] = bool(values[column])
+    values.append(None if joint == _NO_JOINT else JointRecord(*joint))
     return EpisodeRecord(*values)
 
 
-def batch_from_row(row: Row, episode_ids: list[str]) -> BatchRecord:
-    """A batch from (batch_id, step, created_at, refused)."""
-    batch_id, step, created_at, refused = row
-    return BatchRecord(batch_id, step, episode_ids, created_at, refused)
+def batch_row(batch: BatchRecord) -> Row:
+    """(batch_id, step, created_at, credit)."""
+    return batch.batch_id, batch.step, batch.created_at, _dump(batch.credit)
+
+
+def batch_from_row(row: Row, episode_ids: list[str], aborted_ids: list[str]) -> BatchRecord:
+    """A batch from (batch_id, step, created_at, refused, credit)."""
+    batch_id, step, created_at, refused, credit = row
+    return BatchRecord(batch_id, step, episode_ids, created_at, refused, aborted_ids, _load(credit))
 
 
 def step_row(step: StepRecord) -> Row:

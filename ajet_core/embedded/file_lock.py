@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
 from ajet_core.errors import StoreError
+from ajet_core.files import lock_file
 
 
 class FileLock:
@@ -32,20 +32,14 @@ class FileLock:
         :raises StoreError: another process has it, or the file cannot be made.
         """
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise StoreError(f"cannot open the lock file {self._path}: {error}") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(descriptor)
+            descriptor = lock_file(self._path)
+        except BlockingIOError as error:
             raise StoreError(
-                f"the {self._what} in {self._path.parent} is open in another server (process {holder}): stop "
+                f"the {self._what} in {self._path.parent} is open in another server (process {error}): stop "
                 "that server, or use another run_dir"
             ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        except OSError as error:
+            raise StoreError(f"cannot open the lock file {self._path}: {error}") from error
         self._descriptor = descriptor
 
     def release(self) -> None:

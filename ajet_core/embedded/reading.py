@@ -12,6 +12,7 @@ from ajet_core.interfaces import (
     EpisodeKind,
     EpisodeRecord,
     EpisodeState,
+    EvaluationCount,
     GroupCount,
     RunRecord,
     StepRecord,
@@ -27,6 +28,14 @@ _CALLS = (
 _SCORES = (
     "SELECT call_id, advantage, scores.logprobs FROM scores JOIN calls ON calls.id = scores.call "
     "WHERE calls.episode = (SELECT id FROM episodes WHERE episode_id = ?) ORDER BY step"
+)
+# In the order of `EvaluationCount`; in that of the index, too.
+_EVALUATIONS = (
+    "SELECT client_id, tag, claim_version, task_id, sum(state = 'ended'), "
+    "sum(state = 'ended' AND reward >= ?), sum(state = 'ended' AND mixed), "
+    "total(CASE state WHEN 'ended' THEN reward END), sum(state = 'aborted') "
+    "FROM episodes INDEXED BY episodes_evaluated WHERE kind = 'eval' AND state != 'open' "
+    "GROUP BY claim_version, client_id, tag, task_id ORDER BY claim_version"
 )
 
 
@@ -51,6 +60,18 @@ def claimed(connection: sqlite3.Connection, claim_hash: str) -> EpisodeRecord | 
     return None if row is None else codec.episode_from_row(row)
 
 
+def joint_parts(
+    connection: sqlite3.Connection, joint_ids: Sequence[str]
+) -> dict[str, EpisodeRecord]:
+    """The parts of joint episodes, by joint id."""
+    found = {}
+    for joint_id in joint_ids:
+        row = connection.execute(f"{_EPISODES} WHERE joint_id = ?", (joint_id,)).fetchone()
+        if row is not None:
+            found[joint_id] = codec.episode_from_row(row)
+    return found
+
+
 def episodes(
     connection: sqlite3.Connection, state: EpisodeState | None, batched: bool | None
 ) -> list[EpisodeRecord]:
@@ -62,8 +83,8 @@ def episodes(
         parameters.append(state)
     if batched is not None:
         conditions.append(f"batch_id IS {'NOT ' if batched else ''}NULL")
-    elif state == "open":
-        # True of every open episode; said aloud so that the index of the unbatched ones is used.
+    elif state in ("open", "prepared"):
+        # True of every such episode; said aloud so that the index of the unbatched ones is used.
         conditions.append("batch_id IS NULL")
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     rows = connection.execute(f"{_EPISODES}{where} ORDER BY id", parameters)
@@ -81,11 +102,16 @@ def calls(connection: sqlite3.Connection, episode_ids: Sequence[str]) -> dict[st
 def batches(connection: sqlite3.Connection, after_step: int, refused: bool) -> list[BatchRecord]:
     """Batches of later steps, in order of step: those to train, or those that were refused."""
     rows = connection.execute(
-        "SELECT batch_id, step, created_at, refused FROM batches "
+        "SELECT batch_id, step, created_at, refused, credit FROM batches "
         "WHERE step > ? AND (refused != '') = ? ORDER BY step, id",
         (after_step, refused),
     ).fetchall()
-    return [codec.batch_from_row(row, _members(connection, row[0])) for row in rows]
+    return [
+        codec.batch_from_row(
+            row, _members(connection, row[0], "ended"), _members(connection, row[0], "aborted")
+        )
+        for row in rows
+    ]
 
 
 def group_counts(
@@ -95,12 +121,18 @@ def group_counts(
     found = {}
     for group in groups:
         rows = connection.execute(
-            "SELECT state, count(*) FROM episodes "
-            "WHERE group_name = ? AND kind = ? AND client_id = ? GROUP BY state",
+            "SELECT iif(state = 'prepared', 'open', state), count(*) FROM episodes "
+            "WHERE group_name = ? AND kind = ? AND client_id = ? GROUP BY 1",
             (group, kind, client_id),
         )
         found[group] = GroupCount(**dict(rows.fetchall()))
     return found
+
+
+def evaluation_counts(connection: sqlite3.Connection, pass_reward: float) -> list[EvaluationCount]:
+    """Evaluation episodes that are over, by client, tag, policy version and task."""
+    rows = connection.execute(_EVALUATIONS, (pass_reward,))
+    return [EvaluationCount(*row) for row in rows]
 
 
 def steps(connection: sqlite3.Connection) -> list[StepRecord]:
@@ -116,8 +148,9 @@ def scores(connection: sqlite3.Connection, episode_id: str) -> dict[str, CallSco
     return {row[0]: codec.score_from_row(row) for row in rows}
 
 
-def _members(connection: sqlite3.Connection, batch_id: str) -> list[str]:
+def _members(connection: sqlite3.Connection, batch_id: str, state: EpisodeState) -> list[str]:
     rows = connection.execute(
-        "SELECT episode_id FROM episodes WHERE batch_id = ? ORDER BY batch_position", (batch_id,)
+        "SELECT episode_id FROM episodes WHERE batch_id = ? AND state = ? ORDER BY batch_position",
+        (batch_id, state),
     )
     return [episode_id for (episode_id,) in rows]

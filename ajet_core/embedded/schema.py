@@ -8,7 +8,7 @@ from pathlib import Path
 from ajet_core.embedded.settings import SqliteStoreSettings
 from ajet_core.errors import StoreError, StoreFullError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 # Lists of token ids are blobs of little-endian uint32, see `codec`. `calls.base` is the call whose tokens the
 # prompt begins with: prompt = (prompt + sampled of base)[:shared] + suffix. `calls.tools` is NULL where it is
@@ -27,6 +27,7 @@ CREATE TABLE batches (
     batch_id TEXT NOT NULL UNIQUE,
     step INTEGER NOT NULL,
     created_at REAL NOT NULL,
+    credit TEXT NOT NULL,
     refused TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX batches_by_step ON batches (step);
@@ -54,12 +55,20 @@ CREATE TABLE episodes (
     batch_position INTEGER,
     claim_hash TEXT NOT NULL,
     cause TEXT NOT NULL,
-    heartbeat_seconds REAL
+    heartbeat_seconds REAL,
+    final INTEGER NOT NULL,
+    mixed INTEGER NOT NULL,
+    joint_id TEXT,
+    joint_role TEXT,
+    joint_arbiter TEXT,
+    joint_arbiter_run TEXT
 );
+CREATE UNIQUE INDEX episodes_by_joint ON episodes (joint_id) WHERE joint_id IS NOT NULL;
 CREATE UNIQUE INDEX episodes_by_claim ON episodes (claim_hash) WHERE claim_hash != '';
 CREATE INDEX episodes_by_group ON episodes (group_name, state);
 CREATE INDEX episodes_by_batch ON episodes (batch_id, batch_position) WHERE batch_id IS NOT NULL;
 CREATE INDEX episodes_unbatched ON episodes (state) WHERE batch_id IS NULL;
+CREATE INDEX episodes_evaluated ON episodes (claim_version) WHERE kind = 'eval';
 CREATE TABLE calls (
     id INTEGER PRIMARY KEY,
     episode INTEGER NOT NULL REFERENCES episodes (id),

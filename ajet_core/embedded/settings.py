@@ -33,7 +33,9 @@ class SqliteStoreSettings(ComponentSettings):
 class JsonlLoggerSettings(ComponentSettings):
     """Settings of the logger ``jsonl``.
 
-    :param file: name of the file in the run directory.
+    :param file: name of the file in the run directory, for the steps.
+    :param evaluations_file: the same, for evaluations.
     """
 
     file: FileName = "metrics.jsonl"
+    evaluations_file: FileName = "evaluations.jsonl"

@@ -30,6 +30,7 @@ from ajet_core.interfaces import (
     EpisodeKind,
     EpisodeRecord,
     EpisodeState,
+    EvaluationCount,
     GroupCount,
     RunRecord,
     SampleStore,
@@ -107,6 +108,14 @@ class SqliteStore(SampleStore):
         """
         await self._write(lambda writer: writer.add_episode(episode))
 
+    async def prepare_episode(self, episode: EpisodeRecord) -> EpisodeRecord:
+        """Write the outcome that an open episode of a joint one is to have.
+
+        :return: the episode as it is stored now.
+        :raises StoreError: there is no such episode, or `episode` is not prepared.
+        """
+        return await self._write(lambda writer: writer.prepare_episode(episode))
+
     async def finish_episode(self, episode: EpisodeRecord) -> EpisodeRecord:
         """Write an episode's outcome, unless it has one.
 
@@ -115,6 +124,14 @@ class SqliteStore(SampleStore):
         """
         return await self._write(lambda writer: writer.finish_episode(episode))
 
+    async def give_up(self, episode_id: str) -> EpisodeRecord:
+        """Note that nobody will try an aborted episode again.
+
+        :return: the episode as it is stored now.
+        :raises StoreError: there is no such episode, or it was not aborted.
+        """
+        return await self._write(lambda writer: writer.give_up(episode_id))
+
     async def get_episode(self, episode_id: str) -> EpisodeRecord | None:
         """One episode."""
         return await self._read(lambda connection: reading.episode(connection, episode_id))
@@ -122,6 +139,10 @@ class SqliteStore(SampleStore):
     async def claimed(self, claim_hash: str) -> EpisodeRecord | None:
         """The episode of a claim."""
         return await self._read(lambda connection: reading.claimed(connection, claim_hash))
+
+    async def joint_parts(self, joint_ids: Sequence[str]) -> dict[str, EpisodeRecord]:
+        """The parts of joint episodes, by joint id."""
+        return await self._read(lambda connection: reading.joint_parts(connection, joint_ids))
 
     async def episodes(
         self, *, state: EpisodeState | None = None, batched: bool | None = None
@@ -143,7 +164,7 @@ class SqliteStore(SampleStore):
     async def add_batch(self, batch: BatchRecord) -> None:
         """Add a batch and give it its episodes, all or nothing.
 
-        :raises StoreError: there is a batch of its id, or an episode is unknown, not ended or has a batch.
+        :raises StoreError: there is a batch of its id, or an episode is unknown, in another state or has a batch.
         """
         await self._write(lambda writer: writer.add_batch(batch))
 
@@ -164,6 +185,12 @@ class SqliteStore(SampleStore):
         """The episodes of these groups that a client claimed, by group."""
         return await self._read(
             lambda connection: reading.group_counts(connection, groups, kind, client_id)
+        )
+
+    async def evaluation_counts(self, *, pass_reward: float) -> list[EvaluationCount]:
+        """All evaluation episodes that are over, counted by client, tag, policy version and task."""
+        return await self._read(
+            lambda connection: reading.evaluation_counts(connection, pass_reward)
         )
 
     async def add_step(self, step: StepRecord, scores: Sequence[CallScore] = ()) -> None:

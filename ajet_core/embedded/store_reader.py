@@ -149,8 +149,9 @@ class StoreReader:
             record = reading.episode(connection, episode_id)
             if record is None:
                 return None
+            trained_in = record.batch_id if record.state == "ended" else None
             step = connection.execute(
-                "SELECT step FROM batches WHERE batch_id = ? AND refused = ''", (record.batch_id,)
+                "SELECT step FROM batches WHERE batch_id = ? AND refused = ''", (trained_in,)
             ).fetchone()
             return StoredEpisode(
                 record,
@@ -196,6 +197,8 @@ def _conditions(query: EpisodeQuery) -> tuple[str, list[str | int]]:
     if query.step is not None or query.refused:
         refused = "refused != ''" if query.refused else "refused = ''"
         step = " AND step = ?" if query.step is not None else ""
+        # Those that were aborted while it was filled have its id too.
+        conditions.append("state = 'ended'")
         conditions.append(f"batch_id IN (SELECT batch_id FROM batches WHERE {refused}{step})")  # noqa: S608 - constants
         parameters += [] if query.step is None else [query.step]
     return (f" WHERE {' AND '.join(conditions)}" if conditions else ""), parameters

@@ -9,7 +9,14 @@ from ajet_core.embedded import codec
 from ajet_core.embedded.group_commit import savepoint
 from ajet_core.embedded.reading import episode as read_episode
 from ajet_core.errors import StoreError
-from ajet_core.interfaces import BatchRecord, CallScore, EpisodeRecord, RunRecord, StepRecord
+from ajet_core.interfaces import (
+    BatchRecord,
+    CallScore,
+    EpisodeRecord,
+    EpisodeState,
+    RunRecord,
+    StepRecord,
+)
 from ajet_core.protocol import ABORT_CAUSES
 from ajet_core.timeline import Call
 
@@ -18,6 +25,8 @@ TOTAL_NAMES = (
     "episodes_ended",
     "episodes_aborted",
     *(f"aborted_{cause}" for cause in ABORT_CAUSES),
+    "joint_ended",
+    "joint_aborted",
     "calls",
     "tokens_raw",
     "tokens_sampled",
@@ -31,7 +40,7 @@ def _insert(table: str, columns: str, verb: str = "INSERT") -> str:
 
 _INSERT_EPISODE = _insert("episodes", codec.EPISODE_COLUMNS)
 _INSERT_CALL = _insert("calls", codec.CALL_COLUMNS)
-_INSERT_BATCH = _insert("batches", "batch_id, step, created_at")
+_INSERT_BATCH = _insert("batches", "batch_id, step, created_at, credit")
 _INSERT_SCORE = _insert("scores", codec.SCORE_COLUMNS)
 _EPISODE_ID = "SELECT id FROM episodes WHERE episode_id = ?"
 _CALL_ID = "SELECT id FROM calls WHERE call_id = ?"
@@ -40,14 +49,16 @@ _KNOWN_ROWS = 16_384
 _REPLACE_STEP = _insert("steps", codec.STEP_COLUMNS, "REPLACE")
 _REPLACE_RUN = _insert("run", f"one, {codec.RUN_COLUMNS}", "REPLACE")
 _REPLACE_TOTAL = _insert("totals", "name, value", "REPLACE")
-_FINISH_EPISODE = (
+_WRITE_OUTCOME = (
     "UPDATE episodes SET state = ?, reward = ?, components = ?, call_rewards = ?, "
-    "agent_rewards = ?, metadata = ?, reason = ?, finished_at = ?, cause = ? "
-    "WHERE episode_id = ? AND state = 'open'"
+    "agent_rewards = ?, metadata = ?, reason = ?, finished_at = ?, cause = ?, final = ?, mixed = ? "
+    "WHERE episode_id = ? AND state "
 )
+_PREPARE_EPISODE = f"{_WRITE_OUTCOME} = 'open'"
+_FINISH_EPISODE = f"{_WRITE_OUTCOME} IN ('open', 'prepared')"
 _BATCH_EPISODE = (
     "UPDATE episodes SET batch_id = ?, batch_position = ? "
-    "WHERE episode_id = ? AND state = 'ended' AND batch_id IS NULL"
+    "WHERE episode_id = ? AND state = ? AND batch_id IS NULL"
 )
 
 
@@ -95,18 +106,50 @@ class StoreWriter:
         self._pending["episodes"] += 1
         self._count_outcome(episode)
 
+    def prepare_episode(self, episode: EpisodeRecord) -> EpisodeRecord:
+        """Write the outcome that an open episode is to have."""
+        if episode.state != "prepared":
+            raise StoreError(f"episode {episode.episode_id} is {episode.state}, not prepared")
+        return self._write_outcome(_PREPARE_EPISODE, episode)[0]
+
     def finish_episode(self, episode: EpisodeRecord) -> EpisodeRecord:
         """Write an outcome, unless there is one."""
-        if episode.state == "open":
-            raise StoreError(f"episode {episode.episode_id} has no outcome to store: it is open")
+        if episode.state in ("open", "prepared"):
+            raise StoreError(
+                f"episode {episode.episode_id} has no outcome to store: it is {episode.state}"
+            )
+        stored, changed = self._write_outcome(_FINISH_EPISODE, episode)
+        if changed:
+            self._count_outcome(stored)
+        return stored
+
+    def _write_outcome(self, statement: str, episode: EpisodeRecord) -> tuple[EpisodeRecord, bool]:
+        """The episode as it is stored now, and whether that is what was asked for."""
         cursor = self._connection.execute(
-            _FINISH_EPISODE, (*codec.outcome_row(episode), episode.cause, episode.episode_id)
+            statement,
+            (
+                *codec.outcome_row(episode),
+                episode.cause,
+                int(episode.final),
+                int(episode.mixed),
+                episode.episode_id,
+            ),
         )
         stored = read_episode(self._connection, episode.episode_id)
         if stored is None:
             raise StoreError(f"cannot finish episode {episode.episode_id}: it is not in the store")
-        if cursor.rowcount:
-            self._count_outcome(stored)
+        return stored, bool(cursor.rowcount)
+
+    def give_up(self, episode_id: str) -> EpisodeRecord:
+        """Note that an aborted episode is not tried again."""
+        self._connection.execute(
+            "UPDATE episodes SET final = 1 WHERE episode_id = ? AND state = 'aborted'",
+            (episode_id,),
+        )
+        stored = read_episode(self._connection, episode_id)
+        if stored is None or stored.state != "aborted":
+            what = "not in the store" if stored is None else f"{stored.state}, not aborted"
+            raise StoreError(f"cannot give up episode {episode_id}: it is {what}")
         return stored
 
     def add_call(self, call: Call) -> None:
@@ -135,15 +178,20 @@ class StoreWriter:
         connection = self._connection
         with savepoint(connection):
             try:
-                connection.execute(_INSERT_BATCH, (batch.batch_id, batch.step, batch.created_at))
+                connection.execute(_INSERT_BATCH, codec.batch_row(batch))
             except sqlite3.IntegrityError as error:
                 raise StoreError(f"cannot add batch {batch.batch_id}: {error}") from error
-            for position, episode_id in enumerate(batch.episode_ids):
-                cursor = connection.execute(_BATCH_EPISODE, (batch.batch_id, position, episode_id))
-                if not cursor.rowcount:
-                    raise StoreError(
-                        f"cannot add batch {batch.batch_id}: {self._why_not_batched(episode_id)}"
-                    )
+            self._give_episodes(batch.batch_id, batch.episode_ids, "ended")
+            self._give_episodes(batch.batch_id, batch.aborted_ids, "aborted")
+
+    def _give_episodes(
+        self, batch_id: str, episode_ids: Sequence[str], state: EpisodeState
+    ) -> None:
+        for position, episode_id in enumerate(episode_ids):
+            row = (batch_id, position, episode_id, state)
+            if not self._connection.execute(_BATCH_EPISODE, row).rowcount:
+                why = self._why_not_batched(episode_id, state)
+                raise StoreError(f"cannot add batch {batch_id}: {why}")
 
     def refuse_batch(self, batch_id: str, reason: str) -> None:
         """Note why a batch is not to be trained."""
@@ -178,8 +226,10 @@ class StoreWriter:
             self._connection.execute("DELETE FROM steps WHERE step > ?", (step,))
 
     def _count_outcome(self, episode: EpisodeRecord) -> None:
-        if episode.state != "open":
+        if episode.state in ("ended", "aborted"):
             self._pending[f"episodes_{episode.state}"] += 1
+            if episode.joint is not None:
+                self._pending[f"joint_{episode.state}"] += 1
         if episode.cause:
             self._pending[f"aborted_{episode.cause}"] += 1
 
@@ -198,10 +248,10 @@ class StoreWriter:
         known[name] = row_id
         return row_id
 
-    def _why_not_batched(self, episode_id: str) -> str:
+    def _why_not_batched(self, episode_id: str, state: EpisodeState) -> str:
         episode = read_episode(self._connection, episode_id)
         if episode is None:
             return f"episode {episode_id} is not in the store"
         if episode.batch_id is not None:
             return f"episode {episode_id} is in batch {episode.batch_id} already"
-        return f"episode {episode_id} is {episode.state}, not ended"
+        return f"episode {episode_id} is {episode.state}, not {state}"

@@ -21,6 +21,8 @@ class EpisodeSummary:
     :param tokens: tokens of the tree.
     :param paid_again: tokens that were computed twice because of forks.
     :param tokens_drifted: sampled tokens that would be others, had the answers gone the way through text.
+    :param joint_id: of the joint episode that it is a part of, the same on all servers; None if it is of none.
+    :param role: which part of it.
     """
 
     episode_id: str
@@ -38,6 +40,8 @@ class EpisodeSummary:
     paid_again: int
     forks: int
     tokens_drifted: int
+    joint_id: str | None = None
+    role: str | None = None
 
     @classmethod
     def of(cls, stored: StoredEpisode, merged: MergedEpisode) -> EpisodeSummary:
@@ -59,6 +63,8 @@ class EpisodeSummary:
             paid_again=merged.paid_again,
             forks=len(merged.forks),
             tokens_drifted=sum(int(call.metadata.get(DRIFT_TOKENS, 0)) for call in seen.calls),
+            joint_id=record.joint.joint_id if record.joint else None,
+            role=record.joint.role if record.joint else None,
         )
 
     @property

@@ -1,7 +1,7 @@
 """The contracts that plugins implement: one abstract base class a file."""
 
 from .agent import AgentAdapter, ModelEndpoint
-from .context import ComponentSettings, WorkerContext
+from .context import ComponentSettings, ModelServers, WorkerContext
 from .engine import (
     Engine,
     EngineCapabilities,
@@ -15,13 +15,16 @@ from .engine import (
 )
 from .logger import MetricsLogger
 from .merger import MergePolicy, Merger
+from .request_checks import check_request
 from .store import (
     BatchRecord,
     CallScore,
     EpisodeKind,
     EpisodeRecord,
     EpisodeState,
+    EvaluationCount,
     GroupCount,
+    JointRecord,
     RunRecord,
     SampleStore,
     StepRecord,
@@ -40,14 +43,17 @@ __all__ = [
     "EpisodeKind",
     "EpisodeRecord",
     "EpisodeState",
+    "EvaluationCount",
     "FinishReason",
     "GenerateChunk",
     "GenerateRequest",
     "GroupCount",
+    "JointRecord",
     "MergePolicy",
     "Merger",
     "MetricsLogger",
     "ModelEndpoint",
+    "ModelServers",
     "RunRecord",
     "SampleStore",
     "SamplingParams",
@@ -58,4 +64,5 @@ __all__ = [
     "TrainerInfo",
     "WeightUpdate",
     "WorkerContext",
+    "check_request",
 ]

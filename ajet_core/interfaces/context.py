@@ -15,6 +15,22 @@ class ComponentSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelServers:
+    """What the operator says of the model servers behind an engine; never part of a run's configuration.
+
+    :param python: interpreter to start them with; None lets the engine look for one.
+    :param arguments: added to their command line.
+    :param urls: servers that run already; none are started then.
+    :param api_key: what those ask for.
+    """
+
+    python: str | None = None
+    arguments: tuple[str, ...] = ()
+    urls: tuple[str, ...] = ()
+    api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerContext:
     """The surroundings of a component.
 
@@ -22,8 +38,10 @@ class WorkerContext:
     :param seed: the run's seed.
     :param shared: objects that components in the same process hand to each other (in-process
         weights); keys start with the component's name.
+    :param servers: for an engine that serves a model by processes of their own.
     """
 
     run_dir: Path
     seed: int = 0
     shared: dict[str, object] = field(default_factory=dict)
+    servers: ModelServers = field(default_factory=ModelServers)

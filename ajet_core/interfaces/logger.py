@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from ajet_core.interfaces.context import ComponentSettings, WorkerContext
+from ajet_core.protocol import Evaluation
 
 
 class MetricsLogger(ABC):
-    """Receives the metrics of every finished step, in order, from one thread."""
+    """Receives the metrics of every finished step, in order, and evaluations; one call at a time."""
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         self.settings = settings
@@ -18,6 +19,12 @@ class MetricsLogger(ABC):
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record one step; a step may come again when a run is resumed from a checkpoint."""
+
+    def log_evaluation(self, evaluation: Evaluation) -> None:  # noqa: B027 - not every logger has a place for it
+        """Record what evaluation episodes came to; those of the same client, tag and step may come again with more of them.
+
+        The default does nothing.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -11,8 +11,29 @@ from ajet_core.interfaces.context import ComponentSettings, WorkerContext
 from ajet_core.protocol import AbortCause
 from ajet_core.timeline import Call
 
-EpisodeState = Literal["open", "ended", "aborted"]
+EpisodeState = Literal["open", "prepared", "ended", "aborted"]
 EpisodeKind = Literal["train", "eval"]
+
+
+@dataclass(frozen=True, slots=True)
+class JointRecord:
+    """Which part of a joint episode, one over several servers, an episode is.
+
+    :param joint_id: the same on all servers, and unique on each.
+    :param role: what its client calls this server.
+    :param arbiter: the role of the server whose outcome is that of all.
+    :param arbiter_run: the id of the arbiter's run, by which nobody takes another server for it.
+    """
+
+    joint_id: str = field(repr=False)
+    role: str
+    arbiter: str
+    arbiter_run: str
+
+    @property
+    def decides(self) -> bool:
+        """Whether this part is the arbiter's."""
+        return self.role == self.arbiter
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +47,12 @@ class EpisodeRecord:
     :param heartbeat_seconds: how often its client promised to be heard of, None if it did not.
     :param reason: why it was aborted, "" otherwise.
     :param cause: the kind of `reason`, "" unless it was aborted.
-    :param batch_id: the batch that consumed it, if one did.
+    :param batch_id: the batch that consumed it, or in whose time it was aborted, if there is one.
     :param claim_hash: hex SHA-256 of the claim's id, "" if it had none; unique otherwise.
+    :param final: it was aborted, and nobody will try it again.
     :param created_at: unix seconds.
+    :param mixed: an evaluation episode that was answered by other weights than those it was claimed with, too.
+    :param joint: None unless it is a part of a joint episode.
     """
 
     episode_id: str
@@ -53,6 +77,9 @@ class EpisodeRecord:
     claim_hash: str = ""
     cause: AbortCause | Literal[""] = ""
     heartbeat_seconds: float | None = None
+    final: bool = False
+    mixed: bool = False
+    joint: JointRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +87,8 @@ class BatchRecord:
     """Episodes that are trained together; `step` is the step that consumes them (1-based).
 
     :param refused: why the trainer refused it, "" if it did not; a refused batch is kept and never trained.
+    :param aborted_ids: episodes that were aborted while it was filled; they are not trained.
+    :param credit: by tag of the mixture, the part of a place that rounding owes it after this batch.
     """
 
     batch_id: str
@@ -67,6 +96,8 @@ class BatchRecord:
     episode_ids: list[str]
     created_at: float
     refused: str = ""
+    aborted_ids: list[str] = field(default_factory=list)
+    credit: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +107,25 @@ class GroupCount:
     open: int = 0
     ended: int = 0
     aborted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationCount:
+    """The evaluation episodes of one task that a client claimed at one policy version and that are over.
+
+    :param ended: with a reward; the next three are of these.
+    :param passed: with at least the reward that was asked for.
+    """
+
+    client_id: str
+    tag: str
+    claim_version: int
+    task_id: str
+    ended: int
+    passed: int
+    mixed: int
+    reward_sum: float
+    aborted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +199,16 @@ class SampleStore(ABC):
     async def add_episode(self, episode: EpisodeRecord) -> None:
         """Add a claimed episode.
 
-        :raises StoreError: there is one of its id, or of its claim.
+        :raises StoreError: there is one of its id, of its claim, or of its joint episode.
+        """
+
+    @abstractmethod
+    async def prepare_episode(self, episode: EpisodeRecord) -> EpisodeRecord:
+        """Write an episode with the outcome that it has if its joint episode is committed.
+
+        Only an open episode is changed: any other is returned as it is stored.
+
+        :raises StoreError: there is no such episode, or `episode` is not prepared.
         """
 
     @abstractmethod
@@ -158,7 +217,15 @@ class SampleStore(ABC):
 
         The first outcome stands: if the stored episode is finished already it is returned unchanged.
 
-        :raises StoreError: there is no such episode, or `episode` is still open.
+        :raises StoreError: there is no such episode, or `episode` is open or prepared.
+        """
+
+    @abstractmethod
+    async def give_up(self, episode_id: str) -> EpisodeRecord:
+        """Note that nobody will try an aborted episode again.
+
+        :return: the episode as it is stored now.
+        :raises StoreError: there is no such episode, or it was not aborted.
         """
 
     @abstractmethod
@@ -168,6 +235,10 @@ class SampleStore(ABC):
     @abstractmethod
     async def claimed(self, claim_hash: str) -> EpisodeRecord | None:
         """The episode of a claim, by `EpisodeRecord.claim_hash`; None for "" and for an unknown one."""
+
+    @abstractmethod
+    async def joint_parts(self, joint_ids: Sequence[str]) -> dict[str, EpisodeRecord]:
+        """The episodes that are parts of these joint episodes, by joint id; those of unknown ones are left out."""
 
     @abstractmethod
     async def episodes(
@@ -190,7 +261,7 @@ class SampleStore(ABC):
     async def add_batch(self, batch: BatchRecord) -> None:
         """Add a batch and give it its episodes, all or nothing.
 
-        :raises StoreError: an episode is not ended or has a batch already.
+        :raises StoreError: an episode is not ended (aborted, for `aborted_ids`) or has a batch already.
         """
 
     @abstractmethod
@@ -227,7 +298,15 @@ class SampleStore(ABC):
     async def group_counts(
         self, groups: Sequence[str], *, kind: EpisodeKind, client_id: str
     ) -> dict[str, GroupCount]:
-        """The episodes of these groups that a client claimed, by group."""
+        """The episodes of these groups that a client claimed, by group; prepared ones count as open."""
+
+    @abstractmethod
+    async def evaluation_counts(self, *, pass_reward: float) -> list[EvaluationCount]:
+        """All evaluation episodes that are over, counted by client, tag, policy version and task.
+
+        :param pass_reward: the least reward of an episode that passed.
+        :return: in order of policy version.
+        """
 
     @abstractmethod
     async def steps(self) -> list[StepRecord]:
@@ -236,4 +315,4 @@ class SampleStore(ABC):
     @abstractmethod
     async def counters(self) -> dict[str, int]:
         """Totals: ``episodes``, ``episodes_ended``, ``episodes_aborted``, of these ``aborted_CAUSE`` for each
-        `AbortCause`, ``calls``, ``tokens_raw`` (prompt + sampled over all calls), ``tokens_sampled``."""
+        `AbortCause` and those of joint episodes as ``joint_ended`` and ``joint_aborted``, ``calls``, ``tokens_raw`` (prompt + sampled over all calls), ``tokens_sampled``."""

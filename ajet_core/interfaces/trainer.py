@@ -57,11 +57,15 @@ class StepReport:
     :param metrics: named numbers. Common names: ``loss``, ``entropy`` (nats), ``kl`` (to the reference,
         nats; only if it is computed), ``clip_fraction``, ``grad_norm`` (before clipping),
         ``logprob_gap`` (largest absolute difference of behaviour and trainer logprob before the step,
-        for tokens of the current policy version; missing if there are none), ``learning_rate``,
+        for tokens of the current policy version; missing if there are none), ``importance_mean``,
+        ``importance_max`` (over trained tokens, of old over behaviour probability, not truncated) and
+        ``importance_capped`` (share of tokens whose weight was truncated; the three only with
+        `AlgorithmConfig.importance` ``truncated``), ``learning_rate``,
         ``token_budget`` (the one the step was computed with) and ``oom_retries`` (how often this step ran out of
         memory).
     :param tokens_trained: tokens with a loss.
-    :param tokens_processed: tokens that went through the forward pass, padding left out.
+    :param tokens_processed: tokens that went through the forward pass of the policy, padding left out; once more if
+        their old logprobs took a pass of their own.
     :param seconds: wall seconds of the step.
     :param logprobs: [len(batch.calls)], each [T] the trainer's logprobs of the call's tokens at the sampling
         temperature, as first computed in this step; an empty list for a call that was not computed. Empty
@@ -105,9 +109,11 @@ class Trainer(ABC):
             finite, or an update is beyond all measure. Weights, optimiser, schedule, random numbers and the
             number of steps are as before, in the same tensors, so that the next batch is trained as if this
             one had never been there. The message says what was measured and what may have caused it.
+        :raises WeightsLostError: weights or optimiser are neither as before nor as after the step. Until something
+            is loaded the trainer refuses to train, publish and save with this error too; the run goes on from
+            the last checkpoint in another worker.
         :raises TrainerError: what the run cannot go on from, such as a malformed batch, or too little memory for
-            the smallest budget; the message says what to set. Weights and optimiser are as before, or the
-            trainer refuses to train, publish and save until something is loaded.
+            the smallest budget; the message says what to set. Weights and optimiser are as before.
         """
 
     @abstractmethod

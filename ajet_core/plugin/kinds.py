@@ -30,8 +30,11 @@ RESERVED_COMMANDS = frozenset(
     {
         "config",
         "demo",
+        "doctor",
+        "env",
         "export",
         "inspect",
+        "mixture",
         "pause",
         "plugins",
         "resume",

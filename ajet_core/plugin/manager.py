@@ -189,6 +189,12 @@ class PluginManager:
         """
         return targets.check_settings(spec, values, *self._owner_and_hint(spec))
 
+    def owner(self, spec: ComponentSpec) -> str | None:
+        """The distribution that registers a component; None if it is registered no more."""
+        self._load()
+        providers = self._providers.get((kind_of(spec).name, spec.name), [])
+        return next((info.distribution for info, its in providers if its == spec), None)
+
     def notify(self, hook_name: str, **kwargs: object) -> None:
         """Call an observer hook of every plugin that implements it.
 
@@ -298,7 +304,8 @@ def _conflict(kind: str, name: str, infos: list[PluginInfo]) -> str:
 
 @functools.cache
 def default_manager() -> PluginManager:
-    """The process's plugin manager, with the blocklist of its settings; made once."""
+    """The process's plugin manager, with the plugins and the blocklist of its settings; made once."""
+    from ajet_core.environments.interpreters import plugin_manager
     from ajet_core.settings import Settings
 
-    return PluginManager(blocked=Settings().plugins.blocked)
+    return plugin_manager(Settings())

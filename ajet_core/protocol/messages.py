@@ -7,6 +7,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from ajet_core.protocol.base import Message, MetadataKey, MetadataText, Name
+from ajet_core.protocol.joint import JointPart
 
 Number = Annotated[float, Field(strict=True)]
 """A JSON number; a string or boolean that looks like one is refused."""
@@ -16,8 +17,8 @@ AgentCause = Literal["error", "timeout", "rate_limit", "cancelled"]
 """Why a client gives an episode up: its agent raised, took too long, was refused by a service it uses because of a
 rate limit, or is not wanted any more."""
 
-AbortCause = Literal[AgentCause, "lease_expired", "run_stopped", "token_revoked"]
-"""Why an episode was aborted, by its client or by the server."""
+AbortCause = Literal[AgentCause, "lease_expired", "run_stopped", "token_revoked", "late"]
+"""Why an episode was aborted, by its client or by the server; ``late`` as `RolloutConfig.late` says."""
 
 ABORT_CAUSES: tuple[AbortCause, ...] = get_args(AbortCause)
 
@@ -60,6 +61,7 @@ class ClaimRequest(Message):
     :param claim_id: at least 128 random bits as text. The same claim again, after an answer that was lost, gets the
         same episode with the same key, also from a server that was started again in between. A secret: the
         episode's key is made of it.
+    :param joint: the joint episode that this one is a part of; see `ajet_core.protocol.joint`.
     """
 
     task_id: Name
@@ -70,6 +72,7 @@ class ClaimRequest(Message):
     heartbeat_seconds: Annotated[float, Field(ge=0.1, le=3600)] | None = None
     wait_seconds: Annotated[float, Field(ge=0, le=300)] = 30.0
     claim_id: ClaimId | None = Field(default=None, repr=False)
+    joint: JointPart | None = None
 
 
 class EpisodeGrant(Message):
@@ -87,7 +90,7 @@ class EpisodeGrant(Message):
 
 
 class EndRequest(Message):
-    """Body of ``POST /v1/episodes/{id}/end``.
+    """Body of ``POST /v1/episodes/{id}/end``, and of ``/prepare`` for parts of joint episodes.
 
     :param reward: the episode's reward.
     :param components: named parts of the reward, for the logs.
@@ -105,16 +108,20 @@ class EndRequest(Message):
 class AbortRequest(Message):
     """Body of ``POST /v1/episodes/{id}/abort``.
 
-    :param final: nobody will try it again: its batch goes on with the episodes of its task that succeed.
+    :param final: nobody will try it again: its batch goes on with the episodes of its task that succeed. It may also be
+        said of an episode that is aborted already, by its lease say.
+    :param arbiter_aborted: the arbiter of its joint episode has aborted its own part. A prepared part is not aborted
+        without it.
     """
 
     reason: Annotated[str, Field(min_length=1, max_length=4096)]
     cause: AgentCause = "error"
     final: Annotated[bool, Field(strict=True)] = False
+    arbiter_aborted: Annotated[bool, Field(strict=True)] = False
 
 
 class EpisodeStatus(Message):
-    """Answer of end, abort, heartbeat and ``GET /v1/episodes/{id}``.
+    """Answer of end, prepare, commit, abort, heartbeat and ``GET /v1/episodes/{id}``.
 
     `reward` and `reason` are of the outcome that stands, which is the first one reported.
     """
@@ -124,7 +131,7 @@ class EpisodeStatus(Message):
     group: str
     kind: Literal["train", "eval"]
     tag: str
-    state: Literal["open", "ended", "aborted"]
+    state: Literal["open", "prepared", "ended", "aborted"]
     reward: float | None
     reason: str
     cause: AbortCause | None = None

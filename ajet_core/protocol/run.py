@@ -5,6 +5,7 @@ It names components by the names they are registered under, never by an import p
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -13,6 +14,7 @@ from ajet_core.protocol.base import Message, Name
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NonNegative = Annotated[float, Field(ge=0)]
+PassAt = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class LoraConfig(Message):
@@ -57,6 +59,17 @@ class AlgorithmConfig(Message):
     ``advantage="group_mean"`` leaves out the division by the standard deviation
     (Dr. GRPO, arXiv:2503.20783); ``"leave_one_out"`` is RLOO (arXiv:2402.14740).
 
+    Of a token, *behaviour* is the probability it was sampled with, *old* that under the weights before the step, and
+    *policy* that under the weights that are trained. With A the advantage, the surrogate that is maximised is, for
+    each `importance`,
+
+    - ``ratio``: ``min(r A, clip(r) A)`` with ``r = policy / behaviour``;
+    - ``truncated``: ``min(old / behaviour, importance_cap) * min(r A, clip(r) A)`` with ``r = policy / old``. Its first
+      factor is a constant without gradient. For rollouts of earlier weights: clipping bounds how far a step goes from
+      where it begins, not from the weights that sampled. The decoupled objective (Hilton et al. 2021,
+      arXiv:2110.00641; AReaL, arXiv:2505.24298) with truncated importance weights (IMPALA, Espeholt et al. 2018,
+      arXiv:1802.01561; Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training").
+
     :param advantage: baseline and scale of the rewards in a group.
     :param discount: of rewards for single calls, per call (see `ajet_core.timeline.credit`).
     :param aggregation: what weighs the same in the loss of a minibatch: each sampled token
@@ -66,6 +79,8 @@ class AlgorithmConfig(Message):
         constant). How calls were merged has no influence on any of them.
     :param clip_low: the ratio is clipped below 1 - clip_low.
     :param clip_high: the ratio is clipped above 1 + clip_high.
+    :param importance: how tokens are weighed that other weights sampled, see above.
+    :param importance_cap: ``truncated``: most that a token weighs.
     :param kl_coef: weight of the KL divergence to the reference model (the model at the start),
         estimated as k3 (Schulman, "Approximating KL divergence").
     :param minibatches: optimiser steps a batch is divided into.
@@ -80,6 +95,8 @@ class AlgorithmConfig(Message):
     aggregation: Literal["token_mean", "call_mean", "episode_mean", "episode_sum"] = "token_mean"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.2
+    importance: Literal["ratio", "truncated"] = "ratio"
+    importance_cap: Annotated[float, Field(gt=0)] = 2.0
     kl_coef: NonNegative = 0.0
     entropy_coef: NonNegative = 0.0
     minibatches: PositiveInt = 1
@@ -93,6 +110,16 @@ class AlgorithmConfig(Message):
     )
     max_grad_norm: NonNegative = 1.0
     token_budget: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _cap_is_used(self) -> Self:
+        unchanged = type(self).model_fields["importance_cap"].default
+        if self.importance != "truncated" and self.importance_cap != unchanged:
+            raise ValueError(
+                f"importance_cap {self.importance_cap:g} bounds nothing: importance is {self.importance}, which has no "
+                "importance weights; set importance to truncated"
+            )
+        return self
 
 
 class TimelineConfig(Message):
@@ -139,22 +166,179 @@ class BatchConfig(Message):
         return self.tasks * self.episodes_per_task
 
 
+class RolloutConfig(Message):
+    """How rolling out and training take turns.
+
+    A token's staleness is the number of steps that the weights which sampled it are behind those that are trained on
+    it; 0 if they are the same.
+
+    :param mode: ``sync``: no episode begins and no call is answered while a step is trained; ``async``: they never
+        rest, and the weights change under them. Engine and trainer are processes of their own then.
+    :param max_staleness: of any trained token. What is older is context of what is trained, and is not trained itself.
+    :param max_mean_staleness: of the trained tokens of a batch; the oldest of them are left out until it holds. None
+        leaves it to `max_staleness`. Rollouts are ahead by as many batches as the lower of the two says.
+    :param spare_tasks: ``sync``: tasks that may be rolled out beyond those that fill a batch, so that the slowest
+        need not be waited for.
+    :param drain_seconds: ``sync``: how long a full batch waits for episodes that are still open.
+    :param late: what becomes of an episode that is open when its batch is made. ``carry``: it goes on, and belongs to
+        a later batch; ``drop``: it is aborted, in ``sync`` at once, in ``async`` when it was claimed more than
+        `max_staleness` steps ago.
+    """
+
+    mode: Literal["sync", "async"] = "sync"
+    max_staleness: Annotated[int, Field(ge=0, le=256)] = 4
+    max_mean_staleness: NonNegative | None = None
+    spare_tasks: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 0.0
+    late: Literal["carry", "drop"] = "carry"
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        if self.mode == "async":
+            if self.max_staleness == 0 or self.max_mean_staleness == 0:
+                raise ValueError(
+                    "mode async needs max_staleness of at least 1 and max_mean_staleness above 0: while a batch is "
+                    "trained the next one is sampled, by weights that are one step behind when it is trained"
+                )
+            for name in ("spare_tasks", "drain_seconds"):
+                if getattr(self, name):
+                    raise ValueError(
+                        f"{name} is for mode sync; in async nothing is drained, and max_staleness says how far "
+                        "rollouts may be ahead"
+                    )
+        elif self.max_staleness == 0 and self.late == "carry":
+            raise ValueError(
+                "max_staleness 0 trains nothing that is carried over to a later batch: set late to drop, or "
+                "max_staleness to at least 1"
+            )
+        if self.max_mean_staleness is not None and self.max_mean_staleness > self.max_staleness:
+            raise ValueError(
+                f"max_mean_staleness {self.max_mean_staleness:g} bounds nothing: max_staleness is "
+                f"{self.max_staleness}"
+            )
+        return self
+
+
+Ratios = Annotated[
+    dict[
+        Annotated[str, Field(min_length=1, max_length=256)],
+        Annotated[float, Field(strict=True, ge=0, le=1)],
+    ],
+    Field(min_length=1, max_length=256),
+]
+
+_RATIO_ERROR = 1e-6
+
+
+class MixtureStage(Message):
+    """Ratios that hold from a step on.
+
+    :param from_step: the first step (1-based) whose batch has them.
+    """
+
+    from_step: Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
+    ratios: Ratios
+
+
+class MixtureConfig(Message):
+    """Of which tags a batch is made, also the body of ``PUT /v1/mixture``.
+
+    Places are shared out batch by batch: the tasks of a batch, or its episodes if it is full by episodes. A batch
+    waits for its slowest tag.
+
+    :param ratios: by tag of the episodes; they sum to 1. Episodes of other tags are refused.
+    :param schedule: ratios that take their place from certain steps on, in order.
+    :param grace_seconds: when nobody has rolled out a tag or waited to do so for so long, its places go to the
+        others, until somebody comes.
+    """
+
+    ratios: Ratios
+    schedule: Annotated[tuple[MixtureStage, ...], Field(max_length=1024)] = ()
+    grace_seconds: Annotated[float, Field(strict=True, ge=0, le=86400)] = 30.0
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        stages = [("ratios", self.ratios)]
+        stages += [(f"schedule from step {s.from_step}: ratios", s.ratios) for s in self.schedule]
+        for name, ratios in stages:
+            total = sum(ratios.values())
+            if abs(total - 1) > _RATIO_ERROR:
+                told = " + ".join(f"{ratio:g}" for ratio in ratios.values()) or "nothing"
+                raise ValueError(f"{name} must sum to 1; {told} is {total:g}")
+        steps = [stage.from_step for stage in self.schedule]
+        if any(later <= earlier for earlier, later in pairwise(steps)):
+            raise ValueError(f"the steps of the schedule must rise; they are {steps}")
+        return self
+
+    def at(self, step: int) -> Ratios:
+        """The ratios of the batch of a step."""
+        found = self.ratios
+        for stage in self.schedule:
+            if stage.from_step <= step:
+                found = stage.ratios
+        return found
+
+    @property
+    def tags(self) -> set[str]:
+        """All tags that it ever has."""
+        return set(self.ratios).union(*(stage.ratios for stage in self.schedule))
+
+
 class FailureConfig(Message):
     """When a run pauses instead of training on what is left of failing episodes.
 
     :param window: train episodes that are looked at, the latest ones; only when there are so many.
     :param max_rate: share of them that may fail (the agent raised, took too long, met a rate limit); 1 never pauses.
     :param max_refused: batches in a row that the trainer may refuse.
+    :param max_deaths: workers that may die of training one batch, before it is refused.
     """
 
     window: Annotated[int, Field(ge=4, le=100_000)] = 32
     max_rate: Annotated[float, Field(gt=0, le=1)] = 0.8
     max_refused: PositiveInt = 3
+    max_deaths: PositiveInt = 3
+
+
+class EvaluationSampling(Message):
+    """How calls of evaluation episodes are sampled, whatever their agents ask for; None leaves it to them.
+
+    :param temperature: 0 takes the most likely token.
+    :param top_k: 0 is off.
+    :param max_tokens: the most that an answer may have; agents may ask for less.
+    """
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    max_tokens: PositiveInt | None = None
+
+
+class EvaluationConfig(Message):
+    """How evaluation episodes are sampled and scored; they are never trained on.
+
+    :param pass_reward: an episode passes if it ended with at least this reward.
+    :param pass_at: for which k pass@k is reported, in growing order. A task counts for a k if it has at least k
+        episodes that ended.
+    """
+
+    sampling: EvaluationSampling = EvaluationSampling()
+    pass_reward: float = 1.0
+    pass_at: Annotated[tuple[PassAt, ...], Field(min_length=1, max_length=16)] = (1,)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if list(self.pass_at) != sorted(set(self.pass_at)):
+            raise ValueError(
+                f"evaluation.pass_at must name each k once, in growing order, such as "
+                f"{sorted(set(self.pass_at))}"
+            )
+        return self
 
 
 class RunConfig(Message):
     """Everything that says what is trained and how.
 
+    :param mixture: None takes episodes of any tag as they come.
     :param steps: the run stops by itself after this many steps; None goes on until it is stopped.
     :param checkpoint_every: steps between checkpoints; one is also written when the run stops.
     """
@@ -166,7 +350,10 @@ class RunConfig(Message):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     timelines: TimelineConfig = TimelineConfig()
     batch: BatchConfig = BatchConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    mixture: MixtureConfig | None = None
     failures: FailureConfig = FailureConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     steps: PositiveInt | None = None
     checkpoint_every: PositiveInt = 10

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ajet_core.protocol.base import Message
+from ajet_core.protocol.evaluations import Evaluation
 from ajet_core.protocol.messages import ErrorDetail
-from ajet_core.protocol.run import RunConfig
+from ajet_core.protocol.run import MixtureConfig, RunConfig
 
 
 class ServerState(StrEnum):
@@ -45,6 +46,9 @@ class StepSummary(Message):
     - ``calls_drifted``, ``tokens_drifted`` (writing the answer again would have given other tokens),
       ``calls_echoed_otherwise`` (the agent gave our answer back in another form): the sampled tokens were
       kept;
+    - ``staleness_mean``, ``staleness_max`` of the trained tokens, ``tokens_stale`` (too old to be trained, see
+      `RolloutConfig`); ``tokens_per_second`` (sampled tokens of the batch over the time since the step before);
+    - with a mixture, ``tasks/TAG``, ``episodes/TAG`` and ``reward_mean/TAG`` for each of its tags;
     - ``tokens_altered`` (by a relaxed merge policy), ``calls_dropped``, ``tokens_dropped``, ``calls_alone`` (by
       the limits of `TimelineConfig`).
 
@@ -76,11 +80,55 @@ class BatchProgress(Message):
     set_aside: int
 
 
+class TagProgress(Message):
+    """A tag of the mixture in the batch that is being filled, in tasks (or episodes, as its `full_by` says).
+
+    :param ratio: what the batch asks of it.
+    :param places: its share of the batch.
+    :param ready: what is complete.
+    :param under_way: what is begun, those that are ready included.
+    :param blocked: nobody rolls it out, and its places have gone to the others.
+    """
+
+    ratio: float
+    places: int
+    ready: int
+    under_way: int
+    blocked: bool
+
+
+class MixtureStatus(Message):
+    """Answer of ``GET`` and ``PUT /v1/mixture``.
+
+    :param config: the mixture of the next batch, and of those after it.
+    :param step: the step that will train the batch that is being filled.
+    :param tags: that batch; empty while no run is active.
+    """
+
+    config: MixtureConfig | None
+    step: int
+    tags: dict[str, TagProgress] = Field(default_factory=dict)
+
+
+class RolloutStatus(Message):
+    """How rolling out and training take turns at present.
+
+    :param training_step: the step that is being trained or published, while rollouts go on or wait.
+    :param staleness_mean: of the tokens of the last step, see `RolloutConfig`; None before the first.
+    """
+
+    mode: Literal["sync", "async"]
+    max_staleness: int
+    training_step: int | None = None
+    staleness_mean: float | None = None
+    staleness_max: float | None = None
+
+
 class Finding(Message):
     """Something that keeps the server from going on, or that is wrong with what it is given.
 
     :param code: ``no_client``, ``waiting_for_episodes``, ``incomplete_tasks``, ``no_signal``, ``throttled``,
-        ``engine_stalled``, ``tasks_set_aside``, ``paused``, ``slow_state``.
+        ``engine_stalled``, ``tasks_set_aside``, ``paused``, ``slow_state``, ``joint_in_doubt``.
     :param message: the cause in words, and what to do.
     :param seconds: for how long it has been so.
     :param stuck: nothing will go on by itself.
@@ -114,9 +162,14 @@ class ServerStatus(Message):
     :param paused: why the run is PAUSED.
     :param findings: what keeps the server from going on, and what else somebody should know.
     :param set_aside: tasks that are not tried again, and why.
+    :param rollout: None while no run is active.
+    :param mixture: by tag, None without a mixture.
+    :param evaluations: of each task set (at most 64 of a client, those that changed last) what the evaluation episodes of its
+        last step came to; ``GET /v1/evaluations`` has those of other steps.
     :param counters: totals over the run: ``episodes``, ``episodes_ended``, ``episodes_aborted``,
-        of these ``aborted_CAUSE`` for each `AbortCause`, ``calls``, ``tokens_raw``, ``tokens_sampled``, ``open_episodes``, ``waiting_claims``, and of the
-        engine ``engine_prompt_tokens``, ``engine_cached_tokens``, ``engine_forward_seconds``.
+        of these ``aborted_CAUSE`` for each `AbortCause`, ``joint_ended`` and ``joint_aborted`` (parts of joint
+        episodes), ``calls``, ``tokens_raw``, ``tokens_sampled``, ``open_episodes``, ``prepared_episodes`` (joint,
+        their arbiter's outcome is not known yet), ``waiting_claims``, and of the engine ``engine_prompt_tokens``, ``engine_cached_tokens``, ``engine_forward_seconds``.
     """
 
     state: ServerState
@@ -132,6 +185,9 @@ class ServerStatus(Message):
     paused: str | None = None
     findings: list[Finding] = Field(default_factory=list)
     set_aside: list[SetAside] = Field(default_factory=list)
+    rollout: RolloutStatus | None = None
+    mixture: dict[str, TagProgress] | None = None
+    evaluations: list[Evaluation] = Field(default_factory=list)
 
 
 class RunStatus(Message):
@@ -166,7 +222,8 @@ class Event(Message):
     :param id: increases; a client that reconnects sends the last one it saw as
         ``Last-Event-ID``.
     :param type: ``state``, ``run``, ``episode``, ``step``, ``refused`` (a batch), ``task_set_aside``, ``worker``,
-        ``finding``, or ``gap`` (entries were lost to a slow reader).
+        ``mixture``, ``evaluation`` (its episodes are over, for now), ``finding``, or ``gap`` (entries were lost to a
+        slow reader).
     """
 
     id: int

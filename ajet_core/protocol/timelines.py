@@ -123,7 +123,7 @@ class EpisodeTimelines(Message):
     group: str
     kind: Literal["train", "eval"]
     tag: str
-    state: Literal["open", "ended", "aborted"]
+    state: Literal["open", "prepared", "ended", "aborted"]
     reward: float | None
     agent_rewards: dict[str, float]
     reason: str

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import Body, Depends, FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
@@ -26,10 +26,13 @@ from ajet_core.protocol import (
     EpisodeGrant,
     EpisodeStatus,
     ErrorBody,
+    EvaluationList,
     GroupCountsAnswer,
     GroupCountsRequest,
     Heartbeats,
     HeartbeatsRequest,
+    MixtureConfig,
+    MixtureStatus,
     PauseRequest,
     ProtocolInfo,
     RunConfig,
@@ -38,7 +41,13 @@ from ajet_core.protocol import (
     StartRequest,
     negotiate,
 )
-from ajet_core.server import http_errors, llm_routes, timeline_routes, token_routes
+from ajet_core.server import (
+    http_errors,
+    joint_routes,
+    llm_routes,
+    timeline_routes,
+    token_routes,
+)
 from ajet_core.server.access import Client, Control, Looker, peer_of, require_client
 from ajet_core.server.audit import AuditLog
 from ajet_core.server.disconnect import until_disconnect
@@ -47,9 +56,15 @@ from ajet_core.server.http_errors import LLM_ROUTES
 from ajet_core.server.limits import BodyLimit
 from ajet_core.server.service import SwarmService
 from ajet_core.server.short_cut import JsonEndpoint, ShortCut
-from ajet_core.server.token_first import OPEN_PATHS, TokenFirst
+from ajet_core.server.token_first import METRICS_PATH, OPEN_PATHS, TokenFirst
 from ajet_core.server.tokens import Token
-from ajet_core.server.visibility import event_for, run_for, status_for
+from ajet_core.server.visibility import (
+    evaluations_for,
+    event_for,
+    mixture_for,
+    run_for,
+    status_for,
+)
 
 _KEEPALIVE_SECONDS = 15.0
 
@@ -110,6 +125,7 @@ def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
     claim_and_end = _add_episode_routes(app, service, settings.public_url)
     _add_run_routes(app, service, audit)
     _add_view_routes(app, service)
+    joint_routes.add_routes(app, service)
     timeline_routes.add_routes(app, service.store)
     token_routes.add_routes(app, service, audit)
     # The last one is the first that a request meets.
@@ -240,6 +256,15 @@ def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> Non
         async with audit.action("run.stop", who.token_id, peer_of(request)):
             return await service.coordinator.stop()
 
+    @app.get("/v1/mixture", summary="The mixture of tags", tags=["run"])
+    async def mixture(who: Looker) -> MixtureStatus:
+        return mixture_for(who, service.coordinator.mixture_status())
+
+    @app.put("/v1/mixture", summary="Change it from the next batch on", tags=["run"])
+    async def change_mixture(request: Request, body: MixtureConfig, who: Control) -> MixtureStatus:
+        async with audit.action("mixture.change", who.token_id, peer_of(request)):
+            return await service.coordinator.change_mixture(body)
+
 
 def _add_view_routes(app: FastAPI, service: SwarmService) -> None:
     @app.get("/v1/protocol", summary="What this server is", tags=["server"])
@@ -249,6 +274,25 @@ def _add_view_routes(app: FastAPI, service: SwarmService) -> None:
     @app.get("/v1/status", summary="What it is doing", tags=["server"])
     async def status(who: Looker) -> ServerStatus:
         return status_for(who, await service.status())
+
+    @app.get("/v1/evaluations", summary="What evaluations came to", tags=["server"])
+    async def evaluations(who: Looker) -> EvaluationList:
+        return EvaluationList(evaluations=evaluations_for(who, service.evaluations.all()))
+
+    @app.get(
+        METRICS_PATH,
+        summary="The status for Prometheus",
+        tags=["server"],
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {}}, "description": "Text exposition format"}},
+    )
+    async def metrics(who: Looker) -> Response:
+        # Here: who never scrapes it need not have the library loaded.
+        from ajet_core.server.prometheus import CONTENT_TYPE, exposition
+
+        return Response(
+            exposition(status_for(who, await service.status())), media_type=CONTENT_TYPE
+        )
 
     @app.get(
         "/v1/events",

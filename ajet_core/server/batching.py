@@ -2,171 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Set
 from typing import Literal, NamedTuple
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.protocol import BatchConfig, BatchProgress, SetAside
-from ajet_core.server.set_aside import TaskFailures, counts_as_failure
-from ajet_core.timeline import rewards_differ
+from ajet_core.protocol import (
+    BatchConfig,
+    BatchProgress,
+    RolloutConfig,
+    SetAside,
+    TagProgress,
+)
+from ajet_core.server.places import Places
+from ajet_core.server.set_aside import TaskFailures
+from ajet_core.server.task_group import GroupCounts, TaskGroup
 
 Admission = Literal["now", "later"]
 
-# One episode has nothing to be better than.
-_FEWEST_EPISODES = 2
 
+class Taken(NamedTuple):
+    """Ids of the episodes that belong to a batch.
 
-class _Counts(NamedTuple):
-    """What a group, or all groups together, counts for.
-
-    :param ready: complete groups that count towards a full batch.
-    :param active: groups that hold one of the batch's places for tasks.
+    :param ended: what is trained.
+    :param aborted: what was aborted while it was filled.
     """
 
-    open: int = 0
-    ended: int = 0
-    ready: int = 0
-    active: int = 0
-
-
-@dataclass(slots=True)
-class _Group:
-    """The rollouts of one task within the batch being filled.
-
-    :ivar silent: open episodes whose clients do not answer; they may end, but nobody waits for them.
-    :ivar aborts: episodes that failed.
-    :ivar given_up: of these, those that nobody will try again.
-    :ivar exhausted: it failed too often to be tried again in this batch.
-    :ivar counted: what it contributes to the sums over all groups.
-    """
-
-    open: set[str] = field(default_factory=set)
-    silent: set[str] = field(default_factory=set)
-    ended: dict[str, EpisodeRecord] = field(default_factory=dict)
-    aborts: int = 0
-    given_up: int = 0
-    exhausted: bool = False
-    counted: _Counts = field(default_factory=_Counts)
-
-    def room(self, size: int) -> int:
-        """How many more episodes it may begin."""
-        if self.exhausted:
-            return 0
-        return max(0, size - self.given_up - len(self.open) - len(self.ended))
-
-    def holds_place(self, size: int) -> bool:
-        """Whether it occupies one of the batch's places.
-
-        An incomplete task that nobody works on does not: its client may be gone, and must not keep
-        the batch from ever being full. It gets a place again when its next episode starts. Nor does one of
-        which too few episodes succeeded.
-        """
-        return self.worth(size) if self.complete(size) else bool(self.open)
-
-    def complete(self, size: int) -> bool:
-        """Whether it has what it is to have: all its episodes, or those that succeeded."""
-        if self.exhausted:
-            return not self.open
-        return len(self.ended) >= size - self.given_up
-
-    def spent(self, size: int) -> bool:
-        """Whether too little came of it, and nobody is at it: whoever asks for it again begins anew."""
-        failed = self.exhausted or self.given_up > 0
-        return failed and not self.open and self.complete(size) and not self.worth(size)
-
-    def begin_anew(self) -> None:
-        """Forget what failed; whether a task is tried at all is `TaskFailures`' to say."""
-        self.aborts, self.given_up, self.exhausted = 0, 0, False
-
-    def worth(self, size: int) -> bool:
-        """Whether it has enough episodes to be compared with one another."""
-        return len(self.ended) >= min(size, _FEWEST_EPISODES)
-
-    def differs(self) -> bool:
-        return rewards_differ(
-            (e.reward or 0.0, e.call_rewards, e.agent_rewards) for e in self.ended.values()
-        )
-
-    def counts(self, config: BatchConfig) -> _Counts:
-        size = config.episodes_per_task
-        complete = self.complete(size)
-        dull = complete and config.full_by == "differing_tasks" and not self.differs()
-        return _Counts(
-            open=len(self.open),
-            ended=len(self.ended),
-            ready=complete and self.worth(size) and not dull,
-            active=self.holds_place(size) and not dull,
-        )
+    ended: list[str]
+    aborted: list[str]
 
 
 class BatchBuilder:
     """Fills one batch after the other with ended train episodes.
 
-    An episode is admitted only if the batch being filled has a place for it, so that nothing is rolled
-    out with weights that are about to change. Everything that ended by the time a batch is full is
-    part of that batch; what is still open then is carried over to the next.
+    An episode is admitted only if there is a place for it (`Places`), so that nothing is rolled out with weights
+    that are about to change, or that are too old when it is trained.
+
+    Where batches are exact they are made of their places: the tasks that were complete first. Otherwise everything
+    that ended by the time a batch is full is part of it. What is open then is carried over to the next.
 
     :param failures: what is known of the tasks from before.
-    :param before: the builder whose place this one takes, in the middle of a batch: what was given up stays so.
+    :param places: default: those of a batch at a time, without a mixture.
     """
 
     def __init__(
         self,
         config: BatchConfig,
         failures: TaskFailures | None = None,
-        *,
-        before: BatchBuilder | None = None,
+        places: Places | None = None,
     ) -> None:
         self._config = config
         self._failures = TaskFailures(config.max_aborts_per_task) if failures is None else failures
-        self._groups: dict[str, _Group] = {}
-        if before is not None:
-            self._groups = {
-                name: _Group(aborts=g.aborts, given_up=g.given_up, exhausted=g.exhausted)
-                for name, g in before._groups.items()
-                if g.aborts or g.given_up
-            }
-        # Of all groups; kept up to date, because with thousands of them each end would have to add them up.
-        self._sum = _Counts()
+        self.places = Places(config, RolloutConfig(), None) if places is None else places
+        self._groups: dict[str, TaskGroup] = {}
+        # By lane, of all its groups; kept up to date, because with thousands of them each end would have to add
+        # them up.
+        self._sums: dict[str, GroupCounts] = {}
         self._decided: set[str] = set()
-
-    @property
-    def takes_any(self) -> bool:
-        """Whether there is a place that belongs to no group yet."""
-        return self._taken() < self._needed()
+        self._draining = False
 
     @property
     def decided(self) -> Set[str]:
         """Groups that have a place of their own left, whatever the others do."""
-        return self._decided
+        return frozenset() if self._draining else self._decided
+
+    def takes(self, tag: str) -> bool:
+        """Whether there is a place for episodes of `tag` that belongs to no group yet."""
+        lane = self.places.lane(tag)
+        return not self._draining and self._under_way(lane) < self.places.limits.get(lane, 0)
 
     def refuses(self, client_id: str, task_id: str) -> str | None:
         """Why a client's task gets no more episodes, if it is set aside."""
         return self._failures.refusal(client_id, task_id)
 
-    def admission(self, group: str) -> Admission:
+    def admission(self, group: str, tag: str = "") -> Admission:
         """Whether one more episode of `group` may start now, or only in a later batch."""
+        if self._draining:
+            return "later"
         if self._config.full_by != "episodes" and (found := self._groups.get(group)) is not None:
             size = self._config.episodes_per_task
             if found.holds_place(size) or not (found.room(size) or found.spent(size)):
                 return "now" if found.room(size) else "later"
-        return "now" if self.takes_any else "later"
+        return "now" if self.takes(tag) else "later"
+
+    def drain(self) -> None:
+        """Admit nothing more until `take`."""
+        self._draining = True
+
+    def restore(self, episodes: Iterable[EpisodeRecord]) -> None:
+        """Take up a batch that was begun: episodes that are open, and those that are over and were not taken.
+
+        They are gone through in the order in which it all happened, so that a task that was begun anew
+        stays so. What is known of tasks over all batches does not change.
+        """
+        moments: list[tuple[float, bool, EpisodeRecord]] = []
+        for episode in episodes:
+            moments.append((episode.created_at, False, episode))
+            # What is prepared has its outcome, but is not over.
+            if episode.state in {"ended", "aborted"}:
+                # A clock that was set back must not let an episode end before it began.
+                over_at = max(episode.created_at, episode.finished_at or 0.0)
+                moments.append((over_at, True, episode))
+        for _, over, episode in sorted(moments, key=lambda moment: moment[:2]):
+            if not over:
+                self.opened(episode)
+            elif episode.state == "ended":
+                self._group(episode).end(episode)
+                self._count(episode.group)
+            else:
+                self._group(episode).abort(episode, self._config.max_aborts_per_task)
+                self._count(episode.group)
 
     def opened(self, episode: EpisodeRecord) -> None:
         """Note that an admitted episode started."""
-        group = self._groups.setdefault(episode.group, _Group())
+        group = self._group(episode)
         if group.spent(self._config.episodes_per_task):
             group.begin_anew()
         group.open.add(episode.episode_id)
-        self._count(episode.group, group)
+        self._count(episode.group)
 
     def withdrawn(self, episode: EpisodeRecord) -> None:
         """Undo `opened`: the episode never reached its client, which is nobody's failure."""
         if (group := self._groups.get(episode.group)) is not None:
             group.open.discard(episode.episode_id)
             group.silent.discard(episode.episode_id)
-            self._count(episode.group, group)
+            self._count(episode.group)
 
     def silent(self, episode: EpisodeRecord) -> None:
         """Note that the client of an open episode does not answer: its place is free for others.
@@ -179,7 +138,7 @@ class BatchBuilder:
         if episode.episode_id in group.open:
             group.open.discard(episode.episode_id)
             group.silent.add(episode.episode_id)
-            self._count(episode.group, group)
+            self._count(episode.group)
 
     def heard(self, episode: EpisodeRecord) -> None:
         """Undo `silent`; the batch may get more episodes of a task than it asks for."""
@@ -187,61 +146,121 @@ class BatchBuilder:
         if group is not None and episode.episode_id in group.silent:
             group.silent.discard(episode.episode_id)
             group.open.add(episode.episode_id)
-            self._count(episode.group, group)
+            self._count(episode.group)
 
     def ended(self, episode: EpisodeRecord) -> None:
         """Note an episode that ended with a reward."""
-        group = self._groups.setdefault(episode.group, _Group())
-        group.open.discard(episode.episode_id)
-        group.silent.discard(episode.episode_id)
-        group.ended[episode.episode_id] = episode
+        self._group(episode).end(episode)
         self._failures.succeeded(episode)
-        self._count(episode.group, group)
+        self._count(episode.group)
 
-    def aborted(self, episode: EpisodeRecord, *, final: bool = False) -> SetAside | None:
+    def aborted(self, episode: EpisodeRecord) -> SetAside | None:
         """Note an aborted episode.
 
-        :param final: nobody will try it again.
         :return: the note if its task is set aside because of it.
         """
-        group = self._groups.setdefault(episode.group, _Group())
-        group.open.discard(episode.episode_id)
-        group.silent.discard(episode.episode_id)
-        group.aborts += counts_as_failure(episode)
-        group.given_up += final
-        group.exhausted |= group.aborts > self._config.max_aborts_per_task
+        self._group(episode).abort(episode, self._config.max_aborts_per_task)
         aside = self._failures.failed(episode)
-        self._count(episode.group, group)
+        self._count(episode.group)
         return aside
+
+    def given_up(self, episode: EpisodeRecord) -> None:
+        """Note that nobody will try an episode again that was aborted before; of an earlier batch, it changes nothing."""
+        group = self._groups.get(episode.group)
+        if group is not None and episode.episode_id in group.aborted:
+            group.given_up.add(episode.episode_id)
+            self._count(episode.group)
 
     def readmit(self) -> None:
         """Give all tasks another chance."""
         self._failures.forget()
+        # A task that may go on is not complete any more, and with it the batch may not be full.
+        self._draining = False
         for name, group in self._groups.items():
-            group.begin_anew()
-            self._count(name, group)
+            group.readmit()
+            self._count(name)
 
     def is_full(self) -> bool:
         """Whether the batch can be trained."""
-        return self._ready() >= self._needed()
+        return all(self._ready(lane) >= quota for lane, quota in self.places.quotas.items())
 
-    def take(self) -> list[str]:
-        """Ids of the episodes of the full batch; the builder goes on with the next one."""
-        taken = [episode for g in self._groups.values() for episode in g.ended]
-        carried = {n: g for n, g in self._groups.items() if g.open or g.silent}
-        self._groups, self._sum, self._decided = {}, _Counts(), set()
-        for name, before in carried.items():
-            self._groups[name] = group = _Group(open=before.open, silent=before.silent)
-            self._count(name, group)
+    def take(self) -> Taken:
+        """The episodes of the full batch; the builder goes on with the next one."""
+        taken = self._take_places() if self.places.exact else self._take_all()
+        self.places.next()
+        self._draining = False
+        self._sums, self._decided = {}, set()
+        for name, group in self._groups.items():
+            group.counted = GroupCounts()
+            self._add_up(name, group)
         return taken
+
+    def trained(self) -> None:
+        """The batch that was taken last is trained."""
+        self.places.trained()
+
+    def block(self, tags: Set[str]) -> None:
+        """Give the places of tags that nobody rolls out to the others."""
+        self.places.block(tags, {lane: self._ready(lane) for lane in self._sums})
+
+    def _take_all(self) -> Taken:
+        groups = self._groups.values()
+        taken = Taken(
+            [episode for g in groups for episode in g.ended],
+            sorted(episode for g in groups for episode in g.aborted | g.forgotten),
+        )
+        self._groups = {n: g.rest() for n, g in self._groups.items() if g.open or g.silent}
+        return taken
+
+    def _take_places(self) -> Taken:
+        """The places of each lane, from the group on that was begun first, and what no batch would ever be full of.
+
+        What ended of a tag that has no part in the mixture any more is not trained, and kept in case that it has one
+        again: at most what was under way when the mixture was changed, for nothing of the tag begins after that.
+        """
+        taken = Taken([], [])
+        left = dict(self.places.quotas)
+        rest: dict[str, TaskGroup] = {}
+        for name, group in self._groups.items():
+            lane = self.places.lane(group.tag)
+            if self._config.full_by == "episodes":
+                some = list(group.ended)[: left.get(lane, 0)]
+                left[lane] = left.get(lane, 0) - len(some)
+                taken.ended.extend(some)
+                taken.aborted.extend(group.aborted | group.forgotten)
+                after = group.rest(set(some))
+            elif group.counted.ready and left.get(lane, 0) > 0:
+                left[lane] -= 1
+                after = self._take_group(group, taken)
+            elif lane not in self.places.quotas:
+                after = group
+            elif group.counted.ready or group.counted.active or not group.idle:
+                group.idle = not (group.counted.ready or group.counted.active)
+                after = group
+            else:
+                after = self._take_group(group, taken)
+            if after.open or after.silent or after.ended or after.aborted or after.forgotten:
+                rest[name] = after
+        self._groups = rest
+        return Taken(taken.ended, sorted(taken.aborted))
+
+    @staticmethod
+    def _take_group(group: TaskGroup, taken: Taken) -> TaskGroup:
+        taken.ended.extend(group.ended)
+        taken.aborted.extend(group.aborted | group.forgotten)
+        return group.rest()
 
     def progress(self) -> BatchProgress:
         """How full the batch is."""
         return BatchProgress(
             full_by=self._config.full_by,
-            needed=self._needed(),
-            ready=self._ready(),
-            open_episodes=self._sum.open,
+            needed=sum(self.places.quotas.values()),
+            ready=sum(
+                # A lane has no more places than its quota.
+                min(self._ready(lane), quota) if self.places.exact else self._ready(lane)
+                for lane, quota in self.places.quotas.items()
+            ),
+            open_episodes=sum(counts.open for counts in self._sums.values()),
             set_aside=len(self._failures),
         )
 
@@ -266,18 +285,41 @@ class BatchBuilder:
         return [
             (name, len(group.ended), len(group.open))
             for name, group in self._groups.items()
-            if not (group.complete(size) and group.worth(size))
+            if self.places.lane(group.tag) in self.places.quotas
+            and not (group.complete(size) and group.worth(size))
             and (group.ended or group.open or group.given_up)
         ]
 
-    def _count(self, name: str, group: _Group) -> None:
-        """Take note that a group changed."""
-        counts = group.counts(self._config)
-        self._sum = _Counts(
-            *(
-                old + new - was
-                for old, new, was in zip(self._sum, counts, group.counted, strict=True)
+    def tags(self) -> dict[str, TagProgress] | None:
+        """How full the batch is, by tag of the mixture; None without one."""
+        if self.places.mixture is None:
+            return None
+        return {
+            tag: TagProgress(
+                ratio=ratio,
+                places=self.places.quotas.get(tag, 0),
+                ready=self._ready(tag),
+                under_way=self._under_way(tag),
+                blocked=tag in self.places.blocked,
             )
+            for tag, ratio in self.places.ratios.items()
+        }
+
+    def _group(self, episode: EpisodeRecord) -> TaskGroup:
+        return self._groups.setdefault(episode.group, TaskGroup(episode.tag))
+
+    def _count(self, name: str) -> None:
+        """Take note that a group changed."""
+        group = self._groups[name]
+        group.idle = False
+        self._add_up(name, group)
+
+    def _add_up(self, name: str, group: TaskGroup) -> None:
+        counts = group.counts(self._config)
+        lane = self.places.lane(group.tag)
+        before = self._sums.get(lane, GroupCounts())
+        self._sums[lane] = GroupCounts(
+            *(old + new - was for old, new, was in zip(before, counts, group.counted, strict=True))
         )
         group.counted = counts
         if self._config.full_by == "episodes":
@@ -288,14 +330,12 @@ class BatchBuilder:
         else:
             self._decided.discard(name)
 
-    def _needed(self) -> int:
-        config = self._config
-        return config.episodes if config.full_by == "episodes" else config.tasks
+    def _ready(self, lane: str) -> int:
+        counts = self._sums.get(lane, GroupCounts())
+        return counts.ended if self._config.full_by == "episodes" else counts.ready
 
-    def _ready(self) -> int:
-        return self._sum.ended if self._config.full_by == "episodes" else self._sum.ready
-
-    def _taken(self) -> int:
+    def _under_way(self, lane: str) -> int:
+        counts = self._sums.get(lane, GroupCounts())
         if self._config.full_by == "episodes":
-            return self._sum.open + self._sum.ended
-        return self._sum.active
+            return counts.open + counts.ended
+        return counts.active

@@ -7,7 +7,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ajet_core.errors import StoreError
@@ -24,10 +24,12 @@ class Position:
     """Where a run stood when a checkpoint was made; what comes after it is in the store.
 
     :param batch_id: the last batch the weights were trained on.
+    :param credit: what rounding owes the tags of the mixture, as `Shares.credit`.
     """
 
     run_id: str
     batch_id: str
+    credit: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Checkpoint:
 
     step: int
     directory: Path
+    position: Position
 
 
 def _digest(path: Path) -> str:
@@ -68,13 +71,13 @@ class CheckpointFolder:
             if isinstance(error, OSError):
                 raise StoreError(f"cannot write checkpoint {target}: {error}") from error
             raise
-        return Checkpoint(step, target)
+        return Checkpoint(step, target, position)
 
     def latest(self, run_id: str) -> Checkpoint | None:
         """The run's newest checkpoint whose files are all what they were; others are passed over."""
         for directory in sorted(self._root.glob("step-*"), reverse=True):
-            if (step := self._verified_step(directory, run_id)) is not None:
-                return Checkpoint(step, directory)
+            if (found := self._verified(directory, run_id)) is not None:
+                return found
         return None
 
     def recover(self) -> None:
@@ -122,11 +125,14 @@ class CheckpointFolder:
         for old in sorted(self._root.glob("step-*"))[:-_KEEP]:
             shutil.rmtree(old, ignore_errors=True)
 
-    def _verified_step(self, directory: Path, run_id: str) -> int | None:
+    def _verified(self, directory: Path, run_id: str) -> Checkpoint | None:
         try:
             manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
             intact = all(_digest(directory / f) == d for f, d in manifest["files"].items())
-            ours = manifest["run_id"] == run_id
-            return int(manifest["step"]) if intact and ours else None
+            if not intact or manifest["run_id"] != run_id:
+                return None
+            credit = {str(tag): float(owed) for tag, owed in manifest.get("credit", {}).items()}
+            position = Position(run_id, str(manifest["batch_id"]), credit)
+            return Checkpoint(int(manifest["step"]), directory, position)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None

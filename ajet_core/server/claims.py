@@ -18,7 +18,7 @@ from ajet_core.errors import (
     NotRollingError,
     StoreError,
 )
-from ajet_core.interfaces import EpisodeRecord, SampleStore
+from ajet_core.interfaces import EpisodeRecord, JointRecord, SampleStore
 from ajet_core.protocol import ClaimRequest, ServerState, SetAside
 from ajet_core.server.auth import hash_secret, new_episode_key
 from ajet_core.server.batching import BatchBuilder
@@ -66,6 +66,7 @@ class ClaimDesk:
         self._abandoned: set[asyncio.Future[None]] = set()
         episodes.freed = self.admit
         episodes.task_refused = self._refuse_task
+        episodes.waiting_tags = lambda: self._waiting.tags
         board.listen(lambda _: self.admit())
 
     def drop(self, client_id: str, why: str) -> None:
@@ -87,7 +88,7 @@ class ClaimDesk:
         :raises EpisodeClosedError: it was granted before, and its episode is over.
         :raises NotRollingError: no run is active, or no place came free in time.
         :raises BusyError: a limit on open episodes or waiting claims is reached.
-        :raises EpisodeError: the task is set aside.
+        :raises EpisodeError: the task is set aside, or its tag is not in the mixture.
         """
         again = await self._granted_before(request, client_id)
         if again is not None:
@@ -159,8 +160,10 @@ class ClaimDesk:
         # Also of an episode that is not trained: the name is refused now, not when it has a place.
         stored = _group(request, client_id)
         group = stored if request.kind == "train" else None
-        if group and builder is not None and (why := builder.refuses(client_id, request.task_id)):
-            raise EpisodeError(why)
+        if group and builder is not None:
+            why = builder.places.refusal(request.tag)
+            if why := why or builder.refuses(client_id, request.task_id):
+                raise EpisodeError(why)
         ticket = Ticket(request, client_id, group, asyncio.get_running_loop().create_future())
         self._waiting.add(ticket)
         try:
@@ -222,6 +225,7 @@ class ClaimDesk:
             heartbeat_seconds=request.heartbeat_seconds,
             created_at=self._wall_clock(),
             claim_hash=hash_secret(request.claim_id) if request.claim_id is not None else "",
+            joint=JointRecord(**dict(request.joint)) if request.joint is not None else None,
         )
         self._tenants.open(record)
         if record.kind == "train":

@@ -9,11 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from ajet_core.errors import AjetError, StateError, StoreError, error_from_payload
-from ajet_core.interfaces import EpisodeRecord, RunRecord
-from ajet_core.protocol import ErrorDetail, RunConfig, RunStatus, ServerState, StepSummary
+from ajet_core.interfaces import EpisodeRecord, EvaluationCount, RunRecord
+from ajet_core.protocol import (
+    ErrorDetail,
+    MixtureConfig,
+    MixtureStatus,
+    RolloutStatus,
+    RunConfig,
+    RunStatus,
+    ServerState,
+    StepSummary,
+)
 from ajet_core.server.checkpoints import CheckpointFolder
 from ajet_core.server.dialects.chat import ChatService
-from ajet_core.server.run_loop import RunLoop, RunParts
+from ajet_core.server.run_loop import RunLoop
+from ajet_core.server.run_parts import RunParts
 from ajet_core.server.run_setup import ResolvedRun, check_same_run, resolve_run
 from ajet_core.server.workers import RunWorkers
 from ajet_core.settings import Settings
@@ -63,7 +73,7 @@ class Coordinator:
     @property
     def workers(self) -> RunWorkers | None:
         """The running workers, if any."""
-        return self._loop.workers if self._loop else None
+        return self._loop.supervisor.running if self._loop else None
 
     @property
     def chat(self) -> ChatService | None:
@@ -95,8 +105,10 @@ class Coordinator:
             CheckpointFolder(self._parts.run_dir).latest, self._record.run_id
         )
         self._step = self._board.policy_version = checkpoint.step if checkpoint else 0
+        config = RunConfig.model_validate_json(self._record.config_json)
+        counts = await self._evaluation_counts(config)
+        self._parts.evaluations.begin(config.evaluation, counts)
         if self._record.active:
-            config = RunConfig.model_validate_json(self._record.config_json)
             try:
                 self._run = await self._resolve(self._record.run_id, config)
             except AjetError as error:
@@ -119,7 +131,9 @@ class Coordinator:
             if before is not None and await self._has_history():
                 check_same_run(before.config_json, run.config)
             record = RunRecord(run_id, run.config.model_dump_json(), created)
+            counts = await self._evaluation_counts(run.config)
             await self._store.put_run(record)
+            self._parts.evaluations.begin(run.config.evaluation, counts)
             self._run, self._record, self.error = run, record, None
             return self.run_status()
 
@@ -166,6 +180,57 @@ class Coordinator:
         if self._task.cancelled():
             raise self._board.not_running()
         return self._status_or_error()
+
+    async def change_mixture(self, mixture: MixtureConfig) -> MixtureStatus:
+        """Have another mixture from the next batch on, also after a restart.
+
+        :raises StateError: no run is configured.
+        """
+        async with self._configuring:
+            if self._record is None or (config := self._config) is None:
+                raise StateError("no run is configured: PUT /v1/run first")
+            config = config.model_copy(update={"mixture": mixture})
+            record = replace(self._record, config_json=config.model_dump_json())
+            await self._store.put_run(record)
+            self._record = record
+            if self._run is not None:
+                self._run = replace(self._run, config=config)
+            if self._loop is not None:
+                self._loop.change_mixture(mixture)
+        return self.mixture_status()
+
+    def mixture_status(self) -> MixtureStatus:
+        """The mixture, and how full the batch is.
+
+        :raises StateError: no run is configured.
+        """
+        if (config := self._config) is None:
+            raise StateError("no run is configured: PUT /v1/run first")
+        builder = self._parts.episodes.builder if self.running else None
+        tags = builder.tags() if builder is not None else None
+        step = builder.places.step if builder is not None else self.step + 1
+        return MixtureStatus(config=config.mixture, step=step, tags=tags or {})
+
+    def rollout_status(self) -> RolloutStatus | None:
+        """How rolling out and training take turns; None while no run is active."""
+        if self._loop is None or not self.running:
+            return None
+        rollout = self._loop.run.config.rollout
+        metrics = self._loop.last_step.metrics if self._loop.last_step is not None else {}
+        return RolloutStatus(
+            mode=rollout.mode,
+            max_staleness=rollout.max_staleness,
+            training_step=self._loop.training_step,
+            staleness_mean=metrics.get("staleness_mean"),
+            staleness_max=metrics.get("staleness_max"),
+        )
+
+    @property
+    def _config(self) -> RunConfig | None:
+        """The configured run, which may be one that this process cannot run."""
+        if self._record is None:
+            return None
+        return RunConfig.model_validate_json(self._record.config_json)
 
     async def pause(self, reason: str) -> RunStatus:
         """Let no episode begin and train no batch until `resume`, also if the server is started again.
@@ -221,6 +286,10 @@ class Coordinator:
             raise error_from_payload(self.error.model_dump())
         return self.run_status()
 
+    async def _evaluation_counts(self, config: RunConfig) -> list[EvaluationCount]:
+        """The evaluation episodes of before, those that pass counted as `config` says."""
+        return await self._store.evaluation_counts(pass_reward=config.evaluation.pass_reward)
+
     async def _has_history(self) -> bool:
         """Whether the run has samples or weights, which fix what it is."""
         return self.step > 0 or bool((await self._store.counters())["episodes"])
@@ -239,10 +308,12 @@ class Coordinator:
         return await asyncio.to_thread(resolve_run, run_id, config, self._settings, plugins)
 
     async def _write_paused(self, reason: str) -> None:
-        assert self._record is not None
-        record = replace(self._record, paused=reason)
-        await self._store.put_run(record)
-        self._record = record
+        # Whoever else writes the record at the same time must not write what it was before.
+        async with self._configuring:
+            assert self._record is not None
+            record = replace(self._record, paused=reason)
+            await self._store.put_run(record)
+            self._record = record
 
     def _launch(self) -> None:
         assert self._run is not None
@@ -275,10 +346,11 @@ class Coordinator:
             self._board.set(ServerState.OFFLINE)
 
     async def _deactivate(self) -> None:
-        assert self._record is not None
-        record = replace(self._record, active=False, paused="")
-        await self._store.put_run(record)
-        self._record = record
+        async with self._configuring:
+            assert self._record is not None
+            record = replace(self._record, active=False, paused="")
+            await self._store.put_run(record)
+            self._record = record
 
     async def _end_failed(self, error: AjetError) -> None:
         self._fail(error)

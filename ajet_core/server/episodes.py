@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,9 @@ from ajet_core.protocol import AbortCause, AbortRequest, EndRequest, SetAside
 from ajet_core.server.auth import EPISODE_KEY_PREFIX, hash_secret
 from ajet_core.server.batching import BatchBuilder
 from ajet_core.server.dialects.chat import Session
+from ajet_core.server.evaluations import is_mixed
 from ajet_core.server.events import EventLog
+from ajet_core.server.joint_parts import JointParts
 from ajet_core.server.leases import LeaseWatch
 from ajet_core.server.rendering.conversation import ConversationIndex
 from ajet_core.server.state import StateBoard
@@ -70,6 +72,7 @@ class EpisodeRegistry:
     :param tenants: whose episodes are counted here.
     :ivar moved_at: clock time of the last claim, call or outcome.
     :ivar observers: called with every episode whose outcome is durable.
+    :ivar joint: parts of joint episodes that wait for their arbiter.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class EpisodeRegistry:
         self._clock = clock
         self._wall_clock = wall_clock
         self.observers: list[Callable[[EpisodeRecord], None]] = []
+        self.joint = JointParts(self, store, clock=clock, wall_clock=wall_clock)
         self._open: dict[str, OpenEpisode] = {}
         self._leases = LeaseWatch()
         self._silences = LeaseWatch()
@@ -96,8 +100,12 @@ class EpisodeRegistry:
         self.builder: BatchBuilder | None = None
         # Called when a place may have come free.
         self.freed: Callable[[], None] = lambda: None
+        # Called with every episode that is open from now on, those of before a restart included.
+        self.opened: Callable[[EpisodeRecord], None] = lambda _record: None
         # Called with a task that is not tried any more, and why.
         self.task_refused: Callable[[SetAside, str], None] = lambda _aside, _why: None
+        # Tags of train episodes that somebody waits for.
+        self.waiting_tags: Callable[[], Set[str]] = frozenset
 
     def __iter__(self) -> Iterator[OpenEpisode]:
         return iter(list(self._open.values()))
@@ -116,19 +124,31 @@ class EpisodeRegistry:
             session = Session(record.episode_id, ConversationIndex.restore(calls), following)
             self._add(self._opened(record, session))
             self._tenants.reopen(record)
+        for record in await self.joint.restore():
+            self._tenants.reopen(record)
 
     async def begin(self, builder: BatchBuilder) -> None:
-        """Fill batches with `builder` from now on; what has ended but was not trained comes first."""
+        """Fill batches with `builder` from now on; what no batch has taken yet belongs to the first."""
+        meanwhile: list[EpisodeRecord] = []
+        listen = meanwhile.append
+        self.observers.append(listen)
+        try:
+            found = await self._store.episodes(state="ended", batched=False)
+            found += await self._store.episodes(state="aborted", batched=False)
+        finally:
+            self.observers.remove(listen)
+        records = {record.episode_id: record for record in found + meanwhile}
+        # What is durable and not yet told to a builder is still open here: this one will be told.
+        records |= {episode_id: episode.record for episode_id, episode in self._open.items()}
+        records |= {part.record.episode_id: part.record for part in self.joint}
+        builder.restore(record for record in records.values() if record.kind == "train")
         for episode in self._open.values():
-            if episode.record.kind == "train":
-                builder.opened(episode.record)
-                if episode.silent:
-                    builder.silent(episode.record)
-        # From here on an episode that ends is told to this builder; one that is also read below counts once.
+            if episode.silent and episode.record.kind == "train":
+                builder.silent(episode.record)
+        for part in self.joint:
+            if part.silent and part.record.kind == "train":
+                builder.silent(part.record)
         self.builder = builder
-        for record in await self._store.episodes(state="ended", batched=False):
-            if record.kind == "train":
-                builder.ended(record)
         self._board.touch()
 
     async def begin_episode(self, record: EpisodeRecord) -> OpenEpisode:
@@ -145,7 +165,7 @@ class EpisodeRegistry:
             self.withdraw(record)
             raise
         self._add(episode)
-        self._emit(record, "claimed")
+        self.emit(record, "claimed")
         return episode
 
     def withdraw(self, record: EpisodeRecord) -> None:
@@ -245,14 +265,28 @@ class EpisodeRegistry:
         )
 
     async def abort(self, episode_id: str, request: AbortRequest) -> EpisodeRecord:
-        """Abort an episode because its client says so; it is not trained on."""
-        return await self._close(
+        """Abort an episode because its client says so; it is not trained on.
+
+        A client may also be late, and give up for good what ended otherwise, by its lease say.
+
+        :raises StateError: it is prepared, and its arbiter has not aborted it.
+        """
+        record = await self._close(
             episode_id,
-            final=request.final,
             state="aborted",
             reason=request.reason,
             cause=request.cause,
+            final=request.final,
         )
+        if record.state == "prepared":
+            return await self.joint.give_up(record, request)
+        if request.final and record.state == "aborted" and not record.final:
+            record = await self._store.give_up(episode_id)
+            if self.builder is not None and record.kind == "train":
+                self.builder.given_up(record)
+            self._board.touch()
+            self.freed()
+        return record
 
     async def drop(self, episode_id: str, reason: str, cause: AbortCause) -> EpisodeRecord:
         """Abort an episode for a reason of the server's."""
@@ -266,6 +300,26 @@ class EpisodeRegistry:
             if client_id is None or episode.record.client_id == client_id
         ]
         await self._drop_each(dict.fromkeys(whose, reason), cause)
+
+    def wanted_tags(self) -> set[str]:
+        """Tags of train episodes that somebody rolls out, or waits to."""
+        rolled_out = {
+            e.record.tag for e in self._open.values() if e.record.kind == "train" and not e.silent
+        }
+        return rolled_out | self.waiting_tags()
+
+    async def drop_late(self, reason: str, *, before: int | None = None) -> None:
+        """Abort train episodes that are open.
+
+        :param before: only those that were claimed with weights of an earlier version.
+        """
+        late = [
+            episode_id
+            for episode_id, episode in self._open.items()
+            if episode.record.kind == "train"
+            and (before is None or episode.record.claim_version < before)
+        ]
+        await self._drop_each(dict.fromkeys(late, reason), "late")
 
     async def expire_leases(self) -> float:
         """Abort episodes whose lease ran out.
@@ -303,6 +357,7 @@ class EpisodeRegistry:
         self._leases.add(episode.expires_at, episode_id)
         if (silent_at := episode.silent_at) is not None:
             self._silences.add(silent_at, episode_id)
+        self.opened(episode.record)
 
     def _saw(self, episode: OpenEpisode) -> None:
         """An episode's client gave a sign of life."""
@@ -339,7 +394,7 @@ class EpisodeRegistry:
             episode.silent = True
             if self.builder is not None and episode.record.kind == "train":
                 self.builder.silent(episode.record)
-        if silent:
+        if self.joint.note_silences(now) or silent:
             self.freed()
 
     async def _drop_each(self, reasons: dict[str, str], cause: AbortCause) -> None:
@@ -352,26 +407,43 @@ class EpisodeRegistry:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _close(
-        self, episode_id: str, *, final: bool = False, **outcome: object
-    ) -> EpisodeRecord:
+    async def _close(self, episode_id: str, **outcome: object) -> EpisodeRecord:
+        async def write(record: EpisodeRecord) -> EpisodeRecord:
+            mixed = await self.is_mixed(record)
+            changes = {**outcome, "finished_at": self._wall_clock(), "mixed": mixed}
+            return await self._store.finish_episode(replace(record, **changes))  # type: ignore[arg-type]
+
+        closed, done = await self.shut(episode_id, write)
+        if done:
+            self.over(closed)
+        return closed
+
+    async def shut(
+        self, episode_id: str, write: Callable[[EpisodeRecord], Awaitable[EpisodeRecord]]
+    ) -> tuple[EpisodeRecord, bool]:
+        """Take an episode out of the open ones, once `write` has stored what becomes of it.
+
+        :return: as it is stored, and whether it was this call that closed it.
+        """
         record, found = await self.get(episode_id)
         if found is None:
-            return record
+            return record, False
         async with found.closing:
             if episode_id not in self._open:
-                return (await self.get(episode_id))[0]
+                return (await self.get(episode_id))[0], False
             await self._cancel_calls(found)
-            changes = {**outcome, "finished_at": self._wall_clock()}
-            closed = await self._store.finish_episode(replace(record, **changes))  # type: ignore[arg-type]
+            stored = await write(record)
             del self._open[episode_id]
-            self._tenants.closed(closed)
             self.moved_at = self._clock()
-            self._account(closed, final)
-        self._emit(closed, closed.state)
+        return stored, True
+
+    def over(self, record: EpisodeRecord) -> None:
+        """Tell everybody of an episode's outcome, which is durable."""
+        self._tenants.closed(record)
+        self._account(record)
+        self.emit(record, record.state)
         for observer in self.observers:
-            observer(closed)
-        return closed
+            observer(record)
 
     async def _cancel_calls(self, episode: OpenEpisode) -> None:
         """Stop calls in flight; what they sampled is recorded before the outcome is."""
@@ -380,17 +452,25 @@ class EpisodeRegistry:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _account(self, record: EpisodeRecord, final: bool) -> None:
+    async def is_mixed(self, record: EpisodeRecord) -> bool:
+        """Whether weights changed under an evaluation episode; its calls are only looked at if they may have."""
+        if record.kind == "train" or record.claim_version == self._board.policy_version:
+            return False
+        calls = await self._store.calls([record.episode_id])
+        return is_mixed(record, calls[record.episode_id])
+
+    def _account(self, record: EpisodeRecord) -> None:
         if self.builder is not None and record.kind == "train":
             if record.state == "ended":
                 self.builder.ended(record)
-            elif (aside := self.builder.aborted(record, final=final)) is not None:
+            elif (aside := self.builder.aborted(record)) is not None:
                 self._events.emit("task_set_aside", aside.model_dump(), record.client_id)
                 self.task_refused(aside, self.builder.refuses(aside.client_id, aside.task_id) or "")
         self._board.touch()
         self.freed()
 
-    def _emit(self, record: EpisodeRecord, what: str) -> None:
+    def emit(self, record: EpisodeRecord, what: str) -> None:
+        """Tell what happened to an episode."""
         self._events.emit(
             "episode",
             {
@@ -421,4 +501,6 @@ def closed_message(record: EpisodeRecord) -> str:
     """Why an episode that is not open is over."""
     if record.state == "aborted":
         return f"episode {record.episode_id} was aborted: {record.reason}"
+    if record.state == "prepared":
+        return f"episode {record.episode_id} is prepared to be ended: it makes no more calls"
     return f"episode {record.episode_id} has ended"

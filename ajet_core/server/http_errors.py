@@ -119,7 +119,7 @@ def request_error(problems: Sequence[Any]) -> RequestError:
             texts.append("the body is not a JSON object sent as application/json")
             continue
         where = ".".join(str(part) for part in problem["loc"] if part != "body") or "body"
-        texts.append(f"{where}: {problem['msg']}")
+        texts.append(f"{where}: {problem['msg'].removeprefix('Value error, ')}")
     if len(problems) > 5:
         texts.append(f"and {len(problems) - 5} more")
     first = ".".join(str(part) for part in problems[0]["loc"] if part != "body") or None

@@ -21,18 +21,18 @@ class BodyLimit:
         self._max_bytes = max_bytes
         self._max_in_flight = max_in_flight
         self._in_flight = 0
+        self._text = (
+            f"the body is larger than {max_bytes} bytes, the limit of this server "
+            "(setting server.max_body_bytes)"
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        text = (
-            f"the body is larger than {self._max_bytes} bytes, the limit of this server "
-            "(setting server.max_body_bytes)"
-        )
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > self._max_bytes:
-            answer = error_response(BodyTooLargeError(text), scope["path"])
+            answer = error_response(BodyTooLargeError(self._text), scope["path"])
             await answer(scope, receive, send)
             return
         seen = 0
@@ -46,7 +46,7 @@ class BodyLimit:
                 self._in_flight += size
                 # HTTPException is the one exception that FastAPI lets through unchanged while it reads a body.
                 if seen > self._max_bytes:
-                    raise HTTPException(BodyTooLargeError.status, text)
+                    raise HTTPException(BodyTooLargeError.status, self._text)
                 if self._in_flight > self._max_in_flight:
                     raise HTTPException(
                         BusyError.status,

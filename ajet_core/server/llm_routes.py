@@ -16,6 +16,7 @@ from ajet_core.errors import AjetError, DeadlineError, EpisodeClosedError
 from ajet_core.server.auth import bearer
 from ajet_core.server.dialects.chat import ChatService, models_list
 from ajet_core.server.dialects.chat_request import ChatRequest, parse_chat_request
+from ajet_core.server.dialects.evaluated import evaluated
 from ajet_core.server.dialects.json_text import object_text
 from ajet_core.server.disconnect import until_disconnect
 from ajet_core.server.episodes import OpenEpisode
@@ -62,7 +63,10 @@ class _ChatCompletions:
         service = self._service
         episode = await service.episodes.authenticate(bearer(request.headers))
         with service.tenants.call(episode.record, episode.session.next_index):
-            parsed = parse_chat_request(await request.body())
+            known = episode.session.index.latest_messages
+            parsed = parse_chat_request(await request.body(), known)
+            if episode.record.kind == "eval":
+                parsed = evaluated(parsed, service.evaluations.config.sampling)
             response = await _ChatCall(service, episode, request, parsed).answer()
             await response(scope, receive, send)
 

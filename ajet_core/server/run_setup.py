@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ajet_core.environments.environment import Interpreter
+from ajet_core.environments.interpreters import choose_interpreters
 from ajet_core.errors import ConfigError, ModelDirectoryError
-from ajet_core.interfaces import EngineCapabilities, Merger, WorkerContext
+from ajet_core.interfaces import EngineCapabilities, Merger, ModelServers, WorkerContext
 from ajet_core.plugin import (
     ComponentSpec,
     EngineSpec,
@@ -35,7 +37,9 @@ class ResolvedRun:
 
     :param channel: the weight channel trainer and engine agreed on.
     :param reloads: the trainer can be put back to a checkpoint at any time.
+    :param python: interpreter by kind, where it is not this one.
     :param together: engine and trainer share a process (and, in it, the weights).
+    :param servers: the model servers behind the engine.
     """
 
     run_id: str
@@ -46,8 +50,9 @@ class ResolvedRun:
     channel: str
     renderer: ChatRenderer
     merger: Merger
-    python: dict[str, str]
+    python: dict[str, Interpreter]
     reloads: bool
+    servers: ModelServers = field(default_factory=ModelServers)
 
     @property
     def together(self) -> bool:
@@ -68,6 +73,7 @@ class ResolvedRun:
             checkpoint=str(checkpoint.directory) if checkpoint is not None else None,
             channel=self.channel if engine and trainer else None,
             policy_version=checkpoint.step if checkpoint is not None else 0,
+            servers=self.servers if engine else ModelServers(),
         )
 
 
@@ -87,10 +93,11 @@ def resolve_run(
     trainer = plugins.trainer(config.trainer.name)
     merger = plugins.merger(config.merger.name)
     _check_algorithm(config, trainer)
-    python = _interpreters(settings, engine, trainer)
-    if python.get("engine") == python.get("trainer"):
+    python = choose_interpreters(settings, plugins, engine, trainer)
+    if python.get("engine") == python.get("trainer") and config.rollout.mode == "sync":
         channel = negotiate_channel(trainer, engine)
     else:
+        # Weights that both use cannot be trained while calls are answered with them.
         channel = negotiate_channel(_without_in_process(trainer), engine)
     merger_settings = plugins.validate_settings(merger, config.merger.settings)
     context = WorkerContext(run_dir=settings.server.run_dir, seed=config.seed)
@@ -105,6 +112,7 @@ def resolve_run(
         merger=plugins.load_target(merger)(merger_settings, context),
         python=python,
         reloads=trainer.capabilities.reloads,
+        servers=_model_servers(settings, engine),
     )
 
 
@@ -215,14 +223,14 @@ def _check_algorithm(config: RunConfig, trainer: TrainerSpec) -> None:
         raise ConfigError(f"trainer {trainer.name!r} cannot train LoRA", param="model.lora")
 
 
-def _interpreters(settings: Settings, engine: EngineSpec, trainer: TrainerSpec) -> dict[str, str]:
-    """Interpreter by kind, for the kinds that have one of their own.
-
-    `workers.python` is keyed by ``engine:NAME``, ``trainer:NAME``, or just ``NAME`` for both.
-    """
-    chosen = settings.workers.python
-    found: dict[str, str] = {}
-    for kind, name in (("engine", engine.name), ("trainer", trainer.name)):
-        if (python := chosen.get(f"{kind}:{name}") or chosen.get(name)) is not None:
-            found[kind] = python
-    return found
+def _model_servers(settings: Settings, engine: EngineSpec) -> ModelServers:
+    said = settings.servers.get(engine.name)
+    if said is None:
+        return ModelServers()
+    key = said.api_key
+    return ModelServers(
+        python=said.python,
+        arguments=tuple(said.arguments),
+        urls=tuple(said.urls),
+        api_key=None if key is None else key.get_secret_value(),
+    )

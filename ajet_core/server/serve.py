@@ -20,14 +20,16 @@ from starlette.types import ASGIApp
 
 from ajet_core import credentials
 from ajet_core.credentials import ServerTokens
+from ajet_core.environments.interpreters import plugin_manager
 from ajet_core.errors import ConfigError
 from ajet_core.event_loop import loop_factory
 from ajet_core.files import write_whole
 from ajet_core.plugin import PluginManager
 from ajet_core.server.app import create_app
+from ajet_core.server.build import build_service
 from ajet_core.server.connection import ConnectionLimits, guarded_protocol
 from ajet_core.server.guard import TokenGuard, make_tokens
-from ajet_core.server.service import SwarmService, build_service
+from ajet_core.server.service import SwarmService
 from ajet_core.settings import ServerSettings, Settings
 
 _log = logging.getLogger("ajet.server")
@@ -56,7 +58,7 @@ def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
     logging.getLogger("uvicorn.error").addFilter(_without_warnings)
     _check_files(settings.server)
     if plugins is None:
-        plugins = PluginManager(blocked=settings.plugins.blocked)
+        plugins = plugin_manager(settings)
     service = build_service(settings, plugins)
     listener = bind(settings.server)
     try:

@@ -1,4 +1,4 @@
-"""What the routes call: the server's parts put together."""
+"""What the routes call: the server's parts at work together."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from functools import partial
 
 from ajet_core.errors import (
     AjetError,
-    ConfigError,
     EpisodeClosedError,
     EpisodeNotFoundError,
     RequestError,
     StoreError,
 )
-from ajet_core.interfaces import EpisodeRecord, MetricsLogger, SampleStore, WorkerContext
+from ajet_core.interfaces import EpisodeRecord, SampleStore
 from ajet_core.plugin import PluginManager
 from ajet_core.protocol import (
     AbortRequest,
@@ -38,41 +37,49 @@ from ajet_core.protocol import (
     TokenInfo,
     TokenRequest,
 )
-from ajet_core.server.claims import ClaimDesk, EpisodeLimits
+from ajet_core.server.claims import ClaimDesk
 from ajet_core.server.coordinator import Coordinator
 from ajet_core.server.episodes import EpisodeRegistry, OpenEpisode, not_found_message
+from ajet_core.server.evaluations import Evaluations
 from ajet_core.server.events import EventLog
-from ajet_core.server.run_loop import RunParts
+from ajet_core.server.joint import JointDesk
+from ajet_core.server.joint_peers import JointPeers
+from ajet_core.server.metrics_loggers import MetricsLoggers
 from ajet_core.server.state import StateBoard
-from ajet_core.server.tenants import TenantLimits, Tenants, shown_group, stored_group
+from ajet_core.server.tenants import Tenants, shown_group, stored_group
 from ajet_core.server.throttle import ThrottleMeter
 from ajet_core.server.tokens import Token, TokenBook
-from ajet_core.server.watchdog import OpenView, ServerView, Watchdog, diagnose
+from ajet_core.server.watchdog import DoubtView, OpenView, ServerView, Watchdog, diagnose
 from ajet_core.settings import Settings
 
 _log = logging.getLogger("ajet.server")
 
 _SHOWN = 8
 _WATCH_SECONDS = 5.0
+# The end of an evaluation is not told for each episode that happens to be the only one that is open.
+_TELL_SECONDS = 1.0
 # A status is asked for when something hangs, too.
 _STATS_SECONDS = 0.5
 
 
 @dataclass(slots=True)
 class SwarmService:
-    """The server without HTTP. Made by `build_service`."""
+    """The server without HTTP. Made by `ajet_core.server.build.build_service`."""
 
     settings: Settings
     plugins: PluginManager
     store: SampleStore
-    loggers: list[MetricsLogger]
+    loggers: MetricsLoggers
     events: EventLog
     board: StateBoard
     episodes: EpisodeRegistry
     claims: ClaimDesk
     coordinator: Coordinator
+    evaluations: Evaluations
     tokens: TokenBook
     tenants: Tenants
+    joint: JointDesk
+    peers: JointPeers
     throttled: ThrottleMeter = field(default_factory=lambda: ThrottleMeter(time.monotonic))
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
@@ -97,6 +104,12 @@ class SwarmService:
             asyncio.create_task(
                 self._again_and_again("watching", partial(self._watch, Watchdog(self.events)))
             ),
+            asyncio.create_task(
+                self._again_and_again("asking how joint episodes ended", self.peers.look)
+            ),
+            asyncio.create_task(
+                self._again_and_again("telling of evaluations", self.tell_evaluations)
+            ),
         ]
 
     async def close(self) -> None:
@@ -104,8 +117,8 @@ class SwarmService:
         self.closed.set()
         await asyncio.gather(*self._tasks)
         await self.interrupt()
-        for logger in self.loggers:
-            logger.close()
+        await self.tell_evaluations()
+        self.loggers.close()
         await self.store.close()
         try:
             self.tokens.close()
@@ -120,6 +133,7 @@ class SwarmService:
 
     async def claim(self, request: ClaimRequest, client_id: str, base_url: str) -> EpisodeGrant:
         """As `ClaimDesk.claim`."""
+        await self.joint.check_claim(request, self.coordinator.run_id)
         granted = await self.claims.claim(request, client_id)
         record = granted.record
         return EpisodeGrant(
@@ -174,9 +188,30 @@ class SwarmService:
         :raises EpisodeClosedError: it was aborted before.
         :raises RequestError: it rewards a call or an agent that the episode does not have.
         """
+        await self.joint.check_end(episode_id)
+        return await self._ended(episode_id, request, self.episodes.end)
+
+    async def prepare(self, episode_id: str, request: EndRequest) -> EpisodeStatus:
+        """Close a part of a joint episode with the outcome that it has if that is ended; a repeat changes nothing.
+
+        :raises StateError: it is no such part.
+        """
+        return await self._ended(episode_id, request, self.episodes.joint.prepare)
+
+    async def commit(self, episode_id: str) -> EpisodeStatus:
+        """As `JointParts.commit`."""
+        calls = await self._calls(episode_id)
+        return self._episode_status(await self.episodes.joint.commit(episode_id), calls)
+
+    async def _ended(
+        self,
+        episode_id: str,
+        request: EndRequest,
+        end: Callable[[str, EndRequest], Awaitable[EpisodeRecord]],
+    ) -> EpisodeStatus:
         await self._check_rewards(episode_id, request)
         calls = await self._calls(episode_id)
-        record = await self.episodes.end(episode_id, request)
+        record = await end(episode_id, request)
         if record.state == "aborted":
             raise EpisodeClosedError(
                 f"episode {episode_id} was aborted before it was ended: {record.reason}"
@@ -229,6 +264,7 @@ class SwarmService:
         coordinator = self.coordinator
         counters: dict[str, float] = dict(await self.store.counters())
         counters["open_episodes"] = self.episodes.open_count
+        counters["prepared_episodes"] = len(self.episodes.joint)
         counters["waiting_claims"] = self.claims.waiting_count
         if (
             workers := coordinator.workers
@@ -256,6 +292,9 @@ class SwarmService:
             paused=coordinator.paused if coordinator.running else None,
             findings=self.findings(),
             set_aside=coordinator.loop.set_aside if coordinator.loop is not None else [],
+            rollout=coordinator.rollout_status(),
+            mixture=builder.tags() if builder is not None else None,
+            evaluations=self.evaluations.latest(),
         )
 
     def findings(self) -> list[Finding]:
@@ -287,10 +326,17 @@ class SwarmService:
             lacking=builder.lacking() if builder is not None else (),
             dull=builder.dull if builder is not None else 0,
             throttled=self.throttled.recent(),
-            engine_stalled=loop.engine_stalled if loop is not None else 0.0,
+            engine_stalled=loop.supervisor.engine_stalled if loop is not None else 0.0,
             paused=self.coordinator.paused or "",
             set_aside=loop.set_aside if loop is not None else (),
+            in_doubt=[
+                DoubtView(
+                    p.record.episode_id, p.joint.arbiter, self.episodes.joint.waited(p), p.doubt
+                )
+                for p in self.episodes.joint
+            ],
             doing=loop.doing if loop is not None else "",
+            training=loop is not None and loop.training_step is not None,
         )
 
     async def heartbeats(self, request: HeartbeatsRequest, client_id: str) -> Heartbeats:
@@ -333,6 +379,17 @@ class SwarmService:
             lease_expires_in=self.episodes.lease_left(live) if live is not None else None,
         )
 
+    async def tell_evaluations(self) -> float:
+        """Tell readers of events and the loggers of evaluations that are over, for now at least.
+
+        :return: seconds until it is worth looking again.
+        """
+        for evaluation in self.evaluations.settled():
+            told = evaluation.model_dump(mode="json")
+            self.events.emit("evaluation", told, evaluation.client_id)
+            await asyncio.to_thread(self.loggers.log_evaluation, evaluation)
+        return _TELL_SECONDS
+
     async def _watch(self, watchdog: Watchdog) -> float:
         watchdog.look(self.findings())
         return min(_WATCH_SECONDS, self.settings.server.stuck_seconds)
@@ -363,79 +420,3 @@ class SwarmService:
             async with asyncio.timeout(seconds):
                 await self.closed.wait()
         return self.closed.is_set()
-
-
-def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
-    """Put a server together.
-
-    :raises ConfigError: an unknown store or logger, or a run directory that cannot be made.
-    """
-    run_dir = settings.server.run_dir.resolve()
-    try:
-        # Everything that agents say is stored in it.
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot make the run directory {run_dir}: {error}", param="server.run_dir"
-        ) from error
-    context = WorkerContext(run_dir=run_dir)
-    store_spec = plugins.store(settings.store.name)
-    store_settings = plugins.validate_settings(store_spec, settings.store.settings)
-    store: SampleStore = plugins.load_target(store_spec)(store_settings, context)
-    loggers: list[MetricsLogger] = []
-    for name in settings.loggers:
-        spec = plugins.logger(name)
-        loggers.append(plugins.load_target(spec)(plugins.validate_settings(spec, {}), context))
-    events = EventLog(time.time)
-    board = StateBoard(events, time.monotonic)
-    board.listen(lambda state: plugins.notify("ajet_state_changed", state=state))
-    server = settings.server
-    limits = EpisodeLimits(server.max_open_episodes, server.max_waiting_claims)
-    tokens = TokenBook(run_dir)
-    tenants = Tenants(
-        tokens,
-        TenantLimits(
-            server.max_open_episodes,
-            server.max_calls_at_once,
-            server.max_calls_per_episode,
-            server.max_event_streams,
-        ),
-    )
-    episodes = EpisodeRegistry(
-        store,
-        board,
-        events,
-        tenants,
-        clock=time.monotonic,
-        wall_clock=time.time,
-    )
-    episodes.observers.append(
-        lambda episode: plugins.notify("ajet_episode_finished", episode=episode)
-    )
-    claims = ClaimDesk(store, board, episodes, limits, tenants, wall_clock=time.time)
-    parts = RunParts(
-        settings=settings.server,
-        store=store,
-        plugins=plugins,
-        board=board,
-        events=events,
-        episodes=episodes,
-        loggers=loggers,
-        clock=time.monotonic,
-        wall_clock=time.time,
-    )
-    coordinator = Coordinator(settings, parts)
-    episodes.observers.append(coordinator.episode_finished)
-    return SwarmService(
-        settings=settings,
-        plugins=plugins,
-        store=store,
-        loggers=loggers,
-        events=events,
-        board=board,
-        episodes=episodes,
-        claims=claims,
-        coordinator=coordinator,
-        tokens=tokens,
-        tenants=tenants,
-    )

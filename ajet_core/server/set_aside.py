@@ -16,7 +16,7 @@ _MOST_TASKS = 10_000
 _REASON_CHARACTERS = 500
 
 # Giving an episode up on purpose says nothing about its task.
-_NO_FAILURES = frozenset({"cancelled", "run_stopped", "token_revoked"})
+_NO_FAILURES = frozenset({"cancelled", "run_stopped", "token_revoked", "late"})
 
 
 def counts_as_failure(record: EpisodeRecord) -> bool:

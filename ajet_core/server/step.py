@@ -16,7 +16,7 @@ from ajet_core.interfaces import (
     StepReport,
     TrainerInfo,
 )
-from ajet_core.protocol import ServerState, StepSummary
+from ajet_core.protocol import RunConfig, ServerState, StepSummary
 from ajet_core.server.batch_findings import BatchFault
 from ajet_core.server.run_setup import ResolvedRun
 from ajet_core.server.state import StateBoard
@@ -77,14 +77,19 @@ async def train_step(
     board: StateBoard,
     timing: StepClock,
     clock: Callable[[], float],
+    rolls_on: bool,
 ) -> Stepped:
     """Train on one batch and serve the new weights.
 
+    :param rolls_on: rollouts go on meanwhile, so that the server's state is theirs.
+
     :raises WorkerDiedError: a worker ended; the batch is still the store's and can be trained again.
     :raises StepRefusedError: the trainer refused the batch; the weights are as before and are served.
+    :raises WeightsLostError: the trainer has to be put back to a checkpoint; the batch can be trained again.
     :raises TrainerError: the trainer cannot go on.
     """
-    board.set(ServerState.ROLLING_POST)
+    if not rolls_on:
+        board.set(ServerState.ROLLING_POST)
     rolled = clock()
     engine_after = await workers.engine.stats()
     data = await prepare_batch(run, store, record, workers.trainer_info)
@@ -101,7 +106,8 @@ async def train_step(
             await workers.engine.call("engine.resume")
         raise
     trained = clock()
-    board.set(ServerState.WEIGHT_SYNCING)
+    if not rolls_on:
+        board.set(ServerState.WEIGHT_SYNCING)
     update = await workers.trainer.publish(run.channel, record.step)
     await workers.engine.update_weights(update)
     # Not in a finally: if the step was interrupted, the shared weights may be half-way between two
@@ -124,20 +130,43 @@ async def train_step(
             "update_seconds": trained - merged,
             "sync_seconds": synced - trained,
             "tokens_trained": float(report.tokens_trained),
+            "tokens_per_second": _sampled(data) / max(1e-9, synced - timing.rolling_since),
+            **_by_tag(run.config, batch),
         },
         plan=data.plan.chosen,
         forks=data.forks.sentences(),
         findings=list(data.findings.values()),
     )
-    return Stepped(summary, _scores(data.batch, report), frozenset(data.findings))
+    return Stepped(summary, _scores(data, report), frozenset(data.findings))
 
 
-def _scores(batch: TrainBatch, report: StepReport) -> list[CallScore]:
-    logprobs = report.logprobs or [[]] * len(batch.calls)
+def _scores(data: TrainingData, report: StepReport) -> list[CallScore]:
+    calls = data.batch.calls
+    logprobs = report.logprobs or [[]] * len(calls)
+    # A score is of all the tokens of its call, or of none.
     return [
-        CallScore(call.call_id, call.advantage, found)
-        for call, found in zip(batch.calls, logprobs, strict=True)
+        CallScore(call.call_id, call.advantage, [] if call.call_id in data.trimmed else found)
+        for call, found in zip(calls, logprobs, strict=True)
     ]
+
+
+def _sampled(data: TrainingData) -> float:
+    return float(sum(len(call.logprobs) for call in data.batch.calls))
+
+
+def _by_tag(config: RunConfig, batch: TrainBatch) -> dict[str, float]:
+    """What the batch has of each tag of the mixture."""
+    if config.mixture is None:
+        return {}
+    found: dict[str, float] = {}
+    # The mixture may have been changed since the batch was made.
+    for tag in sorted({*config.mixture.at(batch.step), *(e.tag for e in batch.episodes)}):
+        rewards = [e.reward for e in batch.episodes if e.tag == tag]
+        found[f"tasks/{tag}"] = float(len({e.group for e in batch.episodes if e.tag == tag}))
+        found[f"episodes/{tag}"] = float(len(rewards))
+        if rewards:
+            found[f"reward_mean/{tag}"] = sum(rewards) / len(rewards)
+    return found
 
 
 def _finite(metrics: dict[str, float]) -> dict[str, float]:

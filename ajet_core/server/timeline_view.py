@@ -74,7 +74,7 @@ def episode_timelines(
             if math.isfinite(reward)
         },
         reason=clean(record.reason),
-        batch_id=record.batch_id,
+        batch_id=record.batch_id if record.state == "ended" else None,
         policy=merged.policy,
         timelines=len(seen.leaves()),
         tokens_raw=seen.tokens_raw,

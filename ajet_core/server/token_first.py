@@ -17,12 +17,15 @@ TOKEN = "ajet.token"  # noqa: S105 - a key of the ASGI scope
 OPEN_PATHS = ("/v1/protocol",)
 """What anybody may ask."""
 
+METRICS_PATH = "/metrics"
+"""Where Prometheus looks."""
+
 # The LLM routes check the episode's key themselves, before they read the body.
 _UNCHECKED_PATHS = (*OPEN_PATHS, *LLM_ROUTES)
 
 
 class TokenFirst:
-    """ASGI middleware: ``/v1`` routes of clients answer nobody without a valid token.
+    """ASGI middleware: ``/v1`` routes of clients, and the metrics, answer nobody without a valid token.
 
     Which token a route needs is said at the route.
     """
@@ -36,7 +39,8 @@ class TokenFirst:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path: str = scope["path"]
-            if path.startswith("/v1/") and not path.startswith(_UNCHECKED_PATHS):
+            guarded = path.startswith("/v1/") or path == METRICS_PATH
+            if guarded and not path.startswith(_UNCHECKED_PATHS):
                 try:
                     token = self._guard.identify(Headers(scope=scope))
                     self._tenants.request(token)

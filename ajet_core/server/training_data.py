@@ -10,6 +10,7 @@ from ajet_core.interfaces import EpisodeRecord, Merger, TrainerInfo
 from ajet_core.protocol import RunConfig
 from ajet_core.server.batch_findings import BatchFault, batch_findings
 from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
+from ajet_core.server.staleness import keep_fresh
 from ajet_core.timeline import (
     LAYOUTS,
     LINEAR_LAYOUTS,
@@ -38,6 +39,7 @@ class TrainingData:
     :param calls_made: number of the batch's calls by finish reason.
     :param plan: the layout that was chosen and what it was weighed against.
     :param findings: in words, what is wrong with the batch, by kind.
+    :param trimmed: ids of the calls that are trained without their first tokens.
     """
 
     batch: TrainBatch
@@ -46,6 +48,7 @@ class TrainingData:
     calls_made: Counter[str]
     counts: dict[str, float] = field(default_factory=dict)
     findings: dict[BatchFault, str] = field(default_factory=dict)
+    trimmed: frozenset[str] = frozenset()
 
     def metrics(self) -> dict[str, float]:
         """Numbers for the step's summary, named as `StepSummary` says."""
@@ -101,10 +104,12 @@ def training_data(
         for made, given in zip(seen, credit, strict=True)
         for call, advantage in zip(made, given, strict=True)
     }
+    # After the credit: a reward is about all its calls, those that are too old to be trained as well.
+    fresh = keep_fresh(seen, step - 1, config.rollout)
     forks = ForkSummary()
     counts: Counter[str] = Counter()
     merged = []
-    for record, made in zip(records, seen, strict=True):
+    for record, made in zip(records, fresh.calls, strict=True):
         tree = merger.merge(record.episode_id, made, config.timelines.policy)
         forks.add(tree, find_forks(tree))
         merged.append(_limited(tree, config, merger, counts))
@@ -125,9 +130,8 @@ def training_data(
     )
     reasons = Counter(c.finish_reason for r in records for c in calls[r.episode_id])
     findings = batch_findings(records, calls, batch)
-    return TrainingData(
-        batch, plan, forks, reasons, {k: float(v) for k, v in counts.items()}, findings
-    )
+    figures = {**{k: float(v) for k, v in counts.items()}, **fresh.metrics()}
+    return TrainingData(batch, plan, forks, reasons, figures, findings, fresh.trimmed)
 
 
 def _train_episode(record: EpisodeRecord) -> TrainEpisode:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ajet_core.protocol import ComponentChoice, ErrorDetail, Event, RunStatus, ServerStatus
+from ajet_core.protocol import (
+    ComponentChoice,
+    ErrorDetail,
+    Evaluation,
+    Event,
+    MixtureStatus,
+    RunStatus,
+    ServerStatus,
+)
 from ajet_core.server.tokens import Token
 from ajet_core.settings import MASK, SECRET_KEY
 
@@ -17,9 +25,13 @@ _SHARED: Mapping[str, frozenset[str]] = {
     "step": frozenset({"step", "policy_version", "metrics", "plan"}),
     "worker": frozenset({"what"}),
     "refused": frozenset({"step"}),
+    "mixture": frozenset({"what", "ratios"}),
     "gap": frozenset({"lost_from", "lost_to"}),
 }
 
+
+# Of a tag, which may be another client's alone.
+_TAG_METRICS = ("tasks/", "episodes/", "reward_mean/")
 
 # Findings that quote nobody.
 _SHARED_FINDINGS = frozenset({"no_client", "no_signal", "engine_stalled"})
@@ -36,6 +48,8 @@ def event_for(viewer: Token, event: Event, owner: str | None) -> Event | None:
     if owner is not None or shared is None:
         return None
     data: dict[str, Any] = {key: value for key, value in event.data.items() if key in shared}
+    if "metrics" in data:
+        data["metrics"] = _totals(data["metrics"])
     return event.model_copy(update={"data": data})
 
 
@@ -46,17 +60,37 @@ def status_for(viewer: Token, status: ServerStatus) -> ServerStatus:
     step, error = status.last_step, status.error
     return status.model_copy(
         update={
-            "last_step": step and step.model_copy(update={"forks": [], "findings": []}),
+            "last_step": step
+            and step.model_copy(
+                update={"metrics": _totals(step.metrics), "forks": [], "findings": []}
+            ),
             # The operator's words, or those that agents of any tenant failed with.
             "paused": status.paused and "the run is paused; its operator sees why",
             "findings": [f for f in status.findings if f.code in _SHARED_FINDINGS],
             "set_aside": [
                 aside for aside in status.set_aside if aside.client_id == viewer.token_id
             ],
+            # Of how far others are with their tags.
+            "mixture": None,
+            "evaluations": evaluations_for(viewer, status.evaluations),
             "error": error
             and ErrorDetail(type=error.type, message="the run failed; its operator sees why"),
         }
     )
+
+
+def _totals(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith(_TAG_METRICS)}
+
+
+def mixture_for(viewer: Token, mixture: MixtureStatus) -> MixtureStatus:
+    """`mixture` as `viewer` may see it: a client sees what is asked for, and not how far others are with it."""
+    return mixture if viewer.scope != "client" else mixture.model_copy(update={"tags": {}})
+
+
+def evaluations_for(viewer: Token, evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Those of `evaluations` that `viewer` may see: a client sees its own."""
+    return [e for e in evaluations if viewer.scope != "client" or e.client_id == viewer.token_id]
 
 
 def run_for(viewer: Token, run: RunStatus) -> RunStatus:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import ClaimRequest
 from ajet_core.server.batching import BatchBuilder
+
+_Key = TypeVar("_Key", str, str | None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class WaitingLine:
         # Plain dicts get slow where the first of many entries is removed again and again.
         self._tickets: OrderedDict[int, Ticket] = OrderedDict()
         self._groups: dict[str | None, OrderedDict[int, Ticket]] = {}
+        # Those that need a place.
+        self._tags: dict[str, OrderedDict[int, Ticket]] = {}
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -54,23 +59,31 @@ class WaitingLine:
         """Put a ticket at the end."""
         self._tickets[ticket.number] = ticket
         self._groups.setdefault(ticket.group, OrderedDict())[ticket.number] = ticket
+        if ticket.group is not None:
+            self._tags.setdefault(ticket.request.tag, OrderedDict())[ticket.number] = ticket
 
     def discard(self, ticket: Ticket) -> None:
         """Take a ticket out, if it is in."""
         if self._tickets.pop(ticket.number, None) is not None:
-            group = self._groups[ticket.group]
-            del group[ticket.number]
-            if not group:
-                del self._groups[ticket.group]
+            _remove(self._groups, ticket.group, ticket.number)
+            if ticket.group is not None:
+                _remove(self._tags, ticket.request.tag, ticket.number)
+
+    @property
+    def tags(self) -> Set[str]:
+        """Tags of the episodes that need a place."""
+        return self._tags.keys()
 
     def next(self, builder: BatchBuilder) -> Ticket | None:
         """The ticket that came first of those that need not wait any longer, None if all have to."""
         firsts = [next(iter(self._groups[group].values())) for group in self._decided(builder)]
-        if builder.takes_any:
-            # Only groups whose places are all taken are passed over.
-            firsts += itertools.islice(
-                (t for t in self if t.group is not None and builder.admission(t.group) == "now"), 1
-            )
+        for tag, tickets in self._tags.items():
+            if builder.takes(tag):
+                # Only groups whose places are all taken are passed over.
+                firsts += itertools.islice(
+                    (t for t in tickets.values() if builder.admission(t.group or "", tag) == "now"),
+                    1,
+                )
         return min(firsts, key=lambda ticket: ticket.number, default=None)
 
     def _decided(self, builder: BatchBuilder) -> Iterator[str | None]:
@@ -81,3 +94,14 @@ class WaitingLine:
             yield from (group for group in builder.decided if group in self._groups)
         else:
             yield from (group for group in self._groups if group in builder.decided)
+
+
+def _remove(
+    index: dict[_Key, OrderedDict[int, Ticket]],
+    key: _Key,
+    number: int,
+) -> None:
+    tickets = index[key]
+    del tickets[number]
+    if not tickets:
+        del index[key]

@@ -33,6 +33,20 @@ class OpenView:
 
 
 @dataclass(frozen=True, slots=True)
+class DoubtView:
+    """A prepared part of a joint episode.
+
+    :param waited: seconds since it was prepared.
+    :param why: what is not known, and of whom.
+    """
+
+    episode_id: str
+    arbiter: str
+    waited: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServerView:
     """What the watchdog looks at. Times are seconds.
 
@@ -41,7 +55,9 @@ class ServerView:
     :param lacking: begun tasks of the batch: name, episodes ended, episodes open.
     :param dull: complete tasks whose rewards are all equal, where the batch asks for others.
     :param throttled: requests that were refused with 429 in the last minute, and the last refusal.
-    :param doing: what a state other than ROLLING is busy with.
+    :param in_doubt: prepared parts of joint episodes.
+    :param training: a step is trained; in async mode rollouts may have to wait for it.
+    :param doing: what a state other than ROLLING is busy with, or the training.
     """
 
     state: ServerState
@@ -57,7 +73,9 @@ class ServerView:
     engine_stalled: float = 0.0
     paused: str = ""
     set_aside: Sequence[SetAside] = ()
+    in_doubt: Sequence[DoubtView] = ()
     doing: str = ""
+    training: bool = False
 
 
 def diagnose(view: ServerView, stuck_seconds: float) -> list[Finding]:
@@ -88,6 +106,9 @@ def diagnose(view: ServerView, stuck_seconds: float) -> list[Finding]:
                 stuck=False,
             )
         )
+    if doubtful := [part for part in view.in_doubt if part.waited >= _QUIET_SECONDS]:
+        longest = max(part.waited for part in doubtful)
+        found.append(finding("joint_in_doubt", _in_doubt(doubtful), longest))
     if view.set_aside:
         found.append(
             Finding(code="tasks_set_aside", message=_set_aside(view), seconds=0.0, stuck=False)
@@ -103,7 +124,11 @@ def _why_rolling_waits(view: ServerView) -> Iterator[tuple[str, str, float]]:
         return
     if view.still < _QUIET_SECONDS or any(episode.calls for episode in view.open):
         return
-    if view.open:
+    if view.training:
+        if view.waiting_claims:
+            text = f"{view.doing}; {view.waiting_claims} claims wait, rollouts are as far ahead of it as they may be"
+            yield "slow_state", text, view.still
+    elif view.open:
         yield "waiting_for_episodes", _waiting(view), min(e.idle for e in view.open)
     elif view.dull and view.batch is not None:
         text = (
@@ -140,6 +165,16 @@ def _incomplete(view: ServerView) -> str:
         asked = f"the {view.waiting_claims} waiting claims are for tasks that are complete in this batch"
         return "; ".join(filter(None, [asked, lacking, ready]))
     return f"{lacking} ({ready}); start a client for them, or for other tasks"
+
+
+def _in_doubt(parts: Sequence[DoubtView]) -> str:
+    longest = sorted(parts, key=lambda part: -part.waited)
+    told = "; ".join(
+        f"episode {p.episode_id} for {p.waited:.0f} s, whose arbiter is {p.arbiter!r}: {p.why}"
+        for p in longest[:_SHOWN]
+    )
+    more = f"; and {len(longest) - _SHOWN} more" if len(longest) > _SHOWN else ""
+    return f"{len(longest)} prepared parts of joint episodes wait for their arbiter: {told}{more}"
 
 
 def _set_aside(view: ServerView) -> str:

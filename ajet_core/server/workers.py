@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ajet_core.environments.environment import Interpreter
 from ajet_core.errors import WorkerBootError
 from ajet_core.interfaces import EngineInfo, TrainerInfo
 from ajet_core.server.checkpoints import Checkpoint
@@ -83,6 +84,11 @@ class RunWorkers:
         """Whether all of them run."""
         return not any(worker.died.done() for worker in self.processes())
 
+    @property
+    def only_engine_died(self) -> bool:
+        """Whether an engine with a process of its own has ended, and the trainer runs."""
+        return self.engine.died.done() and not self.trainer.died.done()
+
     def obituary(self) -> str:
         """How those that ended have ended."""
         return "\n".join(w.died.result() for w in self.processes() if w.died.done())
@@ -102,7 +108,7 @@ class _Boot:
     running: dict[str, WorkerProcess] = field(default_factory=dict)
 
     async def worker(
-        self, name: str, plan: BootPlan, python: str | None, reusable: bool
+        self, name: str, plan: BootPlan, interpreter: Interpreter | None, reusable: bool
     ) -> BootReport:
         """A worker with its components."""
         log = self.run_dir / "logs" / f"{name}.log"
@@ -117,6 +123,6 @@ class _Boot:
             # It holds memory that its successor needs.
             await found.close(_DISMISS_SECONDS)
         orphan_seconds = self.orphan_seconds if reusable else 0.0
-        worker = await WorkerProcess.spawn(log, python, rendezvous, orphan_seconds)
+        worker = await WorkerProcess.spawn(log, interpreter, rendezvous, orphan_seconds)
         self.running[name] = worker
         return await worker.boot(plan, self.timeout)

@@ -4,6 +4,7 @@ The suites need pytest and pytest-asyncio; import each from its module:
 
 - `ajet_core.testing.store_suite.SampleStoreSuite` for a `SampleStore`,
 - `ajet_core.testing.merger_suite.MergerSuite` for a `Merger`,
+- `ajet_core.testing.engine_suite.EngineSuite` for an `Engine`,
 - `ajet_core.testing.trainer_suite.TrainerSuite` for a `Trainer`.
 
 ``pytest.register_assert_rewrite("ajet_core.testing")`` in a ``conftest.py`` makes their failures show values.

@@ -17,8 +17,8 @@ class _Distribution:
         self.name = name
 
 
-def plugins_with(name: str, hooks: str) -> PluginManager:
-    """The installed plugins and one more.
+def entry_points_of(name: str, hooks: str) -> list[EntryPoint]:
+    """What an installed distribution of one plugin declares.
 
     :param name: of the plugin and its distribution.
     :param hooks: the module with its hooks.
@@ -26,7 +26,12 @@ def plugins_with(name: str, hooks: str) -> PluginManager:
     points = [EntryPoint(name, hooks, "agentjet"), EntryPoint("1.0", hooks, "agentjet.hook_api")]
     for point in points:
         vars(point)["dist"] = _Distribution(name)
-    return PluginManager(entry_points=[*installed_entry_points(), *points])
+    return points
+
+
+def plugins_with(name: str, hooks: str) -> PluginManager:
+    """The installed plugins and one more, with the arguments of `entry_points_of`."""
+    return PluginManager(entry_points=[*installed_entry_points(), *entry_points_of(name, hooks)])
 
 
 def scripted_plugins() -> PluginManager:

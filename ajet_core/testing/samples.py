@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ajet_core.interfaces import EpisodeRecord
+from ajet_core.interfaces import EpisodeRecord, JointRecord
 from ajet_core.timeline import Call, MessageText, PlacedMessage
 from ajet_core.timeline.radix import common_prefix
 
@@ -24,6 +24,12 @@ def make_episode(episode_id: str = "episode", *, group: str = "task") -> Episode
         created_at=1700000000.25,
         heartbeat_seconds=0.5,
     )
+
+
+def make_joint(episode_id: str = "episode", *, joint_id: str = "joint") -> EpisodeRecord:
+    """An open episode that is a part of a joint one."""
+    joint = JointRecord(joint_id, "executor", "planner", "run of the planner")
+    return replace(make_episode(episode_id), joint=joint)
 
 
 def make_call(

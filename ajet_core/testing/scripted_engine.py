@@ -6,11 +6,13 @@ import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from ajet_core.errors import ContextLengthError, EngineError
+from ajet_core.errors import EngineError
 from ajet_core.interfaces import (
     ComponentSettings,
     Engine,
@@ -22,11 +24,12 @@ from ajet_core.interfaces import (
     SamplingParams,
     WeightUpdate,
     WorkerContext,
+    check_request,
 )
 from ajet_core.protocol import ModelConfig
 from ajet_core.testing.faults import Faults, FaultSettings
 
-WEIGHT_CHANNELS = ("in_process",)
+WEIGHT_CHANNELS = ("in_process", "digest_file")
 MAX_TOP_LOGPROBS = 5
 
 TokenId = Annotated[int, Field(ge=0)]
@@ -63,26 +66,24 @@ class ScriptedEngine(Engine):
         self._going = asyncio.Event()
         self._going.set()
         self._closed = False
-        self._max_context = self._settings.max_context
+        self._info = EngineInfo(self._settings.max_context, self._settings.vocab_size)
         self._policy_version = 0
         self._running = self._requests = self._prompt_tokens = self._sampled_tokens = 0
 
     async def start(self, model: ModelConfig) -> EngineInfo:
         """Nothing is loaded; the smaller of the two context limits counts."""
-        self._max_context = min(self._max_context, model.max_context or self._max_context)
-        return EngineInfo(max_context=self._max_context, vocab_size=self._settings.vocab_size)
+        limit = min(self._info.max_context, model.max_context or self._info.max_context)
+        self._info = replace(self._info, max_context=limit)
+        return self._info
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
         """Answer as the settings say.
 
-        :raises ContextLengthError: the prompt leaves no room for a token.
+        :raises RequestError: as `check_request` says.
         """
-        room = self._max_context - len(request.prompt_ids)
-        if room < 1:
-            raise ContextLengthError(
-                f"the prompt has {len(request.prompt_ids)} tokens, the context "
-                f"{self._max_context}: shorten the prompt"
-            )
+        self._check_open()
+        check_request(request, self._info, MAX_TOP_LOGPROBS)
+        room = self._info.max_context - len(request.prompt_ids)
         self._requests += 1
         self._prompt_tokens += len(request.prompt_ids)
         self._running += 1
@@ -107,8 +108,12 @@ class ScriptedEngine(Engine):
         """Take over the version of `update`; chunks after this carry it."""
         if update.channel not in WEIGHT_CHANNELS:
             raise EngineError(f"the scripted engine has no weight channel {update.channel!r}")
-        if update.location not in self.context.shared:
-            raise EngineError(f"there are no weights at {update.location!r} in this process")
+        if update.channel == "in_process":
+            found = update.location in self.context.shared
+        else:
+            found = await asyncio.to_thread(Path(update.location).is_file)
+        if not found:
+            raise EngineError(f"there are no weights at {update.location!r}")
         self._policy_version = update.policy_version
 
     async def pause(self) -> None:
@@ -132,6 +137,10 @@ class ScriptedEngine(Engine):
         """End running requests with "abort", also paused ones."""
         self._closed = True
         self._going.set()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("the scripted engine is closed")
 
     def _reply(self, request: GenerateRequest) -> list[int]:
         if self._settings.reply_ids is not None:

@@ -9,7 +9,7 @@ import os
 import select
 from pathlib import Path
 
-from ajet_core.errors import StepRefusedError, TrainerError
+from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.interfaces import (
     ComponentSettings,
     StepReport,
@@ -22,20 +22,23 @@ from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_core.testing.faults import Count, Faults, FaultSettings
 from ajet_core.timeline import TrainBatch
 
-WEIGHT_CHANNELS = ("in_process",)
+WEIGHT_CHANNELS = ("in_process", "digest_file")
 ALGORITHM_FIELDS = frozenset(AlgorithmConfig.model_fields)
 
 _SHARED_KEY = "scripted.weights"
 _STATE_FILE = "scripted_trainer.json"
+_WEIGHT_FILE = "scripted-weights"
 
 
 class ScriptedTrainerSettings(FaultSettings):
     """Settings of the trainer ``scripted``; it fails by number of step.
 
     :param refuses_at: refuse the batch, and go on.
+    :param tears_at: lose the weights, so that only a checkpoint helps.
     """
 
     refuses_at: Count | None = None
+    tears_at: Count | None = None
 
 
 class ScriptedTrainer(Trainer):
@@ -50,6 +53,8 @@ class ScriptedTrainer(Trainer):
         checked = ScriptedTrainerSettings.model_validate(settings.model_dump())
         self._faults = Faults(checked, context.run_dir, "trainer", TrainerError)
         self._refuses_at = checked.refuses_at
+        self._tears_at = checked.tears_at
+        self._torn = False
         self._algorithm = AlgorithmConfig()
         self._steps = 0
         self._digest = ""
@@ -63,11 +68,15 @@ class ScriptedTrainer(Trainer):
     def step(self, batch: TrainBatch) -> StepReport:
         """Take `batch` into the digest.
 
+        :raises WeightsLostError: the settings say so, or said so before.
         :raises StepRefusedError: the settings say so, or a logprob or advantage is not finite.
         :raises TrainerError: the settings say so, or a tree of the batch is no linear sequence.
         """
         if self._faults.check(batch.step):
             self._hang()
+        self._torn |= self._faults.due(batch.step, self._tears_at, "torn")
+        if self._torn:
+            raise WeightsLostError(f"scripted loss of the weights in step {batch.step}")
         self._refuse(batch)
         try:
             sequences = batch.sequences
@@ -98,11 +107,16 @@ class ScriptedTrainer(Trainer):
         )
 
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
-        """Put the digest where a scripted engine in this process looks for it."""
+        """Put the digest where a scripted engine in this process, or in another one, looks for it."""
         if channel not in WEIGHT_CHANNELS:
             raise TrainerError(f"the scripted trainer has no weight channel {channel!r}")
-        self.context.shared[_SHARED_KEY] = self._digest
-        return WeightUpdate(channel, policy_version, _SHARED_KEY, metadata={"digest": self._digest})
+        location = _SHARED_KEY
+        if channel == "in_process":
+            self.context.shared[_SHARED_KEY] = self._digest
+        else:
+            location = str(self.context.run_dir / _WEIGHT_FILE)
+            Path(location).write_text(self._digest, encoding="utf-8")
+        return WeightUpdate(channel, policy_version, location, metadata={"digest": self._digest})
 
     def save(self, directory: Path) -> None:
         """Write the digest and the number of steps as JSON."""
@@ -120,6 +134,7 @@ class ScriptedTrainer(Trainer):
         except (OSError, ValueError) as error:
             raise TrainerError(f"cannot load {directory / _STATE_FILE}: {error}") from error
         self._steps, self._digest = int(state["steps"]), str(state["digest"])
+        self._torn = False
 
     def export(self, directory: Path) -> None:
         """Write a ``config.json`` that holds the state; there is no model to write."""

@@ -15,13 +15,14 @@ from ajet_core.interfaces import (
     BatchRecord,
     CallScore,
     EpisodeRecord,
+    EvaluationCount,
     GroupCount,
     RunRecord,
     SampleStore,
     StepRecord,
 )
 from ajet_core.protocol import ABORT_CAUSES
-from ajet_core.testing.samples import conversation, make_call, make_episode
+from ajet_core.testing.samples import conversation, make_call, make_episode, make_joint
 
 
 class SampleStoreSuite:
@@ -137,6 +138,54 @@ class SampleStoreSuite:
         assert await ids(state="ended", batched=True) == ["x"]
         assert await ids(batched=True) == ["x"]
 
+    async def test_a_prepared_episode_comes_back_as_it_was(self, store: SampleStore) -> None:
+        await store.add_episode(make_joint())
+        outcome = replace(
+            make_joint(), state="prepared", reward=0.5, components={"a": 1.0}, metadata={"b": "c"}
+        )
+        assert await store.prepare_episode(outcome) == outcome
+        assert await store.get_episode("episode") == outcome
+        assert await store.episodes(state="prepared") == [outcome]
+        assert (await store.counters())["episodes_ended"] == 0
+
+    async def test_what_was_prepared_first_stands_and_is_ended_or_aborted_once(
+        self, store: SampleStore
+    ) -> None:
+        await store.add_episode(make_joint("committed"))
+        await store.add_episode(make_joint("given-up", joint_id="another"))
+        for episode_id, joint_id in (("committed", "joint"), ("given-up", "another")):
+            first = replace(make_joint(episode_id, joint_id=joint_id), state="prepared", reward=1.0)
+            await store.prepare_episode(first)
+            assert await store.prepare_episode(replace(first, reward=2.0)) == first
+        ended = replace(make_joint("committed"), state="ended", reward=1.0, finished_at=1.0)
+        assert await store.finish_episode(ended) == ended
+        assert await store.prepare_episode(replace(ended, state="prepared")) == ended
+        given_up = replace(make_joint("given-up", joint_id="another"), state="aborted", reason="x")
+        assert await store.finish_episode(given_up) == given_up
+        assert await store.finish_episode(replace(given_up, state="ended")) == given_up
+        counters = await store.counters()
+        assert (counters["joint_ended"], counters["joint_aborted"]) == (1, 1)
+
+    async def test_a_prepared_episode_is_in_no_batch(self, store: SampleStore) -> None:
+        await store.add_episode(make_joint())
+        await store.prepare_episode(replace(make_joint(), state="prepared", reward=1.0))
+        with pytest.raises(StoreError, match="prepared"):
+            await store.add_batch(BatchRecord("batch", 1, ["episode"], 2.0))
+        with pytest.raises(StoreError, match="prepared"):
+            await store.finish_episode(replace(make_joint(), state="prepared"))
+        with pytest.raises(StoreError, match="unknown"):
+            await store.prepare_episode(replace(make_episode("unknown"), state="prepared"))
+        with pytest.raises(StoreError, match="not prepared"):
+            await store.prepare_episode(replace(make_joint(), state="ended"))
+
+    async def test_parts_are_found_by_their_joint_episode(self, store: SampleStore) -> None:
+        await store.add_episode(make_episode("alone"))
+        await store.add_episode(make_episode("alone-too"))
+        await store.add_episode(make_joint())
+        assert await store.joint_parts(["joint", "unknown"]) == {"joint": make_joint()}
+        with pytest.raises(StoreError):
+            await store.add_episode(make_joint("twice"))
+
     async def test_calls_come_back_as_they_were(self, store: SampleStore) -> None:
         await store.add_episode(make_episode())
         calls = conversation(5)
@@ -216,7 +265,7 @@ class SampleStoreSuite:
 
     async def test_a_batch_takes_its_episodes(self, store: SampleStore) -> None:
         await self.ended(store, "a", "b", "c")
-        batch = BatchRecord("batch", 1, ["c", "a"], 2.5)
+        batch = BatchRecord("batch", 1, ["c", "a"], 2.5, credit={"math": -0.25})
         await store.add_batch(batch)
         assert await store.batches(after_step=0) == [batch]
         taken = {e.episode_id: e.batch_id for e in await store.episodes()}
@@ -270,6 +319,39 @@ class SampleStoreSuite:
         assert await store.batches(after_step=0, refused=True) == [refused]
         assert await store.episodes(batched=False) == []
 
+    async def test_what_was_aborted_meanwhile_belongs_to_a_batch_and_is_not_trained(
+        self, store: SampleStore
+    ) -> None:
+        await self.ended(store, "a")
+        for episode in ("lost", "later", "open"):
+            await store.add_episode(make_episode(episode))
+        for episode in ("lost", "later"):
+            await store.finish_episode(replace(make_episode(episode), state="aborted"))
+        batch = BatchRecord("batch", 1, ["a"], 2.0, aborted_ids=["lost"])
+        await store.add_batch(batch)
+        assert await store.batches(after_step=0) == [batch]
+        left = await store.episodes(state="aborted", batched=False)
+        assert [e.episode_id for e in left] == ["later"]
+        for wrong in ("lost", "open", "never"):
+            with pytest.raises(StoreError, match=wrong):
+                await store.add_batch(BatchRecord(wrong, 2, [], 2.0, aborted_ids=[wrong]))
+
+    async def test_it_is_known_that_nobody_tries_an_episode_again(self, store: SampleStore) -> None:
+        await self.ended(store, "ended")
+        for episode in ("at-once", "late"):
+            await store.add_episode(make_episode(episode))
+        at_once = replace(make_episode("at-once"), state="aborted", cause="error", final=True)
+        late = replace(make_episode("late"), state="aborted", cause="lease_expired")
+        assert await store.finish_episode(at_once) == at_once
+        assert await store.finish_episode(late) == late
+        for _ in range(2):
+            assert await store.give_up("late") == replace(late, final=True)
+        assert await store.get_episode("late") == replace(late, final=True)
+        assert await store.get_episode("at-once") == at_once
+        for wrong in ("ended", "never"):
+            with pytest.raises(StoreError, match=wrong):
+                await store.give_up(wrong)
+
     async def test_an_unknown_batch_cannot_be_refused(self, store: SampleStore) -> None:
         with pytest.raises(StoreError, match="lost"):
             await store.refuse_batch("lost", "why not")
@@ -301,7 +383,9 @@ class SampleStoreSuite:
         first = make_episode("open", group="g")
         ended = replace(make_episode("ended", group="g"), state="ended", reward=1.0)
         aborted = replace(make_episode("aborted", group="g"), state="aborted", cause="timeout")
+        prepared = replace(make_episode("prepared", group="g"), state="prepared", reward=1.0)
         for record in (
+            prepared,
             first,
             ended,
             aborted,
@@ -311,7 +395,46 @@ class SampleStoreSuite:
         ):
             await store.add_episode(record)
         counts = await store.group_counts(["g", "empty"], kind="train", client_id=first.client_id)
-        assert counts == {"g": GroupCount(1, 1, 1), "empty": GroupCount(0, 0, 0)}
+        assert counts == {"g": GroupCount(2, 1, 1), "empty": GroupCount(0, 0, 0)}
+
+    async def test_evaluation_episodes_that_are_over_are_counted_by_what_they_belong_to(
+        self, store: SampleStore
+    ) -> None:
+        claimed = replace(make_episode(), kind="eval", task_id="t", tag="x", claim_version=2)
+        ended = replace(claimed, state="ended", reward=0.5)
+        for number, record in enumerate(
+            (
+                claimed,
+                ended,
+                replace(ended, reward=0.25, mixed=True),
+                replace(claimed, state="aborted", cause="error"),
+                replace(ended, task_id="u"),
+                replace(ended, tag="y"),
+                replace(ended, client_id="another"),
+                replace(ended, claim_version=1),
+                replace(ended, kind="train"),
+            )
+        ):
+            await store.add_episode(
+                replace(record, episode_id=f"e{number}", state="open", mixed=False)
+            )
+            if record.state != "open":
+                await store.finish_episode(replace(record, episode_id=f"e{number}"))
+        counts = await store.evaluation_counts(pass_reward=0.5)
+        one = EvaluationCount(claimed.client_id, "x", 2, "t", 1, 1, 0, 0.5, 0)
+        assert counts[0] == replace(one, claim_version=1)
+        assert sorted(counts[1:], key=str) == sorted(
+            [
+                replace(one, ended=2, mixed=1, reward_sum=0.75, aborted=1),
+                replace(one, task_id="u"),
+                replace(one, tag="y"),
+                replace(one, client_id="another"),
+            ],
+            key=str,
+        )
+        stored = await store.get_episode("e2")
+        assert stored is not None
+        assert stored.mixed
 
     async def test_a_step_is_replaced_when_it_is_trained_again(self, store: SampleStore) -> None:
         await store.add_step(StepRecord(2, "b2", {"loss": 0.5}, 5.0))
@@ -366,6 +489,8 @@ class SampleStoreSuite:
             "episodes_ended": 2,
             "episodes_aborted": 1,
             **{f"aborted_{cause}": int(cause == "timeout") for cause in ABORT_CAUSES},
+            "joint_ended": 0,
+            "joint_aborted": 0,
             "calls": 3,
             "tokens_raw": sum(len(call.token_ids) for call in calls),
             "tokens_sampled": 9,

@@ -49,6 +49,13 @@ class TrainerSuite:
         """A started trainer."""
         raise NotImplementedError
 
+    def make_truncating_trainer(self, run_dir: Path) -> Trainer:  # noqa: ARG002
+        """As `make_trainer`, with `AlgorithmConfig.importance` ``truncated`` and a cap of 2.
+
+        To be supplied for a trainer that names it among the fields it honours; for others its tests are skipped.
+        """
+        pytest.skip("this suite makes no trainer with truncated importance weights")
+
     def state(self, trainer: Trainer, directory: Path) -> object:
         """All that decides how `trainer` goes on, as something to compare: what it saves, byte for byte."""
         trainer.save(directory)
@@ -160,6 +167,34 @@ class TrainerSuite:
         assert self.state(trainer, tmp_path / "after") == before
         with pytest.raises(TrainerError):
             trainer.load(tmp_path / "nowhere")
+
+    def test_what_was_sampled_as_it_is_trained_is_weighed_by_one(self, tmp_path: Path) -> None:
+        """And nothing of it is truncated."""
+        batch = self.make_batch(1)
+        found = self.make_truncating_trainer(tmp_path / "run").step(batch).logprobs
+        if not found:
+            pytest.skip("this trainer reports no logprobs")
+        calls = [replace(c, logprobs=row) for c, row in zip(batch.calls, found, strict=True)]
+        trainer = self.make_truncating_trainer(tmp_path / "other-run")
+        metrics = trainer.step(replace(batch, calls=calls)).metrics
+        assert metrics["importance_mean"] == pytest.approx(1, abs=1e-3)
+        assert metrics["importance_max"] == pytest.approx(1, abs=1e-2)
+        assert metrics["importance_capped"] == 0
+
+    def test_an_importance_weight_is_truncated(self, tmp_path: Path) -> None:
+        """Beyond the cap it makes no difference how unlikely a token was when it was sampled; it is trained."""
+        batch = self.make_batch(1)
+        states = []
+        for logprob in (-30.0, -35.0):
+            trainer = self.make_truncating_trainer(tmp_path / f"run{logprob}")
+            before = self.state(trainer, tmp_path / f"before{logprob}")
+            calls = [replace(call, logprobs=[logprob] * 3) for call in batch.calls]
+            report = trainer.step(replace(batch, calls=calls))
+            assert report.metrics["importance_capped"] == 1
+            assert report.metrics["importance_max"] > 2
+            states.append(self.state(trainer, tmp_path / f"after{logprob}"))
+            assert states[-1] != before
+        assert states[0] == states[1]
 
     def test_an_unknown_weight_channel_is_refused(self, tmp_path: Path) -> None:
         """By name."""

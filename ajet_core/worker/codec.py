@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from ajet_core.interfaces import (
     EngineInfo,
     GenerateChunk,
     GenerateRequest,
+    ModelServers,
     SamplingParams,
     TrainerInfo,
 )
@@ -39,6 +40,7 @@ class BootPlan:
     :param checkpoint: directory the trainer goes on from, None for a new run.
     :param channel: the weight channel, if the worker hosts both components: the trainer's weights are
         published on it before the engine starts, so that the engine need not load any of its own.
+    :param servers: the model servers behind the engine.
     :param version: of the server's code.
     """
 
@@ -51,6 +53,7 @@ class BootPlan:
     checkpoint: str | None
     channel: str | None = None
     policy_version: int = 0
+    servers: ModelServers = field(default_factory=ModelServers)
     version: str = __version__
 
     @property

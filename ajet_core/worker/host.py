@@ -12,6 +12,7 @@ import functools
 import gc
 import importlib
 import socket
+import sys
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -53,8 +54,9 @@ def _import(target: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise WorkerBootError(
-            f"cannot import {target!r} in this worker's interpreter: {error}; install the plugin there, "
-            "or name another interpreter in the setting workers.python"
+            f"cannot import {target!r} in this worker's interpreter, {sys.executable}: {error}; install what is missing "
+            "there, or make an environment for it (ajet doctor says how), or name another interpreter in the setting "
+            "workers.python"
         ) from error
 
 
@@ -191,7 +193,7 @@ class WorkerHost:
         return to_plain(report)
 
     async def _make_components(self, plan: BootPlan) -> BootReport:
-        context = WorkerContext(run_dir=Path(plan.run_dir), seed=plan.seed)
+        context = WorkerContext(run_dir=Path(plan.run_dir), seed=plan.seed, servers=plan.servers)
         trainer_info: TrainerInfo | None = None
         engine_info: EngineInfo | None = None
         # The trainer comes first: an engine in the same process then takes over its weights.

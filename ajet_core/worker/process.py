@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from ajet_core.environments.environment import Interpreter
 from ajet_core.errors import AjetError, WorkerBootError, WorkerDiedError, error_from_payload
 from ajet_core.interfaces import (
     EngineStats,
@@ -38,6 +39,8 @@ from ajet_core.worker.rendezvous import SUPPORTED, find_worker
 _TAIL_LINES = 15
 _TAIL_BYTES = 16384
 _EXIT_SECONDS = 1.0
+# One that was found needs no more to end the calls of the server before.
+_ANSWER_SECONDS = 10.0
 
 
 class _Stream:
@@ -62,7 +65,7 @@ class _Stream:
         return self._items.popleft()
 
 
-def _environment() -> dict[str, str]:
+def _environment(interpreter: Interpreter) -> dict[str, str]:
     """Ours without our own settings: workers are told theirs, and tokens or a store's password are none of them.
 
     Models are local directories: libraries that would fetch what a directory lacks are told to stay offline, unless
@@ -70,7 +73,12 @@ def _environment() -> dict[str, str]:
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AJET_")}
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    return {**offline, **kept, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {
+        **offline,
+        **interpreter.environ(kept),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 class _Process(Protocol):
@@ -106,17 +114,18 @@ class WorkerProcess:
     async def spawn(
         cls,
         log: Path,
-        python: str | None = None,
+        interpreter: Interpreter | None = None,
         rendezvous: Path | None = None,
         orphan_seconds: float = 0.0,
     ) -> WorkerProcess:
         """Start a worker.
 
         :param log: file its stdout and stderr are appended to.
-        :param python: interpreter to run it in, this one by default.
+        :param interpreter: to run it in, this one by default.
         :param rendezvous: where it waits for `find` if this process is killed, for `orphan_seconds`.
         :raises WorkerBootError: the interpreter cannot be started.
         """
+        interpreter = interpreter or Interpreter(sys.executable)
         ours, theirs = socket.socketpair()
         arguments = ["-m", "ajet_core.worker", "--fd", str(theirs.fileno())]
         if rendezvous is not None and orphan_seconds > 0 and SUPPORTED:
@@ -126,18 +135,18 @@ class WorkerProcess:
         try:
             with log.open("ab") as output:
                 process = await asyncio.create_subprocess_exec(
-                    python or sys.executable,
+                    interpreter.python,
                     *arguments,
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env=_environment(),
+                    env=_environment(interpreter),
                 )
         except OSError as error:
             ours.close()
             raise WorkerBootError(
-                f"cannot start a worker with {python or sys.executable!r}: {error}"
+                f"cannot start a worker with {interpreter.python!r}: {error}"
             ) from error
         finally:
             theirs.close()
@@ -190,6 +199,8 @@ class WorkerProcess:
     async def adopt(self, plan: BootPlan, timeout: float) -> BootReport | None:
         """Go on with the components that a found worker has, at the plan's checkpoint; None if that cannot be."""
         try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await self.ping()
             async with asyncio.timeout(timeout):
                 report = await self.call("adopt", to_plain(plan))
         except (AjetError, TimeoutError):
@@ -297,19 +308,22 @@ class WorkerProcess:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Take frames until the worker ends; a frame that makes no sense ends the worker."""
         problem = ""
-        try:
-            await self._read_frames(reader)
+        reading = asyncio.create_task(self._read_frames(reader))
+        ending = asyncio.create_task(self._process.wait())
+        await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED)
+        # Its last frames are read, but a process that it forked may keep the connection open for ever.
+        await asyncio.wait([reading], timeout=_EXIT_SECONDS)
+        reading.cancel()
         # Whatever it was, all who wait for this worker have to hear of its end.
-        except Exception as error:  # noqa: BLE001
+        (error,) = await asyncio.gather(reading, return_exceptions=True)
+        if isinstance(error, Exception):
             problem = f" after a frame that could not be read ({type(error).__name__}: {error})"
-        try:
-            # Its own end comes a moment after that of its connection, and its status says why.
-            async with asyncio.timeout(None if self._closing else _EXIT_SECONDS):
-                code = await self._process.wait()
-        except TimeoutError:
+        # Its own end comes a moment after that of its connection, and its status says why.
+        await asyncio.wait([ending], timeout=None if self._closing else _EXIT_SECONDS)
+        if not ending.done():
             # A worker that closed its end but lives on is of no use to anybody.
             self.kill()
-            code = await self._process.wait()
+        code = await ending
         how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
         if isinstance(self._process, FoundProcess):
             how = "its status is not ours to know"

@@ -81,6 +81,8 @@ def find_worker(path: Path) -> tuple[socket.socket, int] | None:
     if not (SUPPORTED and path.is_socket()):
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # A worker that is frozen takes no connections; those of servers before this one may fill its queue.
+    connection.setblocking(False)
     try:
         with _short(path) as name:
             connection.connect(name)

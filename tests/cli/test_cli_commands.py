@@ -20,6 +20,7 @@ from ajet_core.errors import ServerUnreachableError
 from ajet_core.protocol import (
     BatchProgress,
     ErrorDetail,
+    Evaluation,
     Finding,
     ServerState,
     ServerStatus,
@@ -110,6 +111,29 @@ def test_status_shows_what_timelines_cost(server: type[FakeClient]) -> None:
     assert "3 answers would have drifted (kept as sampled) 37% [paid] twice" in shown
     assert "left out" not in shown
     assert "last step loss 0.5 timelines" in shown
+
+
+def test_status_shows_what_evaluations_came_to(server: type[FakeClient]) -> None:
+    scored = Evaluation(
+        client_id="client",
+        tag="held-[out]",
+        step=3,
+        tasks=8,
+        episodes=32,
+        open=0,
+        aborted=2,
+        mixed=0,
+        reward_mean=0.5,
+        pass_at={1: 0.25, 4: 2 / 3},
+    )
+    begun = scored.model_copy(
+        update={"tag": "", "episodes": 0, "tasks": 0, "open": 4, "reward_mean": None, "pass_at": {}}
+    )
+    server.answers = [STATUS.model_copy(update={"evaluations": [begun, scored]})]
+    shown = " ".join(ajet("status").stdout.split())
+    assert "evaluation step 3: no result yet (0 episodes of 0 tasks, 4 open, 2 aborted)" in shown
+    assert "held-[out], step 3: pass@1 0.250, pass@4 0.667, reward 0.5 (32 episodes" in shown
+    assert "mixed" not in shown
 
 
 def test_status_shows_why_a_run_failed(server: type[FakeClient]) -> None:

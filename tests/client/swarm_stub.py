@@ -18,6 +18,7 @@ class SwarmStub:
     """Grants every claim; remembers what became of the episodes.
 
     :ivar outcomes: per episode id its final status.
+    :ivar leases_end: every end comes too late.
     :ivar most_open: the most episodes that were open at once.
     """
 
@@ -28,6 +29,7 @@ class SwarmStub:
         self.beats: Counter[str] = Counter()
         self.most_open = 0
         self.refuse: dict[str, Any] | None = None
+        self.leases_end = False
         self.beaten = threading.Event()
         self.app = FastAPI()
         self._routes()
@@ -112,7 +114,14 @@ class SwarmStub:
                 }
             )
             with self.lock:
-                self.outcomes.setdefault(episode, state)
+                if self.leases_end and verb == "end":
+                    state = {"state": "aborted", "reward": None, "reason": "late", "final": False}
+                outcome = self.outcomes.setdefault(episode, state)
+                if verb == "abort" and outcome["state"] == "aborted":
+                    outcome["final"] |= body["final"]
+            if outcome["state"] == "aborted" and verb == "end":
+                error = {"type": "episode_closed", "message": "lease expired"}
+                return JSONResponse({"error": error}, status_code=410)
             return self._status(episode)
 
 

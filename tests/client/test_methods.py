@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from ajet_core.client import Episode
 from ajet_core.errors import AjetError, DeadlineError, NotRollingError, RequestError, StateError
-from ajet_core.protocol import EpisodeGrant, RunConfig, ServerState
+from ajet_core.protocol import EpisodeGrant, MixtureConfig, RunConfig, ServerState
 
 from .conftest import (
     GRANT,
@@ -42,6 +43,7 @@ async def test_begin_episode_sends_the_claim_and_returns_the_grant(make: MakeFac
         "lease_seconds": 60.0,
         "heartbeat_seconds": None,
         "wait_seconds": 30.0,
+        "joint": None,
     }
 
 
@@ -132,7 +134,9 @@ async def test_a_reward_that_is_no_number_never_leaves_the_client(make: MakeFace
 async def test_abort_shortens_a_long_reason(make: MakeFace) -> None:
     script = Script().on("POST /v1/episodes/ep-1/abort", (200, episode_status(state="aborted")))
     await make(script).call("abort_episode", EPISODE, "x" * 10_000)
-    assert script.bodies() == [{"reason": "x" * 4096, "cause": "error", "final": False}]
+    assert script.bodies() == [
+        {"reason": "x" * 4096, "cause": "error", "final": False, "arbiter_aborted": False}
+    ]
 
 
 async def test_heartbeat_and_status_of_an_episode(make: MakeFace) -> None:
@@ -237,6 +241,48 @@ async def test_run_status_and_status(make: MakeFace) -> None:
     face = make(script)
     assert (await face.call("run_status")).run_id == "run-1"
     assert (await face.call("status")).counters == {"calls": 7}
+
+
+MIXTURE: dict[str, Any] = {
+    "config": {"ratios": {"a": 1.0}, "grace_seconds": 7.0},
+    "step": 3,
+    "tags": {},
+}
+
+
+async def test_the_mixture_is_read(make: MakeFace) -> None:
+    script = Script().on("GET /v1/mixture", (200, MIXTURE))
+    found = await make(script).call("mixture")
+    assert (found.step, found.config.ratios) == (3, {"a": 1.0})
+
+
+async def test_bare_ratios_keep_the_grace_time_and_end_the_schedule(make: MakeFace) -> None:
+    before = {**MIXTURE["config"], "schedule": [{"from_step": 9, "ratios": {"b": 1.0}}]}
+    script = Script().on("GET /v1/mixture", (200, {**MIXTURE, "config": before}))
+    script.on("PUT /v1/mixture", (200, MIXTURE))
+    await make(script).call("set_mixture", {"a": 0.25, "b": 0.75})
+    assert script.bodies()[-1] == {
+        "ratios": {"a": 0.25, "b": 0.75},
+        "schedule": [],
+        "grace_seconds": 7.0,
+    }
+
+
+async def test_a_whole_mixture_is_put_as_it_is(make: MakeFace) -> None:
+    script = Script().on("PUT /v1/mixture", (200, MIXTURE))
+    wanted = MixtureConfig.model_validate(
+        {"ratios": {"a": 1.0}, "schedule": [{"from_step": 9, "ratios": {"b": 1.0}}]}
+    )
+    await make(script).call("set_mixture", wanted)
+    assert script.routes() == ["PUT /v1/mixture"]
+    assert script.bodies() == [wanted.model_dump(mode="json")]
+
+
+async def test_ratios_that_make_no_whole_never_leave_the_client(make: MakeFace) -> None:
+    script = Script().on("GET /v1/mixture", (200, MIXTURE))
+    with pytest.raises(RequestError, match=r"^set_mixture: ratios must sum to 1"):
+        await make(script).call("set_mixture", {"a": 0.5})
+    assert script.routes() == ["GET /v1/mixture"]
 
 
 async def test_fields_of_a_later_minor_version_are_ignored(make: MakeFace) -> None:

@@ -287,6 +287,24 @@ def test_the_last_attempt_of_a_job_says_that_nobody_tries_it_again(
         assert "in agent" in "".join(where)
 
 
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_lease_that_ended_with_the_last_attempt_is_given_up(
+    kind: str, url: str, stub: SwarmStub, retries: int
+) -> None:
+    stub.leases_end = True
+    report = drive(kind, url, ["a"], lambda task, episode: 1.0, retries=retries)
+    assert len(report.failures) == 1
+    finals = [outcome["final"] for outcome in stub.outcomes.values()]
+    assert finals == [False] * retries + [True]
+
+
+def test_a_reward_that_is_refused_with_the_last_attempt_is_given_up(
+    kind: str, url: str, stub: SwarmStub
+) -> None:
+    drive(kind, url, ["a"], lambda task, episode: float("nan"), retries=1)
+    assert [outcome["final"] for outcome in stub.outcomes.values()] == [False, True]
+
+
 def test_a_failed_attempt_is_logged_with_task_episode_and_traceback(
     kind: str, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

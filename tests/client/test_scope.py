@@ -85,7 +85,8 @@ async def test_being_stopped_aborts_too(
 
     with pytest.raises(kind):
         await within(make(script), body)
-    assert script.bodies()[1] == {"reason": kind.__name__, "cause": "cancelled", "final": False}
+    sent = script.bodies()[1]
+    assert (sent["reason"], sent["cause"], sent["final"]) == (kind.__name__, "cancelled", False)
 
 
 async def test_leaving_without_a_reward_aborts(make: MakeFace, script: Script) -> None:

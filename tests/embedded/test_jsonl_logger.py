@@ -7,6 +7,7 @@ from ajet_core.embedded.jsonl_logger import JsonlLogger
 from ajet_core.embedded.settings import JsonlLoggerSettings
 from ajet_core.errors import StoreError
 from ajet_core.interfaces import WorkerContext
+from ajet_core.protocol import Evaluation
 
 
 def make_logger(run_dir: Path) -> JsonlLogger:
@@ -37,6 +38,28 @@ def test_numbers_json_does_not_have_become_null(tmp_path: Path) -> None:
     logger.log(1, {"loss": float("nan"), "kl": float("inf"), "step": 7.0})
     logger.close()
     assert lines(tmp_path) == [{"step": 1, "loss": None, "kl": None}]
+
+
+def test_evaluations_have_a_file_of_their_own(tmp_path: Path) -> None:
+    evaluation = Evaluation(
+        client_id="c",
+        tag="t",
+        step=2,
+        tasks=1,
+        episodes=2,
+        open=0,
+        aborted=0,
+        mixed=0,
+        reward_mean=0.5,
+        pass_at={1: 0.5},
+    )
+    logger = make_logger(tmp_path)
+    logger.log_evaluation(evaluation)
+    logger.log(2, {"loss": 0.5})
+    logger.close()
+    (line,) = (tmp_path / "evaluations.jsonl").read_text().splitlines()
+    assert Evaluation.model_validate_json(line) == evaluation
+    assert lines(tmp_path) == [{"step": 2, "loss": 0.5}]
 
 
 def test_half_a_line_of_a_dead_process_is_left_alone(tmp_path: Path) -> None:

@@ -96,6 +96,18 @@ def test_an_episode_without_a_batch_has_no_step(reader: StoreReader) -> None:
     assert reader.load("ep_2").step is None
 
 
+async def test_what_was_aborted_while_a_batch_was_filled_is_of_no_step(run_dir: Path) -> None:
+    store = new_store(run_dir)
+    await store.open()
+    await store.finish_episode(replace(make_episode("ep_2"), state="aborted", cause="error"))
+    await store.add_batch(BatchRecord("next", 3, [], 1.0, aborted_ids=["ep_2"]))
+    await store.add_step(StepRecord(3, "next", {}, 1.0))
+    await store.close()
+    with StoreReader(run_dir) as reader:
+        assert reader.episode_ids(EpisodeQuery(step=3)) == []
+        assert reader.load("ep_2").step is None
+
+
 @pytest.mark.parametrize(
     ("query", "expected"),
     [

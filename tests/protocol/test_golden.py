@@ -49,10 +49,19 @@ def test_every_message_has_a_golden_file() -> None:
     nested |= {"TimelineCall", "TimelineFork", "TimelineNode", "TimelineRole", "TimelineSampling"}
     nested |= {
         "TimelineConfig",
+        "Evaluation",
+        "EvaluationConfig",
+        "EvaluationSampling",
         "FailureConfig",
+        "RolloutConfig",
+        "MixtureStage",
+        "RolloutStatus",
+        "TagProgress",
         "Finding",
         "SetAside",
         "GroupCounts",
         "TokenQuotas",
+        "JointPart",
+        "PreparedPart",
     }
     assert {path.stem.partition("-")[0] for path in FILES} == public - nested

@@ -19,9 +19,12 @@ _BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/v1/episodes"): {"task_id": "a", "wait_seconds": 0},
     ("POST", "/v1/episodes/{episode_id}/end"): {"reward": 1.0},
     ("POST", "/v1/episodes/{episode_id}/abort"): {"reason": "x"},
+    ("POST", "/v1/episodes/{episode_id}/prepare"): {"reward": 1.0},
+    ("POST", "/v1/joint/outcomes"): {"joint_ids": ["0" * 32]},
     ("POST", "/v1/groups"): {"groups": ["a"]},
     ("POST", "/v1/heartbeats"): {"episode_ids": [UNKNOWN_EPISODE]},
     ("POST", "/v1/run/start"): {"wait_seconds": 0},
+    ("PUT", "/v1/mixture"): {"ratios": {"a": 1.0}},
     ("POST", "/v1/tokens"): {"name": "attacker", "scope": "control"},
     ("POST", "/v1/chat/completions"): {"messages": [{"role": "user", "content": "x"}]},
 }

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet_core.server.service import build_service
+from ajet_core.server.build import build_service
 from ajet_core.settings import Settings
 from ajet_core.testing.plugins import scripted_plugins
 from tests.security.conftest import bearer

@@ -68,6 +68,25 @@ async def test_control_may_end_everybodys_episodes_and_a_viewer_only_sees_them(
     assert answer.json()["state"] == "aborted"
 
 
+async def test_evaluations_of_another_tenant_are_seen_by_control_and_viewers_alone(
+    rolling: Running,
+) -> None:
+    alice_id, alice = await new_token(rolling, "alice")
+    _, bob = await new_token(rolling, "bob")
+    _, viewer = await new_token(rolling, "dashboard", scope="view")
+    grant = (await claim_as(rolling, alice, kind="eval", tag="secret set")).json()
+    url = f"/v1/episodes/{grant['episode_id']}/end"
+    assert (await rolling.http.post(url, headers=alice, json={"reward": 1})).status_code == 200
+    await rolling.service.tell_evaluations()
+    (told,) = [o for o in rolling.service.events._events if o.event.type == "evaluation"]
+    assert told.owner == alice_id
+    for path in ("/v1/evaluations", "/v1/status"):
+        for headers, sees in ((alice, True), (viewer, True), (CONTROL, True), (bob, False)):
+            answer = await rolling.http.get(path, headers=headers)
+            assert ("secret set" in answer.text) is sees, path
+            assert (alice_id in answer.text) is sees, path
+
+
 @pytest.mark.parametrize("scope", ["client", "view"])
 async def test_only_control_makes_lists_and_revokes_tokens(server: Running, scope: str) -> None:
     token_id, headers = await new_token(server, "nosy", scope=scope)
@@ -144,6 +163,31 @@ async def test_events_of_another_tenant_are_not_seen(rolling: Running) -> None:
     everything = json.dumps(await events_until(rolling, CONTROL, marker["episode_id"], first))
     assert theirs["episode_id"] in everything
     assert "bob rewrote his history" in everything
+
+
+async def test_how_far_another_tenant_is_with_its_tag_is_not_seen(server: Running) -> None:
+    await server.roll(mixture={"ratios": {"bobs": 1.0}, "grace_seconds": 3600.0})
+    _, alice = await new_token(server, "alice")
+    _, bob = await new_token(server, "bob")
+    log = server.service.events
+    first = log._events[0].event.id - 1
+    for number in range(4):
+        grant = (await claim_as(server, bob, f"t{number // 2}", tag="bobs")).json()
+        await server.chat(grant)
+        url = f"/v1/episodes/{grant['episode_id']}/end"
+        await server.http.post(url, headers=bob, json={"reward": number / 4})
+    await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+    blocked = {"what": "blocked", "tags": ["bobs"], "places": {"bobs": 2}}
+    log.emit("mixture", blocked)
+    marker = (await claim_as(server, alice, "last", kind="eval")).json()
+    seen = await events_until(server, alice, marker["episode_id"], first)
+    seen.append((await server.http.get("/v1/status", headers=alice)).json()["last_step"])
+    assert "bobs" not in json.dumps(seen)
+    assert {"what": "blocked"} in [event.get("data") for event in seen]
+    everything = await events_until(server, CONTROL, marker["episode_id"], first)
+    assert blocked in [event["data"] for event in everything]
+    status = (await server.http.get("/v1/status", headers=CONTROL)).json()
+    assert status["last_step"]["metrics"]["tasks/bobs"] == 2
 
 
 async def test_the_status_names_no_task_of_another_tenant(rolling: Running) -> None:

@@ -17,9 +17,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ajet_core.credentials import ServerTokens
 from ajet_core.server.app import create_app
+from ajet_core.server.build import build_service
 from ajet_core.server.guard import TokenGuard
 from ajet_core.server.serve import bind, http_config
-from ajet_core.server.service import SwarmService, build_service
+from ajet_core.server.service import SwarmService
 from ajet_core.settings import Settings
 from ajet_core.testing.plugins import scripted_plugins
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from ajet_core.errors import ConfigError, StoreError
+from ajet_core.server.build import build_service
 from ajet_core.server.guard import make_tokens
 from ajet_core.server.serve import bind, serve
-from ajet_core.server.service import build_service
 from ajet_core.settings import Settings
+from ajet_core.testing import scripted_trainer
 from ajet_core.testing.plugins import scripted_plugins
 from tests.server.conftest import (
     CLIENT,
@@ -227,6 +228,12 @@ async def test_a_chat_body_that_is_none_is_a_400(server: Running, body: bytes) -
         ({"trainer": {"colour": 1}}, "invalid_config", "colour", "colour"),
         ({"steps": 0}, "invalid_request_error", "steps", "greater than or equal to 1"),
         ({"optimizer": "adam"}, "invalid_request_error", "optimizer", "Extra inputs"),
+        (
+            {"algorithm": {"importance_cap": 3.0}},
+            "invalid_request_error",
+            "algorithm",
+            "set importance to truncated",
+        ),
         ({"model": {"path": "/etc"}}, "invalid_model", "model.path", "outside"),
         ({"model": {"path": "../../../etc"}}, "invalid_model", "model.path", "outside"),
     ],
@@ -241,6 +248,20 @@ async def test_a_run_configuration_that_cannot_be_used_is_refused(
     assert param in (error["param"] or "")
     assert says in error["message"]
     assert (await server.put_run()).status_code == 200
+
+
+async def test_an_algorithm_field_that_the_trainer_does_not_honour_is_refused(
+    servers: ServerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honoured = scripted_trainer.ALGORITHM_FIELDS - {"importance", "importance_cap"}
+    monkeypatch.setattr(scripted_trainer, "ALGORITHM_FIELDS", honoured)
+    async with servers.running() as server:
+        answer = await server.put_run(algorithm={"importance": "truncated"})
+        assert answer.status_code == 400
+        error = error_of(answer)
+        assert (error["type"], error["param"]) == ("invalid_config", "algorithm.importance")
+        assert "'scripted' does not honour algorithm.importance" in error["message"]
+        assert (await server.put_run(algorithm={"importance": "ratio"})).status_code == 200
 
 
 async def test_an_unknown_component_is_answered_with_the_known_ones(server: Running) -> None:
@@ -484,4 +505,7 @@ _TOOL = {
 def _with_python(run: Any, python: str) -> Any:
     from dataclasses import replace
 
-    return replace(run, python={"engine": python, "trainer": python})
+    from ajet_core.environments import Interpreter
+
+    interpreter = Interpreter(python)
+    return replace(run, python={"engine": interpreter, "trainer": interpreter})

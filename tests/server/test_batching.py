@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.protocol import AbortCause, BatchConfig, RunConfig, SetAside
+from ajet_core.protocol import AbortCause, BatchConfig, BatchProgress, RunConfig, SetAside
 from ajet_core.server.batching import BatchBuilder
 
 _ids = itertools.count()
@@ -76,7 +76,7 @@ def test_a_task_that_nobody_works_on_any_more_gives_its_place_to_others() -> Non
     for record in [start(batch, g) for g in "ccdd"]:
         finish(batch, record, 1.0)
     assert batch.is_full()
-    assert len(batch.take()) == 6
+    assert len(batch.take().ended) == 6
 
 
 def test_an_incomplete_task_takes_its_place_again_when_it_goes_on() -> None:
@@ -97,7 +97,7 @@ def test_full_by_tasks_needs_every_task_complete() -> None:
     assert not batch.is_full()
     finish(batch, running[3], 0.0)
     assert batch.is_full()
-    assert sorted(batch.take()) == sorted(r.episode_id for r in running)
+    assert sorted(batch.take().ended) == sorted(r.episode_id for r in running)
     assert not batch.is_full()
     assert batch.admission("a") == "now"
 
@@ -123,7 +123,7 @@ def test_equal_rewards_give_their_place_to_another_task() -> None:
         finish(batch, record, reward)
     assert batch.is_full()
     # What was rolled out is consumed too: it has no gradient, but its rewards belong to the mean.
-    assert len(batch.take()) == 6
+    assert len(batch.take().ended) == 6
 
 
 @pytest.mark.parametrize("kind", ["call_rewards", "agent_rewards"])
@@ -136,11 +136,16 @@ def test_a_task_differs_by_the_rewards_of_its_calls_and_agents_too(kind: str) ->
     assert batch.is_full()
 
 
+def aborted(
+    record: EpisodeRecord, cause: AbortCause = "error", *, final: bool = False
+) -> EpisodeRecord:
+    return replace(record, state="aborted", cause=cause, reason="it broke", final=final)
+
+
 def fail(
     batch: BatchBuilder, record: EpisodeRecord, cause: AbortCause = "error", *, final: bool = False
 ) -> SetAside | None:
-    aborted = replace(record, state="aborted", cause=cause, reason="it broke")
-    return batch.aborted(aborted, final=final)
+    return batch.aborted(aborted(record, cause, final=final))
 
 
 def test_a_task_that_fails_for_everyone_is_set_aside_and_replaced() -> None:
@@ -211,18 +216,101 @@ def test_a_task_of_which_too_little_came_begins_anew_when_somebody_asks_for_it()
     assert batch.is_full()
 
 
-def test_a_new_builder_in_the_middle_of_a_batch_knows_what_was_given_up() -> None:
-    before = builder(tasks=1, episodes_per_task=3)
-    ended = [start(before, "a"), start(before, "a")]
-    for record in ended:
-        finish(before, record, 1.0)
-    fail(before, start(before, "a"), final=True)
-    sizes = {"full_by": "tasks", "tasks": 1, "episodes_per_task": 3}
-    after = BatchBuilder(BatchConfig.model_validate(sizes), before=before)
-    assert not after.is_full()
-    for record in ended:
-        finish(after, record, 1.0)
-    assert after.is_full()
+def test_another_chance_for_all_tasks_is_none_for_what_clients_gave_up() -> None:
+    """Who gave it up does not come back: a batch that waited for it would never be full."""
+    batch = builder(tasks=1, episodes_per_task=4, max_aborts_per_task=1)
+    for reward in (0.0, 1.0):
+        finish(batch, start(batch, "a"), reward)
+    for _ in range(2):
+        fail(batch, start(batch, "a"), final=True)
+    assert batch.is_full()
+    batch.readmit()
+    assert batch.is_full()
+
+
+def test_another_chance_is_one_in_the_batch_being_filled() -> None:
+    batch = builder(tasks=1, max_aborts_per_task=1)
+    for _ in range(2):
+        fail(batch, start(batch, "a"))
+    batch.readmit()
+    for reward in (0.0, 1.0):
+        finish(batch, start(batch, "a"), reward)
+    assert batch.is_full()
+
+
+def test_what_its_client_gave_up_by_its_lease_is_not_waited_for_when_it_says_so() -> None:
+    batch = builder(tasks=1, episodes_per_task=3)
+    for reward in (0.0, 1.0):
+        finish(batch, start(batch, "a"), reward)
+    lost = start(batch, "a")
+    fail(batch, lost, "lease_expired")
+    assert not batch.is_full()
+    batch.given_up(aborted(lost, "lease_expired", final=True))
+    batch.given_up(aborted(lost, "lease_expired", final=True))
+    assert batch.is_full()
+    assert lost.episode_id in batch.take().aborted
+    # It says nothing of the next batch.
+    start(batch, "a")
+    batch.given_up(aborted(lost, "lease_expired", final=True))
+    assert [batch.admission("a") for _ in range(2) if start(batch, "a")] == ["now", "later"]
+
+
+@given(
+    st.sampled_from(["tasks", "episodes", "differing_tasks"]),
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["open", "abort", "give up", 0.0, 1.0])),
+        max_size=60,
+    ),
+)
+def test_a_builder_that_takes_a_batch_up_goes_on_as_the_one_before_would(
+    full_by: str, script: list[tuple[str, str | float]]
+) -> None:
+    """What was taken is known by its batch, all else is told again."""
+    batch = builder(full_by, max_aborts_per_task=1)
+    known: dict[str, EpisodeRecord] = {}
+    for now, (group, what) in enumerate(script):
+        running = [r for r in known.values() if r.group == group and r.state == "open"]
+        if what == "open":
+            if batch.admission(group) == "now":
+                record = replace(episode(group), created_at=now)
+                known[record.episode_id] = record
+                batch.opened(record)
+        elif running:
+            if isinstance(what, float):
+                over = replace(running[0], state="ended", reward=what, finished_at=now)
+                batch.ended(over)
+            else:
+                over = aborted(replace(running[0], finished_at=now), final=what == "give up")
+                batch.aborted(over)
+            known[over.episode_id] = over
+        if batch.is_full():
+            taken = batch.take()
+            assert all(known.pop(i).state == "ended" for i in taken.ended)
+            assert all(known.pop(i).state == "aborted" for i in taken.aborted)
+    again = builder(full_by, max_aborts_per_task=1)
+    again.restore(known.values())
+    assert again.progress() == replace_set_aside(batch)
+    assert again.is_full() == batch.is_full()
+    assert again.decided == batch.decided
+    assert sorted(again.lacking()) == sorted(batch.lacking())
+    for group in "abc":
+        assert again.admission(group) == batch.admission(group)
+    assert sorted(again.take().ended) == sorted(batch.take().ended)
+
+
+def replace_set_aside(batch: BatchBuilder) -> BatchProgress:
+    """Its progress, but for what is known of tasks over all batches."""
+    return batch.progress().model_copy(update={"set_aside": 0})
+
+
+def test_what_is_taken_up_says_nothing_of_a_task_over_all_batches() -> None:
+    """It was said when it happened."""
+    batch = builder(max_aborts_per_task=1)
+    aside = [start(batch, "a"), start(batch, "a")]
+    for record in aside:
+        fail(batch, record)
+    batch.restore([replace(episode("a"), state="ended", reward=1.0)])
+    assert batch.refuses("c", "a") is not None
 
 
 def test_a_client_that_only_ever_begins_does_not_make_a_batch_grow() -> None:
@@ -243,7 +331,7 @@ def test_a_task_with_a_single_success_leaves_its_place_to_others() -> None:
     assert not batch.is_full()
     for record in [start(batch, "b"), start(batch, "b")]:
         finish(batch, record, 1.0)
-    assert len(batch.take()) == 3
+    assert len(batch.take().ended) == 3
 
 
 def test_the_place_of_a_silent_client_is_given_away_and_its_episode_still_counts() -> None:
@@ -256,9 +344,9 @@ def test_the_place_of_a_silent_client_is_given_away_and_its_episode_still_counts
     for record in (other, instead):
         finish(batch, record, 1.0)
     assert batch.is_full()
-    assert lost.episode_id not in batch.take()
+    assert lost.episode_id not in batch.take().ended
     finish(batch, lost, 1.0)
-    assert batch.take() == [lost.episode_id]
+    assert batch.take().ended == [lost.episode_id]
 
 
 def test_open_episodes_are_carried_over_to_the_next_batch() -> None:
@@ -268,7 +356,7 @@ def test_open_episodes_are_carried_over_to_the_next_batch() -> None:
     for record in (episode("a"), episode("b")):
         batch.opened(record)
         finish(batch, record, 1.0)
-    assert late.episode_id not in batch.take()
+    assert late.episode_id not in batch.take().ended
     assert batch.progress().open_episodes == 1
     finish(batch, late, 1.0)
     assert batch.progress().ready == 1
@@ -295,8 +383,8 @@ def test_every_ended_episode_is_taken_exactly_once(
             finish(batch, record, reward)
             ended.append(record.episode_id)
         if batch.is_full():
-            taken += batch.take()
-    taken += batch.take()
+            taken += batch.take().ended
+    taken += batch.take().ended
     assert sorted(taken) == sorted(ended)
 
 

@@ -168,6 +168,91 @@ async def test_a_trainer_that_refuses_what_it_had_trained_loses_no_batch(
         assert "scripted refusal" in kept.refused
 
 
+async def test_a_trainer_that_lost_its_weights_is_replaced(server: Running) -> None:
+    await server.roll(trainer={"tears_at": 2})
+    await server.batch()
+    await server.batch()
+    assert server.service.coordinator.step == 2
+    (died,) = [e["message"] for e in events(server, "worker") if e["what"] == "died"]
+    assert "scripted loss of the weights in step 2" in died
+    # As if it had never happened.
+    assert len(await server.service.store.batches(after_step=0)) == 2
+    assert events(server, "refused") == []
+
+
+@pytest.mark.parametrize("fault", ["dies_at", "tears_at"])
+async def test_a_batch_that_workers_die_of_is_kept_and_the_next_one_takes_its_step(
+    server: Running, fault: str
+) -> None:
+    await server.roll(trainer={fault: 2}, failures={"max_deaths": 1})
+    await server.batch()
+    await finish_batch(server)
+    await server.service.board.wait_until(lambda: bool(events(server, "refused")))
+    await until_state(server, ServerState.ROLLING)
+    await server.batch()
+    assert server.service.coordinator.step == 2
+    (kept,) = await server.service.store.batches(after_step=0, refused=True)
+    assert "training the batch cost 1 worker, the last one" in kept.refused
+    assert kept.batch_id not in {s.batch_id for s in await server.service.store.steps()}
+
+
+async def test_a_batch_is_to_blame_although_the_ones_before_it_are_trained_again(
+    servers: ServerFactory,
+) -> None:
+    """Without a checkpoint each new worker first trains what the one before it had trained."""
+    async with servers.running(worker_restarts=2) as server:
+        await server.roll(
+            trainer={"dies_at": 2, "once": False},
+            checkpoint_every=100,
+            failures={"max_deaths": 2, "max_refused": 2},
+        )
+        await server.batch()
+        await finish_batch(server)
+        await server.service.board.wait_until(lambda: bool(events(server, "refused")))
+        # The first batch is trained again before episodes begin.
+        await finish_batch(server)
+        await until_state(server, ServerState.PAUSED)
+        assert "refused 2 batches in a row" in (await status(server))["paused"]
+        died = [e for e in events(server, "worker") if e["what"] == "died"]
+        assert len(died) == 4
+
+
+async def test_workers_that_only_train_again_what_was_trained_make_no_progress(
+    servers: ServerFactory,
+) -> None:
+    async with servers.running(worker_restarts=1) as server:
+        await server.roll(
+            trainer={"dies_at": 2, "once": False},
+            checkpoint_every=100,
+            failures={"max_deaths": 5},
+        )
+        await server.batch()
+        await finish_batch(server)
+        await until_state(server, ServerState.OFFLINE)
+        error = server.service.coordinator.error
+        assert error is not None
+        assert "workers died 2 times without finishing a step" in error.message
+        # Its batches are there when somebody has looked after it.
+        assert len(await server.service.store.batches(after_step=0)) == 2
+
+
+async def test_a_batch_that_was_trained_before_is_not_refused_at_once_if_workers_die_of_it(
+    servers: ServerFactory,
+) -> None:
+    async with servers.running() as server:
+        await server.roll(checkpoint_every=100)
+        await server.batch()
+        await server.http.post("/v1/run/stop", headers=CONTROL)
+    shutil.rmtree(servers.run_dir / "checkpoints")
+    async with servers.running() as server:
+        await server.roll_as_it_is(trainer={"dies_at": 1}, failures={"max_deaths": 1})
+        await until_state(server, ServerState.PAUSED)
+        assert "was trained before the last restart" in (await status(server))["paused"]
+        await server.http.post("/v1/run/resume", headers=CONTROL)
+        await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+        assert await server.service.store.batches(after_step=0, refused=True) == []
+
+
 async def test_a_checkpoint_that_cannot_be_written_is_left_out(server: Running) -> None:
     await server.roll(checkpoint_every=1)
     checkpoints = server.run_dir / "checkpoints"
@@ -189,7 +274,7 @@ async def test_a_checkpoint_that_cannot_be_written_is_left_out(server: Running) 
 
 async def test_a_status_does_not_wait_for_a_worker_that_hangs(server: Running) -> None:
     await server.roll()
-    workers = loop_of(server).workers
+    workers = loop_of(server).supervisor.running
     assert workers is not None
     os.kill(workers.engine.pid, signal.SIGSTOP)
     try:
@@ -278,7 +363,7 @@ async def test_a_training_step_that_never_ends_is_ended_and_tried_again(
     async with servers.running(step_timeout_seconds=2.0) as server:
         with HoldGate(server.run_dir, "trainer"):
             await server.roll(trainer={"hangs_at": 1})
-            loop_of(server).health_seconds = 0.1
+            loop_of(server).supervisor.health_seconds = 0.1
             await server.batch()
         assert server.service.coordinator.step == 1
         died = [e["message"] for e in events(server, "worker") if e["what"] == "died"]
@@ -289,13 +374,12 @@ async def test_a_frozen_worker_is_replaced_in_the_middle_of_a_step(servers: Serv
     async with servers.running() as server:
         with HoldGate(server.run_dir, "trainer"):
             await server.roll(trainer={"hangs_at": 1})
-            loop = loop_of(server)
-            loop.health_seconds, loop.hang_seconds = 0.1, 0.5
+            watch = loop_of(server).supervisor
+            watch.health_seconds, watch.hang_seconds = 0.1, 0.5
             training = asyncio.create_task(server.batch())
             while not (server.run_dir / "scripted-trainer.hung").exists():
                 await asyncio.sleep(0)
-            assert loop.workers is not None
-            os.kill(loop.workers.trainer.pid, signal.SIGSTOP)
+            os.kill(watch.workers.trainer.pid, signal.SIGSTOP)
             await training
         assert server.service.coordinator.step == 1
         died = [e["message"] for e in events(server, "worker") if e["what"] == "died"]
@@ -308,7 +392,7 @@ async def test_an_engine_that_does_nothing_is_replaced_and_its_calls_go_on(
     async with servers.running(engine_stall_seconds=0.2) as server:
         with HoldGate(server.run_dir, "engine"):
             await server.roll(engine={"hangs_at": 1})
-            loop_of(server).health_seconds = 0.05
+            loop_of(server).supervisor.health_seconds = 0.05
             grant = await server.claim()
             assert (await server.chat(grant)).status_code == 200
         died = [e["message"] for e in events(server, "worker") if e["what"] == "died"]
@@ -328,6 +412,50 @@ async def test_the_place_of_a_client_that_fell_silent_goes_to_whoever_asks(
     await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
     ended = await server.service.store.episodes(state="ended")
     assert {e.episode_id for e in ended} == {g["episode_id"] for g in (lost, kept, again)}
+
+
+async def test_what_was_given_up_outlives_a_restart(servers: ServerFactory) -> None:
+    """Of the batch being filled alone: what was given up before it is not held against it."""
+    sizes = {"tasks": 1, "episodes_per_task": 3}
+    async with servers.running() as server:
+        await server.roll(batch=sizes, failures={"max_rate": 1.0})
+        for step in (1, 2):
+            for reward in (0.0, 1.0):
+                await server.episode("a", reward)
+            if step == 1:
+                await abort(server, await server.claim("a"), reason="no", final=True)
+                await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+        assert server.service.coordinator.step == 1
+    async with servers.running() as server:
+        await until_state(server, ServerState.ROLLING)
+        # Two of three, and one that was given up in the batch before.
+        assert server.service.coordinator.step == 1
+        await abort(server, await server.claim("a"), reason="no", final=True)
+        await server.service.board.wait_until(lambda: server.service.coordinator.step == 2)
+        await server.episode("a", 0.0)
+        await abort(server, await server.claim("a"), reason="no", final=True)
+    async with servers.running() as server:
+        await until_state(server, ServerState.ROLLING)
+        await server.episode("a", 1.0)
+        await server.service.board.wait_until(lambda: server.service.coordinator.step == 3)
+        ended = await server.service.store.episodes(state="ended")
+        assert len(ended) == 6
+
+
+async def test_a_client_may_give_up_for_good_what_its_lease_ended(server: Running) -> None:
+    await server.roll(batch={"tasks": 1, "episodes_per_task": 3})
+    for reward in (0.0, 1.0):
+        await server.episode("a", reward)
+    lost = await server.claim("a", lease_seconds=1.0)
+    server.service.episodes._open[lost["episode_id"]].seen_at -= 2.0
+    server.service.episodes._leases.add(0.0, lost["episode_id"])
+    await server.service.episodes.expire_leases()
+    assert server.service.coordinator.step == 0
+    said = await abort(server, lost, reason="no more", final=True)
+    assert said["cause"] == "lease_expired"
+    await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+    (record,) = await server.service.store.episodes(state="aborted")
+    assert record.final
 
 
 async def test_one_beat_renews_many_leases_and_tells_what_is_over(server: Running) -> None:

@@ -285,8 +285,10 @@ async def test_calls_whose_client_went_away_are_not_trained(servers: ServerFacto
 
 async def test_an_engine_that_fails_for_good_is_replaced(servers: ServerFactory) -> None:
     async with servers.running() as server:
-        server.service.coordinator.health_seconds = 0.05
         await server.roll()
+        loop = server.service.coordinator.loop
+        assert loop is not None
+        loop.supervisor.health_seconds = 0.05
         before = server.service.coordinator.workers
         assert before is not None
         rolling = server.service.board.wait_until(lambda: not server.service.board.rolling)

@@ -76,6 +76,14 @@ def test_slow_states_say_what_they_do() -> None:
     assert found.message == "BOOTING for 75 s: the workers load the model"
 
 
+def test_a_long_step_is_told_where_rollouts_that_go_on_have_to_wait_for_it() -> None:
+    view = replace(IDLE, training=True, doing="step 3 is being trained", open=[EPISODE])
+    assert diagnose(view, 60.0) == []
+    found = only(replace(view, waiting_claims=2))
+    assert (found.code, found.stuck, found.seconds) == ("slow_state", True, 70.0)
+    assert found.message.startswith("step 3 is being trained; 2 claims wait")
+
+
 def test_a_pause_throttling_and_set_aside_tasks_are_findings() -> None:
     aside = SetAside(
         client_id="client", group="t1", task_id="t1", aborts=17, reason="ValueError: no"

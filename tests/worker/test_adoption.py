@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from ajet_core.testing.faults import HoldGate
+from ajet_core.worker import process
 from ajet_core.worker.codec import BootPlan, to_plain
 from ajet_core.worker.process import WorkerProcess
 from ajet_core.worker.rendezvous import SUPPORTED, find_worker, wait_for_server
@@ -183,6 +187,34 @@ async def test_a_file_in_the_place_of_a_rendezvous_is_no_worker(tmp_path: Path) 
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path)[:107])
     assert find_worker(path) is None
+
+
+async def test_a_worker_that_takes_no_connections_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "w.sock"
+    with socket.socket(socket.AF_UNIX) as frozen, contextlib.ExitStack() as before:
+        frozen.bind(str(path))
+        frozen.listen(0)
+        queued = 0
+        while queued == 0:
+            connection = before.enter_context(socket.socket(socket.AF_UNIX))
+            connection.setblocking(False)
+            queued = connection.connect_ex(str(path))
+        assert queued == errno.EAGAIN
+        assert find_worker(path) is None
+
+
+async def test_a_frozen_worker_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    booted = plan(tmp_path)
+    saved = await made_checkpoint(tmp_path)
+    await asyncio.to_thread(orphan, tmp_path, booted)
+    worker = await find(tmp_path)
+    os.kill(worker.pid, signal.SIGSTOP)
+    monkeypatch.setattr(process, "_ANSWER_SECONDS", 0.1)
+    assert await worker.adopt(replace(booted, checkpoint=str(saved)), 600.0) is None
+    await worker.close(0.1)
+    assert worker.died.done()
 
 
 async def test_a_step_that_does_not_end_keeps_a_worker_from_being_used(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ajet_core.environments import Interpreter
 from ajet_core.errors import (
     ContextLengthError,
     EngineError,
@@ -155,7 +156,7 @@ async def test_a_boot_that_hangs_ends_at_its_deadline(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho thinking >&2\nexec cat /dev/zero > /dev/null\n")
     python.chmod(0o755)
-    worker = await WorkerProcess.spawn(tmp_path / "worker.log", str(python))
+    worker = await WorkerProcess.spawn(tmp_path / "worker.log", Interpreter(str(python)))
     with pytest.raises(WorkerBootError, match="boot_timeout_seconds"):
         await worker.boot(plan(tmp_path), 0.2)
     worker.kill()
@@ -164,7 +165,7 @@ async def test_a_boot_that_hangs_ends_at_its_deadline(tmp_path: Path) -> None:
 
 async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(WorkerBootError, match="/no/such/python"):
-        await WorkerProcess.spawn(tmp_path / "worker.log", "/no/such/python")
+        await WorkerProcess.spawn(tmp_path / "worker.log", Interpreter("/no/such/python"))
 
 
 async def test_a_worker_ends_when_its_server_is_gone(tmp_path: Path) -> None:
@@ -192,3 +193,20 @@ async def test_a_worker_ends_when_its_server_is_gone(tmp_path: Path) -> None:
     await ended.wait()
     asyncio.get_running_loop().remove_reader(descriptor)
     os.close(descriptor)
+
+
+async def test_the_death_of_a_worker_is_noticed_though_what_it_forked_lives_on(
+    tmp_path: Path,
+) -> None:
+    """It has the connection to the server as well, and may keep it open for ever."""
+    forking = tmp_path / "python"
+    forking.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/pid\nkill -9 $$\n")
+    forking.chmod(0o700)
+    worker = await WorkerProcess.spawn(tmp_path / "worker.log", Interpreter(str(forking)))
+    try:
+        assert "killed by signal 9" in await worker.died
+        with pytest.raises(WorkerDiedError):
+            await worker.ping()
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    await worker.close()

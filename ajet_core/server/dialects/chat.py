@@ -192,8 +192,9 @@ class ChatService:
     def _generation(self, exchange: Exchange, choice: int) -> Generation:
         request = exchange.request
         prompt_ids = exchange.prompt.ids
+        max_tokens = request.max_tokens or self._info.max_context - len(prompt_ids)
         sampling = SamplingParams(
-            max_tokens=request.max_tokens or self._info.max_context - len(prompt_ids),
+            max_tokens=min(max_tokens, request.most_tokens or max_tokens),
             temperature=request.temperature,
             top_p=request.top_p,
             top_k=request.top_k,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ajet_core.errors import RequestError, UnsupportedError
 from ajet_core.server.rendering.messages import ChatMessage, Role, ToolCall, as_json
@@ -51,6 +52,49 @@ class MessageBody(BaseModel):
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
+
+
+class _Messages(BaseModel):
+    messages: list[MessageBody]
+
+
+def chat_messages(bodies: Sequence[Any], known: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+    """The messages of a request.
+
+    :param known: those of an earlier request. Clients send a conversation again with every turn, and what they sent
+        before was understood before.
+    :raises pydantic.ValidationError: some have not the right form.
+    :raises UnsupportedError: a role or content that cannot be given to the model.
+    :raises RequestError: something of the wrong type.
+    """
+    found: list[ChatMessage | None] = [
+        message if _says_plainly(body, message) else None
+        for body, message in zip(bodies, known, strict=False)
+    ]
+    found += [None] * (len(bodies) - len(found))
+    new = [body for body, message in zip(bodies, found, strict=True) if message is None]
+    try:
+        parsed = iter(_Messages(messages=new).messages)
+    except ValidationError:
+        # The error is to say where in the request it is.
+        _Messages(messages=list(bodies))
+        raise
+    return tuple(
+        chat_message(next(parsed), f"messages[{i}]") if message is None else message
+        for i, message in enumerate(found)
+    )
+
+
+def _says_plainly(body: Any, message: ChatMessage) -> bool:
+    """Whether a body is this message and has no more keys than it needs; False also where that is not plain to see."""
+    return (
+        isinstance(body, dict)
+        and len(body) == (2 if message.tool_call_id is None else 3)
+        and body.get("content") == message.content
+        and body.get("role") == message.role
+        and body.get("tool_call_id") == message.tool_call_id
+        and not (message.tool_calls or message.reasoning or message.name)
+    )
 
 
 def chat_message(body: MessageBody, path: str) -> ChatMessage:

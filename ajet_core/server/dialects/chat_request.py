@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 
@@ -10,7 +10,7 @@ import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ajet_core.errors import RequestError, UnsupportedError
-from ajet_core.server.dialects.chat_messages import MessageBody, chat_message
+from ajet_core.server.dialects.chat_messages import chat_messages
 from ajet_core.server.rendering.messages import ChatMessage, ToolSpec
 
 _MAX_MESSAGES = 16384
@@ -66,6 +66,7 @@ class ChatRequest:
 
     :param tools: None if none are offered to the model, also where ``tool_choice`` is "none".
     :param max_tokens: None leaves all of the remaining context.
+    :param most_tokens: a limit of the server's, which unlike that of the agent need not fit into the context.
     :param stop: the answer ends before the first of these texts.
     :param top_logprobs: most likely tokens to list at each position, if `logprobs`.
     :param ignored: names of the keys in the body that had no effect.
@@ -75,6 +76,7 @@ class ChatRequest:
     tools: tuple[ToolSpec, ...] | None = None
     n: int = 1
     max_tokens: int | None = None
+    most_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -99,7 +101,7 @@ class _Body(BaseModel):
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
-    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=_MAX_MESSAGES)]
+    messages: Annotated[list[Any], Field(min_length=1, max_length=_MAX_MESSAGES)]
     model: str | None = None
     tools: Annotated[list[Any], Field(max_length=_MAX_TOOLS)] | None = None
     tool_choice: Any = None
@@ -119,9 +121,11 @@ class _Body(BaseModel):
     return_token_ids: bool | None = None
 
 
-def parse_chat_request(body: bytes) -> ChatRequest:
+def parse_chat_request(body: bytes, known: Sequence[ChatMessage] = ()) -> ChatRequest:
     """Read a request body.
 
+    :param known: messages of an earlier request; those at the beginning of this one are taken over where they are the
+        same.
     :raises UnsupportedError: it asks for something that cannot be honoured; `param` names it.
     :raises RequestError: it is no JSON object of the right form; `param` names the field.
     """
@@ -133,6 +137,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
         raise RequestError("the request body must be a JSON object")
     try:
         parsed = _Body.model_validate(plain)
+        messages = chat_messages(parsed.messages, known)
     except ValidationError as error:
         raise _request_error(error) from error
     extra = parsed.model_extra or {}
@@ -146,7 +151,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
             param="top_logprobs",
         )
     return ChatRequest(
-        messages=tuple(chat_message(m, f"messages[{i}]") for i, m in enumerate(parsed.messages)),
+        messages=messages,
         tools=tools,
         n=parsed.n or 1,
         max_tokens=parsed.max_completion_tokens or parsed.max_tokens,

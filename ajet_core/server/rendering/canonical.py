@@ -60,28 +60,32 @@ def message_digest(previous: bytes, message: ChatMessage) -> bytes:
 
 
 class ConversationDigests:
-    """Digests of all beginnings of a conversation. The next request repeats it, and only what is new is digested."""
+    """Digests of all beginnings of a conversation. The next request repeats it, and only what is new is digested.
+
+    :ivar messages: of the last one.
+    """
 
     def __init__(self) -> None:
         self._tools = b""
-        self._known: list[tuple[ChatMessage, bytes]] = []
+        self._digests: list[bytes] = []
+        self.messages: Sequence[ChatMessage] = ()
 
     def of(self, tools: bytes, messages: Sequence[ChatMessage]) -> list[bytes]:
         """[len(messages)] `message_digest` up to each message.
 
         :param tools: `tools_digest` of what is offered.
         """
-        known = self._known if tools == self._tools else []
-        same = 0
-        while same < min(len(known), len(messages)) and known[same][0] == messages[same]:
+        known = self.messages if tools == self._tools else ()
+        same, most = 0, min(len(known), len(messages))
+        while same < most and (known[same] is messages[same] or known[same] == messages[same]):
             same += 1
-        digest = known[same - 1][1] if same else tools
-        fresh: list[tuple[ChatMessage, bytes]] = []
+        digests = self._digests[:same]
+        digest = digests[-1] if same else tools
         for message in messages[same:]:
             digest = message_digest(digest, message)
-            fresh.append((message, digest))
-        self._tools, self._known = tools, [*known[:same], *fresh]
-        return [digest for _, digest in self._known]
+            digests.append(digest)
+        self._tools, self._digests, self.messages = tools, digests, tuple(messages)
+        return digests
 
 
 def canonical_arguments(text: str) -> str:

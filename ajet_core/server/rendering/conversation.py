@@ -68,6 +68,11 @@ class ConversationIndex:
     def __len__(self) -> int:
         return len(self._sharing)
 
+    @property
+    def latest_messages(self) -> Sequence[ChatMessage]:
+        """The messages of the last request; the next one repeats most of them."""
+        return self._digests.messages
+
     def prompt(
         self,
         renderer: ChatRenderer,

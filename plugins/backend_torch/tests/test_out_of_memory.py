@@ -86,8 +86,9 @@ def test_a_process_of_little_memory_gets_through(tmp_path):
         (AlgorithmConfig(learning_rate=1e-2), None),
         (AlgorithmConfig(learning_rate=1e-2, minibatches=2, epochs=2, kl_coef=0.1), None),
         (AlgorithmConfig(learning_rate=1e-2, minibatches=2), LoraConfig(rank=4, dropout=0.2)),
+        (AlgorithmConfig(learning_rate=1e-2, minibatches=2, importance="truncated"), None),
     ],
-    ids=["one optimiser step", "four", "dropout"],
+    ids=["one optimiser step", "four", "dropout", "truncated"],
 )
 def test_a_step_that_ran_out_of_memory_is_the_step_of_the_smaller_budget(
     algorithm, lora, shortage, model_dir, context

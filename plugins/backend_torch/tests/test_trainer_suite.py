@@ -23,8 +23,12 @@ class TestTorchTrainer(TrainerSuite):
             (None, AlgorithmConfig(learning_rate=1e-2)),
             (None, AlgorithmConfig(learning_rate=1e-2, kl_coef=0.1, minibatches=2, epochs=2)),
             (LoraConfig(rank=4, dropout=0.1), AlgorithmConfig(warmup_steps=5, minibatches=2)),
+            (
+                LoraConfig(rank=4, dropout=0.1),
+                AlgorithmConfig(importance="truncated", minibatches=2, epochs=2),
+            ),
         ],
-        ids=["one optimiser step", "four", "dropout"],
+        ids=["one optimiser step", "four", "dropout", "truncated"],
     )
     def kind(self, request: pytest.FixtureRequest, models: Callable[[str], str]) -> None:
         self.lora, self.algorithm = request.param
@@ -32,3 +36,7 @@ class TestTorchTrainer(TrainerSuite):
 
     def make_trainer(self, run_dir: Path) -> Trainer:
         return make(self.path, WorkerContext(run_dir), self.algorithm, self.lora)
+
+    def make_truncating_trainer(self, run_dir: Path) -> Trainer:
+        algorithm = self.algorithm.model_copy(update={"importance": "truncated"})
+        return make(self.path, WorkerContext(run_dir), algorithm, self.lora)

@@ -289,8 +289,11 @@ def test_a_pass_that_is_computed_again_draws_the_same_dropout(model_dir, context
     assert len({tuple(key.flatten().tolist()) for key in keys}) == len(seen)
 
 
-def test_trees_are_resumed_to_the_bit(model_dir, context, tmp_path):
-    algorithm = AlgorithmConfig(learning_rate=1e-2, minibatches=2, epochs=2, token_budget=30)
+@pytest.mark.parametrize("importance", ["ratio", "truncated"])
+def test_trees_are_resumed_to_the_bit(importance, model_dir, context, tmp_path):
+    algorithm = AlgorithmConfig(
+        importance=importance, learning_rate=1e-2, minibatches=2, epochs=2, token_budget=30
+    )
     lora = LoraConfig(rank=4, dropout=0.2)
 
     def steps(trainer: TorchTrainer, *numbers: int) -> None:

@@ -1,6 +1,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scripted import MOVE, USER, body
 
 from ajet_core.errors import RequestError, UnsupportedError
@@ -54,6 +56,53 @@ def test_max_completion_tokens_wins():
 @pytest.mark.parametrize("content", ["hi", ["hi"], [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]])  # fmt: skip
 def test_content_parts_are_one_text(content):
     assert parse({"role": "user", "content": content}).messages[0].content == "hi"
+
+
+CALLING = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
+SAID = [
+    {"role": "system", "content": "Be brief."},
+    USER,
+    CALLING,
+    {"role": "tool", "content": "3", "tool_call_id": "c"},
+    {"role": "assistant", "content": "Up.", "reasoning_content": "Hm."},
+    {"role": "assistant", "content": ""},
+]
+OTHERWISE = [
+    {"role": "developer", "content": "Be brief."},
+    {"role": "assistant", "content": USER["content"]},
+    {"role": "user"},
+    {"role": "user", "content": USER["content"], "name": "me"},
+    {"role": "tool", "content": "3", "tool_call_id": "d"},
+    {"role": "tool", "content": "3", "tool_call_id": "c", "name": "f"},
+    {"role": "tool", "name": "c", "content": "3", "tool_call_id": "c"},
+    {"role": "assistant", "content": "Up."},
+    {"role": "assistant", "content": None},
+]
+TALKS = st.lists(st.sampled_from([*SAID, *OTHERWISE]), min_size=1, max_size=6)
+
+
+@given(before=TALKS, now=TALKS)
+def test_messages_that_are_known_change_nothing(before, now):
+    known = parse(*before).messages
+    assert parse_chat_request(body(*now), known) == parse(*now)
+
+
+def test_known_messages_are_taken_over():
+    known = parse(*SAID).messages
+    messages = parse_chat_request(body(*SAID, USER), known).messages
+    assert [message is other for message, other in zip(messages, known, strict=False)] == [
+        True, True, False, True, False, True,
+    ]  # fmt: skip
+
+
+def test_a_wrong_message_behind_known_ones_is_named_by_its_place():
+    known = parse(*SAID).messages
+    with pytest.raises(RequestError) as caught:
+        parse_chat_request(body(*SAID, {"role": 5}), known)
+    assert caught.value.param == "messages[6].role"
+    with pytest.raises(RequestError) as caught:
+        parse_chat_request(body(*SAID, {"role": "robot"}), known)
+    assert caught.value.param == "messages[6].role"
 
 
 @pytest.mark.parametrize("message", [{"content": None}, {"content": ""}, {"content": []}, {}])

@@ -16,7 +16,7 @@ from ajet_backend_torch.memory import free_memory, headline, is_out_of_memory
 from ajet_backend_torch.optimiser import Snapshot
 from ajet_backend_torch.policy import TrainedPolicy
 from ajet_backend_torch.update import BatchUpdate, Minibatch, learning_rate
-from ajet_core.errors import StepRefusedError, TrainerError
+from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline.batch import TrainBatch
 
@@ -51,12 +51,13 @@ def train_on(
 
     ``loss`` and ``grad_norm`` are means over optimiser steps, the other metrics over tokens; ``logprob_gap`` is
     measured on the first minibatch, which is computed before any weight changes. ``kl`` is only there with a KL
-    term, ``logprob_gap`` only if that minibatch has tokens of the present weights.
+    term, ``logprob_gap`` only if that minibatch has tokens of the present weights, the importance weights'
+    only if there are any.
 
     :param progress: where the trainer was before this step.
     :raises StepRefusedError: the batch would have damaged the weights; all is as before.
-    :raises TrainerError: the step failed, or does not fit into memory in any way; all is as before, unless
-        `MasterAdamW.torn`.
+    :raises WeightsLostError: an update failed half-way (`MasterAdamW.torn`), or the weights were damaged before.
+    :raises TrainerError: the step failed, or does not fit into memory in any way; all is as before.
     """
     retries = 0
     budget = policy.token_budget
@@ -70,7 +71,7 @@ def train_on(
             metrics, logprobs = _attempt(policy, algorithm, limits, update, progress)
         except Exception as error:
             if policy.optimiser.torn:
-                raise TrainerError(
+                raise WeightsLostError(
                     f"step {batch.step} failed while an update was applied or undone ({headline(error)}); the "
                     "weights are lost: go on from the last checkpoint"
                 ) from error
@@ -108,17 +109,21 @@ def _attempt(
     for epoch in range(algorithm.epochs):
         shuffling = random.Random(f"{seed}-{done}-{epoch}")  # noqa: S311
         plan.extend((epoch, minibatch) for minibatch in update.minibatches(shuffling))
+    first = [minibatch for epoch, minibatch in plan if not epoch]
+    unscored = update.unscored(first, len(plan))
     guard = StepGuard(step, len(plan), limits)
     optimiser = policy.optimiser
     before: Snapshot | None = None
     changed = False
     try:
+        if unscored < len(first):
+            guard.check_scores(update.score(first[unscored:]))
         with policy.training((seed * 1_000_003 + done) % 2**63):
-            for number, (epoch, minibatch) in enumerate(plan):
+            for number, (_, minibatch) in enumerate(plan):
                 found = update.accumulate(
                     minibatch,
                     gap_version=None if number else progress.policy_version,
-                    report=not epoch,
+                    report=number < unscored,
                 )
                 update.totals.norms.append(guard.check(number, found, optimiser.clip()))
                 if not number and (len(plan) > 1 or optimiser.size <= ALWAYS_COPIED):
@@ -136,7 +141,7 @@ def _attempt(
         elif changed:
             optimiser.torn = True
         if not changed and isinstance(error, StepRefusedError) and not optimiser.is_finite():
-            raise TrainerError(
+            raise WeightsLostError(
                 f"the weights were not finite before step {step} already; go on from a checkpoint"
             ) from error
         raise

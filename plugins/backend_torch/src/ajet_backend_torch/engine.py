@@ -29,10 +29,7 @@ from ajet_backend_torch.slots import SlotTable
 from ajet_core.errors import (
     AjetError,
     ConfigError,
-    ContextLengthError,
     EngineError,
-    RequestError,
-    UnsupportedError,
 )
 from ajet_core.interfaces import (
     ComponentSettings,
@@ -43,6 +40,7 @@ from ajet_core.interfaces import (
     GenerateRequest,
     WeightUpdate,
     WorkerContext,
+    check_request,
 )
 from ajet_core.protocol.run import ModelConfig
 
@@ -124,7 +122,8 @@ class TorchEngine(Engine):
         :raises EngineError: the logits are not finite, or the engine failed or is closed.
         """
         loop = self._running_loop()
-        self._check(request)
+        info = EngineInfo(self._capacity, self._vocab_size)
+        check_request(request, info, MAX_TOP_LOGPROBS)
         active = ActiveRequest(
             request=request,
             prompt=np.array(request.prompt_ids, np.int32),
@@ -143,40 +142,6 @@ class TorchEngine(Engine):
         finally:
             if not done:
                 loop.cancel(active)
-
-    def _check(self, request: GenerateRequest) -> None:
-        prompt, sampling = request.prompt_ids, request.sampling
-        if not prompt:
-            raise RequestError("the prompt has no tokens", param="prompt_ids")
-        if len(prompt) >= self._capacity:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt)} tokens, and prompt and completion together may have "
-                f"{self._capacity}; shorten the prompt",
-                param="prompt_ids",
-            )
-        ids = (*sampling.stop_token_ids, min(prompt), max(prompt))
-        if not all(0 <= token < self._vocab_size for token in ids):
-            raise RequestError(
-                f"a token id is outside the model's vocabulary of {self._vocab_size}",
-                param="prompt_ids",
-            )
-        if sampling.top_logprobs > MAX_TOP_LOGPROBS:
-            raise UnsupportedError(
-                f"top_logprobs is {sampling.top_logprobs}, the engine 'torch' answers at most "
-                f"{MAX_TOP_LOGPROBS}",
-                param="top_logprobs",
-            )
-        for name, valid, rule in (
-            ("max_tokens", sampling.max_tokens >= 1, "at least 1"),
-            ("temperature", 0 <= sampling.temperature < float("inf"), "finite and at least 0"),
-            ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1"),
-            ("top_k", sampling.top_k >= 0, "at least 0"),
-            ("top_logprobs", sampling.top_logprobs >= 0, "at least 0"),
-        ):
-            if not valid:
-                raise RequestError(
-                    f"{name} is {getattr(sampling, name)}, but must be {rule}", param=name
-                )
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """Serve other weights; running requests go on with them, nothing cached is kept.

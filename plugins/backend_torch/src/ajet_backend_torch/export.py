@@ -22,6 +22,21 @@ COPIED = (
     "chat_template*",
     "generation_config.json",
 )
+KEPT_VERSIONS = 2
+
+
+def publish_directory(
+    module: nn.Module, model: ModelConfig, run_dir: Path, policy_version: int
+) -> Path:
+    """Write the model as `write_model` does, below ``<run_dir>/weights``, where the last two versions are kept.
+
+    :return: the directory, the location of the weight channel ``safetensors_dir``.
+    :raises TrainerError: it cannot be written.
+    """
+    target = run_dir / "weights" / f"v{policy_version:09d}"
+    write_model(module, model, target)
+    _drop_old_versions(target)
+    return target
 
 
 def write_model(module: nn.Module, model: ModelConfig, target: Path) -> None:
@@ -47,3 +62,12 @@ def write_model(module: nn.Module, model: ModelConfig, target: Path) -> None:
                         shutil.copyfile(file, aside / file.name)
     except (OSError, RuntimeError) as error:
         raise TrainerError(f"model directory {target} could not be written: {error}") from error
+
+
+def _drop_old_versions(newest: Path) -> None:
+    """Keep `newest` and the version before; later ones are of a run that was set back."""
+    versions = sorted(path for path in newest.parent.glob("v*") if path.is_dir())
+    before = [path for path in versions if path < newest]
+    for path in versions:
+        if path != newest and path not in before[1 - KEPT_VERSIONS :]:
+            shutil.rmtree(path, ignore_errors=True)

@@ -13,6 +13,7 @@ from ajet_core.timeline.batch import TrainBatch
 
 OVERFLOW = "an overflow in the model's dtype, or rewards that are too large"
 FAR_AWAY = "logprobs that another model or temperature sampled"
+NO_LOGPROB = "a logprob of the policy is not finite"
 TOO_FAST = "a learning rate that is too high, or too many minibatches and epochs"
 
 
@@ -75,6 +76,14 @@ class StepGuard:
         self._steps = steps
         self._limits = limits
 
+    def check_scores(self, logprob_sum: torch.Tensor) -> None:
+        """Refuse to begin if a logprob of the policy is not finite; waits for the device once.
+
+        :raises StepRefusedError: it says so.
+        """
+        if not math.isfinite(float(logprob_sum)):
+            raise self._error("before its first update", NO_LOGPROB, OVERFLOW)
+
     def check(self, number: int, found: Accumulated, norm: torch.Tensor) -> float:
         """Refuse to apply the gradients of minibatch `number`, counted from 0; waits for the device once.
 
@@ -88,7 +97,7 @@ class StepGuard:
             what = f"its loss {loss:.3g} and gradient norm {grad_norm:.3g} are not finite"
             raise self._refused(number, what, OVERFLOW)
         if not math.isfinite(logprob_sum):
-            raise self._refused(number, "a logprob of the policy is not finite", OVERFLOW)
+            raise self._refused(number, NO_LOGPROB, OVERFLOW)
         limit = self._limits.loss
         if limit is not None and abs(loss) > limit * found.expected_loss:
             what = (
@@ -111,7 +120,10 @@ class StepGuard:
         if number:
             before = f", after {number} optimiser step{'s' if number > 1 else ''}"
             cause = TOO_FAST
+        return self._error(f"minibatch {number + 1} of {self._steps}{before}", what, cause)
+
+    def _error(self, when: str, what: str, cause: str) -> StepRefusedError:
         return StepRefusedError(
-            f"step {self._step} was refused: minibatch {number + 1} of {self._steps}{before}: {what}. Likely "
-            f"{cause}. Weights and optimiser are as before the step"
+            f"step {self._step} was refused: {when}: {what}. Likely {cause}. Weights and optimiser are as before the "
+            "step"
         )

@@ -18,6 +18,8 @@ ALGORITHM_FIELDS = frozenset(
         "aggregation",
         "clip_low",
         "clip_high",
+        "importance",
+        "importance_cap",
         "kl_coef",
         "entropy_coef",
         "minibatches",

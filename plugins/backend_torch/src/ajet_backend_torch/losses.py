@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -54,33 +54,47 @@ def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Importance:
+    """What N tokens weigh that other weights may have sampled.
+
+    :param ratio: [N] old over behaviour probability, not truncated.
+    :param capped: [N] bool, where it is truncated.
+    """
+
+    ratio: torch.Tensor
+    capped: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Surrogate:
     """The clipped surrogate of N tokens.
 
     :param loss: [N], to be minimised.
-    :param ratio: [N] policy over behaviour probability, detached.
+    :param ratio: [N] the ratio that is clipped, detached.
     :param clipped: [N] bool, where the clipped term is the one that counts, so that the gradient is 0.
+    :param importance: None if nothing is weighed by it.
     """
 
     loss: torch.Tensor
     ratio: torch.Tensor
     clipped: torch.Tensor
+    importance: Importance | None = None
 
 
 def clipped_surrogate(
     logprobs: torch.Tensor,
-    behaviour: torch.Tensor,
+    old: torch.Tensor,
     advantage: torch.Tensor,
     clip_low: float,
     clip_high: float,
 ) -> Surrogate:
-    """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` with ``r = exp(logprob - behaviour)``.
+    """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` with ``r = exp(logprob - old)``.
 
     PPO (Schulman et al. 2017, arXiv:1707.06347, eq. 7), with separate bounds as DAPO (arXiv:2503.14476).
-    All arguments [N].
+
+    :param old: [N] what the policy is compared with: behaviour logprobs, or those before the step; as all others [N].
     """
-    log_ratio = (logprobs - behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio = log_ratio.exp()
+    ratio = _ratio(logprobs, old)
     plain = ratio * advantage
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high) * advantage
     return Surrogate(
@@ -88,6 +102,29 @@ def clipped_surrogate(
         ratio=ratio.detach(),
         clipped=(bounded < plain).detach(),
     )
+
+
+def weighed(
+    surrogate: Surrogate, old: torch.Tensor, behaviour: torch.Tensor, cap: float
+) -> Surrogate:
+    """The surrogate times ``min(exp(old - behaviour), cap)``, which has no gradient.
+
+    Of a surrogate that compares policy and old this makes the decoupled objective (Hilton et al. 2021,
+    arXiv:2110.00641; AReaL, arXiv:2505.24298), its importance weight truncated as in IMPALA (Espeholt et al. 2018,
+    arXiv:1802.01561).
+
+    :param old: [N] logprobs under the weights before the step, as `behaviour`.
+    """
+    importance = _ratio(old, behaviour).detach()
+    return replace(
+        surrogate,
+        loss=surrogate.loss * importance.clamp(max=cap),
+        importance=Importance(importance, importance > cap),
+    )
+
+
+def _ratio(logprobs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    return (logprobs - others).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

@@ -266,3 +266,12 @@ def exact_positions(module: nn.Module) -> int | None:
 def vocabulary_size(module: nn.Module) -> int:
     """Token ids the causal LM `module` takes, which are as many as it has logits."""
     return int(module.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+
+
+def disable_own_dropout(module: nn.Module) -> None:
+    """Turn off the model's own dropout, under which behaviour and trainer logprobs would never agree."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Dropout) and "lora_dropout" not in name:
+            part.p = 0.0
+        if isinstance(getattr(part, "attention_dropout", None), float):
+            part.attention_dropout = 0.0

@@ -75,6 +75,11 @@ class MasterAdamW:
             }
 
     @property
+    def adamw(self) -> torch.optim.AdamW:
+        """The optimiser of the masters, for a training loop that steps it itself."""
+        return self._adamw
+
+    @property
     def size(self) -> int:
         """Numbers that are trained."""
         return sum(master.numel() for master in self.masters.values())

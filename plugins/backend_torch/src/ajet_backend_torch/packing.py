@@ -117,7 +117,7 @@ class PassTensors:
     :param targets: [N] int64.
     :param versions: [N] int64.
     :param behaviour: [N] float32; as `advantage` and `weight`, the token's share in the loss.
-    :param slots: [N] place of the tokens in `CallTokens`, on the host.
+    :param slots: [N] int64, place of the tokens in `CallTokens`.
     """
 
     ids: torch.Tensor
@@ -130,7 +130,7 @@ class PassTensors:
     behaviour: torch.Tensor
     advantage: torch.Tensor
     weight: torch.Tensor
-    slots: Ints
+    slots: torch.Tensor
 
 
 def pack(
@@ -154,7 +154,8 @@ def pack(
     temperature = tokens.temperature[every.slots]
     places, of_place, place_temperature = _distinct(every.places, temperature)
     past = np.array([row.past for row in part.rows], np.int64)
-    ints = [ids.reshape(-1), past, places, every.ids, tokens.versions[every.slots], of_place]
+    versions = tokens.versions[every.slots]
+    ints = [ids.reshape(-1), past, places, every.ids, versions, of_place, every.slots]
     floats = [
         place_temperature,
         tokens.behaviour[every.slots],
@@ -175,7 +176,7 @@ def pack(
         behaviour=moved_floats[1],
         advantage=moved_floats[2],
         weight=moved_floats[3],
-        slots=every.slots,
+        slots=moved[6],
     )
 
 

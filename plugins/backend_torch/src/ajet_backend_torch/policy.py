@@ -26,6 +26,7 @@ from ajet_backend_torch.memory import free_memory, is_out_of_memory
 from ajet_backend_torch.models import (
     checked_positions,
     context_limit,
+    disable_own_dropout,
     load_model,
     vocabulary_size,
 )
@@ -56,6 +57,7 @@ class TrainedPolicy:
     copy that is only made if `AlgorithmConfig.kl_coef` is above 0.
 
     :param context: its seed is that of the adapters' initial weights.
+    :ivar has_dropout: whether passes of training are random.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class TrainedPolicy:
             model.lora is not None and model.lora.dropout > 0
         )
         if self._needs_training_mode:
-            _disable_own_dropout(self.module)
+            disable_own_dropout(self.module)
         if options.gradient_checkpointing:
             _enable_checkpointing(self.module)
         self._logits = SelectedLogits(self.module)
@@ -108,7 +110,7 @@ class TrainedPolicy:
             MOST_TOKENS.get(device.type, MOST_TOKENS_ELSEWHERE),
             max(1, LOGIT_BUDGET // self.vocab_size),
         )
-        self._has_dropout = model.lora is not None and model.lora.dropout > 0
+        self.has_dropout = model.lora is not None and model.lora.dropout > 0
         self.max_tokens = checked_positions(self.module, model)
         measured = self._measurements(model, options, context.run_dir)
         self.trees = measured.trees
@@ -171,7 +173,7 @@ class TrainedPolicy:
         with torch.random.fork_rng(devices):
             torch.manual_seed(seed)
             self.module.train(self._needs_training_mode)
-            if self._has_dropout:
+            if self.has_dropout:
                 self.forest.noise = random.Random(seed)  # noqa: S311
             try:
                 yield
@@ -227,12 +229,3 @@ def _enable_checkpointing(module: nn.Module) -> None:
     for part in module.modules():
         if hasattr(part, "_can_checkpoint_with_cache"):
             part._can_checkpoint_with_cache = True  # type: ignore[assignment]
-
-
-def _disable_own_dropout(module: nn.Module) -> None:
-    """Turn off the model's own dropout, under which behaviour and trainer logprobs would never agree."""
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Dropout) and "lora_dropout" not in name:
-            part.p = 0.0
-        if isinstance(getattr(part, "attention_dropout", None), float):
-            part.attention_dropout = 0.0

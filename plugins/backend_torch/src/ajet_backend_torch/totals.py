@@ -11,31 +11,38 @@ import torch
 from ajet_backend_torch.losses import Surrogate, TokenScores
 from ajet_backend_torch.packing import Ints, PassTensors
 
-SUMS = ("loss", "entropy", "kl", "clipped", "ratio")
+SUMS = ("loss", "entropy", "kl", "clipped", "ratio", "importance", "capped")
 
 
 @dataclass(slots=True)
 class Totals:
     """Sums over tokens, on the device until they are asked for.
 
+    :param sampled: S, the sampled tokens of the batch.
+    :ivar known: [S] float32 logprobs that were kept, NaN for the others.
     :ivar tokens: trained tokens, counted as often as they were computed.
     :ivar processed: tokens that went through the forward pass.
     :ivar norms: gradient norm of each optimiser step.
     """
 
     device: torch.device
+    sampled: int
     has_reference: bool = False
+    has_importance: bool = False
+    known: torch.Tensor = field(init=False)
     sums: torch.Tensor = field(init=False)
     ratio_max: torch.Tensor = field(init=False)
+    importance_max: torch.Tensor = field(init=False)
     gap: torch.Tensor = field(init=False)
     tokens: int = 0
     processed: int = 0
     norms: list[float] = field(default_factory=list)
-    kept: list[tuple[Ints, torch.Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.known = torch.full((self.sampled,), math.nan, device=self.device)
         self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=self.device)
         self.ratio_max = torch.zeros((), device=self.device)
+        self.importance_max = torch.zeros((), device=self.device)
         self.gap = torch.full((), -1.0, device=self.device)
 
     @torch.no_grad()
@@ -54,6 +61,7 @@ class Totals:
         :param gap_version: tokens of this version count for the logprob gap.
         """
         zero = self.sums.new_zeros(())
+        importance = surrogate.importance
         self.sums += torch.stack(
             [
                 loss.double(),
@@ -61,33 +69,33 @@ class Totals:
                 zero if divergence is None else divergence.double().sum(),
                 surrogate.clipped.double().sum(),
                 surrogate.ratio.double().sum(),
+                zero if importance is None else importance.ratio.double().sum(),
+                zero if importance is None else importance.capped.double().sum(),
             ]
         )
         self.ratio_max = torch.maximum(self.ratio_max, surrogate.ratio.max())
+        if importance is not None:
+            self.importance_max = torch.maximum(self.importance_max, importance.ratio.max())
         self.tokens += len(tensors.targets)
         if gap_version is not None:
             gaps = (scores.logprobs - tensors.behaviour).abs()
             current = torch.where(tensors.versions == gap_version, gaps, -1.0)
             self.gap = torch.maximum(self.gap, current.max())
 
-    def keep(self, slots: Ints, logprobs: torch.Tensor) -> None:
-        """Remember the logprobs of tokens, by their places in `CallTokens`."""
-        self.kept.append((slots, logprobs.detach()))
+    def keep(self, tensors: PassTensors, logprobs: torch.Tensor) -> None:
+        """Remember the logprobs of the trained tokens of a pass."""
+        self.known[tensors.slots] = logprobs.detach()
 
     def logprobs(self, first: Ints) -> list[list[float]]:
         """What was kept, call by call; an empty list for a call of which a token is missing.
 
         :param first: as `CallTokens.first`.
         """
-        found = np.full(int(first[-1]), np.nan, np.float32)
-        known = np.zeros(len(found), np.bool_)
-        if self.kept:
-            slots = np.concatenate([slots for slots, _ in self.kept])
-            found[slots] = torch.cat([logprobs for _, logprobs in self.kept]).cpu().numpy()
-            known[slots] = True
+        found = self.known.cpu().numpy()
+        missing = np.isnan(found)
         bounds = zip(first[:-1].tolist(), first[1:].tolist(), strict=True)
         return [
-            found[start:end].tolist() if known[start:end].all() else [] for start, end in bounds
+            [] if missing[start:end].any() else found[start:end].tolist() for start, end in bounds
         ]
 
     def metrics(self) -> dict[str, float]:
@@ -103,6 +111,10 @@ class Totals:
         }
         if self.has_reference:
             found["kl"] = sums["kl"] / self.tokens
+        if self.has_importance:
+            found["importance_mean"] = sums["importance"] / self.tokens
+            found["importance_max"] = float(self.importance_max)
+            found["importance_capped"] = sums["capped"] / self.tokens
         gap = float(self.gap)
         if gap >= 0:
             found["logprob_gap"] = gap

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from ajet_backend_torch.attempts import train_on
 from ajet_backend_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
 from ajet_backend_torch.checks import check_batch
-from ajet_backend_torch.export import write_model
+from ajet_backend_torch.export import publish_directory, write_model
 from ajet_backend_torch.guard import Limits, check_finite
 from ajet_backend_torch.hooks import WEIGHT_CHANNELS
 from ajet_backend_torch.memory import free_memory, headline, is_out_of_memory
@@ -18,7 +17,7 @@ from ajet_backend_torch.models import SHARED_MODEL_KEY, SharedModel, resolve_dev
 from ajet_backend_torch.policy import TrainedPolicy
 from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_backend_torch.update import advantage_metrics
-from ajet_core.errors import TrainerError
+from ajet_core.errors import TrainerError, WeightsLostError
 from ajet_core.interfaces import (
     ComponentSettings,
     StepReport,
@@ -30,8 +29,6 @@ from ajet_core.interfaces import (
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
 from ajet_core.timeline.batch import TrainBatch
 from ajet_core.timeline.minibatches import dealing_units
-
-KEPT_VERSIONS = 2
 
 
 class TorchTrainer(Trainer):
@@ -98,10 +95,12 @@ class TorchTrainer(Trainer):
 
         A batch in which no token has anything to learn from changes no weights and reports the metric
         ``no_signal`` 1.0. Metrics beside the common ones: ``advantage_mean``, ``advantage_std`` (over
-        calls), ``ratio_mean``, ``ratio_max`` (policy over behaviour probability, over tokens).
+        calls), ``ratio_mean``, ``ratio_max`` (over tokens, of the ratio that is clipped: policy over behaviour
+        probability, or over old probability with truncated importance weights).
 
         :raises StepRefusedError: a number of the batch, its loss, a gradient or a weight is not finite, or is
             beyond `TorchTrainerSettings.loss_limit` or ``grad_norm_limit``; all is as before.
+        :raises WeightsLostError: an update failed half-way, or the weights were damaged before.
         :raises TrainerError: the batch is malformed, or does not fit into memory; all is as before.
         """
         policy, _ = self._started()
@@ -146,10 +145,8 @@ class TorchTrainer(Trainer):
             )
             location = SHARED_MODEL_KEY
         elif channel == "safetensors_dir":
-            target = self.context.run_dir / "weights" / f"v{policy_version:09d}"
-            write_model(policy.module, model, target)
-            _drop_old_versions(target)
-            location = str(target)
+            run_dir = self.context.run_dir
+            location = str(publish_directory(policy.module, model, run_dir, policy_version))
         else:
             raise TrainerError(
                 f"the trainer 'torch' has no weight channel {channel!r}, only "
@@ -189,7 +186,7 @@ class TorchTrainer(Trainer):
     def _started(self) -> tuple[TrainedPolicy, ModelConfig]:
         policy, model = self._running()
         if policy.optimiser.torn:
-            raise TrainerError(
+            raise WeightsLostError(
                 "an update of the trainer 'torch' failed half-way, so that its weights are lost; load a checkpoint"
             )
         return policy, model
@@ -200,12 +197,3 @@ class TorchTrainer(Trainer):
                 "the trainer 'torch' is not running: it was not started, or is closed"
             )
         return self._policy, self._model
-
-
-def _drop_old_versions(newest: Path) -> None:
-    """Keep `newest` and the version before; later ones are of a run that was set back."""
-    versions = sorted(path for path in newest.parent.glob("v*") if path.is_dir())
-    before = [path for path in versions if path < newest]
-    for path in versions:
-        if path != newest and path not in before[1 - KEPT_VERSIONS :]:
-            shutil.rmtree(path, ignore_errors=True)

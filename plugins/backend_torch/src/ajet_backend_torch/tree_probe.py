@@ -86,7 +86,7 @@ def _run(
     logprobs = torch.zeros(len(weights), device=device)
 
     def note(_: int, tensors: PassTensors, scores: TokenScores) -> torch.Tensor:
-        logprobs[torch.from_numpy(tensors.slots).to(device)] = scores.logprobs.detach()
+        logprobs[tensors.slots] = scores.logprobs.detach()
         return scores.logprobs.sum()
 
     for subtree in plan.subtrees:

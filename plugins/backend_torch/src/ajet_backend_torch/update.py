@@ -5,6 +5,8 @@
   how the calls are laid out in trees, nor on what is left out:
 - Calls whose advantage is 0 are not computed, unless a KL or entropy term gives them a gradient.
 - The learning rate rises over `AlgorithmConfig.warmup_steps` steps, not optimiser steps.
+- Truncated importance weights need the logprobs under the weights before the step. Passes of training that are computed
+  before the first optimiser step have them; what later ones train is scored before (`BatchUpdate.score`).
 """
 
 from __future__ import annotations
@@ -17,8 +19,14 @@ from dataclasses import dataclass
 import torch
 
 from ajet_backend_torch.guard import Accumulated
-from ajet_backend_torch.losses import TokenScores, clipped_surrogate, k3
-from ajet_backend_torch.packing import CallTokens, PackedTree, PassTensors, pack
+from ajet_backend_torch.losses import (
+    Surrogate,
+    TokenScores,
+    clipped_surrogate,
+    k3,
+    weighed,
+)
+from ajet_backend_torch.packing import CallTokens, Floats, PackedTree, PassTensors, pack
 from ajet_backend_torch.policy import TrainedPolicy
 from ajet_backend_torch.totals import Totals
 from ajet_core.protocol.run import AlgorithmConfig
@@ -75,7 +83,12 @@ class BatchUpdate:
             [span for segment in tree.segments for span in segment.spans if self._trains[span.call]]
             for tree in batch.trees
         ]
-        self.totals = Totals(policy.device, has_reference=algorithm.kl_coef > 0)
+        self.totals = Totals(
+            policy.device,
+            int(self._tokens.first[-1]),
+            has_reference=algorithm.kl_coef > 0,
+            has_importance=algorithm.importance == "truncated",
+        )
 
     @property
     def trees(self) -> int:
@@ -125,13 +138,42 @@ class BatchUpdate:
             divide=self._policy.trees,
         )
 
+    def unscored(self, first: Sequence[Minibatch], optimiser_steps: int) -> int:
+        """How many minibatches of the first epoch need no `score`, as their own passes tell the logprobs to report.
+
+        With truncated importance weights these are those before the step. Of several optimiser steps the first is
+        computed with its weights, but maybe under dropout: old logprobs of two kinds would be compared then.
+        """
+        if self._algorithm.importance == "ratio" or optimiser_steps == 1:
+            return len(first)
+        return 0 if self._policy.has_dropout else 1
+
+    def score(self, minibatches: Sequence[Minibatch]) -> torch.Tensor:
+        """Keep the logprobs of minibatches under the weights as they are, without dropout.
+
+        :return: their sum, a float64 scalar on the device.
+        """
+        policy = self._policy
+        numbers = [number for minibatch in minibatches for number in minibatch.trees]
+        trees = self._packed(numbers)
+        plan = self._schedule(numbers, policy.token_budget)
+        weights = self._tokens.per_token([0.0] * len(self.batch.calls))
+        total = torch.zeros((), dtype=torch.float64, device=policy.device)
+        for subtree in plan.subtrees:
+            tensors = self._tensors(plan, subtree, trees, weights)
+            for index, logprobs in policy.forest.scores(plan.passes, subtree, tensors).items():
+                self.totals.keep(tensors[index], logprobs)
+                total += logprobs.double().sum()
+        self.totals.processed += plan.tokens
+        return total
+
     def accumulate(
         self, minibatch: Minibatch, *, gap_version: int | None, report: bool
     ) -> Accumulated:
         """Add up the gradients of a minibatch.
 
         :param gap_version: measure the logprob gap on tokens of this version.
-        :param report: keep the logprobs for `logprobs`.
+        :param report: keep the logprobs for `logprobs`; otherwise they were kept before.
         """
         policy, algorithm, batch = self._policy, self._algorithm, self.batch
         shares = [0.0] * len(batch.calls)
@@ -141,21 +183,18 @@ class BatchUpdate:
         ):
             shares[number] = share
         weights = self._tokens.per_token(shares)
-        trees = [
-            PackedTree.of(batch.trees[number], self._tokens.first, self._trains)
-            for number in minibatch.trees
-        ]
+        trees = self._packed(minibatch.trees)
         plan = self.schedule(minibatch)
         loss_sum = torch.zeros((), dtype=torch.float64, device=policy.device)
         logprob_sum = torch.zeros_like(loss_sum)
         references: dict[int, torch.Tensor] = {}
 
         def loss_of(index: int, tensors: PassTensors, scores: TokenScores) -> torch.Tensor:
+            if report:
+                self.totals.keep(tensors, scores.logprobs)
             loss = self._loss(tensors, scores, references.get(index), gap_version)
             loss_sum.add_(loss.detach().double())
             logprob_sum.add_(scores.logprobs.detach().double().sum())
-            if report:
-                self.totals.keep(tensors.slots, scores.logprobs)
             return loss
 
         uncollected = 0
@@ -168,10 +207,7 @@ class BatchUpdate:
                 uncollected = 0
 
         for subtree in plan.subtrees:
-            tensors = {
-                index: pack(plan.passes[index], trees, self._tokens, weights, policy.device)
-                for index in subtree
-            }
+            tensors = self._tensors(plan, subtree, trees, weights)
             if algorithm.kl_coef > 0:
                 references = policy.reference_logprobs(plan.passes, subtree, tensors)
             policy.forest.train(
@@ -185,6 +221,20 @@ class BatchUpdate:
         policy.optimiser.collect_gradients()
         self.totals.processed += plan.tokens
         return Accumulated(loss_sum, logprob_sum, self._expected_loss(minibatch, shares))
+
+    def _packed(self, trees: Sequence[int]) -> list[PackedTree]:
+        return [
+            PackedTree.of(self.batch.trees[number], self._tokens.first, self._trains)
+            for number in trees
+        ]
+
+    def _tensors(
+        self, plan: Schedule, subtree: range, trees: Sequence[PackedTree], weights: Floats
+    ) -> dict[int, PassTensors]:
+        return {
+            index: pack(plan.passes[index], trees, self._tokens, weights, self._policy.device)
+            for index in subtree
+        }
 
     def _expected_loss(self, minibatch: Minibatch, shares: Sequence[float]) -> float:
         terms = self._algorithm.kl_coef + self._algorithm.entropy_coef
@@ -202,13 +252,7 @@ class BatchUpdate:
         gap_version: int | None,
     ) -> torch.Tensor:
         algorithm = self._algorithm
-        surrogate = clipped_surrogate(
-            scores.logprobs,
-            tensors.behaviour,
-            tensors.advantage,
-            algorithm.clip_low,
-            algorithm.clip_high,
-        )
+        surrogate = self._surrogate(tensors, scores.logprobs)
         token_loss = surrogate.loss
         divergence = None
         if reference is not None:
@@ -221,6 +265,15 @@ class BatchUpdate:
             loss, tensors, scores, surrogate, divergence=divergence, gap_version=gap_version
         )
         return loss
+
+    def _surrogate(self, tensors: PassTensors, logprobs: torch.Tensor) -> Surrogate:
+        algorithm, behaviour = self._algorithm, tensors.behaviour
+        truncated = algorithm.importance == "truncated"
+        old = self.totals.known[tensors.slots] if truncated else behaviour
+        found = clipped_surrogate(
+            logprobs, old, tensors.advantage, algorithm.clip_low, algorithm.clip_high
+        )
+        return weighed(found, old, behaviour, algorithm.importance_cap) if truncated else found
 
     def logprobs(self) -> list[list[float]]:
         """[calls] what `accumulate` was asked to report; empty for calls that were not computed whole."""

@@ -1,0 +1,298 @@
+"""Makes an environment for a backend."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import distributions
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from ajet_core import __version__
+from ajet_core.environments.environment import (
+    PLUGINS,
+    UNFINISHED,
+    Environment,
+    EnvironmentRecord,
+    create_command,
+    installed_in,
+    site_packages,
+)
+from ajet_core.environments.pip import Runner, pip_install
+from ajet_core.environments.pythons import Python
+from ajet_core.environments.recipes import Build, Device, Recipe, Step
+from ajet_core.environments.requirements import by_name, unmet
+from ajet_core.environments.sources import Source
+from ajet_core.errors import BackendEnvironmentError, ConfigError
+from ajet_core.files import lock_file
+
+_GIGABYTE = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be made.
+
+    :param directory: where.
+    :param python: the interpreter it is made with.
+    :param force: put it in the place of an environment that is there.
+    :param pinned: install the very versions of the recipe's constraints.
+    """
+
+    recipe: Recipe
+    device: Device
+    directory: Path
+    python: Python
+    source: Source
+    force: bool = False
+    pinned: bool = True
+
+    @property
+    def build(self) -> Build:
+        """The recipe's part for the device."""
+        return self.recipe.build(self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Who is told how it goes on.
+
+    :param step: a new step begins.
+    :param line: the running step has said something.
+    """
+
+    step: Callable[[str], None]
+    line: Callable[[str], None]
+
+
+def create_environment(order: Order, progress: Progress) -> Environment:
+    """Make an environment, or finish one: what is there and was made by the same recipe is only completed.
+
+    It counts as made when its record is there, which is written last. A failure leaves nothing but a log
+    beside the directory; an environment that was to be replaced is as before then.
+
+    :raises BackendEnvironmentError: it could not be made; the message says what to do.
+    :raises ConfigError: there is something else in the directory.
+    """
+    with _locked(order.directory) as descriptor:
+        log = order.directory.with_name(f"{order.directory.name}.log")
+        runner = Runner(log, progress.line, descriptor)
+        there = _what_is_there(order)
+        if there is not None and not order.force:
+            return _completed(there, order, runner, progress)
+        log.unlink(missing_ok=True)
+        _check_space(order)
+        with _in_place_of(order.directory):
+            return _made(order, runner, progress)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[int]:
+    lock = directory.with_name(f".{directory.name}.lock")
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = lock_file(lock)
+    except BlockingIOError as error:
+        raise BackendEnvironmentError(
+            f"process {error} is making {directory} already: wait for it, or give another --path"
+        ) from error
+    except OSError as error:
+        raise BackendEnvironmentError(f"nothing can be made in {lock.parent}: {error}") from error
+    try:
+        yield descriptor
+    finally:
+        # Not by closing alone: a program that outlives its parent would go on holding it.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _before(directory: Path) -> Path:
+    return directory.with_name(f".{directory.name}.before")
+
+
+def _what_is_there(order: Order) -> Environment | None:
+    """The finished environment; what another process left half-made is removed.
+
+    :raises ConfigError: the directory holds something else.
+    """
+    directory, before = order.directory, _before(order.directory)
+    unfinished = (directory / UNFINISHED).exists()
+    if unfinished or not directory.exists():
+        shutil.rmtree(directory, ignore_errors=True)
+        if before.exists():
+            before.rename(directory)
+    else:
+        shutil.rmtree(before, ignore_errors=True)
+    there = Environment.read(directory)
+    if there is not None and not order.force:
+        digest = order.recipe.digest(order.device)
+        if (there.name, there.record.device) != (order.recipe.name, order.device):
+            raise ConfigError(
+                f"{directory} is the environment {there.name} for {there.record.device}: give another --path, "
+                "or put the new one in its place with --force"
+            )
+        if there.record.digest != digest:
+            raise ConfigError(
+                f"{directory} was made by another version of the recipe, agentjet {there.record.agentjet}: make it "
+                f"anew with {create_command(order.recipe.name, order.device, directory, force=True)}"
+            )
+    if there is None and directory.exists() and any(directory.iterdir()):
+        if not (directory / "pyvenv.cfg").is_file():
+            raise ConfigError(f"{directory} holds something else: give another --path")
+        if not order.force:
+            raise ConfigError(
+                f"{directory} is an environment that ajet has not made: give another --path, or put the new one "
+                "in its place with --force"
+            )
+    return there
+
+
+def _check_space(order: Order) -> None:
+    needed, free = order.build.gigabytes, shutil.disk_usage(order.directory.parent).free / _GIGABYTE
+    if free < needed:
+        raise BackendEnvironmentError(
+            f"{order.recipe.name} for {order.device} takes about {needed:g} GB and {order.directory.parent} has "
+            f"{free:.1f} GB free: make room, or give a --path on another disk"
+        )
+
+
+@contextmanager
+def _in_place_of(directory: Path) -> Iterator[None]:
+    """An empty directory; if what is made in it fails, what was there before is back."""
+    before = _before(directory)
+    if directory.exists():
+        directory.rename(before)
+    try:
+        directory.mkdir()
+        (directory / UNFINISHED).touch()
+        yield
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            before.rename(directory)
+        raise
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def _made(order: Order, runner: Runner, progress: Progress) -> Environment:
+    began = time.monotonic()
+    build, directory = order.build, order.directory
+    progress.step(f"new environment with Python {order.python.version}")
+    runner.run("making the environment", [order.python.path, "-m", "venv", str(directory)])
+    for number, step in enumerate(build.steps, 1):
+        progress.step(f"step {number} of {len(build.steps)}: {_described(step)}")
+        runner.run(f"installing {_described(step)}", _step_command(order, step))
+    plugins = _install_agentjet(order, runner, progress)
+    _check(order, plugins, runner, progress)
+    record = EnvironmentRecord(
+        name=order.recipe.name,
+        device=order.device,
+        digest=order.recipe.digest(order.device),
+        agentjet=__version__,
+        python=order.python.version,
+        packages=installed_in(directory),
+        provides=build.provides,
+        variables=build.variables,
+        plugins=plugins,
+        note=order.source.note,
+        seconds=round(time.monotonic() - began, 1),
+        bytes=_size(directory),
+    )
+    made = Environment(directory.absolute(), record)
+    made.write()
+    (directory / UNFINISHED).unlink()
+    return made
+
+
+def _completed(there: Environment, order: Order, runner: Runner, progress: Progress) -> Environment:
+    """The environment with the plugin, if it lacks it and there is one by now."""
+    if there.record.plugins or not order.source.plugin:
+        return there
+    plugins = _install_agentjet(order, runner, progress)
+    _check(order, plugins, runner, progress)
+    packages = installed_in(there.directory)
+    record = replace(there.record, plugins=plugins, packages=packages, note="")
+    made = Environment(there.directory, record)
+    made.write()
+    return made
+
+
+def _described(step: Step) -> str:
+    parts = [*step.packages, *([step.requirements] if step.requirements else [])]
+    shown = ", ".join(parts[:4])
+    return shown if len(parts) <= 4 else f"{shown} and {len(parts) - 4} more"
+
+
+def _python(order: Order) -> Path:
+    return order.directory.absolute() / "bin" / "python"
+
+
+def _pip(order: Order) -> list[str]:
+    command = pip_install(_python(order))
+    if order.pinned and order.build.constraints is not None:
+        command += ["-c", str(order.recipe.directory / order.build.constraints)]
+    return command
+
+
+def _step_command(order: Order, step: Step) -> list[str]:
+    command = _pip(order) + list(step.packages)
+    if step.requirements is not None:
+        command += ["-r", str(order.recipe.directory / step.requirements)]
+    return [*command, "--no-deps"] if step.no_deps else command
+
+
+def _install_agentjet(order: Order, runner: Runner, progress: Progress) -> list[str]:
+    """Install agentjet and the plugin; gives the distributions of plugins."""
+    source, name = order.source, order.recipe.plugin
+    if source.core:
+        progress.step("agentjet")
+        runner.run("installing agentjet", [*_pip(order), *source.core])
+    if not source.plugin:
+        return []
+    progress.step(f"the plugin {name}")
+    # Its own requirements may name a distribution that goes by another name here.
+    runner.run(f"installing {name}", [*_pip(order), "--no-deps", *source.plugin])
+    if missing := _unmet(order):
+        runner.run(f"installing what {name} needs", [*_pip(order), *missing])
+    target = ["--upgrade", "--target", str(order.directory.absolute() / PLUGINS)]
+    runner.run(
+        f"installing {name} for servers", [*_pip(order), "--no-deps", *target, *source.plugin]
+    )
+    return list(source.distributions)
+
+
+def _unmet(order: Order) -> list[str]:
+    packages = by_name(distributions(path=[str(path) for path in site_packages(order.directory)]))
+    wanted: dict[str, None] = {}
+    for name in order.source.distributions:
+        if canonicalize_name(name) not in packages:
+            raise BackendEnvironmentError(f"pip did not install {name}, though it said so")
+        problems = unmet(name, packages, provides=order.build.provides)
+        wanted.update(dict.fromkeys(problem.wanted for problem in problems))
+    return [requirement for requirement in wanted if not requirement.startswith("agentjet")]
+
+
+def _check(order: Order, plugins: list[str], runner: Runner, progress: Progress) -> None:
+    progress.step("is everything importable?")
+    python = str(_python(order))
+    imports = (f"import {module}" for module in order.build.imports)
+    statements = "\n".join([order.build.prepare, *imports])
+    variables = order.build.variables
+    runner.run(f"importing {', '.join(order.build.imports)}", [python, "-c", statements], variables)
+    for plugin in plugins:
+        command = [python, "-m", "ajet_core.environments.check_plugin", plugin]
+        runner.run(f"importing what {plugin} registers", command, variables)
+
+
+def _size(directory: Path) -> int:
+    return sum(
+        path.lstat().st_size
+        for path in directory.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    )

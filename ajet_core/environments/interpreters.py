@@ -1,0 +1,110 @@
+"""Which interpreter a component's worker runs in."""
+
+from __future__ import annotations
+
+import logging
+import site
+from importlib.metadata import PackageNotFoundError, distribution, distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+from ajet_core.environments.environment import (
+    PLUGINS,
+    Environment,
+    Interpreter,
+    find_environments,
+)
+from ajet_core.environments.recipes import recipe_of_plugin
+from ajet_core.environments.requirements import by_name, unmet
+from ajet_core.errors import ConfigError
+from ajet_core.plugin import EngineSpec, PluginManager, TrainerSpec
+from ajet_core.settings import Settings
+
+_log = logging.getLogger("ajet.server")
+
+PREFIX = "env:"
+"""How the setting `workers.python` names an environment."""
+
+
+def plugin_manager(settings: Settings) -> PluginManager:
+    """The plugins that are installed here, and those that are installed in environments alone.
+
+    Of an environment only the directory with its plugins is put on the path, last: its other packages stay unseen.
+    """
+    for environment in find_environments(settings).values():
+        if environment.plugin_directory.is_dir():
+            # Packages that are installed in place are found by a file that plain entries of sys.path are not read for.
+            site.addsitedir(str(environment.plugin_directory))
+    return PluginManager(blocked=settings.plugins.blocked)
+
+
+def choose_interpreters(
+    settings: Settings, plugins: PluginManager, engine: EngineSpec, trainer: TrainerSpec
+) -> dict[str, Interpreter]:
+    """The interpreter by kind, for the kinds that do not run in this one.
+
+    The setting `workers.python` decides. Without it a component whose plugin lacks something here, and is
+    complete in an environment, runs there.
+
+    :raises ConfigError: the setting names an environment that there is not.
+    """
+    environments = find_environments(settings)
+    found: dict[str, Interpreter] = {}
+    for kind, spec in (("engine", engine), ("trainer", trainer)):
+        chosen = settings.workers.python
+        python = chosen.get(f"{kind}:{spec.name}") or chosen.get(spec.name)
+        if python is not None:
+            found[kind] = _named(python, environments)
+            continue
+        environment, why = _environment_of(plugins, spec, environments)
+        if environment is not None:
+            _log.info(
+                "the %s %r runs in the environment %s: %s",
+                kind,
+                spec.name,
+                environment.directory,
+                why,
+            )
+            found[kind] = environment.interpreter
+    return found
+
+
+def _named(python: str, environments: dict[str, Environment]) -> Interpreter:
+    if not python.startswith(PREFIX):
+        return Interpreter(python)
+    name = python.removeprefix(PREFIX)
+    if name not in environments:
+        raise ConfigError(
+            f"workers.python names the environment {name!r}, which is not there (there are: "
+            f"{', '.join(sorted(environments)) or 'none'}): make it with: ajet env create {name}",
+            param="workers.python",
+        )
+    return environments[name].interpreter
+
+
+def _environment_of(
+    plugins: PluginManager, spec: EngineSpec | TrainerSpec, environments: dict[str, Environment]
+) -> tuple[Environment | None, str]:
+    owner = plugins.owner(spec)
+    its = [e for e in environments.values() if owner in e.record.plugins]
+    why = why_not_here(owner) if owner is not None and its else ""
+    return (its[0], why) if why else (None, "")
+
+
+def why_not_here(plugin: str) -> str:
+    """What keeps the components of a plugin's distribution from running in this interpreter; "" if nothing does."""
+    try:
+        place = Path(str(distribution(plugin).locate_file("")))
+    except PackageNotFoundError:
+        place = None
+    if place is None or place.name == PLUGINS:
+        return f"{plugin} is not installed in this one"
+    recipe = recipe_of_plugin(plugin)
+    provides = recipe.cpu.provides if recipe is not None else {}
+    problems = [str(one) for one in unmet(plugin, by_name(distributions()), provides=provides)]
+    # A plugin that only starts its backend's own server need not name it among its requirements.
+    imports = recipe.cpu.imports if recipe is not None else ()
+    for module in dict.fromkeys(name.partition(".")[0] for name in imports):
+        if find_spec(module) is None:
+            problems.append(f"{module} is not installed in this one")
+    return "; ".join(problems)

@@ -1,0 +1,148 @@
+"""What an environment for a backend is made of: one TOML file a backend, shipped with the core.
+
+They are data of the core and not of the backends' plugins, because an environment is made where the plugin
+is not installed. Constraints are what was really installed and used, so an environment is the same tomorrow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from ajet_core.errors import ConfigError
+
+Device = Literal["cpu", "gpu"]
+RECIPES = Path(__file__).parent / "recipes"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _checked_range(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        raise ValueError(f"{text!r} is no range of versions") from error
+    return text
+
+
+class Step(_Part):
+    """One ``pip install``.
+
+    :param requirements: a file of requirements beside the recipe.
+    :param no_deps: install exactly these, without what they ask for.
+    """
+
+    packages: tuple[str, ...] = ()
+    requirements: str | None = None
+    no_deps: bool = False
+
+    @model_validator(mode="after")
+    def _installs_something(self) -> Step:
+        if not self.packages and self.requirements is None:
+            raise ValueError("a step needs packages or requirements")
+        return self
+
+
+class Build(_Part):
+    """A backend on one kind of device.
+
+    :param python: the range of Python versions.
+    :param gigabytes: free disk space that it takes.
+    :param imports: modules that must be importable when it is ready.
+    :param prepare: Python that has to run before they are imported.
+    :param provides: distributions that go by another name here, as their usual name and that name.
+    :param constraints: a file of pinned versions beside the recipe.
+    :param variables: environment variables of workers that run in it.
+    """
+
+    python: str
+    gigabytes: Annotated[float, Field(gt=0)]
+    imports: tuple[str, ...]
+    prepare: str = ""
+    provides: dict[str, str] = Field(default_factory=dict)
+    constraints: str | None = None
+    steps: Annotated[tuple[Step, ...], Field(min_length=1)]
+    variables: dict[str, str] = Field(default_factory=dict)
+
+    _python_is_a_range = field_validator("python")(_checked_range)
+
+
+class Recipe(_Part):
+    """A backend.
+
+    :param plugin: the distribution of its plugin.
+    :param source: directory of that plugin in agentjet's source tree.
+    :param companions: backends whose plugins this one needs.
+    :param needs: ranges of packages that other backends need too, which say whether both fit into one environment.
+    :param directory: where the files it names are.
+    """
+
+    name: str
+    directory: Path
+    summary: str
+    plugin: str
+    source: str
+    companions: tuple[str, ...] = ()
+    needs: dict[str, str] = Field(default_factory=dict)
+    cpu: Build
+    gpu: Build
+
+    @field_validator("needs")
+    @classmethod
+    def _needs_are_ranges(cls, needs: dict[str, str]) -> dict[str, str]:
+        return {name: _checked_range(text) for name, text in needs.items()}
+
+    def build(self, device: Device) -> Build:
+        """The backend on `device`."""
+        return self.cpu if device == "cpu" else self.gpu
+
+    def digest(self, device: Device) -> str:
+        """Changes with whatever `device`'s environment is made of."""
+        build = self.build(device)
+        sha = hashlib.sha256(build.model_dump_json().encode())
+        for name in (build.constraints, *(step.requirements for step in build.steps)):
+            if name is not None:
+                sha.update((self.directory / name).read_bytes())
+        return sha.hexdigest()[:16]
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe in a TOML file; its name is that of the file.
+
+    :raises ConfigError: the file cannot be read, or is no recipe.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return Recipe.model_validate({**table, "name": path.stem, "directory": path.parent})
+    except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
+        raise ConfigError(f"{path} is no recipe of an environment: {error}") from error
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    """The recipes of this version by name."""
+    return {path.stem: read_recipe(path) for path in sorted(RECIPES.glob("*.toml"))}
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe of a backend.
+
+    :raises ConfigError: there is none; the message lists those there are.
+    """
+    known = recipes()
+    if name not in known:
+        raise ConfigError(f"there is no environment {name!r} to make; known: {', '.join(known)}")
+    return known[name]
+
+
+def recipe_of_plugin(distribution: str) -> Recipe | None:
+    """The recipe whose plugin is this distribution."""
+    return next((known for known in recipes().values() if known.plugin == distribution), None)

@@ -1,0 +1,122 @@
+"""What a distribution asks for and what is installed, compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import Distribution
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import NormalizedName, canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+
+@dataclass(frozen=True, slots=True)
+class Unmet:
+    """A requirement that is not met.
+
+    :param by: the distribution that has it.
+    :param wanted: the requirement, as pip takes it.
+    :param found: the version there is, None if there is none.
+    """
+
+    by: str
+    wanted: str
+    found: str | None
+
+    def __str__(self) -> str:
+        have = "is not installed" if self.found is None else f"{self.found} is installed"
+        return f"{self.by} needs {self.wanted}, {have}"
+
+
+def by_name(distributions: Iterable[Distribution]) -> dict[NormalizedName, Distribution]:
+    """Distributions by normalised name; the first of a name is the one that is imported."""
+    found: dict[NormalizedName, Distribution] = {}
+    for distribution in distributions:
+        # A distribution whose metadata is damaged has no name.
+        if distribution.name:
+            found.setdefault(canonicalize_name(distribution.name), distribution)
+    return found
+
+
+def unmet(
+    root: str,
+    installed: Mapping[NormalizedName, Distribution],
+    *,
+    extras: Iterable[str] = (),
+    provides: Mapping[str, str] | None = None,
+    deep: bool = False,
+) -> list[Unmet]:
+    """The requirements of a distribution that `installed` does not meet.
+
+    :param root: its name; it must be installed.
+    :param extras: those of its extras that are wanted too.
+    :param provides: distributions that go by another name, as usual name and that name.
+    :param deep: also those of all that it needs.
+    """
+    names = {canonicalize_name(usual): other for usual, other in (provides or {}).items()}
+    problems: list[Unmet] = []
+    seen: set[tuple[NormalizedName, frozenset[str]]] = set()
+    queue = [(canonicalize_name(root), frozenset(extras))]
+    while queue:
+        name, its_extras = queue.pop()
+        if (name, its_extras) in seen:
+            continue
+        seen.add((name, its_extras))
+        for requirement in _requirements(installed[name], its_extras):
+            wanted = canonicalize_name(requirement.name)
+            wanted = canonicalize_name(names.get(wanted, wanted))
+            there = installed.get(wanted)
+            if there is None or not _fits(there.version, requirement.specifier):
+                found = there.version if there is not None else None
+                problems.append(Unmet(installed[name].name, _as_pip_takes_it(requirement), found))
+            elif deep:
+                queue.append((wanted, frozenset(requirement.extras)))
+    return problems
+
+
+def _requirements(distribution: Distribution, extras: frozenset[str]) -> list[Requirement]:
+    found = []
+    for line in distribution.requires or []:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            continue
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            found.append(requirement)
+    return found
+
+
+def _fits(version: str, wanted: SpecifierSet) -> bool:
+    try:
+        return wanted.contains(version, prereleases=True)
+    except InvalidVersion:
+        # Nothing can be said of a version such as "unknown".
+        return True
+
+
+def _as_pip_takes_it(requirement: Requirement) -> str:
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    return f"{requirement.name}{extras}{requirement.specifier}"
+
+
+def compatible(first: str, second: str) -> bool:
+    """Whether some version is in both ranges.
+
+    Only the versions at the ends of the ranges are tried, and those right below and above them: between two
+    neighbours of these a range does not change.
+    """
+    both = SpecifierSet(first) & SpecifierSet(second)
+    ends = [Version(clause.version.removesuffix(".*")) for clause in both]
+    tried = [Version("0"), *ends]
+    for end in ends:
+        release = (*end.release, 0, 0)
+        tried.append(Version(".".join(map(str, (*end.release, 1)))))
+        tried.append(Version(".".join(map(str, (release[0], release[1] + 1)))))
+        if release[1] > 0:
+            tried.append(Version(f"{release[0]}.{release[1] - 1}.999"))
+        elif release[0] > 0:
+            tried.append(Version(f"{release[0] - 1}.999"))
+    return any(both.contains(version, prereleases=True) for version in tried)

@@ -1,0 +1,46 @@
+"""Requests that no engine can answer, refused by all of them in the same words."""
+
+from __future__ import annotations
+
+from ajet_core.errors import ContextLengthError, RequestError, UnsupportedError
+from ajet_core.interfaces.engine import EngineInfo, GenerateRequest
+
+
+def check_request(request: GenerateRequest, info: EngineInfo, max_top_logprobs: int) -> None:
+    """Refuse a request that makes no sense, or does not fit the model.
+
+    :param max_top_logprobs: as `EngineCapabilities.max_top_logprobs`.
+    :raises ContextLengthError: the prompt leaves no room for a token.
+    :raises UnsupportedError: more top logprobs than the engine answers.
+    :raises RequestError: a token id or parameter that the model does not have.
+    """
+    prompt, sampling = request.prompt_ids, request.sampling
+    if not prompt:
+        raise RequestError("the prompt has no tokens", param="prompt_ids")
+    if len(prompt) >= info.max_context:
+        raise ContextLengthError(
+            f"the prompt has {len(prompt)} tokens, and prompt and completion together may have "
+            f"{info.max_context}; shorten the prompt",
+            param="prompt_ids",
+        )
+    ids = (*sampling.stop_token_ids, min(prompt), max(prompt))
+    if not all(0 <= token < info.vocab_size for token in ids):
+        raise RequestError(
+            f"a token id is outside the model's vocabulary of {info.vocab_size}", param="prompt_ids"
+        )
+    if sampling.top_logprobs > max_top_logprobs:
+        raise UnsupportedError(
+            f"top_logprobs is {sampling.top_logprobs}, the engine answers at most {max_top_logprobs}",
+            param="top_logprobs",
+        )
+    for name, valid, rule in (
+        ("max_tokens", sampling.max_tokens >= 1, "at least 1"),
+        ("temperature", 0 <= sampling.temperature < float("inf"), "finite and at least 0"),
+        ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1"),
+        ("top_k", sampling.top_k >= 0, "at least 0"),
+        ("top_logprobs", sampling.top_logprobs >= 0, "at least 0"),
+    ):
+        if not valid:
+            raise RequestError(
+                f"{name} is {getattr(sampling, name)}, but must be {rule}", param=name
+            )

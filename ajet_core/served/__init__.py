@@ -1,0 +1,30 @@
+"""What engine plugins share that serve a model by processes of their own, reached over HTTP.
+
+A plugin implements `ModelServer`, which says what its kind of server understands, and subclasses `ServedEngine`, which
+does the rest: replicas and routing, changes of weights under running requests, pauses, servers that die.
+"""
+
+from .api import ModelServer, Piece
+from .engine import ServedEngine
+from .http import Address, HttpClient, ServerGoneError, ServerRefusedError
+from .process import ServerProcess, free_port
+from .replica import Launched, Replica, attach
+from .routing import Router
+from .weights import check_weights
+
+__all__ = [
+    "Address",
+    "HttpClient",
+    "Launched",
+    "ModelServer",
+    "Piece",
+    "Replica",
+    "Router",
+    "ServedEngine",
+    "ServerGoneError",
+    "ServerProcess",
+    "ServerRefusedError",
+    "attach",
+    "check_weights",
+    "free_port",
+]

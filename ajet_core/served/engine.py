@@ -1,0 +1,425 @@
+"""An engine over model servers: routing, changes of weights, pauses, and servers that die."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from dataclasses import replace
+from typing import ClassVar
+
+from ajet_core.errors import AjetError, EngineError
+from ajet_core.interfaces import (
+    ComponentSettings,
+    Engine,
+    EngineInfo,
+    EngineStats,
+    GenerateChunk,
+    GenerateRequest,
+    WeightUpdate,
+    WorkerContext,
+    check_request,
+)
+from ajet_core.protocol.run import ModelConfig
+from ajet_core.served.flight import Flight
+from ajet_core.served.http import ServerGoneError
+from ajet_core.served.replica import Launched, Replica
+from ajet_core.served.routing import Router
+from ajet_core.served.totals import BusyClock
+
+_log = logging.getLogger("ajet.served")
+
+_RESTARTS = 3
+_SERVERS_LOST_BY_ONE_REQUEST = 3
+
+
+class ServedEngine(Engine):
+    """Serves a model by one or more servers, each a process of its own.
+
+    Servers are not trusted with versions: before weights change every request is ended, and goes on afterwards as a new
+    one from its prompt and what it has sampled. So all tokens of one HTTP request have one version, and nothing
+    is computed from keys and values of other weights. In the same way requests survive the death of a server, which is
+    replaced by another one with the latest weights.
+
+    :cvar name: of the engine.
+    :cvar weight_channels: that `ModelServer.load` understands.
+    """
+
+    name: ClassVar[str]
+    weight_channels: ClassVar[tuple[str, ...]]
+    max_top_logprobs: ClassVar[int]
+
+    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+        super().__init__(settings, context)
+        self._replicas: list[Replica] = []
+        self._router = Router(1)
+        self._info: EngineInfo | None = None
+        self._update: WeightUpdate | None = None
+        self._policy_version = 0
+        self._paused = self._updating = self._closed = False
+        # Set when requests may be sent, or when there is no hope that they ever may be.
+        self._open = asyncio.Event()
+        # Held while weights change, and while a new server is given the latest.
+        self._weights = asyncio.Lock()
+        self._restoring: dict[Replica, asyncio.Task[None]] = {}
+        self._requests = self._active = 0
+        self._busy = BusyClock()
+
+    @abstractmethod
+    async def launch(self, replica: Replica, model: ModelConfig) -> Launched:
+        """Start a server, or connect to the one that is there; it answers then.
+
+        :raises EngineError: it did not come up.
+        """
+
+    @abstractmethod
+    async def check_update(self, update: WeightUpdate) -> None:
+        """Look at an update before any server is told of it.
+
+        :raises EngineError: there are no such weights, or they do not fit.
+        """
+
+    def replicas(self) -> int:
+        """How many servers there are to be."""
+        return len(self.context.servers.urls) or 1
+
+    async def start(self, model: ModelConfig) -> EngineInfo:
+        """Start all servers, or connect to them.
+
+        :raises EngineError: one did not come up; none is left.
+        """
+        if self._replicas:
+            raise EngineError(f"the engine {self.name!r} was started already")
+        self._model = model
+        self._replicas = [Replica(number) for number in range(self.replicas())]
+        self._router = Router(len(self._replicas))
+        self._router.down.update(range(len(self._replicas)))
+        try:
+            async with asyncio.TaskGroup() as boots:
+                for one in self._replicas:
+                    boots.create_task(self._boot(one))
+        except BaseException as error:
+            await self.close()
+            if not isinstance(error, BaseExceptionGroup):
+                raise
+            first = error.exceptions[0]
+            if isinstance(first, ServerGoneError):
+                raise EngineError(
+                    f"a server of {self.name} was lost at its start: {first}"
+                ) from first
+            raise first from None
+        assert self._info is not None, "the servers said so"
+        return self._info
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        """Sample one completion; closing the generator cancels it in the server.
+
+        :raises ContextLengthError: the prompt leaves no room for a token.
+        :raises RequestError: a token id or parameter that the model or the server does not have.
+        :raises EngineError: no server can be brought back, or the engine is not running.
+        """
+        self._running()
+        assert self._info is not None
+        check_request(request, self._info, self.max_top_logprobs)
+        room = self._info.max_context - len(request.prompt_ids)
+        limit = min(request.sampling.max_tokens, room)
+        sampled: list[int] = []
+        lost = 0
+        self._requests += 1
+        self._active += 1
+        try:
+            while True:
+                await self._open.wait()
+                if self._closed:
+                    yield GenerateChunk([], [], self._policy_version, "abort")
+                    return
+                chosen = self._choose(request.prompt_ids + sampled)
+                flight = self._begin(chosen, _rest(request, sampled, limit))
+                try:
+                    async for piece in flight.pieces():
+                        sampled += piece.token_ids
+                        yield GenerateChunk(
+                            piece.token_ids,
+                            piece.logprobs,
+                            flight.policy_version,
+                            piece.finish_reason,
+                            piece.top_logprobs,
+                        )
+                        if piece.finish_reason is not None:
+                            return
+                except ServerGoneError as error:
+                    lost += 1
+                    if not await chosen.healthy():
+                        self._lose(chosen, str(error))
+                    if lost >= _SERVERS_LOST_BY_ONE_REQUEST:
+                        raise EngineError(
+                            f"{lost} servers of {self.name} failed at one request; the last: {error}"
+                        ) from error
+                finally:
+                    self._end(chosen, flight)
+                    await flight.end()
+                if len(sampled) >= limit:
+                    # It was interrupted after its last token.
+                    yield GenerateChunk([], [], flight.policy_version, "length")
+                    return
+        finally:
+            self._active -= 1
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Serve other weights on all servers, or on none.
+
+        :raises EngineError: there are no such weights or they do not fit, and the old ones are served; or no server
+            came through it.
+        """
+        self._running()
+        if update.channel not in self.weight_channels:
+            raise EngineError(
+                f"the engine {self.name!r} has no weight channel {update.channel!r}, only "
+                f"{', '.join(self.weight_channels)}"
+            )
+        await self.check_update(update)
+        async with self._weights:
+            self._updating = True
+            self._refresh()
+            up = [one for one in self._replicas if one.up]
+            try:
+                await self._halt(up)
+                errors = await asyncio.gather(*(self._load(one, update) for one in up))
+                refused = [error for error in errors if isinstance(error, EngineError)]
+                taken = not refused or len(refused) < len(errors)
+                if taken:
+                    self._update, self._policy_version = update, update.policy_version
+                    self._router.forget()
+                for one, error in zip(up, errors, strict=True):
+                    if error is not None:
+                        self._lose(one, str(error))
+                if not self._paused:
+                    await self._go_on()
+            finally:
+                self._updating = False
+                self._refresh()
+        if not taken:
+            raise EngineError(
+                f"the weights of policy version {update.policy_version} were refused: {refused[0]}; the servers of "
+                f"{self.name} are started again with the weights before"
+            )
+        await self._until_served()
+
+    async def pause(self) -> None:
+        """End all requests in the servers; they go on after `resume`."""
+        self._running()
+        async with self._weights:
+            self._paused = True
+            self._refresh()
+            await self._halt([one for one in self._replicas if one.up])
+
+    async def resume(self) -> None:
+        """Go on sampling."""
+        self._running()
+        async with self._weights:
+            self._paused = False
+            await self._go_on()
+            self._refresh()
+
+    async def sleep(self) -> None:
+        """Free the servers' device memory; no requests are answered meanwhile."""
+        await self.pause()
+        for one in self._replicas:
+            if one.up:
+                await self._asked(one, one.server.sleep())
+
+    async def wake(self) -> None:
+        """Undo `sleep`."""
+        for one in self._replicas:
+            if one.up:
+                await self._asked(one, one.server.wake())
+        await self.resume()
+
+    async def stats(self) -> EngineStats:
+        """Counters of all servers together, those of servers that died included.
+
+        ``forward_seconds`` is the time during which a server had a request, which is all that can be seen from outside.
+
+        :raises EngineError: no server can be brought back.
+        """
+        self._running()
+        await asyncio.gather(*(self._look(one) for one in self._replicas if one.up))
+        latest = [one.totals.latest for one in self._replicas]
+        running = sum(stats.running for stats in latest)
+
+        def total(name: str) -> int:
+            return sum(one.totals.counter(name) for one in self._replicas)
+
+        return EngineStats(
+            running=running,
+            waiting=max(0, self._active - running),
+            requests=self._requests,
+            prompt_tokens=total("prompt_tokens"),
+            cached_tokens=total("cached_tokens"),
+            sampled_tokens=total("sampled_tokens"),
+            forward_seconds=self._busy.seconds,
+        )
+
+    async def close(self) -> None:
+        """End all servers that were started; closing twice is harmless."""
+        self._closed = True
+        self._refresh()
+        for task in self._restoring.values():
+            task.cancel()
+        await asyncio.gather(*self._restoring.values(), return_exceptions=True)
+        flights = [flight for one in self._replicas for flight in one.flights]
+        await asyncio.gather(*(flight.end() for flight in flights))
+        for one in self._replicas:
+            one.up = False
+        await asyncio.gather(*(one.discard() for one in self._replicas))
+
+    def _running(self) -> None:
+        if self._closed or not self._replicas:
+            raise EngineError(
+                f"the engine {self.name!r} is not running: it was not started, or is closed"
+            )
+        if all(one.failure for one in self._replicas):
+            raise EngineError(
+                f"no server of {self.name} can be brought back; the first: {self._replicas[0].failure}"
+            )
+
+    def _refresh(self) -> None:
+        """Say who may go on, after anything that could change it."""
+        going = not (self._paused or self._updating) and any(one.up for one in self._replicas)
+        hopeless = self._closed or all(one.failure for one in self._replicas)
+        if going or hopeless:
+            self._open.set()
+        else:
+            self._open.clear()
+
+    def _choose(self, token_ids: list[int]) -> Replica:
+        self._running()
+        number = self._router.choose(token_ids)
+        assert number is not None, "requests are sent only while a server is up"
+        return self._replicas[number]
+
+    def _begin(self, one: Replica, request: GenerateRequest) -> Flight:
+        """Send a request. Nothing is awaited since `_open` was seen, so its version is the one that is served."""
+        flight = Flight(one.server.sample(request), self._policy_version)
+        one.flights.add(flight)
+        self._router.begin(one.number, request.prompt_ids)
+        self._busy.begin()
+        return flight
+
+    def _end(self, one: Replica, flight: Flight) -> None:
+        one.flights.discard(flight)
+        self._router.end(one.number)
+        self._busy.end()
+
+    async def _boot(self, one: Replica) -> None:
+        """Bring a replica up with the latest weights."""
+        one.take(await self.launch(one, self._model), lambda why: self._lose(one, why))
+        info = await one.server.prepare()
+        async with self._weights:
+            if (update := self._latest(one)) is not None:
+                await one.server.halt()
+                await one.server.load(update)
+                await one.server.go_on()
+            one.totals.begin(await one.server.stats())
+            one.up = True
+            one.failure = ""
+            self._info = info
+            self._router.down.discard(one.number)
+            self._refresh()
+
+    def _latest(self, one: Replica) -> WeightUpdate | None:
+        """The weights that a new server has to be given; None if it was started with them."""
+        assert one.launched is not None
+        if self._update is None and one.launched.process is None:
+            # Who knows what it has served before.
+            return WeightUpdate("safetensors_dir", 0, self._model.path)
+        return self._update
+
+    def _lose(self, one: Replica, why: str) -> None:
+        """Replace a server, unless that has begun."""
+        if not one.up or self._closed:
+            return
+        _log.error("server %d of %s is replaced: %s", one.number, self.name, why)
+        one.up = False
+        self._router.down.add(one.number)
+        self._refresh()
+        before = self._restoring.pop(one, None)
+        self._restoring[one] = asyncio.create_task(self._restore(one, why, before))
+
+    async def _restore(
+        self, one: Replica, why: str, before: asyncio.Task[None] | None = None
+    ) -> None:
+        if before is not None:
+            await before
+        for _ in range(_RESTARTS):
+            await one.discard()
+            try:
+                await self._boot(one)
+            except (AjetError, ServerGoneError, OSError) as error:
+                why = str(error)
+                _log.error("server %d of %s did not come back: %s", one.number, self.name, why)
+            else:
+                return
+        await one.discard()
+        one.failure = why
+        self._refresh()
+
+    async def _until_served(self) -> None:
+        """Wait for a server that is up, if all were lost."""
+        while not any(one.up for one in self._replicas):
+            self._running()
+            pending = [task for task in self._restoring.values() if not task.done()]
+            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _halt(self, replicas: Iterable[Replica]) -> None:
+        """Let nothing be sampled any more; what was sampled is read."""
+
+        async def halt(one: Replica) -> None:
+            await self._asked(one, one.server.halt())
+            for flight in one.flights:
+                flight.drop_unless_begun()
+            await asyncio.gather(*(flight.over() for flight in one.flights))
+
+        await asyncio.gather(*map(halt, replicas))
+
+    async def _go_on(self) -> None:
+        up = [one for one in self._replicas if one.up]
+        await asyncio.gather(*(self._asked(one, one.server.go_on()) for one in up))
+
+    async def _load(self, one: Replica, update: WeightUpdate) -> Exception | None:
+        """Give a server weights; what went wrong."""
+        if not one.up:
+            return ServerGoneError("it was lost while it was halted")
+        try:
+            await one.server.load(update)
+        except (EngineError, ServerGoneError) as error:
+            return error
+        return None
+
+    async def _asked(self, one: Replica, asking: Awaitable[None]) -> None:
+        """Ask a server for something; one that does not answer is replaced."""
+        try:
+            await asking
+        except (EngineError, ServerGoneError) as error:
+            self._lose(one, str(error))
+
+    async def _look(self, one: Replica) -> None:
+        try:
+            await one.look()
+        except (EngineError, ServerGoneError) as error:
+            if not await one.healthy():
+                self._lose(one, str(error))
+
+
+def _rest(request: GenerateRequest, sampled: list[int], limit: int) -> GenerateRequest:
+    """What is left to do of a request. Its random numbers are not drawn a second time."""
+    sampling = request.sampling
+    seed = sampling.seed
+    if seed is not None and sampled:
+        seed = hash((seed, len(sampled)))
+    return replace(
+        request,
+        prompt_ids=request.prompt_ids + sampled,
+        sampling=replace(sampling, max_tokens=limit - len(sampled), seed=seed),
+    )

@@ -1,0 +1,62 @@
+"""One request at one model server, read as fast as it comes, whoever waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+from ajet_core.errors import AjetError
+from ajet_core.served.api import Piece
+from ajet_core.served.http import ServerGoneError
+
+
+class Flight:
+    """Reads the pieces of a completion in a task of its own.
+
+    A server that was halted has ended all requests that it knew, but others may still be on their way to it.
+    Those have sampled nothing and are given up without a loss (`drop_unless_begun`).
+
+    :param pieces: what `ajet_core.served.api.ModelServer.sample` gave.
+    :ivar policy_version: version of the weights that all its tokens are sampled by.
+    """
+
+    def __init__(self, pieces: AsyncIterator[Piece], policy_version: int) -> None:
+        self.policy_version = policy_version
+        self._begun = False
+        self._queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+        self._task = asyncio.create_task(self._read(pieces))
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """All of them; it ends without a finish reason if the flight was interrupted."""
+        while (item := await self._queue.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    def drop_unless_begun(self) -> None:
+        """Give it up if it has no token yet."""
+        if not self._begun:
+            self._task.cancel()
+
+    async def over(self) -> None:
+        """Return when nothing more comes from the server."""
+        await asyncio.wait([self._task])
+
+    async def end(self) -> None:
+        """Cancel the request, if it is not over."""
+        self._task.cancel()
+        await self.over()
+
+    async def _read(self, pieces: AsyncIterator[Piece]) -> None:
+        assert isinstance(pieces, AsyncGenerator), "closing it is what cancels the request"
+        end: Exception | None = None
+        try:
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    self._begun = True
+                    self._queue.put_nowait(piece)
+        except (AjetError, ServerGoneError) as error:
+            end = error
+        finally:
+            self._queue.put_nowait(end)

@@ -1,0 +1,129 @@
+"""A model server as a child process: started, waited for, and ended for certain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from ajet_core.errors import EngineError
+from ajet_core.served import guard
+
+_LOOK_SECONDS = 0.1
+_GRACE_SECONDS = 5.0
+_TAIL_LINES = 20
+_TAIL_BYTES = 32768
+
+
+def free_port() -> int:
+    """A port of this machine's loopback that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ServerProcess:
+    """One model server. Made by `start`.
+
+    :ivar died: becomes done, with the last lines of the log as its result, when the server ends.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, name: str, log: Path) -> None:
+        self._process = process
+        self._name = name
+        self._log = log
+        self._closing = False
+        self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._watch = asyncio.create_task(self._await_end())
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        log: Path,
+        ready: Callable[[], Awaitable[bool]],
+        timeout: float,
+    ) -> ServerProcess:
+        """Start a server and wait until it is ready.
+
+        :param name: for messages.
+        :param environment: all of it.
+        :param log: file its stdout and stderr are appended to.
+        :param ready: whether it answers; asked again and again.
+        :param timeout: seconds.
+        :raises EngineError: it could not be started, ended, or was not ready in time; nothing is left of it.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                # It needs nothing of what `environment` may set for the command.
+                "-I",
+                guard.__file__,
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+                env=dict(environment),
+            )
+        server = cls(process, name, log)
+        try:
+            async with asyncio.timeout(timeout):
+                while not await server._is_ready(ready):
+                    await asyncio.wait([server.died], timeout=_LOOK_SECONDS)
+        except TimeoutError:
+            tail = await asyncio.to_thread(_tail, log)
+            await server.close()
+            raise EngineError(
+                f"{name} was not ready within {timeout:g} s (log {log}); its last lines:\n{tail}"
+            ) from None
+        except BaseException:
+            await server.close()
+            raise
+        return server
+
+    @property
+    def pid(self) -> int:
+        """Of the guard, which dies with it."""
+        return self._process.pid
+
+    async def close(self) -> None:
+        """End it: by SIGTERM, and by force after some seconds."""
+        self._closing = True
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GRACE_SECONDS):
+                    await asyncio.shield(self._watch)
+        # The guard kills what is left when its input ends.
+        assert self._process.stdin is not None, "it was started with a pipe"
+        self._process.stdin.close()
+        await self._watch
+
+    async def _is_ready(self, ready: Callable[[], Awaitable[bool]]) -> bool:
+        if self.died.done():
+            raise EngineError(self.died.result())
+        return await ready()
+
+    async def _await_end(self) -> None:
+        status = await self._process.wait()
+        how = "was ended" if self._closing else f"ended by itself with status {status}"
+        tail = await asyncio.to_thread(_tail, self._log)
+        self.died.set_result(f"{self._name} {how} (log {self._log}); its last lines:\n{tail}")
+
+
+def _tail(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError as error:
+        return f"(the log cannot be read: {error})"
+    return "\n".join(lines[-_TAIL_LINES:])

@@ -1,0 +1,107 @@
+"""One of the model servers behind an engine, over all its lives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ajet_core.errors import EngineError
+from ajet_core.interfaces import EngineStats
+from ajet_core.served.api import ModelServer
+from ajet_core.served.flight import Flight
+from ajet_core.served.process import ServerProcess
+from ajet_core.served.totals import ServerTotals
+
+_LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A server that answers.
+
+    :param process: None for one that somebody else has started.
+    """
+
+    server: ModelServer
+    process: ServerProcess | None
+
+
+async def attach(server: ModelServer, url: str, timeout: float) -> Launched:
+    """Wait for a server that somebody else has started.
+
+    :raises EngineError: it does not answer in time.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            while not await server.healthy():  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK_SECONDS)
+    except BaseException as error:
+        await server.close()
+        if isinstance(error, TimeoutError):
+            raise EngineError(f"no model server answered at {url} within {timeout:g} s") from None
+        raise
+    return Launched(server, None)
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One model server.
+
+    :param number: from 0.
+    :ivar launched: the present server, None between two of them.
+    :ivar up: it may be sent requests.
+    :ivar failure: why it was given up, "" if it was not.
+    :ivar lives: how many servers there have been.
+    """
+
+    number: int
+    launched: Launched | None = None
+    up: bool = False
+    failure: str = ""
+    lives: int = 0
+    flights: set[Flight] = field(default_factory=set)
+    totals: ServerTotals = field(default_factory=ServerTotals)
+
+    @property
+    def server(self) -> ModelServer:
+        """The present server."""
+        assert self.launched is not None, "a replica is asked only while it has a server"
+        return self.launched.server
+
+    def take(self, launched: Launched, died: Callable[[str], None]) -> None:
+        """Have a server; `died` is called with the last lines of its log when it ends by itself."""
+        self.launched = launched
+        self.lives += 1
+        if (process := launched.process) is not None:
+
+            def tell(_: object) -> None:
+                if self.launched is launched:
+                    died(process.died.result())
+
+            process.died.add_done_callback(tell)
+
+    async def healthy(self) -> bool:
+        """Whether the present server lives and answers."""
+        launched = self.launched
+        if launched is None or (launched.process is not None and launched.process.died.done()):
+            return False
+        return await launched.server.healthy()
+
+    async def look(self) -> EngineStats:
+        """Ask for its counters.
+
+        :raises ServerGoneError: it does not answer.
+        """
+        self.totals.latest = await self.server.stats()
+        return self.totals.latest
+
+    async def discard(self) -> None:
+        """End the present server, if there is one; harmless if there is none."""
+        launched, self.launched = self.launched, None
+        if launched is None:
+            return
+        self.totals.lose()
+        await launched.server.close()
+        if launched.process is not None:
+            await launched.process.close()

@@ -1,0 +1,157 @@
+"""The status of a server in the text format of Prometheus."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from ajet_core.protocol import ServerState, ServerStatus
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# Totals of `ServerStatus.counters` that only ever grow; engines count from their start.
+_COUNTED = {
+    "episodes": "Episodes that were claimed.",
+    "episodes_ended": "Episodes that ended with a reward.",
+    "calls": "Model calls.",
+    "tokens_raw": "Tokens of all calls, prompts and what was sampled.",
+    "tokens_sampled": "Tokens that were sampled.",
+    "engine_prompt_tokens": "Prompt tokens of the engine's requests since it started.",
+    "engine_cached_tokens": "Of these, those that were not computed again.",
+    "engine_sampled_tokens": "Tokens that the engine sampled since it started.",
+    "engine_forward_seconds": "Wall time of the engine's forward passes since it started.",
+}
+_ABORTED = "aborted_"
+
+
+def exposition(status: ServerStatus) -> bytes:
+    """`status` as a scrape answers it."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Once(status))
+    return generate_latest(registry)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Once(Collector):
+    status: ServerStatus
+
+    def collect(self) -> Iterable[Metric]:
+        """The families of one status."""
+        yield from _server(self.status)
+        yield from _totals(self.status)
+        yield from _steps(self.status)
+        yield from _mixture(self.status)
+        yield from _evaluations(self.status)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is known before a status is there."""
+        return ()
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"ajet_{name}", text, value=value)
+
+
+def _server(status: ServerStatus) -> Iterator[Metric]:
+    states = GaugeMetricFamily("ajet_state", "1 for the state the server is in.", labels=["state"])
+    for state in ServerState:
+        states.add_metric([state.value], float(state is status.state))
+    yield states
+    yield _gauge("uptime_seconds", "Since the server was started.", status.uptime_seconds)
+    yield _gauge("step", "Steps the present weights were trained.", status.step)
+    yield _gauge("policy_version", "Version of the weights that are served.", status.policy_version)
+    findings = GaugeMetricFamily(
+        "ajet_finding_seconds",
+        "For how long something has kept the server from going on, or is wrong with what it is given.",
+        labels=["code", "stuck"],
+    )
+    for finding in status.findings:
+        findings.add_metric([finding.code, str(finding.stuck).lower()], finding.seconds)
+    yield findings
+    if (batch := status.batch) is not None:
+        yield _gauge("batch_needed", "Places of a full batch.", batch.needed)
+        yield _gauge("batch_ready", "Of these, those that are complete.", batch.ready)
+        yield _gauge("tasks_set_aside", "Tasks that are not tried again.", batch.set_aside)
+    if (rollout := status.rollout) is not None:
+        training = float(rollout.training_step is not None)
+        yield _gauge("training", "1 while a step is trained or published.", training)
+        yield _gauge("max_staleness", "The bound of a trained token.", rollout.max_staleness)
+
+
+def _totals(status: ServerStatus) -> Iterator[Metric]:
+    counters = status.counters
+    for name, text in _COUNTED.items():
+        if name in counters:
+            yield CounterMetricFamily(f"ajet_{name}", text, value=counters[name])
+    aborted = CounterMetricFamily(
+        "ajet_episodes_aborted", "Episodes that were aborted.", labels=["cause"]
+    )
+    for name, value in counters.items():
+        if name.startswith(_ABORTED):
+            aborted.add_metric([name.removeprefix(_ABORTED)], value)
+    yield aborted
+    for name, text in (
+        ("open_episodes", "Episodes that are open."),
+        ("waiting_claims", "Claims that wait for a place."),
+    ):
+        if name in counters:
+            yield _gauge(name, text, counters[name])
+
+
+def _steps(status: ServerStatus) -> Iterator[Metric]:
+    if status.last_step is None:
+        return
+    step = GaugeMetricFamily(
+        "ajet_last_step", "What the last step measured, named as in its summary.", labels=["metric"]
+    )
+    for name, value in sorted(status.last_step.metrics.items()):
+        step.add_metric([_label(name)], value)
+    yield step
+
+
+def _mixture(status: ServerStatus) -> Iterator[Metric]:
+    if status.mixture is None:
+        return
+    for field, text in (
+        ("ratio", "What the batch asks of a tag."),
+        ("places", "A tag's share of the batch."),
+        ("ready", "What is complete of a tag."),
+        ("under_way", "What is begun of a tag."),
+        ("blocked", "1 for a tag that nobody rolls out."),
+    ):
+        family = GaugeMetricFamily(f"ajet_mixture_{field}", text, labels=["tag"])
+        for tag, progress in status.mixture.items():
+            family.add_metric([_label(tag)], float(getattr(progress, field)))
+        yield family
+
+
+def _evaluations(status: ServerStatus) -> Iterator[Metric]:
+    labels = ["client", "tag"]
+    passed = GaugeMetricFamily(
+        "ajet_evaluation_pass_at", "pass@k of a task set at its last step.", labels=[*labels, "k"]
+    )
+    reward = GaugeMetricFamily(
+        "ajet_evaluation_reward_mean", "Mean reward of a task set at its last step.", labels=labels
+    )
+    step = GaugeMetricFamily("ajet_evaluation_step", "That step.", labels=labels)
+    for evaluation in status.evaluations:
+        of = [_label(evaluation.client_id), _label(evaluation.tag)]
+        step.add_metric(of, evaluation.step)
+        if evaluation.reward_mean is not None:
+            reward.add_metric(of, evaluation.reward_mean)
+        for k, value in evaluation.pass_at.items():
+            passed.add_metric([*of, str(k)], value)
+    yield from (passed, reward, step)
+
+
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def _label(text: str) -> str:
+    """Names that clients give, in one line."""
+    return _UNPRINTABLE.sub("?", text)

@@ -1,0 +1,51 @@
+"""The engine ``torch`` does what every engine must."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ajet_backend_torch import hooks
+from conftest import EngineMaker, full_logprobs, load, write_model
+
+from ajet_core.interfaces import Engine, WeightUpdate
+from ajet_core.testing.engine_suite import EngineSuite
+
+
+class TestTorchEngine(EngineSuite):
+    capabilities = hooks.ajet_register_engines()[0].capabilities
+
+    @pytest.fixture(autouse=True)
+    def _weights(
+        self, models: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        self.other = models("llama")
+        self.paths = [models("qwen2"), write_model(tmp_path_factory.mktemp("second"), seed=9)]
+        self.damaged = tmp_path_factory.mktemp("damaged") / "model"
+        shutil.copytree(self.paths[1], self.damaged)
+        file = self.damaged / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-100])
+
+    @pytest.fixture
+    async def engine(self, make_engine: EngineMaker) -> Engine:
+        return await make_engine()
+
+    @pytest.fixture
+    async def own_engine(self, make_engine: EngineMaker) -> Engine:
+        return await make_engine()
+
+    def update(self, which: int, policy_version: int) -> WeightUpdate:
+        return WeightUpdate("safetensors_dir", policy_version, self.paths[which])
+
+    def bad_updates(self, policy_version: int) -> list[WeightUpdate]:
+        return [
+            WeightUpdate("safetensors_dir", policy_version, location)
+            for location in (str(Path("/nowhere")), str(self.damaged), self.other)
+        ]
+
+    def expected_logprobs(
+        self, which: int, ids: list[int], temperature: float
+    ) -> list[list[float]]:
+        return full_logprobs(load(self.paths[which]), ids, temperature).tolist()

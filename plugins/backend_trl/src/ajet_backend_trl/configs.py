@@ -1,0 +1,133 @@
+"""What TRL is told of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import trl
+from trl import GRPOConfig, SFTConfig
+
+from ajet_backend_trl.plan import LOSS_OF
+from ajet_backend_trl.settings import TrlSettings, TrlSftSettings, TrlTrainerSettings
+from ajet_backend_trl.stepped import NEVER
+from ajet_core.errors import ConfigError
+from ajet_core.protocol.run import AlgorithmConfig
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run is computed.
+
+    :param output_dir: a directory that is TRL's; nothing is written into it.
+    :param bf16: compute under autocast.
+    """
+
+    output_dir: Path
+    seed: int
+    cpu: bool
+    bf16: bool
+
+
+def grpo_config(
+    algorithm: AlgorithmConfig, options: TrlTrainerSettings, place: Place
+) -> GRPOConfig:
+    """Of `trl.GRPOTrainer`.
+
+    :raises ConfigError: a value of ``trainer.settings.grpo`` is none that TRL takes.
+    """
+    truncated = algorithm.importance == "truncated"
+    if options.loss_type is not None and algorithm.aggregation != "token_mean":
+        raise ConfigError(
+            f"trainer.settings.loss_type {options.loss_type!r} and algorithm.aggregation "
+            f"{algorithm.aggregation!r} both say how tokens are weighed: leave out one of them",
+            param="algorithm.aggregation",
+        )
+    known = {each.name for each in fields(GRPOConfig)}
+    if unknown := sorted(options.grpo.keys() - known):
+        raise ConfigError(
+            f"TRL {trl.__version__} has no field {unknown[0]!r} in its GRPOConfig",
+            param=f"trainer.settings.grpo.{unknown[0]}",
+        )
+    return _made(
+        GRPOConfig,
+        {
+            # What dr_grpo divides by; 1 leaves the sum of an episode as it is.
+            "max_completion_length": 1,
+            # The plain k3 that `AlgorithmConfig.kl_coef` promises; TRL would weigh it with the ratio.
+            "use_bias_correction_kl": False,
+            **options.grpo,
+            **_common(algorithm, options, place),
+            "loss_type": options.loss_type or LOSS_OF[algorithm.aggregation],
+            "importance_sampling_level": options.importance_sampling_level,
+            "beta": algorithm.kl_coef,
+            "epsilon": algorithm.clip_low,
+            # CISPO caps the ratio itself, which the others clip above 1 + epsilon_high.
+            "epsilon_high": algorithm.clip_high + (options.loss_type == "cispo"),
+            "entropy_coef": algorithm.entropy_coef,
+            # The trainer is told that it has generated with vLLM, after it was made.
+            "vllm_importance_sampling_correction": truncated,
+            "vllm_importance_sampling_mode": "token_truncate",
+            # Their product has to be a multiple of the generations of a group, of which TRL wants two.
+            "per_device_train_batch_size": 2,
+            "num_generations": 2,
+            "scale_rewards": "none",
+            "shuffle_dataset": False,
+        },
+    )
+
+
+def sft_config(algorithm: AlgorithmConfig, options: TrlSftSettings, place: Place) -> SFTConfig:
+    """Of `trl.SFTTrainer`.
+
+    :raises ConfigError: TRL does not take it.
+    """
+    return _made(
+        SFTConfig,
+        {
+            **_common(algorithm, options, place),
+            "loss_type": options.loss_type,
+            "per_device_train_batch_size": 1,
+            # What it is trained on comes as tokens.
+            "dataset_kwargs": {"skip_prepare_dataset": True},
+            "max_length": None,
+        },
+    )
+
+
+def _common(algorithm: AlgorithmConfig, options: TrlSettings, place: Place) -> dict[str, Any]:
+    return {
+        "output_dir": str(place.output_dir),
+        "seed": place.seed,
+        "use_cpu": place.cpu,
+        "bf16": place.bf16,
+        "fp16": False,
+        "ddp_backend": "gloo" if place.cpu and options.processes > 1 else None,
+        "ddp_find_unused_parameters": False,
+        "max_steps": NEVER,
+        "learning_rate": algorithm.learning_rate,
+        "max_grad_norm": algorithm.max_grad_norm,
+        # Warm-up is the worker's: it counts training steps, not optimiser steps.
+        "lr_scheduler_type": "constant",
+        "gradient_checkpointing": options.gradient_checkpointing,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": False,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "logging_nan_inf_filter": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+
+
+def _made(make: Callable[..., Config], values: dict[str, Any]) -> Config:
+    try:
+        return make(**values)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"TRL refuses its configuration: {error}", param="trainer.settings.grpo"
+        ) from error

@@ -1,0 +1,143 @@
+"""TRL's `GRPOTrainer`, fed with batches from outside."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+from trl import GRPOConfig, GRPOTrainer
+
+from ajet_backend_trl.stepped import Stepped, Work, ticks
+from ajet_backend_trl.tensors import MicroBatch
+
+
+class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
+    """As `trl.GRPOTrainer`, one batch at a time. What TRL generates, rewards and normalises is in the batch.
+
+    :param model: a causal LM.
+    :param peft_config: adapters to add.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: GRPOConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        peft_config: Any = None,
+    ) -> None:
+        self._begin()
+        super().__init__(
+            model=model,
+            reward_funcs=_no_reward,
+            args=args,
+            train_dataset=ticks(),
+            processing_class=tokenizer,
+            peft_config=peft_config,
+        )
+        for each in (self.model, self.ref_model):
+            if each is not None:
+                self._divide_logits_of(each)
+
+    def _prepare_inputs(self, generation_batch: object) -> dict[str, torch.Tensor]:  # noqa: ARG002
+        part = self._next()
+        work, _ = self._present()
+        inputs = {
+            "prompt_ids": part.prompt_ids,
+            "prompt_mask": part.prompt_mask,
+            "completion_ids": part.completion_ids,
+            "completion_mask": part.completion_mask,
+            "tool_mask": part.mask,
+            "advantages": part.advantages,
+            "old_per_token_logps": part.of_rows(work.old) if work.old else part.behaviour,
+            "num_items_in_batch": torch.tensor(
+                float(self._minibatch.tokens), device=part.mask.device
+            ),
+        }
+        if work.importance_cap is not None:
+            importance = self._importance(work, part).clamp(max=work.importance_cap)
+            inputs["importance_sampling_ratio"] = importance
+        if work.reference:
+            inputs["ref_per_token_logps"] = part.of_rows(work.reference)
+        return inputs
+
+    @torch.no_grad()
+    def _before(self, work: Work) -> None:
+        truncated = work.importance_cap is not None
+        if not truncated and not self.beta:
+            return
+        plan = work.plan
+        training = self.model.training
+        self.model.eval()
+        # The rows of a process may be others in each epoch.
+        for minibatch in range(len(plan.minibatches)):
+            for place in range(plan.accumulation):
+                part = self._micro_batch(plan, minibatch, place)
+                if all(number in (work.old or work.reference) for number in part.rows):
+                    continue
+                if truncated:
+                    scored = self._score(self.model, part)
+                    work.old.update(part.by_row(plan.rows, scored))
+                    work.tally.known.update(
+                        {n: v.cpu() for n, v in part.by_row(plan.rows, scored).items()}
+                    )
+                    work.tally.processed += int(part.attention_mask.sum())
+                if self.beta:
+                    adapted = isinstance(self.model, PeftModel)
+                    with self.model.disable_adapter() if adapted else nullcontext():
+                        found = self._score(self.model if adapted else self.ref_model, part)
+                    work.reference.update(part.by_row(plan.rows, found))
+        self.model.train(training)
+
+    def _score(self, model: nn.Module, part: MicroBatch) -> torch.Tensor:
+        """[R, C] logprobs under a model."""
+        with self._temperatures_of(part):
+            found, _, _ = self._get_per_token_logps_and_entropies(
+                model, part.ids, part.attention_mask, part.completion_ids.shape[1]
+            )
+        return found  # type: ignore[no-any-return]
+
+    def _importance(self, work: Work, part: MicroBatch) -> torch.Tensor:
+        """[R, C] old over behaviour probability; 1 where nothing is trained, of which ``vespo`` takes products."""
+        difference = (part.of_rows(work.old) - part.behaviour) * part.mask
+        return difference.clamp(-20.0, 20.0).exp()
+
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        work, part = self._present()
+        with self._temperatures_of(part):
+            loss: torch.Tensor = super()._compute_loss(model, inputs)
+        assert self._scored is not None, "TRL scores what it computes a loss of"
+        work.tally.add(
+            part, loss.detach(), self._scored, inputs["old_per_token_logps"], self._means()
+        )
+        if (
+            work.importance_cap is not None
+            and work.done <= work.plan.first * work.plan.accumulation
+        ):
+            work.tally.weigh(part, self._importance(work, part), work.importance_cap)
+        return loss
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._scored = found[0].detach()
+        return found
+
+    def _means(self) -> dict[str, float]:
+        """What TRL measured of the micro-batch; it would keep it for logs that nobody writes."""
+        measured = self._metrics["train"]
+        names = {
+            "entropy": "entropy",
+            "kl": "kl",
+            "clip_ratio/region_mean": "clip_fraction",
+            "cispo_clip_ratio": "clip_fraction",
+        }
+        found = {ours: measured[name][-1] for name, ours in names.items() if measured[name]}
+        measured.clear()
+        return found
+
+
+def _no_reward(**_: object) -> list[float]:
+    raise AssertionError("rewards come with the batches")

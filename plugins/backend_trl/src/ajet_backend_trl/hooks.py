@@ -1,0 +1,74 @@
+"""What this plugin registers. Light: the server reads it without importing torch or TRL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_core.interfaces import TrainerCapabilities
+from ajet_core.plugin.components import TrainerSpec
+from ajet_core.plugin.spec import hookimpl
+
+WEIGHT_CHANNELS = ("safetensors_dir",)
+
+ALGORITHM_FIELDS = frozenset(
+    {
+        "advantage",
+        "discount",
+        "aggregation",
+        "clip_low",
+        "clip_high",
+        "importance",
+        "importance_cap",
+        "kl_coef",
+        "entropy_coef",
+        "minibatches",
+        "epochs",
+        "learning_rate",
+        "warmup_steps",
+        "weight_decay",
+        "adam_betas",
+        "max_grad_norm",
+        "token_budget",
+    }
+)
+
+SUPERVISED_FIELDS = ALGORITHM_FIELDS - {
+    "aggregation",
+    "clip_low",
+    "clip_high",
+    "importance",
+    "importance_cap",
+    "kl_coef",
+    "entropy_coef",
+}
+
+
+@hookimpl
+def ajet_register_trainers() -> Sequence[TrainerSpec]:
+    """The trainers ``trl`` and ``trl_sft``."""
+    return (
+        TrainerSpec(
+            name="trl",
+            target="ajet_backend_trl.trainer:TrlTrainer",
+            settings="ajet_backend_trl.settings:TrlTrainerSettings",
+            summary="TRL's GRPOTrainer and its losses, full or LoRA, on several processes",
+            capabilities=TrainerCapabilities(
+                weight_channels=WEIGHT_CHANNELS,
+                algorithm_fields=ALGORITHM_FIELDS,
+                lora=True,
+                reloads=True,
+            ),
+        ),
+        TrainerSpec(
+            name="trl_sft",
+            target="ajet_backend_trl.trainer:TrlSftTrainer",
+            settings="ajet_backend_trl.settings:TrlSftSettings",
+            summary="TRL's SFTTrainer on the best calls of each batch: rejection sampling",
+            capabilities=TrainerCapabilities(
+                weight_channels=WEIGHT_CHANNELS,
+                algorithm_fields=SUPERVISED_FIELDS,
+                lora=True,
+                reloads=True,
+            ),
+        ),
+    )

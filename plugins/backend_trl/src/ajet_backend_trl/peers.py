@@ -1,0 +1,163 @@
+"""The processes that train together: the worker's own, of rank 0, and its peers.
+
+Every process has the whole model and does every step; each computes its share of the micro-batches, and accelerate
+averages gradients (DDP). All decisions rest on numbers that are the same in all of them, so that a batch is refused by
+all or by none. If one of them fails in any other way the processes are no longer at the same place, and the worker
+is replaced with all its peers.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import torch.distributed
+
+from ajet_core.errors import AjetError, TrainerError, WeightsLostError
+from ajet_core.interfaces import Trainer, WorkerContext
+
+Maker = Callable[[WorkerContext], Trainer]
+
+CLOSE_SECONDS = 10.0
+
+
+class Peers:
+    """The processes of ranks above 0; they do what they are told, in order.
+
+    :param count: of all processes.
+    :param make: makes a peer's trainer; it is called there, so it has to be importable by name.
+    """
+
+    def __init__(self, count: int, make: Maker, context: WorkerContext, *, cuda: bool) -> None:
+        # In the run directory, which is nobody else's; a port could be reached by others.
+        context.run_dir.mkdir(parents=True, exist_ok=True)
+        self._meeting = context.run_dir / f"trl-processes-{secrets.token_hex(8)}"
+        self._connections: list[Connection] = []
+        self._processes = []
+        spawn = multiprocessing.get_context("spawn")
+        for rank in range(1, count):
+            ours, theirs = spawn.Pipe()
+            place = (self._meeting, rank, count, cuda)
+            process = spawn.Process(
+                target=_serve,
+                args=(theirs, place, make, context.run_dir, context.seed),
+                name=f"trl-{rank}",
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            self._connections.append(ours)
+            self._processes.append(process)
+        self._place = (self._meeting, 0, count, cuda)
+
+    def meet(self) -> None:
+        """Wait for all of them; before anything of accelerate is made in this process."""
+        _join(*self._place)
+
+    def tell(self, method: str, *arguments: object) -> None:
+        """Have a method of their trainers called; `hear` waits for it.
+
+        :raises WeightsLostError: one has ended.
+        """
+        for rank, connection in enumerate(self._connections, 1):
+            try:
+                connection.send((method, arguments))
+            except OSError as error:
+                raise _ended(rank, error) from error
+
+    def hear(self) -> None:
+        """Wait until all have done what they were told.
+
+        :raises WeightsLostError: one has ended, or could not do it.
+        """
+        for rank, failure in enumerate(self._answers(), 1):
+            if failure:
+                raise WeightsLostError(f"training process {rank} failed: {failure}")
+
+    @contextmanager
+    def doing(self, method: str, *arguments: object) -> Iterator[None]:
+        """They do the same as is done here within: succeed, or fail with the same error."""
+        self.tell(method, *arguments)
+        try:
+            yield
+        except WeightsLostError:
+            # There is nothing to wait for.
+            raise
+        except TrainerError:
+            self._answers()
+            raise
+        self.hear()
+
+    def _answers(self) -> list[str]:
+        found = []
+        for rank, connection in enumerate(self._connections, 1):
+            try:
+                found.append(connection.recv())
+            except (OSError, EOFError) as error:
+                raise _ended(rank, error) from error
+        return found
+
+    def close(self) -> None:
+        """End them all."""
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.join(CLOSE_SECONDS)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        self._meeting.unlink(missing_ok=True)
+
+
+def _join(meeting: Path, rank: int, count: int, cuda: bool) -> None:
+    # What accelerate looks for to know that it is one of several processes.
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count)
+    )
+    if cuda:
+        torch.cuda.set_device(rank)
+    else:
+        # They are all on this machine.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.distributed.init_process_group(
+        "nccl" if cuda else "gloo", init_method=f"file://{meeting}", rank=rank, world_size=count
+    )
+
+
+def _ended(rank: int, error: Exception) -> WeightsLostError:
+    return WeightsLostError(f"training process {rank} has ended ({type(error).__name__})")
+
+
+def _serve(
+    connection: Connection,
+    place: tuple[Path, int, int, bool],
+    make: Maker,
+    run_dir: Path,
+    seed: int,
+) -> None:
+    """The life of a peer: it ends with the connection, or when it failed in a way that the others may not."""
+    _join(*place)
+    trainer = make(WorkerContext(run_dir, seed))
+    going = True
+    while going:
+        try:
+            method, arguments = connection.recv()
+        except EOFError:
+            break
+        try:
+            getattr(trainer, method)(*arguments)
+            failure = ""
+        except AjetError as error:
+            failure = error.message
+            going = not isinstance(error, WeightsLostError)
+        connection.send(failure)
+    # A thread of its loop may wait for the others in vain.
+    os._exit(0)

@@ -1,0 +1,353 @@
+"""From a batch to micro-batches: which rows are computed together, and what their tokens weigh.
+
+A *row* is a sequence of the batch. Rows are dealt to minibatches as every trainer of agentjet deals them
+(`ajet_core.timeline.minibatches`). A minibatch is one optimiser step; TRL computes it in `Plan.accumulation`
+micro-batches on each process.
+
+TRL's losses weigh tokens by what is in a micro-batch. That is not what the run asks for as soon as rows are left out,
+micro-batches differ in size, or an episode has several rows; so advantages are multiplied by wanted over given
+weight. The surrogates are proportional to the advantage, so the policy term is exactly what was asked for.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.timeline import TrainBatch
+from ajet_core.timeline.batch import TrainSpan
+from ajet_core.timeline.credit import token_weights
+from ajet_core.timeline.minibatches import deal, dealing_units
+
+LOSS_OF = {
+    "token_mean": "dapo",
+    "call_mean": "grpo",
+    "episode_mean": "grpo",
+    "episode_sum": "dr_grpo",
+}
+"""The loss of TRL that weighs tokens as an `AlgorithmConfig.aggregation` does, or nearly."""
+
+
+LEAST_WIDTH = 2
+"""Of completions: what TRL measures it takes for a number of the whole row, padding or not, if there is one column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What TRL minimises.
+
+    :param loss_type: one of `trl.GRPOConfig`.
+    :param follows: whether tokens weigh as `AlgorithmConfig.aggregation` says, or as TRL weighs them.
+    :param max_completion_length: what ``dr_grpo`` divides by.
+    :param needs_all: whether rows without advantage are computed: they have a KL or entropy term, or TRL counts
+        them.
+    """
+
+    loss_type: str
+    follows: bool
+    max_completion_length: int
+    needs_all: bool
+
+    @classmethod
+    def of(
+        cls, loss_type: str | None, max_completion_length: int, algorithm: AlgorithmConfig
+    ) -> Objective:
+        """:param loss_type: None takes the one of the algorithm's aggregation."""
+        chosen = loss_type or LOSS_OF[algorithm.aggregation]
+        return cls(
+            loss_type=chosen,
+            follows=loss_type is None,
+            max_completion_length=max_completion_length,
+            needs_all=algorithm.kl_coef > 0 or algorithm.entropy_coef > 0 or chosen == "bnpo",
+        )
+
+    def weight(self, tokens_of_row: int, rows: int, tokens: int) -> float:
+        """What TRL multiplies a token's loss by.
+
+        :param tokens_of_row: sampled tokens of its row.
+        :param rows: that its micro-batch would have if the minibatch had micro-batches of this size only.
+        :param tokens: of the minibatch.
+        """
+        if self.loss_type in {"dapo", "cispo", "vespo"}:
+            return 1.0 / tokens
+        if self.loss_type in {"grpo", "sapo"}:
+            return 1.0 / (rows * tokens_of_row)
+        if self.loss_type == "dr_grpo":
+            return 1.0 / (rows * self.max_completion_length)
+        if self.loss_type == "luspo":
+            return 1.0 / rows
+        # bnpo: a mean over the tokens of a micro-batch, whatever they are.
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A sequence up to its last trained token. C tokens from the first trained one on are its completion.
+
+    :param prompt: tokens before.
+    :param completion: [C].
+    :param mask: [C] True where the token was sampled and is trained.
+    :param behaviour: [C] logprobs it was sampled with.
+    :param advantages: [C].
+    :param temperatures: [C].
+    :param versions: [C] version of the weights that sampled it.
+    :param spans: the trained tokens call by call, with offsets in the completion.
+    """
+
+    prompt: list[int]
+    completion: list[int]
+    mask: list[bool]
+    behaviour: list[float]
+    advantages: list[float]
+    temperatures: list[float]
+    versions: list[int]
+    spans: list[TrainSpan]
+    episode: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are computed."""
+        return len(self.prompt) + len(self.completion)
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that are trained."""
+        return sum(self.mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A row in a micro-batch.
+
+    :param row: index into `Plan.rows`.
+    :param scale: by call, what its advantages are multiplied by.
+    """
+
+    row: int
+    scale: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """One optimiser step.
+
+    :param tokens: sampled tokens, also those of rows that are not computed.
+    :param passes: [processes][accumulation] micro-batches; one may be empty.
+    :param sizes: [accumulation] rows that all processes compute there, some of them padding: TRL gathers a number for
+        each row.
+    """
+
+    tokens: int
+    passes: list[list[list[Share]]]
+    sizes: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is computed of a batch.
+
+    :param rows: all sequences.
+    :param computed: indices of those with anything to learn from.
+    :param minibatches: in order, epoch after epoch.
+    :param first: how many of them are the first epoch.
+    :param accumulation: micro-batches of each process in every minibatch, a power of two.
+    """
+
+    rows: list[Row]
+    computed: list[int]
+    minibatches: list[Minibatch] = field(default_factory=list)
+    first: int = 0
+    accumulation: int = 1
+
+    @property
+    def peak_tokens(self) -> int:
+        """Tokens of the largest micro-batch, padding included."""
+        sizes = [
+            [self.rows[share.row] for share in part]
+            for minibatch in self.minibatches
+            for parts in minibatch.passes
+            for part in parts
+        ]
+        return max((padded_tokens(rows) for rows in sizes), default=0)
+
+
+def padded_tokens(rows: Sequence[Row]) -> int:
+    """What a micro-batch of `rows` computes."""
+    prompt = max((len(row.prompt) for row in rows), default=1)
+    completion = max((len(row.completion) for row in rows), default=1)
+    return max(1, len(rows)) * (prompt + max(LEAST_WIDTH, completion))
+
+
+def rows_of(batch: TrainBatch) -> list[Row]:
+    """The sequences of a valid batch; a tree without spans is none."""
+    trees = [tree for tree in batch.trees if tree.tokens_trained]
+    found = []
+    for tree, sequence in zip(trees, replace(batch, trees=trees).sequences, strict=True):
+        spans = tree.segments[0].spans
+        start = min(span.offset for span in spans)
+        kept = slice(start, max(span.offset + span.length for span in spans))
+        found.append(
+            Row(
+                prompt=sequence.token_ids[:start],
+                completion=sequence.token_ids[kept],
+                mask=sequence.loss_mask[kept],
+                behaviour=sequence.behaviour_logprobs[kept],
+                advantages=sequence.advantages[kept],
+                temperatures=sequence.temperatures[kept],
+                versions=sequence.policy_versions[kept],
+                spans=[TrainSpan(s.offset - start, s.call, s.start, s.length) for s in spans],
+                episode=sequence.episode,
+            )
+        )
+    return found
+
+
+def make_plan(
+    batch: TrainBatch,
+    algorithm: AlgorithmConfig,
+    objective: Objective,
+    *,
+    budget: int,
+    processes: int,
+    seed: str,
+) -> Plan:
+    """Deal a valid batch.
+
+    :param budget: most tokens, padding included, of a micro-batch; one row is computed whatever it takes.
+    :param seed: of the order; each epoch is dealt anew.
+    """
+    rows = rows_of(batch)
+    computed = [
+        number
+        for number, row in enumerate(rows)
+        if objective.needs_all or any(batch.calls[span.call].advantage for span in row.spans)
+    ]
+    if not computed:
+        return Plan(rows, computed)
+    dealt: list[tuple[list[int], list[int]]] = []
+    first = 0
+    for epoch in range(algorithm.epochs):
+        shuffling = random.Random(f"{seed}-{epoch}")  # noqa: S311
+        dealt += _dealt(batch, rows, computed, algorithm.minibatches, shuffling)
+        first = first or len(dealt)
+    accumulation = max(_accumulation(rows, some, budget, processes) for _, some in dealt)
+    minibatches = [
+        _minibatch(
+            batch,
+            rows,
+            every,
+            some,
+            algorithm=algorithm,
+            objective=objective,
+            accumulation=accumulation,
+            processes=processes,
+        )
+        for every, some in dealt
+    ]
+    return Plan(rows, computed, minibatches, first, accumulation)
+
+
+def _dealt(
+    batch: TrainBatch,
+    rows: Sequence[Row],
+    computed: Sequence[int],
+    minibatches: int,
+    shuffling: random.Random,
+) -> list[tuple[list[int], list[int]]]:
+    """For each minibatch that has rows to compute: all its rows, and those."""
+    units = dealing_units(batch.episodes, minibatches)
+    sizes = [0] * (max(units) + 1)
+    for row in rows:
+        sizes[units[row.episode]] += row.sampled
+    # Those without rows would leave a hand empty.
+    filled = [unit for unit, size in enumerate(sizes) if size]
+    hands = deal([sizes[unit] for unit in filled], minibatches, shuffling)
+    kept = set(computed)
+    found = []
+    for hand in hands:
+        inside = {filled[place] for place in hand}
+        every = [number for number, row in enumerate(rows) if units[row.episode] in inside]
+        some = [number for number in every if number in kept]
+        if some:
+            found.append((every, some))
+    return found
+
+
+def _accumulation(rows: Sequence[Row], some: Sequence[int], budget: int, processes: int) -> int:
+    """How many micro-batches each process needs for the rows `some`."""
+    widest = padded_tokens([_widest(rows, some)])
+    share = -(-len(some) // processes)
+    needed = -(-share // max(1, budget // widest))
+    # TRL's loop begins anew when this changes: rarely, if it has few values.
+    return 1 << (needed - 1).bit_length()
+
+
+def _widest(rows: Sequence[Row], some: Sequence[int]) -> Row:
+    """A row as wide as a micro-batch of `some` may become."""
+    prompt = max((rows[number].prompt for number in some), key=len)
+    completion = max((rows[number].completion for number in some), key=len)
+    return replace(rows[some[0]], prompt=prompt, completion=completion)
+
+
+def _minibatch(
+    batch: TrainBatch,
+    rows: Sequence[Row],
+    every: Sequence[int],
+    some: Sequence[int],
+    *,
+    algorithm: AlgorithmConfig,
+    objective: Objective,
+    accumulation: int,
+    processes: int,
+) -> Minibatch:
+    tokens = sum(rows[number].sampled for number in every)
+    wanted = _wanted(batch, rows, every, algorithm=algorithm, objective=objective, tokens=tokens)
+    # Rows of like length share a micro-batch, and neighbours are spread over the processes.
+    order = sorted(some, key=lambda number: rows[number].tokens, reverse=True)
+    count = accumulation * processes
+    parts = _even_parts(order, count)
+    sizes = [
+        max(1, *(len(part) for part in parts[start : start + processes]))
+        for start in range(0, count, processes)
+    ]
+    passes: list[list[list[Share]]] = [[] for _ in range(processes)]
+    for place, part in enumerate(parts):
+        shares = []
+        for number in part:
+            size = sizes[place // processes]
+            given = objective.weight(rows[number].sampled, size * count, tokens)
+            scale = {span.call: wanted[number, span.call] / given for span in rows[number].spans}
+            shares.append(Share(number, scale))
+        passes[place % processes].append(shares)
+    return Minibatch(tokens, passes, sizes)
+
+
+def _even_parts(order: Sequence[int], count: int) -> list[list[int]]:
+    """`order` in `count` runs whose lengths differ by one at most."""
+    bounds = [len(order) * place // count for place in range(count + 1)]
+    return [list(order[low:high]) for low, high in pairwise(bounds)]
+
+
+def _wanted(
+    batch: TrainBatch,
+    rows: Sequence[Row],
+    every: Sequence[int],
+    *,
+    algorithm: AlgorithmConfig,
+    objective: Objective,
+    tokens: int,
+) -> dict[tuple[int, int], float]:
+    """By row and call, what the loss of each of its tokens is to be multiplied by."""
+    pairs = sorted({(number, span.call) for number in every for span in rows[number].spans})
+    if not objective.follows:
+        return {
+            (number, call): objective.weight(rows[number].sampled, len(every), tokens)
+            for number, call in pairs
+        }
+    calls = sorted({call for _, call in pairs})
+    weights = token_weights([batch.calls[call] for call in calls], algorithm.aggregation)
+    by_call = dict(zip(calls, weights, strict=True))
+    return {(number, call): by_call[call] for number, call in pairs}

@@ -1,0 +1,176 @@
+"""The model that is trained, with TRL's trainer around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any, TypeVar, cast
+
+import torch
+from ajet_backend_torch.models import (
+    disable_own_dropout,
+    load_model,
+    resolve_device,
+    set_threads,
+    vocabulary_size,
+)
+from ajet_backend_torch.optimiser import MasterAdamW
+from peft import LoraConfig as PeftLoraConfig
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from ajet_backend_trl.configs import Place, grpo_config, sft_config
+from ajet_backend_trl.grpo import SteppedGRPOTrainer
+from ajet_backend_trl.plan import Objective
+from ajet_backend_trl.settings import TrlSftSettings, TrlTrainerSettings
+from ajet_backend_trl.sft import SteppedSFTTrainer
+from ajet_backend_trl.stepped import has_linear_head
+from ajet_backend_trl.tensors import PAD
+from ajet_core.errors import ConfigError
+from ajet_core.interfaces import TrainerInfo, WorkerContext
+from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+
+Stepping = TypeVar("Stepping")
+
+LOGIT_BUDGET = 2**30
+"""Without a token budget of the user's, a micro-batch has at most this many logits, 4 GiB in float32,"""
+MOST_TOKENS = {"cpu": 4096}
+MOST_TOKENS_ELSEWHERE = 16384
+"""and this many tokens."""
+
+
+class TrlPolicy:
+    """A causal LM and the trainer of TRL that trains it.
+
+    Weights that are trained are float32, half-precision models are computed under autocast; with LoRA the model keeps
+    its precision and the adapters are float32.
+
+    :param context: its seed is that of the adapters' initial weights.
+    :ivar module: the model, adapters included.
+    :ivar dtype: precision of what is published and exported.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        algorithm: AlgorithmConfig,
+        options: TrlTrainerSettings | TrlSftSettings,
+        context: WorkerContext,
+    ) -> None:
+        self.device = resolve_device(options.device)
+        set_threads(options.threads, self.device)
+        self.module = load_model(model, self.device)
+        self.dtype = next(self.module.parameters()).dtype
+        if self.dtype == torch.float16:
+            raise ConfigError(
+                "the trainer 'trl' does not train in float16; set model.dtype to bfloat16 or float32",
+                param="model.dtype",
+            )
+        if model.lora is None:
+            # Small updates would be rounded away in less.
+            self.module.float()
+        self._config = deepcopy(self.module.config)
+        self._generation_config = deepcopy(self.module.generation_config)
+        self.is_adapted = model.lora is not None
+        disable_own_dropout(self.module)
+        place = Place(
+            output_dir=context.run_dir / "trl",
+            seed=context.seed % 2**32,
+            cpu=self.device.type == "cpu",
+            bf16=self.dtype == torch.bfloat16,
+        )
+        self.trainer: SteppedGRPOTrainer | SteppedSFTTrainer
+        if isinstance(options, TrlTrainerSettings):
+            config = grpo_config(algorithm, options, place)
+            length = config.max_completion_length
+            self.objective = Objective.of(options.loss_type, length, algorithm)
+            self.trainer = _made(SteppedGRPOTrainer, self.module, config, model.lora)
+            # Without it TRL has no truncated importance weights.
+            self.trainer.use_vllm = algorithm.importance == "truncated"
+        else:
+            self.objective = Objective.of("dapo", 1, AlgorithmConfig())
+            supervised = sft_config(algorithm, options, place)
+            self.trainer = _made(SteppedSFTTrainer, self.module, supervised, model.lora)
+        # accelerate has its own idea of it when there are several processes.
+        set_threads(options.threads, self.device)
+        self.has_linear_head = has_linear_head(self.module)
+        self.vocab_size = vocabulary_size(self.module)
+        self.optimiser = MasterAdamW(
+            {name: p for name, p in self.module.named_parameters() if p.requires_grad},
+            algorithm,
+            float32=False,
+        )
+        self.trainer.optimizer = self.optimiser.adamw
+        self.token_budget = algorithm.token_budget or min(
+            MOST_TOKENS.get(self.device.type, MOST_TOKENS_ELSEWHERE),
+            max(1, LOGIT_BUDGET // self.vocab_size),
+        )
+
+    def info(self) -> TrainerInfo:
+        """Sizes and device."""
+        return TrainerInfo(
+            parameters=sum(p.numel() for p in self.module.parameters()),
+            trainable_parameters=self.optimiser.size,
+            device=str(self.device),
+            token_budget=self.token_budget,
+        )
+
+    @contextmanager
+    def as_loaded(self) -> Iterator[nn.Module]:
+        """The model to be written: with the configuration it came with, in its own precision.
+
+        TRL and transformers write the tokens of the tokenizer they are given into the model's configuration, and theirs
+        is none of this model's.
+        """
+        module: Any = self.module
+        aligned = module.config, module.generation_config
+        module.config, module.generation_config = self._config, self._generation_config
+        try:
+            yield self._in_own_precision()
+        finally:
+            module.config, module.generation_config = aligned
+
+    def _in_own_precision(self) -> nn.Module:
+        weights = self.module.state_dict()
+        if self.is_adapted or all(tensor.dtype == self.dtype for tensor in weights.values()):
+            return self.module
+        with torch.device("meta"):
+            plain: Any = type(self.module)(self.module.config)
+        plain.load_state_dict({k: v.to(self.dtype) for k, v in weights.items()}, assign=True)
+        plain.tie_weights()
+        plain.generation_config = self._generation_config
+        return cast("nn.Module", plain)
+
+
+def _made(
+    make: Callable[..., Stepping], module: nn.Module, config: object, lora: LoraConfig | None
+) -> Stepping:
+    """A trainer of TRL around `module`, into which it puts adapters."""
+    try:
+        # It makes the random numbers of the process its own.
+        with torch.random.fork_rng():
+            return make(module, config, _tokenizer(), _adapters(lora))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"TRL refuses the run: {error}", param="trainer.settings") from error
+
+
+def _adapters(lora: LoraConfig | None) -> PeftLoraConfig | None:
+    if lora is None:
+        return None
+    targets = lora.target_modules
+    return PeftLoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+    )
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """TRL wants one. Nothing is ever tokenised, so that models without tokenizer files can be trained."""
+    words = Tokenizer(WordLevel({"<pad>": PAD}, unk_token="<pad>"))  # noqa: S106
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>")  # noqa: S106

@@ -1,0 +1,116 @@
+"""Settings of the trainers. Light: the server validates them without torch or TRL."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from ajet_core.interfaces import ComponentSettings
+
+LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
+
+PASSED_ON = frozenset(
+    {
+        "cast_lm_head_to_fp32",
+        "delta",
+        "gradient_checkpointing_kwargs",
+        "max_completion_length",
+        "off_policy_mask_threshold",
+        "router_aux_loss_coef",
+        "sapo_temperature_neg",
+        "sapo_temperature_pos",
+        "tf32",
+        "top_entropy_quantile",
+        "torch_empty_cache_steps",
+        "use_bias_correction_kl",
+        "vespo_k_neg",
+        "vespo_k_pos",
+        "vespo_lambda_neg",
+        "vespo_lambda_pos",
+    }
+)
+"""Fields of `trl.GRPOConfig` that a run may set. No paths, no hubs, no code to load, nothing that keeps a state which
+checkpoints do not have."""
+
+ELSEWHERE = {
+    "adam_beta1": "algorithm.adam_betas",
+    "adam_beta2": "algorithm.adam_betas",
+    "beta": "algorithm.kl_coef",
+    "bf16": "model.dtype",
+    "entropy_coef": "algorithm.entropy_coef",
+    "epsilon": "algorithm.clip_low",
+    "epsilon_high": "algorithm.clip_high",
+    "gradient_accumulation_steps": "algorithm.token_budget",
+    "gradient_checkpointing": "trainer.settings.gradient_checkpointing",
+    "importance_sampling_level": "trainer.settings.importance_sampling_level",
+    "learning_rate": "algorithm.learning_rate",
+    "loss_type": "trainer.settings.loss_type",
+    "max_grad_norm": "algorithm.max_grad_norm",
+    "num_generations": "batch.episodes_per_task",
+    "num_iterations": "algorithm.epochs",
+    "per_device_train_batch_size": "algorithm.token_budget",
+    "scale_rewards": "algorithm.advantage",
+    "seed": "seed",
+    "steps_per_generation": "algorithm.minibatches",
+    "vllm_importance_sampling_clip_max": "algorithm.importance_cap",
+    "vllm_importance_sampling_correction": "algorithm.importance",
+    "warmup_steps": "algorithm.warmup_steps",
+    "weight_decay": "algorithm.weight_decay",
+}
+"""Fields of `trl.GRPOConfig` that a run sets in another place."""
+
+
+class TrlSettings(ComponentSettings):
+    """What all trainers of this plugin have.
+
+    :param device: ``cpu`` or ``cuda``; ``auto`` takes CUDA if there is any.
+    :param threads: CPU threads of one operation. None takes 1 on the CPU and torch's own choice on CUDA.
+    :param gradient_checkpointing: recompute activations in the backward pass: slower, much less memory.
+    :param grad_norm_limit: a step is refused if its gradient norm before clipping is higher. None allows any finite
+        norm.
+    :param processes: of data-parallel training on this machine, one for each GPU.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Annotated[int, Field(ge=1)] | None = None
+    gradient_checkpointing: bool = False
+    grad_norm_limit: Annotated[float, Field(gt=0)] | None = 1e6
+    processes: Annotated[int, Field(ge=1, le=64)] = 1
+
+
+class TrlSftSettings(TrlSettings):
+    """Settings of the trainer ``trl_sft``.
+
+    :param loss_type: ``nll``, or ``dft``, which weighs each token with its probability (arXiv:2508.05629).
+    :param min_reward: episodes with less reward are not trained on.
+    """
+
+    loss_type: Literal["nll", "dft"] = "nll"
+    min_reward: float | None = None
+
+
+class TrlTrainerSettings(TrlSettings):
+    """Settings of the trainer ``trl``.
+
+    :param loss_type: as `trl.GRPOConfig`, with TRL's own weighing of tokens, where a row is a sequence of the batch.
+        None takes what `AlgorithmConfig.aggregation` names: ``dapo`` for ``token_mean``, ``dr_grpo`` for
+        ``episode_sum``, ``grpo`` for the others.
+    :param importance_sampling_level: of what ratios are taken, as `trl.GRPOConfig`; ``sequence`` is GSPO
+        (arXiv:2507.18071), whose authors use it with ``loss_type`` ``grpo``.
+    :param grpo: further fields of `trl.GRPOConfig`, those in `PASSED_ON`.
+    """
+
+    loss_type: LossType | None = None
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    grpo: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fields_may_be_set(self) -> Self:
+        for name in sorted(self.grpo.keys() - PASSED_ON):
+            if name in ELSEWHERE:
+                raise ValueError(f"grpo.{name} is set by {ELSEWHERE[name]}")
+            raise ValueError(
+                f"grpo.{name} cannot be set by a run; the fields that can are {', '.join(sorted(PASSED_ON))}"
+            )
+        return self

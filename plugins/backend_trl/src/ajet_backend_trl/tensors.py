@@ -1,0 +1,127 @@
+"""Rows as the padded tensors that TRL's losses take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ajet_backend_trl.plan import LEAST_WIDTH, Row, Share
+from ajet_core.timeline.batch import NO_VERSION
+
+PAD = 0
+"""A token id for padding, which is masked out everywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """R rows with prompts of P tokens, padded on the left, and completions of C >= 2 tokens, padded on the right.
+
+    :param rows: [R] their indices in the plan; empty if it is all padding.
+    :param prompt_ids: [R, P] int64, as `prompt_mask`.
+    :param completion_ids: [R, C] int64, as `completion_mask` and `mask`, which is 1 where a token is trained.
+    :param behaviour: [R, C] float32, as `advantages`.
+    :param versions: [R, C] int64.
+    :param inverse_temperature: [R, P + C] float32 of the token that each position predicts; None if all are 1.
+    """
+
+    rows: list[int]
+    prompt_ids: torch.Tensor
+    prompt_mask: torch.Tensor
+    completion_ids: torch.Tensor
+    completion_mask: torch.Tensor
+    mask: torch.Tensor
+    behaviour: torch.Tensor
+    advantages: torch.Tensor
+    versions: torch.Tensor
+    inverse_temperature: torch.Tensor | None
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """[R, P + C]."""
+        return torch.cat([self.prompt_ids, self.completion_ids], 1)
+
+    @property
+    def attention_mask(self) -> torch.Tensor:
+        """[R, P + C]."""
+        return torch.cat([self.prompt_mask, self.completion_mask], 1)
+
+    def of_rows(self, found: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """[R, C] from what is known of each row, 0 beyond its end."""
+        filled = torch.zeros_like(self.behaviour)
+        for place, number in enumerate(self.rows):
+            filled[place, : len(found[number])] = found[number]
+        return filled
+
+    def by_row(self, rows: Sequence[Row], values: torch.Tensor) -> dict[int, torch.Tensor]:
+        """What `values`, [R, C], holds of each row, without padding."""
+        return {
+            number: values[place, : len(rows[number].completion)]
+            for place, number in enumerate(self.rows)
+        }
+
+
+def micro_batch(
+    rows: Sequence[Row], shares: Sequence[Share], size: int, device: torch.device
+) -> MicroBatch:
+    """The tensors of some rows.
+
+    :param size: R; what is missing is padding, which trains nothing.
+    """
+    chosen = [rows[share.row] for share in shares]
+    empty = size - len(chosen)
+    prompts = [row.prompt for row in chosen] + [[PAD]] * empty
+    completions = [row.completion for row in chosen] + [[PAD]] * empty
+    masks = [row.mask for row in chosen] + [[False]] * empty
+    behaviour = [row.behaviour for row in chosen] + [[0.0]] * empty
+    advantages = [_scaled(rows[share.row], share) for share in shares] + [[0.0]] * empty
+    temperatures = [row.temperatures for row in chosen] + [[1.0]] * empty
+    versions = [row.versions for row in chosen] + [[NO_VERSION]] * empty
+    return MicroBatch(
+        rows=[share.row for share in shares],
+        prompt_ids=_left(prompts, device),
+        prompt_mask=_left([[1] * len(prompt) for prompt in prompts], device),
+        completion_ids=_right(completions, torch.int64, device),
+        completion_mask=_right([[1] * len(ids) for ids in completions], torch.int64, device),
+        mask=_right(masks, torch.int64, device),
+        behaviour=_right(behaviour, torch.float32, device),
+        advantages=_right(advantages, torch.float32, device),
+        versions=_right(versions, torch.int64, device, fill=NO_VERSION),
+        inverse_temperature=_inverse_temperature(temperatures, max(map(len, prompts)), device),
+    )
+
+
+def _scaled(row: Row, share: Share) -> list[float]:
+    found = list(row.advantages)
+    for span in row.spans:
+        scale = share.scale[span.call]
+        for place in range(span.offset, span.offset + span.length):
+            found[place] *= scale
+    return found
+
+
+def _inverse_temperature(
+    temperatures: Sequence[Sequence[float]], prompt: int, device: torch.device
+) -> torch.Tensor | None:
+    if all(temperature == 1.0 for row in temperatures for temperature in row):
+        return None
+    inverse = [[1.0 / temperature for temperature in row] for row in temperatures]
+    of_targets = _right(inverse, torch.float32, device, fill=1)
+    found = torch.ones(len(temperatures), prompt + of_targets.shape[1], device=device)
+    # A token is predicted by the position before it.
+    found[:, prompt - 1 : -1] = of_targets
+    return found
+
+
+def _left(values: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
+    width = max(map(len, values))
+    return torch.tensor([[PAD] * (width - len(row)) + list(row) for row in values], device=device)
+
+
+def _right(
+    values: Sequence[Sequence[float]], dtype: torch.dtype, device: torch.device, fill: int = 0
+) -> torch.Tensor:
+    width = max(LEAST_WIDTH, *map(len, values))
+    padded = [[*row, *[fill] * (width - len(row))] for row in values]
+    return torch.tensor(padded, dtype=dtype, device=device)

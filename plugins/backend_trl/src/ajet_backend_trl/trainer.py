@@ -1,0 +1,233 @@
+"""The trainer ``trl``."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from ajet_backend_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
+from ajet_backend_torch.checks import check_batch
+from ajet_backend_torch.export import publish_directory, write_model
+from ajet_backend_torch.guard import check_finite
+from ajet_backend_torch.memory import headline, is_out_of_memory
+from ajet_backend_torch.models import resolve_device
+from ajet_backend_torch.update import advantage_metrics
+
+from ajet_backend_trl.attempts import BatchStep
+from ajet_backend_trl.hooks import WEIGHT_CHANNELS
+from ajet_backend_trl.peers import Peers
+from ajet_backend_trl.policy import TrlPolicy
+from ajet_backend_trl.settings import TrlSftSettings, TrlTrainerSettings
+from ajet_backend_trl.sft import best_of
+from ajet_core.errors import TrainerError, WeightsLostError
+from ajet_core.interfaces import (
+    ComponentSettings,
+    StepReport,
+    Trainer,
+    TrainerInfo,
+    WeightUpdate,
+    WorkerContext,
+)
+from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+from ajet_core.timeline import TrainBatch
+
+
+class TrlTrainer(Trainer):
+    """Policy-gradient training by TRL's `GRPOTrainer`, all parameters or LoRA adapters.
+
+    TRL computes losses, gradients and clipping, on batches whose rollouts, rewards and advantages come from the server
+    (`ajet_backend_trl.grpo`). Refused steps, checkpoints and exports are those of the trainer ``torch``.
+
+    :param is_peer: whether it is one of the other processes of `ajet_backend_trl.peers`, and has none itself.
+    """
+
+    name = "trl"
+    settings_type: type[TrlTrainerSettings] | type[TrlSftSettings] = TrlTrainerSettings
+
+    def __init__(
+        self, settings: ComponentSettings, context: WorkerContext, *, is_peer: bool = False
+    ) -> None:
+        super().__init__(settings, context)
+        if not isinstance(settings, self.settings_type):
+            settings = self.settings_type.model_validate(settings.model_dump())
+        self._options: TrlTrainerSettings | TrlSftSettings = settings
+        self._model: ModelConfig | None = None
+        self._algorithm = AlgorithmConfig()
+        self._policy: TrlPolicy | None = None
+        self._is_peer = is_peer
+        self._peers: Peers | None = None
+        self._progress = Progress(steps=0, policy_version=0, seed=context.seed)
+
+    def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
+        """Load `model`, add LoRA adapters if it asks for them, and make TRL's trainer.
+
+        :raises ModelDirectoryError: the directory cannot be used.
+        :raises ConfigError: a setting does not fit the model, the machine or TRL.
+        :raises TrainerError: model and optimiser do not fit into memory.
+        """
+        if self._policy is not None:
+            raise TrainerError(f"the trainer {self.name!r} was started already")
+        if self._options.processes > 1 and not self._is_peer:
+            self._peers = Peers(
+                self._options.processes,
+                partial(type(self), self._options, is_peer=True),
+                self.context,
+                cuda=resolve_device(self._options.device).type == "cuda",
+            )
+        with self._peers_do("start", model, algorithm):
+            self._policy = self._loaded(model, algorithm)
+        self._model = model
+        self._algorithm = algorithm
+        return self._policy.info()
+
+    def _loaded(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrlPolicy:
+        if self._peers is not None:
+            self._peers.meet()
+        try:
+            return TrlPolicy(model, algorithm, self._options, self.context)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise TrainerError(
+                f"{model.path} and its optimiser do not fit into memory ({headline(error)}); set model.lora or train "
+                "a smaller model",
+                param="model.path",
+            ) from error
+
+    def _peers_do(self, method: str, *arguments: object) -> AbstractContextManager[None]:
+        return nullcontext() if self._peers is None else self._peers.doing(method, *arguments)
+
+    @property
+    def policy(self) -> TrlPolicy:
+        """The model that is trained.
+
+        :raises TrainerError: the trainer is not running.
+        """
+        return self._started()[0]
+
+    def step(self, batch: TrainBatch) -> StepReport:
+        """Train on one batch.
+
+        A batch in which no token has anything to learn from changes no weights and reports the metric
+        ``no_signal`` 1.0. Metrics beside the common ones: ``advantage_mean``, ``advantage_std`` (over calls),
+        ``ratio_mean``, ``ratio_max`` (over tokens, of policy over behaviour probability, or over old probability with
+        truncated importance weights). ``entropy``, ``kl`` and ``clip_fraction`` are as TRL measures them.
+
+        :raises StepRefusedError: a number of the batch, its loss, a gradient or a weight is not finite, or the gradient
+            norm is beyond `TrlTrainerSettings.grad_norm_limit`; all is as before.
+        :raises WeightsLostError: an update failed half-way, or the weights were damaged before.
+        :raises TrainerError: the batch is malformed, or does not fit into memory; all is as before.
+        """
+        policy, _ = self._started()
+        started = time.perf_counter()
+        # Linear sequences are of one episode each.
+        check_batch(batch, policy.vocab_size, list(range(len(batch.episodes))), trees=False)
+        check_finite(batch)
+        limit = self._options.grad_norm_limit
+        with self._peers_do("step", batch):
+            chosen = self._trained(batch)
+            applied = BatchStep(policy, self._algorithm, limit, chosen, self._progress).apply()
+        self._progress = replace(self._progress, steps=self._progress.steps + 1)
+        return StepReport(
+            step=batch.step,
+            metrics={
+                **advantage_metrics(batch.calls),
+                **applied.metrics,
+                "token_budget": float(policy.token_budget),
+                "oom_retries": float(applied.retries),
+            },
+            tokens_trained=applied.tokens_trained,
+            tokens_processed=applied.tokens_processed,
+            sequences=applied.sequences,
+            seconds=time.perf_counter() - started,
+            logprobs=applied.logprobs,
+        )
+
+    def _trained(self, batch: TrainBatch) -> TrainBatch:
+        """What of a batch is trained on."""
+        return batch
+
+    def publish(self, channel: str, policy_version: int) -> WeightUpdate:
+        """Write a Hugging Face directory, adapters merged, below ``<run_dir>/weights``; the last two are kept.
+
+        :raises TrainerError: there is no such channel, or the directory cannot be written.
+        """
+        policy, model = self._started()
+        if channel not in WEIGHT_CHANNELS:
+            raise TrainerError(
+                f"the trainer {self.name!r} has no weight channel {channel!r}, only {', '.join(WEIGHT_CHANNELS)}"
+            )
+        with policy.as_loaded() as module:
+            location = publish_directory(module, model, self.context.run_dir, policy_version)
+        with self._peers_do("follow", policy_version):
+            self.follow(policy_version)
+        return WeightUpdate(channel=channel, policy_version=policy_version, location=str(location))
+
+    def follow(self, policy_version: int) -> None:
+        """The present weights are of this version from now on."""
+        self._progress = replace(self._progress, policy_version=policy_version)
+
+    def save(self, directory: Path) -> None:
+        """Write trained weights, optimiser and progress; with LoRA the adapters alone.
+
+        :raises TrainerError: the directory cannot be written.
+        """
+        save_checkpoint(directory, self._started()[0].optimiser, self._progress)
+
+    def load(self, directory: Path) -> None:
+        """Go on from a checkpoint, bit by bit as if never stopped.
+
+        :raises TrainerError: it is incomplete, damaged or of another model; nothing was changed.
+        """
+        with self._peers_do("load", directory):
+            self._progress = load_checkpoint(directory, self._running()[0].optimiser)
+
+    def export(self, directory: Path) -> None:
+        """Write a Hugging Face directory, adapters merged, with the source's tokenizer files.
+
+        :raises TrainerError: the directory cannot be written.
+        """
+        policy, model = self._started()
+        with policy.as_loaded() as module:
+            write_model(module, model, directory)
+
+    def close(self) -> None:
+        """Free everything."""
+        if self._policy is not None:
+            self._policy.trainer.loop.close()
+        self._policy = None
+        if self._peers is not None:
+            self._peers.close()
+            self._peers = None
+
+    def _started(self) -> tuple[TrlPolicy, ModelConfig]:
+        policy, model = self._running()
+        if policy.optimiser.torn:
+            raise WeightsLostError(
+                f"an update of the trainer {self.name!r} failed half-way, so that its weights are lost; load a checkpoint"
+            )
+        return policy, model
+
+    def _running(self) -> tuple[TrlPolicy, ModelConfig]:
+        if self._policy is None or self._model is None:
+            raise TrainerError(
+                f"the trainer {self.name!r} is not running: it was not started, or is closed"
+            )
+        return self._policy, self._model
+
+
+class TrlSftTrainer(TrlTrainer):
+    """Supervised training on the best calls of each batch, by TRL's `SFTTrainer`: rejection sampling.
+
+    The best are those whose advantage is positive: better than the baseline of their group.
+    """
+
+    name = "trl_sft"
+    settings_type = TrlSftSettings
+
+    def _trained(self, batch: TrainBatch) -> TrainBatch:
+        assert isinstance(self._options, TrlSftSettings)
+        return best_of(batch, self._options.min_reward)

@@ -1,0 +1,6 @@
+"""agentjet's inference engine on SGLang servers.
+
+SGLang itself is needed by the server processes alone, which may run in an interpreter of their own.
+"""
+
+__version__ = "0.1.0"

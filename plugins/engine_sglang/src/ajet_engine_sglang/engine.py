@@ -1,0 +1,93 @@
+"""The engine ``sglang``."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from pathlib import Path
+
+from ajet_core.errors import EngineError
+from ajet_core.interfaces import ComponentSettings, WeightUpdate, WorkerContext
+from ajet_core.protocol.run import ModelConfig
+from ajet_core.served import (
+    Address,
+    HttpClient,
+    Launched,
+    Replica,
+    ServedEngine,
+    ServerProcess,
+    attach,
+    check_weights,
+    free_port,
+)
+from ajet_core.served.launching import explained, find_python, has_gpu
+from ajet_engine_sglang.hooks import MAX_TOP_LOGPROBS, WEIGHT_CHANNELS
+from ajet_engine_sglang.launch import LaunchPlan
+from ajet_engine_sglang.server import SglangServer
+from ajet_engine_sglang.settings import SglangEngineSettings
+
+
+class SglangEngine(ServedEngine):
+    """SGLang servers: started here, or running already at the operator's URLs.
+
+    Servers that are started listen on loopback and answer nobody without a key that only this process knows.
+    """
+
+    name = "sglang"
+    weight_channels = WEIGHT_CHANNELS
+    max_top_logprobs = MAX_TOP_LOGPROBS
+
+    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+        super().__init__(settings, context)
+        self._options = SglangEngineSettings.model_validate(settings.model_dump())
+
+    def replicas(self) -> int:
+        """One for each URL, or as many as the settings say."""
+        return len(self.context.servers.urls) or self._options.replicas
+
+    async def launch(self, replica: Replica, model: ModelConfig) -> Launched:
+        """Start a server, or wait for the one at the replica's URL.
+
+        :raises EngineError: it did not come up; the message has the last lines of its log.
+        """
+        servers, options = self.context.servers, self._options
+        if servers.urls:
+            address = Address(servers.urls[replica.number], api_key=servers.api_key)
+            return await attach(_server(address, model), address.url, options.boot_timeout_seconds)
+        key, port = secrets.token_urlsafe(32), free_port()
+        plan = LaunchPlan(
+            python=await asyncio.to_thread(
+                find_python, "sglang", servers.python, self.context.run_dir
+            ),
+            options=options,
+            arguments=servers.arguments,
+            model=model,
+            port=port,
+            cpu=options.device == "cpu" or (options.device == "auto" and not has_gpu()),
+            # Servers that drew the same numbers would give the same answers.
+            seed=hash((self.context.seed, replica.number, replica.lives)) % 2**31,
+        )
+        server = _server(Address(f"http://127.0.0.1:{port}", api_key=key), model)
+        try:
+            process = await ServerProcess.start(
+                f"SGLang server {replica.number}",
+                plan.command(),
+                environment=plan.environment(replica.number, key),
+                log=self.context.run_dir / "logs" / f"sglang-{replica.number}.log",
+                ready=server.healthy,
+                timeout=options.boot_timeout_seconds,
+            )
+        except BaseException as error:
+            await server.close()
+            if isinstance(error, EngineError):
+                raise explained(error, "sglang") from error
+            raise
+        return Launched(server, process)
+
+    async def check_update(self, update: WeightUpdate) -> None:
+        """Compare the directory with the model's."""
+        await asyncio.to_thread(check_weights, Path(update.location), Path(self._model.path))
+
+
+def _server(address: Address, model: ModelConfig) -> SglangServer:
+    return SglangServer(HttpClient(address), Path(model.path))

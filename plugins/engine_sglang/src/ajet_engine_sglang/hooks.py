@@ -1,0 +1,28 @@
+"""What this plugin registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_core.interfaces import EngineCapabilities
+from ajet_core.plugin.components import EngineSpec
+from ajet_core.plugin.spec import hookimpl
+
+WEIGHT_CHANNELS = ("safetensors_dir",)
+MAX_TOP_LOGPROBS = 20
+
+
+@hookimpl
+def ajet_register_engines() -> Sequence[EngineSpec]:
+    """The engine ``sglang``."""
+    return (
+        EngineSpec(
+            name="sglang",
+            target="ajet_engine_sglang.engine:SglangEngine",
+            settings="ajet_engine_sglang.settings:SglangEngineSettings",
+            summary="SGLang servers, started or attached to: tensor parallelism, radix cache, replicas",
+            capabilities=EngineCapabilities(
+                weight_channels=WEIGHT_CHANNELS, max_top_logprobs=MAX_TOP_LOGPROBS
+            ),
+        ),
+    )

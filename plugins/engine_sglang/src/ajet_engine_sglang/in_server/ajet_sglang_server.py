@@ -1,0 +1,37 @@
+"""Starts a server of SGLang; its arguments are SGLang's. Nothing of agentjet is imported here.
+
+The API key comes in the environment, which no other user can read, unlike the command line. On a CPU torchvision is a
+build for CUDA, whose operators are missing: importing it only wants to see their declarations.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+if not torch.cuda.is_available():
+    _operators = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    for _name in ("nms", "qnms"):
+        _operators.define(  # type: ignore[no-untyped-call]
+            f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        )
+
+
+def main() -> None:
+    """Serve until the process is ended."""
+    from sglang.launch_server import run_server
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    arguments = prepare_server_args(sys.argv[1:])
+    arguments.api_key = os.environ.pop("SERVED_API_KEY")
+    try:
+        run_server(arguments)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""How an SGLang server is started: command line and environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ajet_core.protocol.run import ModelConfig
+from ajet_core.served.launching import check_arguments, dtype_of, gpus_of, server_environment
+from ajet_engine_sglang.settings import SglangEngineSettings
+
+IN_SERVER = Path(__file__).with_name("in_server")
+# What agentjet decides, what would change which tokens or logprobs are answered, and what runs code of a model or a file.
+_DENIED = """
+    --model-path --model --tokenizer-path --tokenizer-mode --skip-tokenizer-init --dtype --context-length --random-seed
+    --served-model-name --host --port --api-key --admin-api-key --config --device --ssl-keyfile --ssl-certfile
+    --incremental-streaming-output --stream-interval --enable-metrics --max-running-requests --max-total-tokens
+    --mem-fraction-static --tensor-parallel-size --tp-size --tp --data-parallel-size --dp-size --dp
+    --speculative-algorithm --rl-on-policy-target --enable-custom-logit-processor --trust-remote-code
+    --json-model-override-args --load-format --download-dir --revision --enable-deterministic-inference
+"""
+DENIED = frozenset(_DENIED.split())
+_ON_CPU = """
+    --device cpu --attention-backend torch_native --sampling-backend pytorch --disable-overlap-schedule
+    --disable-cuda-graph
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """One server.
+
+    :param python: interpreter that has SGLang.
+    :param arguments: the operator's.
+    :param port: on loopback.
+    :param cpu: it computes on the CPU.
+    """
+
+    python: str
+    options: SglangEngineSettings
+    arguments: tuple[str, ...]
+    model: ModelConfig
+    port: int
+    cpu: bool
+    seed: int
+
+    def command(self) -> list[str]:
+        """Interpreter and arguments.
+
+        :raises ConfigError: the operator's arguments are not allowed.
+        """
+        options, model = self.options, self.model
+        check_arguments("sglang", self.arguments, DENIED)
+        command = [self.python, "-m", "ajet_sglang_server", "--model-path", model.path]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--skip-tokenizer-init"]
+        command += ["--dtype", dtype_of(model), "--random-seed", str(self.seed)]
+        command += ["--stream-interval", str(options.chunk_tokens)]
+        command += ["--incremental-streaming-output", "--enable-metrics", "--skip-server-warmup"]
+        command += ["--grammar-backend", "none"]
+        command += ["--max-running-requests", str(options.max_running_requests)]
+        if model.max_context is not None:
+            command += ["--context-length", str(model.max_context)]
+        if self.cpu:
+            command += [*_ON_CPU.split(), "--max-total-tokens", str(options.kv_tokens)]
+        else:
+            command += ["--tp-size", str(options.tensor_parallel_size)]
+            command += ["--mem-fraction-static", str(options.memory_fraction)]
+        return [*command, *self.arguments]
+
+    def environment(self, replica: int, key: str) -> dict[str, str]:
+        """All of it. Replicas on GPUs get GPUs of their own, one after the other."""
+        options = self.options
+        found = server_environment(IN_SERVER) | {"SERVED_API_KEY": key}
+        if self.cpu:
+            found |= {"SGLANG_USE_CPU_ENGINE": "0", "OMP_NUM_THREADS": str(options.threads)}
+        elif options.replicas > 1:
+            each = options.tensor_parallel_size
+            found["CUDA_VISIBLE_DEVICES"] = gpus_of(replica, options.replicas, each)
+        return found

@@ -1,0 +1,120 @@
+"""The engine ``vllm``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from pathlib import Path
+
+from ajet_core.errors import EngineError
+from ajet_core.interfaces import ComponentSettings, WeightUpdate, WorkerContext
+from ajet_core.protocol.run import ModelConfig
+from ajet_core.served import (
+    Address,
+    HttpClient,
+    Launched,
+    Replica,
+    ServedEngine,
+    ServerProcess,
+    attach,
+    check_weights,
+)
+from ajet_core.served.launching import explained, find_python, has_gpu
+from ajet_engine_vllm.hooks import MAX_TOP_LOGPROBS, WEIGHT_CHANNELS
+from ajet_engine_vllm.launch import LaunchPlan
+from ajet_engine_vllm.server import VllmServer
+from ajet_engine_vllm.settings import VllmEngineSettings
+
+
+class VllmEngine(ServedEngine):
+    """vLLM servers: started here, or running already at the operator's URLs.
+
+    Servers that are started listen at Unix sockets in a directory of this process's user alone, because whoever
+    reaches a server that lets its weights be changed can make it load any directory.
+    """
+
+    name = "vllm"
+    weight_channels = WEIGHT_CHANNELS
+    max_top_logprobs = MAX_TOP_LOGPROBS
+
+    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+        super().__init__(settings, context)
+        self._options = VllmEngineSettings.model_validate(settings.model_dump())
+        self._sockets: tempfile.TemporaryDirectory[str] | None = None
+
+    def replicas(self) -> int:
+        """One for each URL, or as many as the settings say."""
+        return len(self.context.servers.urls) or self._options.replicas
+
+    async def launch(self, replica: Replica, model: ModelConfig) -> Launched:
+        """Start a server, or wait for the one at the replica's URL.
+
+        :raises EngineError: it did not come up; the message has the last lines of its log.
+        """
+        urls = self.context.servers.urls
+        if urls:
+            address = Address(urls[replica.number], api_key=self.context.servers.api_key)
+            limit = self._options.boot_timeout_seconds
+            return await attach(self._server(address, model), address.url, limit)
+        # A new name for each: the socket of one that was killed is left behind.
+        socket = self.socket_directory() / f"{replica.number}-{replica.lives}.sock"
+        servers = self.context.servers
+        plan = LaunchPlan(
+            python=await asyncio.to_thread(
+                find_python, "vllm", servers.python, self.context.run_dir
+            ),
+            options=self._options,
+            arguments=servers.arguments,
+            model=model,
+            socket=socket,
+            cpu=self._options.device == "cpu" or (self._options.device == "auto" and not has_gpu()),
+            # Servers that drew the same numbers would give the same answers.
+            seed=hash((self.context.seed, replica.number, replica.lives)) % 2**31,
+        )
+        server = self._server(Address("http://vllm", socket), model)
+        try:
+            process = await ServerProcess.start(
+                f"vLLM server {replica.number}",
+                plan.command(),
+                environment=plan.environment(replica.number),
+                log=self.context.run_dir / "logs" / f"vllm-{replica.number}.log",
+                ready=server.healthy,
+                timeout=self._options.boot_timeout_seconds,
+            )
+        except BaseException as error:
+            await server.close()
+            if isinstance(error, EngineError):
+                raise explained(error, "vllm") from error
+            raise
+        return Launched(server, process)
+
+    def socket_directory(self) -> Path:
+        """Where servers listen. Not in the run directory: names of sockets must be short."""
+        if self._sockets is None:
+            self._sockets = tempfile.TemporaryDirectory(prefix="ajet-vllm-")
+        return Path(self._sockets.name)
+
+    def _server(self, address: Address, model: ModelConfig) -> VllmServer:
+        return VllmServer(HttpClient(address), Path(model.path), self._options.chunk_tokens)
+
+    async def check_update(self, update: WeightUpdate) -> None:
+        """Compare the directory with the model's: a server that is told to load what does not fit dies of it."""
+        await asyncio.to_thread(check_weights, Path(update.location), Path(self._model.path))
+
+    async def sleep(self) -> None:
+        """Free the servers' GPU memory.
+
+        :raises EngineError: they were not started for it.
+        """
+        if not self._options.sleep and not self.context.servers.urls:
+            raise EngineError("the vLLM servers cannot sleep: set engine.settings.sleep")
+        await super().sleep()
+
+    async def close(self) -> None:
+        """End all servers that were started."""
+        await super().close()
+        if self._sockets is not None:
+            # A server that was just killed may still be making files in it.
+            with contextlib.suppress(OSError):
+                self._sockets.cleanup()

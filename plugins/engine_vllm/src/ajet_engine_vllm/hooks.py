@@ -1,0 +1,31 @@
+"""What this plugin registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_core.interfaces import EngineCapabilities
+from ajet_core.plugin.components import EngineSpec
+from ajet_core.plugin.spec import hookimpl
+
+WEIGHT_CHANNELS = ("safetensors_dir",)
+MAX_TOP_LOGPROBS = 20
+
+
+@hookimpl
+def ajet_register_engines() -> Sequence[EngineSpec]:
+    """The engine ``vllm``."""
+    return (
+        EngineSpec(
+            name="vllm",
+            target="ajet_engine_vllm.engine:VllmEngine",
+            settings="ajet_engine_vllm.settings:VllmEngineSettings",
+            summary="vLLM servers, started or attached to: tensor parallelism, paged attention, replicas",
+            capabilities=EngineCapabilities(
+                weight_channels=WEIGHT_CHANNELS,
+                max_top_logprobs=MAX_TOP_LOGPROBS,
+                seed=True,
+                sleep=True,
+            ),
+        ),
+    )

@@ -1,0 +1,255 @@
+"""What a vLLM server understands."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Literal
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from ajet_core.errors import ContextLengthError, EngineError, RequestError, UnsupportedError
+from ajet_core.interfaces import (
+    EngineInfo,
+    EngineStats,
+    GenerateRequest,
+    SamplingParams,
+    WeightUpdate,
+)
+from ajet_core.served import HttpClient, ModelServer, Piece, ServerGoneError, ServerRefusedError
+
+SERVED_NAME = "agentjet"
+WORKER_EXTENSION = "ajet_vllm_worker.WorkerExtension"
+IN_SERVER = Path(__file__).with_name("in_server")
+HOW_TO_START = (
+    f"start it with VLLM_SERVER_DEV_MODE=1 and PYTHONPATH={IN_SERVER} in its environment and the arguments "
+    f"--served-model-name {SERVED_NAME} --worker-extension-cls {WORKER_EXTENSION} --logprobs-mode processed_logprobs "
+    "--max-logprobs 20 --generation-config vllm --skip-tokenizer-init"
+)
+# The first chunk comes at once and the last at the end: whoever does not stream need not pay for more.
+_ALL_TOKENS = 1 << 30
+_PREFIX = "token_id:"
+_COUNTERS = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:prompt_tokens_total": "prompt_tokens",
+    "vllm:prefix_cache_hits_total": "cached_tokens",
+    "vllm:generation_tokens_total": "sampled_tokens",
+}
+_PROBE = SamplingParams(max_tokens=1, top_logprobs=20)
+_PROBED_IDS = (1, 2, 3)
+# Two distributions that differ by so little in their logprobs say nothing about which of them it is.
+_TELLING = 1e-3
+_TOLERANCE = 0.05
+
+
+class VllmServer(ModelServer):
+    """A server of vLLM 0.32 or later.
+
+    :param model: its directory.
+    :param chunk_tokens: tokens of a chunk of a streamed answer.
+    """
+
+    def __init__(self, http: HttpClient, model: Path, chunk_tokens: int) -> None:
+        self._http = http
+        self._model = model
+        self._chunk_tokens = chunk_tokens
+        self._cuts = False
+
+    async def healthy(self) -> bool:
+        """Whether it answers, and its engine lives."""
+        return await self._http.answers("/health")
+
+    async def prepare(self) -> EngineInfo:
+        """Find out what it serves and how its logprobs are meant.
+
+        :raises EngineError: it was started in a way that this engine cannot use.
+        """
+        (served,) = json.loads(await self._get("/v1/models"))["data"][:1]
+        if served["id"] != SERVED_NAME:
+            raise EngineError(f"the vLLM server is not made for agentjet: {HOW_TO_START}")
+        config = json.loads((self._model / "config.json").read_text(encoding="utf-8"))
+        config = config.get("text_config", config)
+        info = EngineInfo(int(served["max_model_len"]), int(config["vocab_size"]))
+        try:
+            await self._http.post("/resume")
+        except ServerRefusedError as error:
+            raise EngineError(
+                f"the vLLM server does not let its weights be changed ({error}): {HOW_TO_START}"
+            ) from error
+        await self._ask("/collective_rpc", {"method": "ajet_report_uncut_logprobs"})
+        await self._probe()
+        return info
+
+    async def _probe(self) -> None:
+        """Look at logprobs of which it is known what they have to be."""
+        once = await self._probed(_PROBE)
+        twice = await self._probed(
+            SamplingParams(max_tokens=1, temperature=2.0, top_logprobs=_PROBE.top_logprobs)
+        )
+        spread = once[0] - once[-1]
+        if spread > _TELLING and abs((twice[0] - twice[-1]) / spread - 0.5) > _TOLERANCE:
+            raise EngineError(
+                f"the vLLM server does not give logprobs at the sampling temperature: {HOW_TO_START}"
+            )
+        self._cuts = True
+        greedy = await self._probed(SamplingParams(max_tokens=1, top_k=1, top_logprobs=1))
+        # Of one token alone it would be 0.
+        self._cuts = abs(greedy[0] - once[0]) < _TOLERANCE * abs(once[0])
+
+    async def _probed(self, sampling: SamplingParams) -> list[float]:
+        """The logprobs of the most likely tokens after a prompt."""
+        request = GenerateRequest("probe", list(_PROBED_IDS), sampling)
+        found: list[float] = []
+        cuts, self._cuts = self._cuts, True
+        async for piece in self.sample(request):
+            if piece.top_logprobs:
+                found = [logprob for _, logprob in piece.top_logprobs[0]]
+        self._cuts = cuts
+        return found
+
+    async def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
+        """Sample one completion.
+
+        :raises UnsupportedError: top-p or top-k, of a server that gives logprobs of what they leave.
+        """
+        sampling = request.sampling
+        if sampling.temperature > 0 and not self._cuts and (sampling.top_p < 1 or sampling.top_k):
+            raise UnsupportedError(
+                "this vLLM server gives no logprobs of the whole distribution together with top_p or top_k: leave "
+                "them out",
+                param="top_p" if sampling.top_p < 1 else "top_k",
+            )
+        events = self._http.events("/v1/completions", self._body(request))
+        try:
+            async with aclosing(events):  # type: ignore[type-var]
+                async for event in events:
+                    if "error" in event:
+                        error = event["error"]
+                        raise ServerRefusedError(int(error["code"]), str(error["message"]))
+                    for choice in event["choices"]:
+                        yield _piece(choice, sampling.top_logprobs)
+        except ServerRefusedError as error:
+            raise _refusal(error) from error
+
+    def _body(self, request: GenerateRequest) -> dict[str, Any]:
+        sampling = request.sampling
+        return {
+            "model": SERVED_NAME,
+            "prompt": request.prompt_ids,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "seed": None if sampling.seed is None else _seed(sampling.seed),
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "logprobs": sampling.top_logprobs,
+            # The ids come as names of the tokens in the logprobs. Asked for by themselves the prompt would come back too.
+            "return_tokens_as_token_ids": True,
+            "ignore_eos": True,
+            "skip_special_tokens": False,
+            "stream": True,
+            "stream_interval": self._chunk_tokens if request.stream else _ALL_TOKENS,
+        }
+
+    async def halt(self) -> None:
+        """End all requests; their outputs are on their way when it is answered."""
+        await self._ask("/pause", params={"mode": "abort"})
+
+    async def go_on(self) -> None:
+        """Begin requests again."""
+        await self._ask("/resume")
+
+    async def load(self, update: WeightUpdate) -> None:
+        """Load a directory into the running model, and empty the prefix cache.
+
+        :raises EngineError: it could not. What it serves then is not known.
+        """
+        call = {"method": "ajet_reload_weights", "kwargs": {"path": update.location}}
+        await self._ask("/collective_rpc", call)
+        emptied = await self._ask("/reset_prefix_cache")
+        if not emptied["success"]:
+            raise EngineError("the prefix cache could not be emptied after the weights had changed")
+        version = {"new_version": str(update.policy_version)}
+        await self._ask("/update_weight_version", version)
+
+    async def stats(self) -> EngineStats:
+        """From ``/metrics``."""
+        found = dict.fromkeys(_COUNTERS.values(), 0.0)
+        lines = (await self._get("/metrics")).splitlines(keepends=True)
+        # There are hundreds more, and the parser takes its time.
+        wanted = "".join(line for line in lines if line.startswith(tuple(_COUNTERS)))
+        for family in text_string_to_metric_families(wanted):
+            for sample in family.samples:
+                # There is one of each for every engine of the server.
+                if (name := _COUNTERS.get(sample.name)) is not None:
+                    found[name] += sample.value
+        return EngineStats(**{name: int(value) for name, value in found.items()})
+
+    async def sleep(self) -> None:
+        """Move the weights to host memory, and forget keys and values."""
+        await self._ask("/sleep", params={"level": "1"})
+
+    async def wake(self) -> None:
+        """Move them back."""
+        await self._ask("/wake_up")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+    async def _ask(
+        self, path: str, body: object = None, params: dict[str, str] | None = None
+    ) -> Any:
+        try:
+            return await self._http.post(path, body, params=params)
+        except ServerRefusedError as error:
+            raise EngineError(f"vLLM refused {path}: {error}") from error
+
+    async def _get(self, path: str) -> str:
+        try:
+            return await self._http.get(path)
+        except ServerRefusedError as error:
+            raise EngineError(f"vLLM refused {path}: {error}") from error
+
+
+def _piece(choice: dict[str, Any], top: int) -> Piece:
+    logprobs = choice["logprobs"]
+    reason: Literal["stop", "length"] | None = None
+    # "abort" says that the server was halted, which is no end of the request.
+    if choice["finish_reason"] in ("stop", "length"):
+        reason = choice["finish_reason"]
+    return Piece(
+        token_ids=[_id(token) for token in logprobs["tokens"]],
+        logprobs=logprobs["token_logprobs"],
+        finish_reason=reason,
+        top_logprobs=[_most_likely(row, top) for row in logprobs["top_logprobs"]] if top else None,
+    )
+
+
+def _most_likely(row: dict[str, float], top: int) -> list[tuple[int, float]]:
+    """The sampled token is among them, also if it is less likely than those that were asked for."""
+    pairs = [(_id(token), logprob) for token, logprob in row.items()]
+    return sorted(pairs, key=lambda pair: -pair[1])[:top]
+
+
+def _id(token: str) -> int:
+    return int(token.removeprefix(_PREFIX))
+
+
+def _seed(seed: int) -> int:
+    """Any integer as one of 63 bits; vLLM takes -1 for none."""
+    digest = hashlib.blake2b(str(seed).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _refusal(error: ServerRefusedError) -> Exception:
+    """What a refusal of a request means. A failure of the server is one, until somebody has looked at it."""
+    if error.status >= 500:
+        return ServerGoneError(str(error))
+    if "context length" in error.message:
+        return ContextLengthError(error.message, param="prompt_ids")
+    return RequestError(f"vLLM refused the request: {error.message}")

@@ -1,0 +1,91 @@
+"""A server that runs already, reached at a URL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from ajet_engine_vllm.engine import VllmEngine
+from conftest import Models, make_engine
+
+from ajet_core.errors import EngineError
+from ajet_core.interfaces import ModelServers, WeightUpdate
+from ajet_core.protocol.run import ModelConfig
+from ajet_core.testing.engine_suite import ask, until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
+
+
+@asynccontextmanager
+async def url_of(engine: VllmEngine) -> AsyncIterator[str]:
+    """The engine's server at a port."""
+    assert engine._sockets is not None
+    (socket,) = Path(engine._sockets.name).glob("*.sock")
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while part := await reader.read(65536):
+            writer.write(part)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there = await asyncio.open_unix_connection(socket)
+        await asyncio.gather(
+            pump(reader, there), pump(there_reader, writer), return_exceptions=True
+        )
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+
+
+async def test_it_is_given_weights_answers_and_is_left_running(
+    shared_engine: VllmEngine, models: Models, tmp_path: Path
+) -> None:
+    await shared_engine.update_weights(WeightUpdate("safetensors_dir", 10**6, models.paths[1]))
+    async with url_of(shared_engine) as url:
+        engine = make_engine(tmp_path, ModelServers(urls=(url,), api_key="secret"))
+        await engine.start(ModelConfig(path=models.paths[0], dtype="float32"))
+        prompt = [4, 5, 6]
+        answer = await ask(engine, prompt, top_p=0.8)
+        rows = models.logprobs(0, prompt + answer.ids)[len(prompt) - 1 :]
+        for token, logprob, row in zip(answer.ids, answer.logprobs, rows, strict=True):
+            assert abs(logprob - row[token]) <= 1e-4
+        # Counters begin with the engine, not with the server.
+        assert (await engine.stats()).sampled_tokens == 8
+        tasks = [asyncio.create_task(ask(engine, [i], max_tokens=400)) for i in range(3)]
+        await until(engine, lambda stats: stats.sampled_tokens > 10)
+        await engine.close()
+        assert {answer.reason for answer in await asyncio.gather(*tasks)} == {"abort"}
+    assert (await ask(shared_engine, prompt)).ids
+
+
+async def test_it_sleeps_and_is_as_before_when_it_wakes(
+    shared_engine: VllmEngine, models: Models, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineError, match=r"engine\.settings\.sleep"):
+        await shared_engine.sleep()
+    async with url_of(shared_engine) as url:
+        engine = make_engine(tmp_path, ModelServers(urls=(url,)))
+        await engine.start(ModelConfig(path=models.paths[1], dtype="float32"))
+        await engine.sleep()
+        prompt = [7] * 200
+        task = asyncio.create_task(ask(engine, prompt))
+        await until(engine, lambda stats: stats.waiting == 1)
+        await engine.wake()
+        answer = await task
+        rows = models.logprobs(1, prompt + answer.ids)[len(prompt) - 1 :]
+        for token, logprob, row in zip(answer.ids, answer.logprobs, rows, strict=True):
+            assert abs(logprob - row[token]) <= 1e-4
+        await engine.close()
+
+
+async def test_one_that_is_not_there_is_waited_for_and_named(
+    models: Models, tmp_path: Path
+) -> None:
+    servers = ModelServers(urls=("http://127.0.0.1:9",))
+    engine = make_engine(tmp_path, servers, boot_timeout_seconds=0.1)
+    with pytest.raises(EngineError, match=r"no model server answered at http://127.0.0.1:9 within"):
+        await engine.start(ModelConfig(path=models.paths[0]))

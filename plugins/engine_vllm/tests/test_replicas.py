@@ -1,0 +1,118 @@
+"""Two real servers that are killed in all situations: nothing is lost, and nobody but the log hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from ajet_engine_vllm.engine import VllmEngine
+from conftest import Models, make_engine
+
+from ajet_core.interfaces import ModelServers, WeightUpdate
+from ajet_core.protocol.run import ModelConfig
+from ajet_core.testing.engine_suite import Answer, ask, until
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(1800),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def engine(
+    models: Models, python: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[VllmEngine]:
+    engine = make_engine(tmp_path_factory.mktemp("run"), ModelServers(python=python), replicas=2)
+    await engine.start(ModelConfig(path=models.paths[0], dtype="float32"))
+    yield engine
+    await engine.close()
+
+
+def server_pid(engine: VllmEngine, number: int) -> int:
+    """Of vLLM itself, below the guard."""
+    launched = engine._replicas[number].launched
+    assert launched is not None
+    assert launched.process is not None
+    guard = launched.process.pid
+    children = Path(f"/proc/{guard}/task/{guard}/children").read_text(encoding="utf-8")
+    return int(children.split()[0])
+
+
+async def all_up(engine: VllmEngine) -> None:
+    while not all(one.up for one in engine._replicas):
+        assert not any(one.failure for one in engine._replicas)
+        await asyncio.sleep(0.1)
+
+
+def assert_exact(models: Models, which: int, prompt: list[int], answer: Answer) -> None:
+    rows = models.logprobs(which, prompt + answer.ids)[len(prompt) - 1 :]
+    for token, logprob, row in zip(answer.ids, answer.logprobs, rows, strict=True):
+        assert abs(logprob - row[token]) <= 1e-4
+
+
+async def test_both_are_used_and_draw_other_numbers(engine: VllmEngine) -> None:
+    answers = await asyncio.gather(*(ask(engine, [1, 2, 3], max_tokens=40) for _ in range(16)))
+    assert len({tuple(answer.ids) for answer in answers}) == 16
+    await engine.stats()
+    assert all(one.totals.counter("sampled_tokens") > 0 for one in engine._replicas)
+
+
+async def test_one_that_is_killed_in_the_middle_of_calls_and_again_while_it_boots(
+    engine: VllmEngine, models: Models
+) -> None:
+    prompts = [[i, 5, 7] for i in range(12)]
+    begun = (await engine.stats()).sampled_tokens
+    tasks = [asyncio.create_task(ask(engine, p, max_tokens=300)) for p in prompts]
+    await until(engine, lambda stats: stats.sampled_tokens - begun > 60)
+    assert engine._replicas[0].flights
+    log = engine.context.run_dir / "logs" / "vllm-0.log"
+    said = log.stat().st_size
+    os.kill(server_pid(engine, 0), signal.SIGKILL)
+    for prompt, answer in zip(prompts, await asyncio.gather(*tasks), strict=True):
+        assert len(answer.ids) == 300
+        assert_exact(models, 0, prompt, answer)
+    # The next one has begun to boot when it says something.
+    while log.stat().st_size == said:
+        await asyncio.sleep(0.05)
+    children = [
+        int(pid)
+        for guard in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        for pid in Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
+    ]
+    (booting,) = set(children) - {server_pid(engine, 1)}
+    os.kill(booting, signal.SIGKILL)
+    await all_up(engine)
+    assert engine._replicas[0].lives == 2
+
+
+async def test_one_that_is_killed_while_weights_change(engine: VllmEngine, models: Models) -> None:
+    await all_up(engine)
+    prompts = [[i, 9] for i in range(8)]
+    begun = (await engine.stats()).sampled_tokens
+    tasks = [asyncio.create_task(ask(engine, p, max_tokens=200)) for p in prompts]
+    await until(engine, lambda stats: stats.sampled_tokens - begun > 60)
+    victim = server_pid(engine, 1)
+    updating = asyncio.create_task(
+        engine.update_weights(WeightUpdate("safetensors_dir", 1, models.paths[1]))
+    )
+    while not engine._updating:
+        await asyncio.sleep(0)
+    os.kill(victim, signal.SIGKILL)
+    await updating
+    for answer in await asyncio.gather(*tasks):
+        assert len(answer.ids) == 200
+        assert answer.versions == sorted(answer.versions)
+        assert set(answer.versions) <= {0, 1}
+    await all_up(engine)
+    asked = [[i] for i in range(12)]
+    for prompt, answer in zip(
+        asked, await asyncio.gather(*(ask(engine, p) for p in asked)), strict=True
+    ):
+        assert set(answer.versions) == {1}
+        assert_exact(models, 1, prompt, answer)

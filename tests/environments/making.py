@@ -1,0 +1,152 @@
+"""Wheels, distributions, recipes and environments that are made on the spot."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ajet_core.environments.environment import Environment, EnvironmentRecord, python_version
+from ajet_core.environments.recipes import Recipe, read_recipe
+
+RECIPE = """
+summary = "a backend"
+plugin = "{plugin}"
+source = "plugins/tiny"
+{more}
+[cpu]
+python = ">=3.11"
+gigabytes = {gigabytes}
+imports = [{imports}]
+provides = {{ heavy = "heavy-cpu" }}
+constraints = "tiny.txt"
+[[cpu.steps]]
+packages = ["{package}"]
+[cpu.variables]
+TINY_MODE = "cpu"
+[gpu]
+python = ">=3.11"
+gigabytes = 1
+imports = ["tiny"]
+[[gpu.steps]]
+packages = ["tiny"]
+"""
+
+
+def tiny_recipe(
+    directory: Path,
+    *,
+    package: str = "tiny",
+    imports: str = '"tiny"',
+    gigabytes: str = "0.001",
+    constraints: str = "tiny==1.0\n",
+    plugin: str = "tiny-plugin",
+    more: str = "",
+) -> Recipe:
+    """A recipe in a directory of its own."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "tiny.txt").write_text(constraints)
+    path = directory / "tiny.toml"
+    path.write_text(
+        RECIPE.format(
+            package=package, imports=imports, gigabytes=gigabytes, plugin=plugin, more=more
+        )
+    )
+    return read_recipe(path)
+
+
+def metadata_text(name: str, version: str, requires: Sequence[str] = ()) -> str:
+    """The METADATA of a distribution."""
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    return "\n".join([*lines, *(f"Requires-Dist: {line}" for line in requires)]) + "\n"
+
+
+def wheel(
+    directory: Path,
+    name: str,
+    version: str,
+    files: Mapping[str, str],
+    *,
+    requires: Sequence[str] = (),
+    entry_points: str = "",
+) -> Path:
+    """A wheel with these files."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    info = f"{stem}.dist-info"
+    contents = {
+        **files,
+        f"{info}/METADATA": metadata_text(name, version, requires),
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": entry_points,
+    }
+    record = f"{info}/RECORD"
+    contents[record] = "".join(f"{path},,\n" for path in [*contents, record])
+    path = directory / f"{stem}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in contents.items():
+            archive.writestr(file, text)
+    return path
+
+
+def distribution(
+    site: Path,
+    name: str,
+    version: str = "1.0",
+    *,
+    requires: Sequence[str] = (),
+    entry_points: str = "",
+) -> None:
+    """Metadata of a distribution in a directory of packages."""
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(metadata_text(name, version, requires))
+    (info / "entry_points.txt").write_text(entry_points)
+
+
+HOOKS = """
+from ajet_core.interfaces import EngineCapabilities
+from ajet_core.plugin import EngineSpec, hookimpl
+
+
+@hookimpl
+def ajet_register_engines():
+    capabilities = EngineCapabilities(weight_channels=("safetensors_dir",))
+    return [EngineSpec(name="{name}", target="{target}", capabilities=capabilities)]
+"""
+
+
+def plugin(
+    site: Path, name: str, *, requires: Sequence[str] = (), target: str = "nowhere:Engine"
+) -> None:
+    """A distribution whose plugin registers an engine of its own name."""
+    module = f"{name.replace('-', '_')}_hooks"
+    distribution(site, name, requires=requires, entry_points=plugin_entry_points(name, module))
+    (site / f"{module}.py").write_text(HOOKS.format(name=name, target=target))
+
+
+def plugin_entry_points(name: str, module: str) -> str:
+    """The entry points of a plugin."""
+    return f"[agentjet]\n{name} = {module}\n[agentjet.hook_api]\n1.0 = {module}\n"
+
+
+def environment(root: Path, name: str, **record: Any) -> Environment:
+    """An environment that has a record and nothing else."""
+    values: dict[str, Any] = {
+        "name": name,
+        "device": "cpu",
+        "digest": "0",
+        "agentjet": "0.1.0",
+        "python": python_version(),
+        "packages": {},
+        "provides": {},
+        "variables": {},
+        "plugins": [],
+        "note": "",
+        "seconds": 1.0,
+        "bytes": 1,
+    }
+    made = Environment(root / name, EnvironmentRecord(**{**values, **record}))
+    made.directory.mkdir(parents=True)
+    made.write()
+    return made

@@ -1,0 +1,148 @@
+"""A model server without a model, in this process: it samples as its weights say, dies and refuses when told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from ajet_core.errors import EngineError
+from ajet_core.interfaces import (
+    ComponentSettings,
+    EngineInfo,
+    EngineStats,
+    GenerateRequest,
+    ModelServers,
+    WeightUpdate,
+    WorkerContext,
+)
+from ajet_core.protocol.run import ModelConfig
+from ajet_core.served import (
+    Launched,
+    ModelServer,
+    Piece,
+    Replica,
+    ServedEngine,
+    ServerGoneError,
+)
+
+VOCAB, CONTEXT = 100, 400
+
+
+@dataclass
+class FakeServer(ModelServer):
+    """Samples one token in each turn of the event loop: the number of its weights.
+
+    :ivar begins: requests sample nothing before it is set.
+    :ivar loads: what to do at the next loads: ``""`` takes the weights, ``"refuse"``, ``"die"``.
+    """
+
+    weights: int = 0
+    dead: bool = False
+    halted: bool = False
+    running: int = 0
+    sampled: int = 0
+    requests: list[GenerateRequest] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    closed: bool = False
+    begins: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.begins.set()
+
+    async def healthy(self) -> bool:
+        return not self.dead
+
+    async def prepare(self) -> EngineInfo:
+        self.check()
+        return EngineInfo(CONTEXT, VOCAB)
+
+    async def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
+        self.requests.append(request)
+        self.running += 1
+        try:
+            await self.begins.wait()
+            for left in range(request.sampling.max_tokens, 0, -1):
+                await asyncio.sleep(0)
+                self.check()
+                if self.halted:
+                    return
+                self.sampled += 1
+                yield Piece([self.weights], [-1.0], "length" if left == 1 else None)
+        finally:
+            self.running -= 1
+
+    async def halt(self) -> None:
+        self.check()
+        self.halted = True
+        await asyncio.sleep(0)
+
+    async def go_on(self) -> None:
+        self.check()
+        self.halted = False
+
+    async def load(self, update: WeightUpdate) -> None:
+        assert self.halted
+        assert self.running == 0
+        match self.loads.pop(0) if self.loads else "":
+            case "refuse":
+                raise EngineError("refused")
+            case "die":
+                self.dead = True
+        self.check()
+        self.weights = int(update.location)
+
+    async def stats(self) -> EngineStats:
+        self.check()
+        return EngineStats(running=self.running, sampled_tokens=self.sampled)
+
+    async def sleep(self) -> None:
+        self.check()
+
+    async def wake(self) -> None:
+        self.check()
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def check(self) -> None:
+        if self.dead:
+            raise ServerGoneError("it is dead")
+
+
+class FakeEngine(ServedEngine):
+    """Its weights are numbers, which are the names of their directories.
+
+    :ivar plan: what becomes of the next launches: an error's text, or "" for a server.
+    """
+
+    name = "fake"
+    weight_channels: ClassVar[tuple[str, ...]] = ("safetensors_dir",)
+    max_top_logprobs = 0
+
+    def __init__(self, directory: Path, replicas: int) -> None:
+        super().__init__(
+            ComponentSettings(),
+            WorkerContext(directory, servers=ModelServers(urls=("",) * replicas)),
+        )
+        self.servers: list[FakeServer] = []
+        self.plan: list[str] = []
+
+    async def launch(self, replica: Replica, model: ModelConfig) -> Launched:
+        if self.plan and (problem := self.plan.pop(0)):
+            raise EngineError(problem)
+        server = FakeServer()
+        self.servers.append(server)
+        return Launched(server, None)
+
+    async def check_update(self, update: WeightUpdate) -> None:
+        if not update.location.isdigit():
+            raise EngineError("there are no weights")
+
+
+async def started(directory: Path, replicas: int = 1) -> FakeEngine:
+    engine = FakeEngine(directory, replicas)
+    await engine.start(ModelConfig(path="0"))
+    return engine

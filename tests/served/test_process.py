@@ -1,0 +1,149 @@
+"""Model servers as children: nothing of them is left when they are ended, or when who started them is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from ajet_core.errors import EngineError
+from ajet_core.served import ServerProcess
+
+# Writes its own pid and that of a child of its own, then serves for ever.
+SERVER = """
+import os, signal, subprocess, sys, time
+if "deaf" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+with open(sys.argv[1] + ".tmp", "w") as file:
+    file.write(f"{os.getpid()} {child.pid}")
+os.rename(sys.argv[1] + ".tmp", sys.argv[1])
+print("serving", flush=True)
+signal.pause() if "deaf" not in sys.argv else [signal.pause() for _ in iter(int, 1)]
+"""
+
+STARTER = """
+import asyncio, pathlib, signal, sys
+from tests.served.test_process import start
+
+async def main():
+    await start(pathlib.Path(sys.argv[1]))
+    signal.pause()
+
+asyncio.run(main())
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def until_gone(*pids: int) -> None:
+    while any(alive(pid) for pid in pids):
+        await asyncio.sleep(0.01)
+
+
+async def start(directory: Path, *options: str) -> tuple[ServerProcess, list[int]]:
+    there = directory / "pids"
+
+    async def ready() -> bool:
+        return there.exists()
+
+    server = await ServerProcess.start(
+        "the server",
+        [sys.executable, "-c", SERVER, str(there), *options],
+        environment=dict(os.environ),
+        log=directory / "server.log",
+        ready=ready,
+        timeout=60.0,
+    )
+    return server, [int(pid) for pid in there.read_text(encoding="utf-8").split()]
+
+
+async def never() -> bool:
+    return False
+
+
+async def test_it_is_ended_with_all_its_children(tmp_path: Path) -> None:
+    server, pids = await start(tmp_path)
+    assert all(alive(pid) for pid in pids)
+    await server.close()
+    await until_gone(*pids)
+    assert "was ended" in server.died.result()
+
+
+async def test_one_that_does_not_listen_is_ended_by_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ajet_core.served.process._GRACE_SECONDS", 0.05)
+    server, pids = await start(tmp_path, "deaf")
+    await server.close()
+    await until_gone(*pids)
+
+
+async def test_nothing_is_left_when_who_started_it_is_killed(tmp_path: Path) -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", STARTER, str(tmp_path), cwd=Path(__file__).parents[2]
+    )
+    there = tmp_path / "pids"
+    while not there.exists():
+        assert parent.returncode is None
+        await asyncio.sleep(0.01)
+    pids = [int(pid) for pid in there.read_text(encoding="utf-8").split()]
+    parent.kill()
+    await parent.wait()
+    await until_gone(*pids)
+
+
+async def test_its_death_is_told_with_the_last_lines_of_its_log(tmp_path: Path) -> None:
+    server, (pid, child) = await start(tmp_path)
+    os.kill(pid, signal.SIGKILL)
+    told = await server.died
+    assert "the server ended by itself with status 137" in told
+    assert "serving" in told
+    await until_gone(child)
+    await server.close()
+
+
+async def test_one_that_ends_before_it_is_ready_says_why(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="no such model"):
+        await ServerProcess.start(
+            "the server",
+            [sys.executable, "-c", "raise SystemExit('no such model')"],
+            environment=dict(os.environ),
+            log=tmp_path / "server.log",
+            ready=never,
+            timeout=60.0,
+        )
+
+
+async def test_one_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="cannot start /nowhere/python"):
+        await ServerProcess.start(
+            "the server",
+            ["/nowhere/python"],
+            environment=dict(os.environ),
+            log=tmp_path / "server.log",
+            ready=never,
+            timeout=60.0,
+        )
+
+
+async def test_one_that_is_never_ready_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"not ready within 0\.2 s"):
+        await ServerProcess.start(
+            "the server",
+            [sys.executable, "-c", "import signal; signal.pause()"],
+            environment=dict(os.environ),
+            log=tmp_path / "server.log",
+            ready=never,
+            timeout=0.2,
+        )

@@ -1,0 +1,218 @@
+"""A mixture of a run that goes on, is changed, stopped and taken up again: a real server with scripted components."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from ajet_core.interfaces import RunRecord
+from ajet_core.testing.faults import HoldGate
+
+from .conftest import CLIENT, CONTROL, Running, ServerFactory, error_of
+from .test_modes import batches, tags, task, until_step
+
+PATIENT = 3600.0
+HALVES = {"ratios": {"x": 0.5, "y": 0.5}, "grace_seconds": PATIENT}
+
+
+def all_of(tag: str) -> dict[str, Any]:
+    return {"ratios": {tag: 1.0}, "grace_seconds": PATIENT}
+
+
+async def put(server: Running, mixture: dict[str, Any]) -> dict[str, Any]:
+    answer = await server.http.put("/v1/mixture", headers=CONTROL, json=mixture)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def shown(server: Running) -> dict[str, Any]:
+    found: dict[str, Any] = (await server.http.get("/v1/mixture", headers=CONTROL)).json()
+    return found
+
+
+async def batch_of(server: Running, step: int, *of: str) -> None:
+    """Make the batch of a step, with a task of each tag."""
+    for number, tag in enumerate(of):
+        await task(server, f"task-{step}-{number}", tag)
+    await until_step(server, step)
+
+
+async def trained(server: Running) -> list[dict[str, int]]:
+    return [dict(await tags(server, batch)) for batch in await batches(server)]
+
+
+async def test_a_schedule_goes_on_after_a_restart(servers: ServerFactory) -> None:
+    schedule = [
+        {"from_step": 2, "ratios": HALVES["ratios"]},
+        {"from_step": 3, "ratios": {"y": 1.0}},
+    ]
+    async with servers.running() as server:
+        await server.roll(mixture={**all_of("x"), "schedule": schedule}, checkpoint_every=1)
+        await batch_of(server, 1, "x", "x")
+    async with servers.running() as server:
+        await server.service.board.wait_until(lambda: server.service.board.rolling)
+        assert (await shown(server))["step"] == 2
+        await batch_of(server, 2, "x", "y")
+        await batch_of(server, 3, "y", "y")
+        assert await trained(server) == [{"x": 4}, {"x": 2, "y": 2}, {"y": 4}]
+
+
+async def test_a_run_without_a_mixture_gets_one(server: Running) -> None:
+    await server.roll()
+    assert (await shown(server))["config"] is None
+    await task(server, "first", "z")
+    answer = await put(server, HALVES)
+    assert (answer["step"], answer["tags"]) == (1, {})
+    # The batch that is being filled takes any tag, as before.
+    await task(server, "second", "z")
+    await until_step(server, 1)
+    refused = await server.http.post(
+        "/v1/episodes", headers=CLIENT, json={"task_id": "t", "tag": "z"}
+    )
+    assert "no tag 'z'" in error_of(refused)["message"]
+    await batch_of(server, 2, "x", "y")
+    assert await trained(server) == [{"z": 4}, {"x": 2, "y": 2}]
+
+
+async def test_a_run_goes_on_without_its_mixture(server: Running) -> None:
+    await server.roll(mixture=HALVES)
+    await batch_of(server, 1, "x", "y")
+    stopped = await server.http.post("/v1/run/stop", headers=CONTROL)
+    assert stopped.status_code == 200
+    await server.roll()
+    await batch_of(server, 2, "z", "x")
+    assert await trained(server) == [{"x": 2, "y": 2}, {"z": 2, "x": 2}]
+
+
+async def test_the_first_to_come_after_all_were_gone_waits_for_nobody(server: Running) -> None:
+    await server.roll(mixture={**HALVES, "grace_seconds": 0.05})
+    # Longer than the grace time: nobody is there when the first client comes.
+    waiting = server.service.episodes.wanted_tags
+    looks = 0
+
+    def counted() -> set[str]:
+        nonlocal looks
+        looks += 1
+        if looks > 3:
+            server.service.board.touch()
+        return waiting()
+
+    server.service.episodes.wanted_tags = counted  # type: ignore[method-assign]
+    await server.service.board.wait_until(lambda: looks > 3)
+    await asyncio.gather(task(server, "a", "x"), task(server, "b", "x"))
+    await until_step(server, 1)
+    assert await trained(server) == [{"x": 4}]
+
+
+async def test_open_episodes_of_a_tag_that_is_removed_end_as_ever_and_are_not_trained(
+    server: Running,
+) -> None:
+    await server.roll(mixture=HALVES, rollout={"mode": "sync", "spare_tasks": 2})
+    late = [await server.claim("late", tag="y") for _ in range(2)]
+    half = await server.claim("half", tag="y")
+    await put(server, all_of("x"))
+    # This batch still has its place for y.
+    await task(server, "a", "x")
+    for reward, grant in enumerate(late):
+        await server.chat(grant)
+        assert (await server.end(grant, float(reward))).status_code == 200
+    await until_step(server, 1)
+    await server.chat(half)
+    assert (await server.end(half, 1.0)).status_code == 200
+    for step in (2, 3, 4):
+        await batch_of(server, step, "x", "x")
+    assert await trained(server) == [{"x": 2, "y": 2}, *[{"x": 4}] * 3]
+    # It has a part in the mixture again.
+    await put(server, all_of("y"))
+    await batch_of(server, 5, "x", "x")
+    await task(server, "whole", "y")
+    other_half = await server.claim("half", tag="y")
+    await server.chat(other_half)
+    await server.end(other_half, 0.0)
+    await until_step(server, 6)
+    assert half["episode_id"] in (await batches(server))[-1].episode_ids
+
+
+async def test_a_change_while_a_step_is_trained_holds_from_the_batch_after_the_next(
+    server: Running,
+) -> None:
+    with HoldGate(server.run_dir, "trainer"):
+        await server.roll(
+            mixture=all_of("x"),
+            rollout={"mode": "async", "max_staleness": 2},
+            trainer={"hangs_at": 1},
+        )
+        for name in "ab":
+            await task(server, name, "x")
+        while (loop := server.service.coordinator.loop) is None or loop.training_step is None:
+            await shown(server)
+        answer = await put(server, all_of("y"))
+        assert (answer["step"], answer["config"]["ratios"]) == (2, {"y": 1.0})
+        assert list(answer["tags"]) == ["x"]
+        for name in "cd":
+            await task(server, name, "x")
+    await until_step(server, 2)
+    for name in "ef":
+        await task(server, name, "y")
+    await until_step(server, 3)
+    assert await trained(server) == [{"x": 4}, {"x": 4}, {"y": 4}]
+
+
+async def test_of_two_changes_at_once_one_holds_everywhere(server: Running) -> None:
+    await server.roll(mixture=HALVES)
+    await asyncio.gather(*(put(server, all_of(tag)) for tag in "xyxyxy"))
+    (ratios,) = {json.dumps((await shown(server))["config"]["ratios"]) for _ in range(2)}
+    record = await server.service.store.get_run()
+    assert record is not None
+    assert json.dumps(json.loads(record.config_json)["mixture"]["ratios"]) == ratios
+    (tag,) = json.loads(ratios)
+    await batch_of(server, 1, "x", "y")
+    assert set((await shown(server))["tags"]) == {tag}
+
+
+async def test_a_pause_at_the_same_time_does_not_undo_a_change(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await server.roll(mixture=HALVES)
+    store = server.service.store
+    write, writing, goes_on = store.put_run, asyncio.Event(), asyncio.Event()
+
+    async def slow(record: RunRecord) -> None:
+        writing.set()
+        await goes_on.wait()
+        await write(record)
+
+    monkeypatch.setattr(store, "put_run", slow)
+    change = asyncio.create_task(put(server, all_of("x")))
+    await writing.wait()
+    pause = asyncio.create_task(server.service.coordinator.pause("a look"))
+    # It has begun, and waits for the other or writes what the other does not know of.
+    await asyncio.sleep(0)
+    goes_on.set()
+    await asyncio.gather(change, pause)
+    record = await store.get_run()
+    assert record is not None
+    assert (record.paused, json.loads(record.config_json)["mixture"]["ratios"]) == (
+        "a look",
+        {"x": 1.0},
+    )
+
+
+async def test_as_many_tags_as_there_may_be(server: Running) -> None:
+    many = {f"tag-{n:03}": 1 / 256 for n in range(256)}
+    await server.roll(mixture={"ratios": many, "grace_seconds": PATIENT})
+    for step in (1, 2):
+        places = {tag: now["places"] for tag, now in (await shown(server))["tags"].items()}
+        assert len(places) == 256
+        chosen = [tag for tag, count in places.items() if count]
+        # What was rounded off in the first batch comes in the second.
+        assert chosen == [f"tag-{n:03}" for n in (2 * step - 2, 2 * step - 1)]
+        await batch_of(server, step, *chosen)
+    too_many = {"ratios": {str(n): 1 / 257 for n in range(257)}}
+    answer = await server.http.put("/v1/mixture", headers=CONTROL, json=too_many)
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == "ratios"

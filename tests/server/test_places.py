@@ -1,0 +1,398 @@
+"""Which tags a batch is made of, and how far rollouts may be ahead of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ajet_core.interfaces import EpisodeRecord
+from ajet_core.protocol import BatchConfig, MixtureConfig, RolloutConfig
+from ajet_core.server.batching import BatchBuilder
+from ajet_core.server.places import ANY, Places
+from ajet_core.testing.samples import make_episode
+
+ASYNC = RolloutConfig(mode="async", max_staleness=2)
+HALVES = {"a": 0.5, "b": 0.5}
+
+_ids = itertools.count()
+
+
+def batches(
+    tasks: int = 4,
+    size: int = 2,
+    *,
+    rollout: RolloutConfig | None = None,
+    mixture: dict[str, float] | None = None,
+    full_by: str = "tasks",
+    **more: Any,
+) -> BatchBuilder:
+    config = BatchConfig.model_validate(
+        {"tasks": tasks, "episodes_per_task": size, "full_by": full_by}
+    )
+    mixed = MixtureConfig(ratios=mixture) if mixture else None
+    return BatchBuilder(config, places=Places(config, rollout or RolloutConfig(), mixed, **more))
+
+
+def start(batch: BatchBuilder, group: str, tag: str = "") -> EpisodeRecord:
+    assert batch.admission(group, tag) == "now"
+    episode = replace(make_episode(f"e{next(_ids)}", group=group), tag=tag)
+    batch.opened(episode)
+    return episode
+
+
+def end(batch: BatchBuilder, *episodes: EpisodeRecord) -> None:
+    for number, episode in enumerate(episodes):
+        batch.ended(replace(episode, state="ended", reward=float(number)))
+
+
+def roll_out(batch: BatchBuilder, group: str, tag: str = "") -> list[EpisodeRecord]:
+    made = [start(batch, group, tag) for _ in range(batch.episodes_per_task)]
+    end(batch, *made)
+    return made
+
+
+def ids(*groups: list[EpisodeRecord]) -> set[str]:
+    return {episode.episode_id for group in groups for episode in group}
+
+
+def test_a_tag_has_its_places_and_no_more() -> None:
+    batch = batches(mixture={"a": 0.75, "b": 0.25})
+    for name in "xyz":
+        roll_out(batch, name, "a")
+    assert (batch.admission("w", "a"), batch.admission("v", "b")) == ("later", "now")
+    # However fast the others are, the batch waits for the slowest.
+    assert not batch.is_full()
+    roll_out(batch, "v", "b")
+    assert batch.is_full()
+
+
+def test_a_tag_that_nobody_rolls_out_gives_its_places_to_the_others_for_this_batch() -> None:
+    batch = batches(mixture=HALVES)
+    mine = [roll_out(batch, name, "a") for name in "xy"]
+    mine.append(roll_out(batch, "u", "b"))
+    batch.block({"b"})
+    # What there is of the blocked tag stays part of the batch.
+    assert batch.places.quotas == {"a": 3, "b": 1}
+    assert batch.admission("v", "b") == "later"
+    mine.append(roll_out(batch, "z", "a"))
+    assert batch.is_full()
+    assert set(batch.take().ended) == ids(*mine)
+    assert batch.places.quotas == {"a": 2, "b": 2}
+
+
+def test_whoever_comes_first_is_welcome_when_all_tags_are_blocked() -> None:
+    batch = batches(mixture=HALVES)
+    batch.block({"a", "b"})
+    assert batch.places.quotas == {"a": 2, "b": 2}
+
+
+def test_a_change_holds_from_the_next_batch_on() -> None:
+    batch = batches(mixture=HALVES)
+    batch.places.change(MixtureConfig(ratios={"a": 0.25, "b": 0.5, "c": 0.25}))
+    assert batch.places.quotas == {"a": 2, "b": 2}
+    assert batch.places.refusal("c") is None
+    for name, tag in zip("wxyz", "aabb", strict=True):
+        roll_out(batch, name, tag)
+    batch.take()
+    assert batch.places.quotas == {"a": 1, "b": 2, "c": 1}
+
+
+def test_episodes_of_a_tag_that_the_mixture_never_has_are_refused() -> None:
+    batch = batches(mixture=HALVES)
+    assert "no tag 'c', only 'a', 'b'" in (batch.places.refusal("c") or "")
+    assert batches().places.refusal("c") is None
+
+
+def test_what_is_ready_besides_is_part_of_the_next_batch() -> None:
+    batch = batches(tasks=1, rollout=ASYNC)
+    first, second = roll_out(batch, "x"), roll_out(batch, "y")
+    assert set(batch.take().ended) == ids(first)
+    assert batch.is_full()
+    assert set(batch.take().ended) == ids(second)
+    assert not batch.is_full()
+
+
+def test_rollouts_are_ahead_by_as_many_batches_as_their_tokens_may_be_old() -> None:
+    batch = batches(tasks=2, rollout=ASYNC)
+    for name in "abcdef":
+        roll_out(batch, name)
+    assert batch.admission("g") == "later"
+    batch.take()
+    # It is trained now, with the weights that sampled the others.
+    assert batch.admission("g") == "later"
+    batch.trained()
+    start(batch, "g")
+    start(batch, "h")
+    assert batch.admission("i") == "later"
+
+
+@pytest.mark.parametrize(("mean", "ahead"), [(None, 8), (1.0, 4), (1.5, 6), (0.5, 2), (0.01, 1)])
+def test_rollouts_are_no_further_ahead_than_a_batch_may_be_old_on_average(
+    mean: float | None, ahead: int
+) -> None:
+    rollout = RolloutConfig(mode="async", max_staleness=2, max_mean_staleness=mean)
+    batch = batches(tasks=4, rollout=rollout)
+    for name in itertools.islice(map(str, itertools.count()), 4 + ahead):
+        roll_out(batch, name)
+    assert batch.admission("one more") == "later"
+    batch.take()
+    # These would be sampled by the weights that are being trained.
+    assert batch.admission("one more") == "later"
+    batch.trained()
+    assert batch.admission("one more") == "now"
+
+
+def test_a_tag_has_its_places_while_the_last_batch_that_is_only_of_it_is_trained() -> None:
+    config = BatchConfig(tasks=2, episodes_per_task=2)
+    mixture = MixtureConfig.model_validate(
+        {"ratios": {"a": 1}, "schedule": [{"from_step": 3, "ratios": {"b": 1}}]}
+    )
+    places = Places(config, RolloutConfig(mode="async", max_staleness=1), mixture)
+    assert places.limits == {"a": 4}
+    places.next()
+    assert places.limits == {"a": 2}
+    places.trained()
+    assert places.limits == {"a": 2, "b": 2}
+
+
+def test_a_slow_task_does_not_hold_up_an_asynchronous_batch() -> None:
+    batch = batches(tasks=1, rollout=ASYNC)
+    slow = start(batch, "slow")
+    fast = roll_out(batch, "fast")
+    assert set(batch.take().ended) == ids(fast)
+    end(batch, slow, start(batch, "slow"))
+    assert batch.is_full()
+
+
+def test_half_a_task_that_nobody_goes_on_with_is_taken_along_in_the_end() -> None:
+    batch = batches(tasks=1, rollout=ASYNC)
+    (half,) = [start(batch, "half")]
+    end(batch, half)
+    assert half.episode_id not in (roll_out(batch, "x"), batch.take().ended)[1]
+    # Its client may only have been between two episodes; now a whole batch has passed.
+    roll_out(batch, "y")
+    assert half.episode_id in batch.take().ended
+
+
+def test_spare_tasks_may_be_rolled_out_and_belong_to_the_batch_if_they_end_in_time() -> None:
+    batch = batches(tasks=2, rollout=RolloutConfig(spare_tasks=1))
+    done = [roll_out(batch, "x"), roll_out(batch, "y")]
+    late = start(batch, "z")
+    assert batch.is_full()
+    batch.drain()
+    assert batch.admission("z") == "later"
+    assert not batch.decided
+    assert set(batch.take().ended) == ids(*done)
+    assert batch.admission("z") == "now"
+    end(batch, late)
+
+
+def test_a_full_batch_that_is_drained_is_filled_again_if_tasks_get_another_chance() -> None:
+    batch = batches(tasks=1, size=3, rollout=RolloutConfig(spare_tasks=1))
+    end(batch, start(batch, "x"), start(batch, "x"))
+    while not batch.is_full():
+        batch.aborted(replace(start(batch, "x"), state="aborted", cause="error"))
+    batch.drain()
+    batch.readmit()
+    assert not batch.is_full()
+    assert batch.admission("x") == "now"
+
+
+def test_what_a_mixture_begins_with_takes_any_tag_until_the_next_batch() -> None:
+    batch = batches(tasks=1)
+    batch.places.change(MixtureConfig(ratios=HALVES))
+    assert batch.places.refusal("c") is None
+    roll_out(batch, "x", "c")
+    batch.take()
+    assert "no tag 'c'" in (batch.places.refusal("c") or "")
+
+
+def test_what_ended_of_a_tag_that_is_removed_is_kept_for_its_return_and_hinders_nobody() -> None:
+    batch = batches(tasks=2, mixture=HALVES, rollout=ASYNC)
+    whole, later = roll_out(batch, "b1", "b"), roll_out(batch, "b2", "b")
+    half = start(batch, "b3", "b")
+    batch.places.change(MixtureConfig(ratios={"a": 1}))
+    mine = roll_out(batch, "a1", "a")
+    assert set(batch.take().ended) == ids(mine, whole)
+    end(batch, half)
+    assert batch.lacking() == []
+    for number in range(3):
+        mine = [roll_out(batch, f"{number}-{n}", "a") for n in range(2)]
+        assert set(batch.take().ended) == ids(*mine)
+    batch.places.change(MixtureConfig(ratios={"b": 1}))
+    for n in range(2):
+        roll_out(batch, f"last-{n}", "a")
+    batch.take()
+    end(batch, start(batch, "b3", "b"))
+    assert batch.is_full()
+    assert {*ids(later), half.episode_id} < set(batch.take().ended)
+
+
+def test_by_episodes_a_batch_takes_those_that_came_first() -> None:
+    batch = batches(tasks=2, size=2, rollout=ASYNC, full_by="episodes")
+    opened = [start(batch, f"g{i % 3}") for i in range(12)]
+    assert batch.admission("g0") == "later"
+    end(batch, *opened[:6])
+    taken = batch.take().ended
+    assert len(taken) == 4
+    assert not batch.is_full()
+    end(batch, *opened[6:8])
+    assert set(batch.take().ended) | set(taken) == ids(opened[:8])
+
+
+def test_credit_goes_on_in_the_next_process() -> None:
+    first = batches(tasks=1, mixture=HALVES)
+    assert first.places.quotas == {"a": 1, "b": 0}
+    roll_out(first, "x", "a")
+    first.take()
+    again = batches(tasks=1, mixture=HALVES, step=2, credit=first.places.credit)
+    assert again.places.quotas == first.places.quotas == {"a": 0, "b": 1}
+
+
+def test_a_schedule_changes_the_ratios_at_its_step() -> None:
+    config = BatchConfig(tasks=2, episodes_per_task=2)
+    mixture = MixtureConfig.model_validate(
+        {"ratios": {"a": 1}, "schedule": [{"from_step": 2, "ratios": {"b": 1}}]}
+    )
+    places = Places(config, RolloutConfig(), mixture)
+    assert places.quotas == {"a": 2}
+    places.next()
+    assert places.quotas == {"b": 2}
+    # The batch of the first step was refused: its step is given again.
+    places.begin(1)
+    assert places.quotas == {"a": 2}
+    assert Places(config, RolloutConfig(), None).quotas == {ANY: 2}
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[BatchBuilder, dict[str, float], st.DataObject]:
+    weights = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    ratios = {tag: w / sum(weights) for tag, w in zip("abc", weights, strict=False)}
+    rollout = draw(st.sampled_from([RolloutConfig(), RolloutConfig(spare_tasks=2), ASYNC]))
+    return (
+        batches(draw(st.integers(1, 6)), 2, rollout=rollout, mixture=ratios),
+        ratios,
+        draw(st.data()),
+    )
+
+
+# Its time is that of the machine.
+@settings(deadline=None)
+@given(runs())
+def test_every_batch_has_the_ratios_whatever_the_clients_do(
+    run: tuple[BatchBuilder, dict[str, float], st.DataObject],
+) -> None:
+    batch, ratios, data = run
+    opened: dict[str, EpisodeRecord] = {}
+    ended: dict[str, str] = {}
+    names, training = itertools.count(), False
+    for _ in range(200):
+        tag = data.draw(st.sampled_from(sorted(ratios)))
+        what = data.draw(st.sampled_from(["begin", "begin", "end", "end", "abort", "train"]))
+        if what == "begin" and batch.takes(tag):
+            group = f"{tag}{next(names)}"
+            for _ in range(2):
+                episode = start(batch, group, tag)
+                opened[episode.episode_id] = episode
+        elif what in {"end", "abort"} and opened:
+            episode = opened.pop(data.draw(st.sampled_from(sorted(opened))))
+            if what == "end":
+                end(batch, episode)
+                ended[episode.episode_id] = episode.group
+            else:
+                batch.aborted(replace(episode, state="aborted", cause="error"))
+        elif training:
+            batch.trained()
+            training = False
+        if not training and batch.is_full():
+            needed, quotas = batch.places.needed, batch.places.quotas
+            taken = Counter(ended.pop(e) for e in batch.take().ended)
+            whole = Counter(group[0] for group, size in taken.items() if size == 2)
+            assert dict(whole) == {tag: quota for tag, quota in quotas.items() if quota}
+            assert sum(quotas.values()) == needed
+            assert all(abs(quotas[tag] - ratio * needed) < 1 for tag, ratio in ratios.items())
+            training = True
+
+
+@st.composite
+def swarms(draw: st.DrawFn) -> tuple[BatchBuilder, list[str], st.DataObject]:
+    """A builder of any kind, and the tags of its clients."""
+    tags = draw(st.sampled_from([[""], ["a", "b"]]))
+    rollout = draw(
+        st.sampled_from(
+            [
+                RolloutConfig(),
+                RolloutConfig(spare_tasks=1),
+                RolloutConfig(mode="async", max_staleness=1),
+                RolloutConfig(mode="async", max_staleness=3),
+                RolloutConfig(mode="async", max_staleness=3, max_mean_staleness=0.4),
+            ]
+        )
+    )
+    batch = batches(
+        draw(st.integers(1, 3)),
+        draw(st.integers(2, 3)),
+        rollout=rollout,
+        mixture={"a": 0.7, "b": 0.3} if len(tags) > 1 else None,
+        full_by=draw(st.sampled_from(["tasks", "episodes", "differing_tasks"])),
+    )
+    return batch, tags, draw(st.data())
+
+
+@settings(deadline=None)
+@given(swarms())
+def test_whatever_clients_do_there_is_a_way_to_the_next_batch(
+    swarm: tuple[BatchBuilder, list[str], st.DataObject],
+) -> None:
+    """Clients begin, end, fail, give up, fall silent and come back; a batch that is not full has places or open episodes."""
+    batch, tags, data = swarm
+    opened: list[EpisodeRecord] = []
+    silent: list[EpisodeRecord] = []
+    names = itertools.count()
+    training = False
+
+    def some(episodes: list[EpisodeRecord]) -> EpisodeRecord:
+        return episodes.pop(data.draw(st.integers(0, len(episodes) - 1)))
+
+    for _ in range(80):
+        what = data.draw(
+            st.sampled_from(
+                ["new", "new", "more", "end", "end", "abort", "silent", "heard", "train"]
+            )
+        )
+        tag = data.draw(st.sampled_from(tags))
+        if what in {"new", "more"}:
+            count = next(names) if what == "new" else data.draw(st.integers(0, 9))
+            group = f"{tag}{count}"
+            if batch.admission(group, tag) == "now":
+                opened.append(start(batch, group, tag))
+        elif what in {"end", "abort"} and opened:
+            episode = some(opened)
+            if what == "end":
+                reward = float(data.draw(st.integers(0, 1)))
+                batch.ended(replace(episode, state="ended", reward=reward))
+            else:
+                final = data.draw(st.booleans())
+                batch.aborted(replace(episode, state="aborted", cause="error", final=final))
+        elif what == "silent" and opened:
+            episode = some(opened)
+            batch.silent(episode)
+            silent.append(episode)
+        elif what == "heard" and silent:
+            episode = some(silent)
+            batch.heard(episode)
+            opened.append(episode)
+        elif what == "train" and training:
+            batch.trained()
+            training = False
+        if batch.is_full() and not training:
+            batch.take()
+            training = True
+        if not (training or opened or len(silent) > batch.episodes_per_task):
+            assert any(batch.takes(tag) for tag in tags)

@@ -1,0 +1,53 @@
+"""What speaks against a batch, and what against the trainer."""
+
+from __future__ import annotations
+
+from ajet_core.errors import WorkerDiedError
+from ajet_core.protocol import FailureConfig
+from ajet_core.server.refusals import Refusals
+
+
+def refusals(**config: int) -> Refusals:
+    return Refusals(FailureConfig.model_validate(config))
+
+
+DEATH = WorkerDiedError("worker 7 ended (killed by signal 9). Last lines of w.log:\nloading")
+
+
+def test_the_deaths_of_each_batch_are_its_own() -> None:
+    found = refusals(max_deaths=2)
+    assert [found.died(batch, DEATH) for batch in ("a", "b")] == [None, None]
+    refused = found.died("a", DEATH)
+    assert refused is not None
+    assert "cost 2 workers, the last one: worker 7 ended (killed by signal 9)" in refused.message
+    assert "loading" not in refused.message
+
+
+def test_a_batch_that_was_trained_after_all_has_no_deaths() -> None:
+    found = refusals(max_deaths=2)
+    found.died("a", DEATH)
+    found.trained("a")
+    assert found.died("a", DEATH) is None
+
+
+def test_a_batch_that_was_trained_before_is_spared_once_however_often_workers_died_since() -> None:
+    found = refusals()
+    found.lost(["a"])
+    # The worker after the next one finds no steps of lost weights any more: they were forgotten.
+    found.lost([])
+    assert [found.spares("a"), found.spares("a"), found.spares("b")] == [True, False, False]
+
+
+def test_refused_batches_are_counted_in_a_row() -> None:
+    found = refusals(max_refused=2)
+    found.refused()
+    found.trained("a")
+    found.refused()
+    assert not found.too_many
+    # Trained again by a new worker, on the way to the next batch.
+    found.lost(["a"])
+    found.trained("a")
+    found.refused()
+    assert found.too_many
+    found.forget()
+    assert not found.too_many
