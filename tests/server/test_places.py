@@ -282,8 +282,8 @@ def runs(draw: st.DrawFn) -> tuple[BatchBuilder, dict[str, float], st.DataObject
     )
 
 
-# Its time is that of the machine.
-@settings(deadline=None)
+# Its time is that of the machine, and an example has many steps.
+@settings(deadline=None, max_examples=30)
 @given(runs())
 def test_every_batch_has_the_ratios_whatever_the_clients_do(
     run: tuple[BatchBuilder, dict[str, float], st.DataObject],
