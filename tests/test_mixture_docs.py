@@ -12,7 +12,7 @@ import pytest
 
 from ajet_core.client import _runner
 from ajet_core.protocol import MixtureConfig
-from ajet_core.server import episodes
+from ajet_core.server import open_episodes
 from ajet_core.server.mixture import Shares
 from tests.test_readme import served as served  # noqa: PLC0414 - a fixture
 
@@ -72,5 +72,5 @@ def test_the_shares_that_are_told_are_those_of_the_first_batches() -> None:
 
 
 def test_when_a_killed_client_is_missed_is_told() -> None:
-    seconds = episodes._BEATS_MISSED * _runner.heartbeat_seconds(_runner.RUNNER_LEASE_SECONDS)
+    seconds = open_episodes.BEATS_MISSED * _runner.heartbeat_seconds(_runner.RUNNER_LEASE_SECONDS)
     assert f"after {seconds:g} seconds" in TEXT

@@ -246,9 +246,9 @@ class ClaimDesk:
         )
 
     def _check_limits(self) -> None:
-        if self._episodes.open_count >= self._limits.open_episodes:
+        if len(self._episodes.open) >= self._limits.open_episodes:
             raise BusyError(
-                f"{self._episodes.open_count} episodes are open, the limit of this server "
+                f"{len(self._episodes.open)} episodes are open, the limit of this server "
                 "(setting server.max_open_episodes): end or abort some",
                 retry_after=1.0,
             )

@@ -175,7 +175,7 @@ class Coordinator:
         if self._task is None or not self.running:
             raise StateError("no run is active")
         assert self._loop is not None
-        self._loop.stop()
+        self._loop.rollouts.stop()
         await asyncio.wait([self._task])
         if self._task.cancelled():
             raise self._board.not_running()
@@ -239,7 +239,7 @@ class Coordinator:
         """
         loop = self._active_loop()
         await self._write_paused(reason)
-        loop.pause(reason)
+        loop.rollouts.pause(reason)
         self._events.emit("run", {"what": "paused", "reason": reason})
         return self.run_status()
 
@@ -259,7 +259,7 @@ class Coordinator:
     def episode_finished(self, record: EpisodeRecord) -> None:
         """Take notice of an episode's outcome."""
         if self._loop is not None:
-            self._loop.episode_finished(record)
+            self._loop.rollouts.episode_finished(record)
 
     async def shutdown(self) -> None:
         """End the workers without stopping the run: it goes on when the server is started again."""

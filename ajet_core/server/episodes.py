@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hmac
 from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from ajet_core.errors import (
@@ -22,46 +22,12 @@ from ajet_core.server.dialects.chat import Session
 from ajet_core.server.evaluations import is_mixed
 from ajet_core.server.events import EventLog
 from ajet_core.server.joint_parts import JointParts
-from ajet_core.server.leases import LeaseWatch
+from ajet_core.server.open_episodes import OpenEpisode, OpenEpisodes
 from ajet_core.server.rendering.conversation import ConversationIndex
 from ajet_core.server.state import StateBoard
 from ajet_core.server.tenants import Tenants
 
-_BEATS_MISSED = 3.0
-# A new episode may have a shorter lease than those that were there at the last look.
-_LOOK_SECONDS = 0.25
 _SHOWN_ID = 64
-
-
-@dataclass(slots=True)
-class OpenEpisode:
-    """An episode that may make calls.
-
-    :ivar calls_running: tasks of calls being answered; they hold the lease and are cancelled when the
-        episode is closed.
-    :ivar seen_at: clock time of the last sign of life, with which the lease begins anew.
-    :ivar called_at: clock time of the last model call, or of the claim.
-    :ivar silent: its client has not kept its promise of heartbeats, and its place is given away.
-    """
-
-    record: EpisodeRecord
-    session: Session
-    seen_at: float
-    called_at: float
-    silent: bool = False
-    calls_running: set[asyncio.Task[Any]] = field(default_factory=set)
-    closing: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def expires_at(self) -> float:
-        """Clock time at which the lease runs out unless it is renewed."""
-        return self.seen_at + self.record.lease_seconds
-
-    @property
-    def silent_at(self) -> float | None:
-        """Clock time at which a promise of heartbeats is broken; None if there is none."""
-        promised = self.record.heartbeat_seconds
-        return None if promised is None else self.seen_at + _BEATS_MISSED * promised
 
 
 class EpisodeRegistry:
@@ -70,7 +36,7 @@ class EpisodeRegistry:
     :param clock: seconds, monotonic; for leases.
     :param wall_clock: unix seconds; for records.
     :param tenants: whose episodes are counted here.
-    :ivar moved_at: clock time of the last claim, call or outcome.
+    :ivar open: those that are open.
     :ivar observers: called with every episode whose outcome is durable.
     :ivar joint: parts of joint episodes that wait for their arbiter.
     """
@@ -93,10 +59,7 @@ class EpisodeRegistry:
         self._wall_clock = wall_clock
         self.observers: list[Callable[[EpisodeRecord], None]] = []
         self.joint = JointParts(self, store, clock=clock, wall_clock=wall_clock)
-        self._open: dict[str, OpenEpisode] = {}
-        self._leases = LeaseWatch()
-        self._silences = LeaseWatch()
-        self.moved_at = clock()
+        self.open = OpenEpisodes(clock)
         self.builder: BatchBuilder | None = None
         # Called when a place may have come free.
         self.freed: Callable[[], None] = lambda: None
@@ -107,14 +70,6 @@ class EpisodeRegistry:
         # Tags of train episodes that somebody waits for.
         self.waiting_tags: Callable[[], Set[str]] = frozenset
 
-    def __iter__(self) -> Iterator[OpenEpisode]:
-        return iter(list(self._open.values()))
-
-    @property
-    def open_count(self) -> int:
-        """Open episodes."""
-        return len(self._open)
-
     async def restore(self) -> None:
         """Take up the store's open episodes: they go on with the same keys after a restart."""
         for record in await self._store.episodes(state="open"):
@@ -122,7 +77,7 @@ class EpisodeRegistry:
             # Not their number: a call whose write failed has left a gap.
             following = max((call.index for call in calls), default=-1) + 1
             session = Session(record.episode_id, ConversationIndex.restore(calls), following)
-            self._add(self._opened(record, session))
+            self._add(self.open.opened(record, session))
             self._tenants.reopen(record)
         for record in await self.joint.restore():
             self._tenants.reopen(record)
@@ -139,10 +94,10 @@ class EpisodeRegistry:
             self.observers.remove(listen)
         records = {record.episode_id: record for record in found + meanwhile}
         # What is durable and not yet told to a builder is still open here: this one will be told.
-        records |= {episode_id: episode.record for episode_id, episode in self._open.items()}
+        records |= {episode.record.episode_id: episode.record for episode in self.open}
         records |= {part.record.episode_id: part.record for part in self.joint}
         builder.restore(record for record in records.values() if record.kind == "train")
-        for episode in self._open.values():
+        for episode in self.open:
             if episode.silent and episode.record.kind == "train":
                 builder.silent(episode.record)
         for part in self.joint:
@@ -157,7 +112,7 @@ class EpisodeRegistry:
         :raises StoreError: it could not be stored, and never began.
         """
         session = Session(record.episode_id, ConversationIndex(), 0)
-        episode = self._opened(record, session)
+        episode = self.open.opened(record, session)
         try:
             await self._store.add_episode(record)
         except BaseException:
@@ -177,7 +132,7 @@ class EpisodeRegistry:
 
     def renew(self, episode_id: str) -> OpenEpisode | None:
         """The open episode of an id, its lease renewed; None if it is not open."""
-        found = self._open.get(episode_id)
+        found = self.open.get(episode_id)
         if found is not None:
             self._saw(found)
         return found
@@ -194,7 +149,7 @@ class EpisodeRegistry:
         )
         if not (dot and key.startswith(EPISODE_KEY_PREFIX)):
             raise unknown
-        found = self._open.get(episode_id)
+        found = self.open.get(episode_id)
         record = found.record if found else await self._store.get_episode(episode_id)
         if record is None or not hmac.compare_digest(record.key_hash, hash_secret(key)):
             raise unknown
@@ -213,7 +168,7 @@ class EpisodeRegistry:
         """
         closed: dict[str, str] = {}
         for episode_id in dict.fromkeys(episode_ids):
-            found = self._open.get(episode_id)
+            found = self.open.get(episode_id)
             if found is not None and found.record.client_id == client_id:
                 self._saw(found)
                 continue
@@ -231,15 +186,11 @@ class EpisodeRegistry:
 
         :raises EpisodeNotFoundError: there is none.
         """
-        found = self._open.get(episode_id)
+        found = self.open.get(episode_id)
         record = found.record if found else await self._store.get_episode(episode_id)
         if record is None:
             raise EpisodeNotFoundError(not_found_message(episode_id))
         return record, found
-
-    def lease_left(self, episode: OpenEpisode) -> float:
-        """Seconds until the lease runs out."""
-        return max(0.0, episode.expires_at - self._clock())
 
     async def heartbeat(self, episode_id: str) -> OpenEpisode:
         """Renew the lease.
@@ -295,17 +246,15 @@ class EpisodeRegistry:
     async def abort_all(self, reason: str, cause: AbortCause, client_id: str | None = None) -> None:
         """Abort every open episode, or every one of a client."""
         whose = [
-            episode_id
-            for episode_id, episode in self._open.items()
+            episode.record.episode_id
+            for episode in self.open
             if client_id is None or episode.record.client_id == client_id
         ]
         await self._drop_each(dict.fromkeys(whose, reason), cause)
 
     def wanted_tags(self) -> set[str]:
         """Tags of train episodes that somebody rolls out, or waits to."""
-        rolled_out = {
-            e.record.tag for e in self._open.values() if e.record.kind == "train" and not e.silent
-        }
+        rolled_out = {e.record.tag for e in self.open if e.record.kind == "train" and not e.silent}
         return rolled_out | self.waiting_tags()
 
     async def drop_late(self, reason: str, *, before: int | None = None) -> None:
@@ -314,8 +263,8 @@ class EpisodeRegistry:
         :param before: only those that were claimed with weights of an earlier version.
         """
         late = [
-            episode_id
-            for episode_id, episode in self._open.items()
+            episode.record.episode_id
+            for episode in self.open
             if episode.record.kind == "train"
             and (before is None or episode.record.claim_version < before)
         ]
@@ -326,75 +275,38 @@ class EpisodeRegistry:
 
         :return: seconds until the next lease can run out.
         """
-        now = self._clock()
-        expired = self._leases.expired(now, self._lease_end)
-        reasons = {e: _expired_message(self._open[e].record) for e in expired}
+        expired = (episode.record for episode in self.open.expired())
+        reasons = {record.episode_id: _expired_message(record) for record in expired}
         await self._drop_each(reasons, "lease_expired")
-        self._note_silences(now)
-        looks = [look for watch in (self._leases, self._silences) if (look := watch.next_look())]
-        return min(_LOOK_SECONDS, max(0.05, min(looks) - now)) if looks else _LOOK_SECONDS
+        self._note_silences()
+        return self.open.seconds_to_look()
 
     @contextlib.contextmanager
     def running_call(self, episode: OpenEpisode, task: asyncio.Task[Any]) -> Iterator[None]:
         """While the context is open, `task` is one of the episode's calls."""
-        episode.calls_running.add(task)
-        self.moved_at = self._clock()
         try:
-            yield
+            with self.open.running_call(episode, task):
+                yield
         finally:
-            episode.calls_running.discard(task)
-            episode.called_at = self.moved_at = self._clock()
             self._saw(episode)
 
-    def _opened(self, record: EpisodeRecord, session: Session) -> OpenEpisode:
-        now = self._clock()
-        return OpenEpisode(record, session, seen_at=now, called_at=now)
-
     def _add(self, episode: OpenEpisode) -> None:
-        episode_id = episode.record.episode_id
-        self._open[episode_id] = episode
-        self.moved_at = episode.seen_at
-        self._leases.add(episode.expires_at, episode_id)
-        if (silent_at := episode.silent_at) is not None:
-            self._silences.add(silent_at, episode_id)
+        self.open.add(episode)
         self.opened(episode.record)
 
     def _saw(self, episode: OpenEpisode) -> None:
         """An episode's client gave a sign of life."""
-        episode.seen_at = self._clock()
-        if episode.silent:
-            episode.silent = False
-            self._silences.add(episode.silent_at or episode.seen_at, episode.record.episode_id)
-            if self.builder is not None and episode.record.kind == "train":
-                self.builder.heard(episode.record)
+        was_silent = self.open.saw(episode)
+        if was_silent and self.builder is not None and episode.record.kind == "train":
+            self.builder.heard(episode.record)
 
-    def _lease_end(self, episode_id: str) -> float | None:
-        """When a lease runs out, unless it is renewed; None if the episode is over."""
-        episode = self._open.get(episode_id)
-        if episode is None:
-            return None
-        if episode.calls_running:
-            # It is renewed when they are answered.
-            return self._clock() + episode.record.lease_seconds
-        return episode.expires_at
-
-    def _silence_begins(self, episode_id: str) -> float | None:
-        """When a client will have been silent for too long; None if the episode is over or known to be silent."""
-        episode = self._open.get(episode_id)
-        if episode is None or episode.silent:
-            return None
-        if episode.calls_running:
-            return self._clock() + _BEATS_MISSED * (episode.record.heartbeat_seconds or 1.0)
-        return episode.silent_at
-
-    def _note_silences(self, now: float) -> None:
+    def _note_silences(self) -> None:
         """Give the places of silent clients to whoever asks; they get them back when they are heard again."""
-        silent = [self._open[i] for i in self._silences.expired(now, self._silence_begins)]
+        silent = self.open.newly_silent()
         for episode in silent:
-            episode.silent = True
             if self.builder is not None and episode.record.kind == "train":
                 self.builder.silent(episode.record)
-        if self.joint.note_silences(now) or silent:
+        if self.joint.note_silences(self._clock()) or silent:
             self.freed()
 
     async def _drop_each(self, reasons: dict[str, str], cause: AbortCause) -> None:
@@ -429,12 +341,11 @@ class EpisodeRegistry:
         if found is None:
             return record, False
         async with found.closing:
-            if episode_id not in self._open:
+            if episode_id not in self.open:
                 return (await self.get(episode_id))[0], False
-            await self._cancel_calls(found)
+            await found.cancel_calls()
             stored = await write(record)
-            del self._open[episode_id]
-            self.moved_at = self._clock()
+            self.open.remove(episode_id)
         return stored, True
 
     def over(self, record: EpisodeRecord) -> None:
@@ -444,13 +355,6 @@ class EpisodeRegistry:
         self.emit(record, record.state)
         for observer in self.observers:
             observer(record)
-
-    async def _cancel_calls(self, episode: OpenEpisode) -> None:
-        """Stop calls in flight; what they sampled is recorded before the outcome is."""
-        running = list(episode.calls_running)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
 
     async def is_mixed(self, record: EpisodeRecord) -> bool:
         """Whether weights changed under an evaluation episode; its calls are only looked at if they may have."""

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from ajet_core.errors import EpisodeClosedError, StateError
 from ajet_core.interfaces import EpisodeRecord, JointRecord, SampleStore
 from ajet_core.protocol import AbortCause, AbortRequest, EndRequest
+from ajet_core.server.open_episodes import BEATS_MISSED
 
 if TYPE_CHECKING:
     from ajet_core.server.episodes import EpisodeRegistry
-
-_BEATS_MISSED = 3.0
 
 
 @dataclass(slots=True)
@@ -40,7 +39,7 @@ class PreparedEpisode:
     def silent_at(self) -> float:
         """Clock time after which nobody waits for it: its client would have gone on long ago."""
         promised = self.record.heartbeat_seconds
-        patience = self.record.lease_seconds if promised is None else _BEATS_MISSED * promised
+        patience = self.record.lease_seconds if promised is None else BEATS_MISSED * promised
         return self.since + patience
 
 

@@ -19,8 +19,8 @@ from ajet_core.server.dialects.chat_request import ChatRequest, parse_chat_reque
 from ajet_core.server.dialects.evaluated import evaluated
 from ajet_core.server.dialects.json_text import object_text
 from ajet_core.server.disconnect import until_disconnect
-from ajet_core.server.episodes import OpenEpisode
 from ajet_core.server.http_errors import openai_error
+from ajet_core.server.open_episodes import OpenEpisode
 from ajet_core.server.service import SwarmService
 
 T = TypeVar("T")

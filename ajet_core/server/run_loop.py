@@ -1,11 +1,9 @@
-"""A run from its boot to its end: fills batches, trains, checkpoints, and replaces workers that fail."""
+"""A run from its boot to its end: trains batch after batch, checkpoints, and replaces workers that fail."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -19,25 +17,19 @@ from ajet_core.errors import (
     WorkerDiedError,
     WorkerError,
 )
-from ajet_core.interfaces import (
-    BatchRecord,
-    EpisodeRecord,
-)
-from ajet_core.protocol import MixtureConfig, ServerState, SetAside, StepSummary
+from ajet_core.interfaces import BatchRecord
+from ajet_core.protocol import MixtureConfig, ServerState, StepSummary
 from ajet_core.server import doing
 from ajet_core.server.batching import BatchBuilder
 from ajet_core.server.checkpoints import CheckpointFolder, Position
 from ajet_core.server.dialects.chat import ChatService
-from ajet_core.server.failures import FailureMeter
-from ajet_core.server.places import Places
 from ajet_core.server.refusals import Refusals
+from ajet_core.server.rollouts import Rollouts
 from ajet_core.server.run_parts import RunParts
 from ajet_core.server.run_setup import ResolvedRun
-from ajet_core.server.set_aside import TaskFailures
 from ajet_core.server.step import StepClock, Stepped, train_step
 from ajet_core.server.step_book import StepBook
 from ajet_core.server.supervision import Supervisor
-from ajet_core.server.tag_watch import TagKeeper
 
 _log = logging.getLogger("ajet.server")
 
@@ -54,6 +46,7 @@ class RunLoop:
     :ivar step: steps the present weights were trained.
     :ivar chat: answers model calls once the first boot is done.
     :ivar supervisor: has the workers.
+    :ivar rollouts: fills the batches.
     """
 
     def __init__(
@@ -68,10 +61,6 @@ class RunLoop:
         self._parts = parts
         self._store, self._board, self._events = parts.store, parts.board, parts.events
         self._checkpoints = CheckpointFolder(parts.run_dir)
-        self._failures = FailureMeter(run.config.failures)
-        self._task_failures = TaskFailures(run.config.batch.max_aborts_per_task)
-        self._pausing = pausing
-        self._paused = paused
         self._refusals = Refusals(run.config.failures)
         self._deaths = 0
         self._book = StepBook(parts)
@@ -80,15 +69,10 @@ class RunLoop:
         self._credit: dict[str, float] = {}
         self._finishing = False
         self._training_step: int | None = None
-        self._stop_requested = False
         self.supervisor = Supervisor(parts.settings, parts.board, parts.events, parts.clock)
+        self.rollouts = Rollouts(run.config, parts, self.supervisor, paused=paused, pausing=pausing)
         self.chat: ChatService | None = None
         self.step = 0
-
-    @property
-    def paused(self) -> str:
-        """Why no episodes are given out, "" if they are."""
-        return self._paused
 
     @property
     def training_step(self) -> int | None:
@@ -101,11 +85,6 @@ class RunLoop:
         return self._book.last
 
     @property
-    def set_aside(self) -> list[SetAside]:
-        """Tasks that are not tried any more."""
-        return list(self._task_failures)
-
-    @property
     def doing(self) -> str:
         """What is done in the states in which nobody rolls out, and how long it may take."""
         settings = self._parts.settings
@@ -115,36 +94,16 @@ class RunLoop:
             return doing.exporting(settings)
         return doing.training(settings, self.step + 1, self.last_step)
 
-    def pause(self, reason: str) -> None:
-        """Give out no more episodes and train no more batches after the step in progress."""
-        self._paused = reason
-        self._show_pause()
-
     def resume(self) -> None:
-        """Undo `pause`; tasks that were set aside get another chance."""
-        self._paused = ""
+        """Undo a pause; what was against the run is forgotten."""
         self._refusals.forget()
-        self._failures.forget()
-        if self._parts.episodes.builder is not None:
-            self._parts.episodes.builder.readmit()
-        self._show_pause()
+        self.rollouts.resume()
 
     def change_mixture(self, mixture: MixtureConfig) -> None:
         """Have another mixture from the next batch on."""
         config = self.run.config.model_copy(update={"mixture": mixture})
         self.run = replace(self.run, config=config)
-        if self._parts.episodes.builder is not None:
-            self._parts.episodes.builder.places.change(mixture)
-        self._events.emit("mixture", {"what": "changed", "ratios": dict(mixture.ratios)})
-
-    def stop(self) -> None:
-        """End after the step in progress."""
-        self._stop_requested = True
-        self._board.touch()
-
-    def episode_finished(self, record: EpisodeRecord) -> None:
-        """Take notice of an episode's outcome."""
-        self._failures.note(record)
+        self.rollouts.change_mixture(mixture)
 
     async def to_end(self) -> Path:
         """Train to the end.
@@ -208,147 +167,33 @@ class RunLoop:
         self.supervisor.ready()
 
     async def _train(self) -> None:
-        parts, config = self._parts, self.run.config
         # Batches that were trained after the checkpoint, or were about to be, come first, in order.
         queued = await self._store.batches(after_step=self.step)
-        places = Places(
-            config.batch,
-            config.rollout,
-            config.mixture,
-            step=self.step + len(queued) + 1,
-            credit=queued[-1].credit if queued else self._credit,
-        )
-        builder = BatchBuilder(config.batch, self._task_failures, places)
-        await parts.episodes.begin(builder)
-        if self.run.config.mixture is not None:
-            # It may have been changed while the builder was being made ready.
-            places.change(self.run.config.mixture)
-        keeper = TagKeeper(builder, parts.episodes, self._board, self._events, parts.clock)
-        watch = asyncio.create_task(keeper.keep())
-        try:
+        credit = queued[-1].credit if queued else self._credit
+        async with self.rollouts.batches(self.step + len(queued) + 1, credit) as builder:
             await self._train_batches(builder, queued)
-        finally:
-            watch.cancel()
 
     async def _train_batches(self, builder: BatchBuilder, queued: list[BatchRecord]) -> None:
         limit = self.run.config.steps
-        workers = self.supervisor.workers
-        while not self._stop_requested and (limit is None or self.step < limit):
+        workers, rollouts = self.supervisor.workers, self.rollouts
+        while not rollouts.stop_requested and (limit is None or self.step < limit):
             stats = await self.supervisor.watched(workers.engine.stats(), "asking the engine")
             timing = StepClock(self._parts.clock(), stats)
             again = bool(queued)
-            record = await (self._next_queued(queued) if again else self._roll(builder))
+            record = await (
+                rollouts.next_queued(queued) if again else rollouts.fill(builder, self.step + 1)
+            )
             if record is None:
                 return
             self._training_step = self.step + 1
             try:
                 # What began before weights that were lost are made up for would be too old when it is trained.
-                if not await self._train_on(record, timing, rolls_on=self._rolls_on and not again):
+                rolls_on = rollouts.rolls_on and not again
+                if not await self._train_on(record, timing, rolls_on=rolls_on):
                     queued.insert(0, record)
             finally:
                 self._training_step = None
-            builder.trained()
-            await self._drop_stale()
-            # Rollouts that go on meanwhile may now be ahead of the next step.
-            self._parts.episodes.freed()
-            if self._rolls_on:
-                # No change of state tells that there was a step.
-                self._board.touch()
-
-    async def _next_queued(self, queued: list[BatchRecord]) -> BatchRecord | None:
-        """The first of the batches that wait, once the run is not paused; None if it is to stop."""
-        goes_on = await self._wait(lambda: not (self._paused or self._failures.too_many))
-        return queued.pop(0) if goes_on else None
-
-    async def _roll(self, builder: BatchBuilder) -> BatchRecord | None:
-        """Let episodes run until a batch is full; None if the run is to stop."""
-        builder.places.begin(self.step + 1)
-        self.supervisor.begin_rolling()
-        if self._rolls_on:
-            # Also when there is a full batch already.
-            self._board.set(self._rolling_state())
-        if not await self._full(builder):
-            return None
-        if not self._rolls_on:
-            self._board.set(ServerState.ROLLING_POST)
-        taken = builder.take()
-        # Whoever waits for a task that was complete may begin it anew.
-        self._parts.episodes.freed()
-        record = BatchRecord(
-            secrets.token_hex(8),
-            self.step + 1,
-            taken.ended,
-            self._parts.wall_clock(),
-            aborted_ids=taken.aborted,
-            credit=builder.places.credit,
-        )
-        await self._store.add_batch(record)
-        if self.run.config.rollout.late == "drop" and not self._rolls_on:
-            await self._parts.episodes.drop_late(
-                f"it was late: the batch of step {record.step} was made without it (setting rollout.late)"
-            )
-        return record
-
-    async def _full(self, builder: BatchBuilder) -> bool:
-        """Return once there is a batch to train, and what was late had its time; False if the run is to stop."""
-        rollout = self.run.config.rollout
-        if not await self._wait(lambda: self._ready(builder)):
-            return False
-        if not rollout.drain_seconds or not builder.progress().open_episodes:
-            return True
-        builder.drain()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(rollout.drain_seconds):
-                await self.supervisor.wait_until(
-                    lambda: self._stop_requested or not builder.progress().open_episodes
-                )
-        # It may have been paused meanwhile.
-        return await self._wait(lambda: self._ready(builder))
-
-    async def _drop_stale(self) -> None:
-        """Give up what would be too old to be trained from its first token on."""
-        rollout = self.run.config.rollout
-        if rollout.late == "drop" and self._rolls_on:
-            await self._parts.episodes.drop_late(
-                f"it was late: it began more than {rollout.max_staleness} steps before step {self.step} "
-                "(setting rollout.max_staleness)",
-                before=self.step - rollout.max_staleness,
-            )
-
-    @property
-    def _rolls_on(self) -> bool:
-        """Whether rollouts go on while a step is trained."""
-        return self.run.config.rollout.mode == "async"
-
-    async def _wait(self, ready: Callable[[], bool]) -> bool:
-        """ROLLING or PAUSED until there is something to train; False if the run is to stop."""
-
-        def goes_on() -> bool:
-            return (
-                self._stop_requested
-                or self._board.state is not self._rolling_state()
-                or (self._failures.too_many and not self._paused)
-                or ready()
-            )
-
-        while not (self._stop_requested or ready()):
-            if self._failures.too_many and not self._paused:
-                await self._pause_itself(self._failures.diagnosis())
-            self._board.set(self._rolling_state())
-            await self.supervisor.wait_until(goes_on)
-        return not self._stop_requested
-
-    def _ready(self, builder: BatchBuilder) -> bool:
-        """Whether there is a batch to train, with nothing against it."""
-        return builder.is_full() and not (self._paused or self._failures.too_many)
-
-    def _show_pause(self) -> None:
-        if self._board.state in {ServerState.ROLLING, ServerState.PAUSED}:
-            self._board.set(self._rolling_state())
-        self._board.touch()
-
-    def _rolling_state(self) -> ServerState:
-        return ServerState.PAUSED if self._paused else ServerState.ROLLING
+            await rollouts.trained(builder, self.step)
 
     async def _train_on(self, record: BatchRecord, timing: StepClock, *, rolls_on: bool) -> bool:
         """Train on a batch; False if it is still to be trained.
@@ -392,7 +237,7 @@ class RunLoop:
         :return: False if it is rather the trainer that somebody has to look at: it has trained this batch before.
         """
         if self._refusals.spares(record.batch_id):
-            await self._pause_itself(
+            await self.rollouts.pause_itself(
                 f"the trainer refuses batch {record.batch_id}, which was trained before the last restart: "
                 f"{error.message}. Look at the machine and the checkpoint; resuming tries it once more"
             )
@@ -405,17 +250,11 @@ class RunLoop:
             {"batch_id": record.batch_id, "step": record.step, "error": error.to_payload()},
         )
         if self._refusals.too_many:
-            await self._pause_itself(
+            await self.rollouts.pause_itself(
                 f"the trainer refused {self._refusals.in_a_row} batches in a row, the last one because: {error.message}. "
                 "The batches are kept (`ajet inspect` shows their episodes)"
             )
         return True
-
-    async def _pause_itself(self, reason: str) -> None:
-        await self._pausing(reason)
-        self.pause(reason)
-        _log.error("paused: %s", reason)
-        self._events.emit("run", {"what": "paused", "reason": reason})
 
     async def _stepped(self, stepped: Stepped, record: BatchRecord) -> None:
         # Whoever sees the step finds it in the store.

@@ -39,12 +39,13 @@ from ajet_core.protocol import (
 )
 from ajet_core.server.claims import ClaimDesk
 from ajet_core.server.coordinator import Coordinator
-from ajet_core.server.episodes import EpisodeRegistry, OpenEpisode, not_found_message
+from ajet_core.server.episodes import EpisodeRegistry, not_found_message
 from ajet_core.server.evaluations import Evaluations
 from ajet_core.server.events import EventLog
 from ajet_core.server.joint import JointDesk
 from ajet_core.server.joint_peers import JointPeers
 from ajet_core.server.metrics_loggers import MetricsLoggers
+from ajet_core.server.open_episodes import OpenEpisode
 from ajet_core.server.state import StateBoard
 from ajet_core.server.tenants import Tenants, shown_group, stored_group
 from ajet_core.server.throttle import ThrottleMeter
@@ -263,7 +264,7 @@ class SwarmService:
         """What the server is doing."""
         coordinator = self.coordinator
         counters: dict[str, float] = dict(await self.store.counters())
-        counters["open_episodes"] = self.episodes.open_count
+        counters["open_episodes"] = len(self.episodes.open)
         counters["prepared_episodes"] = len(self.episodes.joint)
         counters["waiting_claims"] = self.claims.waiting_count
         if (
@@ -291,7 +292,7 @@ class SwarmService:
             error=coordinator.error,
             paused=coordinator.paused if coordinator.running else None,
             findings=self.findings(),
-            set_aside=coordinator.loop.set_aside if coordinator.loop is not None else [],
+            set_aside=coordinator.loop.rollouts.set_aside if coordinator.loop is not None else [],
             rollout=coordinator.rollout_status(),
             mixture=builder.tags() if builder is not None else None,
             evaluations=self.evaluations.latest(),
@@ -308,17 +309,17 @@ class SwarmService:
         return ServerView(
             state=self.board.state,
             in_state=in_state,
-            still=min(in_state, now - self.episodes.moved_at),
+            still=min(in_state, now - self.episodes.open.moved_at),
             open=[
                 OpenView(
                     episode.record.episode_id,
                     episode.record.task_id,
                     episode.record.client_id,
                     now - episode.called_at,
-                    self.episodes.lease_left(episode),
+                    self.episodes.open.lease_left(episode),
                     len(episode.calls_running),
                 )
-                for episode in self.episodes
+                for episode in self.episodes.open
             ],
             waiting_claims=self.claims.waiting_count,
             batch=builder.progress() if builder is not None else None,
@@ -328,7 +329,7 @@ class SwarmService:
             throttled=self.throttled.recent(),
             engine_stalled=loop.supervisor.engine_stalled if loop is not None else 0.0,
             paused=self.coordinator.paused or "",
-            set_aside=loop.set_aside if loop is not None else (),
+            set_aside=loop.rollouts.set_aside if loop is not None else (),
             in_doubt=[
                 DoubtView(
                     p.record.episode_id, p.joint.arbiter, self.episodes.joint.waited(p), p.doubt
@@ -376,7 +377,7 @@ class SwarmService:
             cause=record.cause or None,
             calls=calls,
             policy_version=record.claim_version,
-            lease_expires_in=self.episodes.lease_left(live) if live is not None else None,
+            lease_expires_in=self.episodes.open.lease_left(live) if live is not None else None,
         )
 
     async def tell_evaluations(self) -> float:

@@ -288,7 +288,7 @@ async def test_a_call_in_flight_of_a_revoked_token_is_cut_off(server: Running) -
     grant = (await claim_as(server, alice)).json()
     with HoldGate(server.run_dir, "engine"):
         call = asyncio.create_task(server.chat(grant))
-        while not server.service.episodes._open[grant["episode_id"]].calls_running:
+        while not server.service.episodes.open[grant["episode_id"]].calls_running:
             await asyncio.sleep(0)
         await revoke(server, token_id)
         answer = await call
@@ -352,7 +352,7 @@ async def test_a_token_expires_in_the_middle_of_a_run(rolling: Running) -> None:
     assert answer.status_code == 401
     assert "expired at 1970-01-01" in error_of(answer)["message"]
     # Nobody asks for it, and its episode is over all the same.
-    await rolling.service.board.wait_until(lambda: not rolling.service.episodes.open_count)
+    await rolling.service.board.wait_until(lambda: not rolling.service.episodes.open)
 
 
 async def test_a_token_revoked_while_no_server_ran_takes_its_episodes_with_it(
@@ -368,7 +368,7 @@ async def test_a_token_revoked_while_no_server_ran_takes_its_episodes_with_it(
     book.close()
     async with servers.running() as server:
         assert (await server.chat(grant)).status_code in (401, 410)
-        await server.service.board.wait_until(lambda: not server.service.episodes.open_count)
+        await server.service.board.wait_until(lambda: not server.service.episodes.open)
         assert (await server.http.get("/v1/status", headers=alice)).status_code == 401
 
 

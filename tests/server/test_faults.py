@@ -447,8 +447,8 @@ async def test_a_client_may_give_up_for_good_what_its_lease_ended(server: Runnin
     for reward in (0.0, 1.0):
         await server.episode("a", reward)
     lost = await server.claim("a", lease_seconds=1.0)
-    server.service.episodes._open[lost["episode_id"]].seen_at -= 2.0
-    server.service.episodes._leases.add(0.0, lost["episode_id"])
+    server.service.episodes.open[lost["episode_id"]].seen_at -= 2.0
+    server.service.episodes.open._leases.add(0.0, lost["episode_id"])
     await server.service.episodes.expire_leases()
     assert server.service.coordinator.step == 0
     said = await abort(server, lost, reason="no more", final=True)
@@ -462,7 +462,7 @@ async def test_one_beat_renews_many_leases_and_tells_what_is_over(server: Runnin
     await server.roll()
     first, second = await server.claim("a"), await server.claim("b")
     for grant in (first, second):
-        server.service.episodes._open[grant["episode_id"]].seen_at -= 300.0
+        server.service.episodes.open[grant["episode_id"]].seen_at -= 300.0
     await abort(server, second, reason="enough", cause="cancelled")
     ids = [first["episode_id"], second["episode_id"], "unknown"]
     answer = await server.http.post(
@@ -493,8 +493,8 @@ async def test_episodes_are_counted_by_group(server: Running) -> None:
 async def test_a_late_end_is_told_that_its_lease_ran_out(server: Running) -> None:
     await server.roll()
     grant = await server.claim(lease_seconds=1.0)
-    server.service.episodes._open[grant["episode_id"]].seen_at -= 2.0
-    server.service.episodes._leases.add(0.0, grant["episode_id"])
+    server.service.episodes.open[grant["episode_id"]].seen_at -= 2.0
+    server.service.episodes.open._leases.add(0.0, grant["episode_id"])
     await server.service.episodes.expire_leases()
     answer = await server.end(grant, 1.0)
     assert answer.status_code == 410

@@ -91,7 +91,7 @@ async def test_a_client_that_hangs_up_while_it_waits_leaves_no_episode(server: R
     for grant in grants:
         await server.end(grant, 1.0)
     await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
-    assert registry.open_count == 0
+    assert len(registry.open) == 0
 
 
 async def test_a_claim_that_was_granted_is_granted_again(server: Running) -> None:
@@ -100,7 +100,7 @@ async def test_a_claim_that_was_granted_is_granted_again(server: Running) -> Non
     again = await server.claim("a", claim_id="c" * 32)
     assert again == first
     assert (await server.chat(again)).status_code == 200
-    assert server.service.episodes.open_count == 1
+    assert len(server.service.episodes.open) == 1
     # It holds one of the two places of its task.
     await server.claim("a", claim_id="d" * 32)
     await server.end(first, 1.0)
@@ -119,7 +119,7 @@ async def test_two_of_the_same_claim_at_once_are_one_episode(server: Running) ->
     assert {answer.status_code for answer in answers} == {200}
     grants = [answer.json() for answer in answers]
     assert all(grant == grants[0] for grant in grants)
-    assert server.service.episodes.open_count == 1
+    assert len(server.service.episodes.open) == 1
     # The others hold no place.
     assert (await server.claim("a"))["episode_id"] != grants[0]["episode_id"]
 
@@ -144,7 +144,7 @@ async def test_an_episode_that_is_silent_loses_its_lease(server: Running) -> Non
     await server.roll()
     grant = await server.claim(lease_seconds=1.0)
     episodes = server.service.episodes
-    episodes._clock = lambda: time.monotonic() + 2.0
+    episodes.open._clock = lambda: time.monotonic() + 2.0
     await episodes.expire_leases()
     status = (await server.http.get(f"/v1/episodes/{grant['episode_id']}", headers=CLIENT)).json()
     assert status["state"] == "aborted"
@@ -157,7 +157,7 @@ async def test_an_episode_that_is_silent_loses_its_lease(server: Running) -> Non
 async def test_a_heartbeat_renews_the_lease(server: Running) -> None:
     await server.roll()
     grant = await server.claim(lease_seconds=100.0)
-    live = server.service.episodes._open[grant["episode_id"]]
+    live = server.service.episodes.open[grant["episode_id"]]
     live.seen_at -= 50.0
     status = await server.http.post(f"/v1/episodes/{grant['episode_id']}/heartbeat", headers=CLIENT)
     assert status.json()["lease_expires_in"] > 90
@@ -169,7 +169,7 @@ async def test_ending_an_episode_stops_its_running_calls(servers: ServerFactory)
             await server.roll(engine={"hangs_at": 1})
             grant = await server.claim()
             call = asyncio.create_task(server.chat(grant))
-            live = server.service.episodes._open[grant["episode_id"]]
+            live = server.service.episodes.open[grant["episode_id"]]
             while not live.calls_running:
                 await asyncio.sleep(0)
             assert (await server.end(grant, 1.0)).status_code == 200
@@ -371,7 +371,7 @@ async def test_the_order_of_calls_outlives_a_gap_in_it(servers: ServerFactory) -
         grant = await server.claim("a")
         await server.chat(grant, "one")
         # What a call leaves behind whose write failed.
-        server.service.episodes._open[grant["episode_id"]].session.take_index()
+        server.service.episodes.open[grant["episode_id"]].session.take_index()
         await server.chat(grant, "two")
     async with servers.running() as server:
         await server.service.board.wait_until(lambda: server.service.board.rolling)

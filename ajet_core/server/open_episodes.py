@@ -1,0 +1,170 @@
+"""The episodes that may make calls, and until when: by their leases, and by the heartbeats that were promised."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ajet_core.interfaces import EpisodeRecord
+from ajet_core.server.dialects.chat import Session
+from ajet_core.server.leases import LeaseWatch
+
+BEATS_MISSED = 3.0
+# A new episode may have a shorter lease than those that were there at the last look.
+_LOOK_SECONDS = 0.25
+
+
+@dataclass(slots=True)
+class OpenEpisode:
+    """An episode that may make calls.
+
+    :ivar calls_running: tasks of calls being answered; they hold the lease and are cancelled when the
+        episode is closed.
+    :ivar seen_at: clock time of the last sign of life, with which the lease begins anew.
+    :ivar called_at: clock time of the last model call, or of the claim.
+    :ivar silent: its client has not kept its promise of heartbeats, and its place is given away.
+    """
+
+    record: EpisodeRecord
+    session: Session
+    seen_at: float
+    called_at: float
+    silent: bool = False
+    calls_running: set[asyncio.Task[Any]] = field(default_factory=set)
+    closing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def expires_at(self) -> float:
+        """Clock time at which the lease runs out unless it is renewed."""
+        return self.seen_at + self.record.lease_seconds
+
+    @property
+    def silent_at(self) -> float | None:
+        """Clock time at which a promise of heartbeats is broken; None if there is none."""
+        promised = self.record.heartbeat_seconds
+        return None if promised is None else self.seen_at + BEATS_MISSED * promised
+
+    async def cancel_calls(self) -> None:
+        """Stop calls in flight; what they sampled is recorded when this returns."""
+        running = list(self.calls_running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+class OpenEpisodes:
+    """Open episodes by id.
+
+    :param clock: seconds, monotonic.
+    :ivar moved_at: clock time of the last claim, call or removal.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._open: dict[str, OpenEpisode] = {}
+        self._leases = LeaseWatch()
+        self._silences = LeaseWatch()
+        self.moved_at = clock()
+
+    def __iter__(self) -> Iterator[OpenEpisode]:
+        return iter(list(self._open.values()))
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, episode_id: str) -> bool:
+        return episode_id in self._open
+
+    def __getitem__(self, episode_id: str) -> OpenEpisode:
+        return self._open[episode_id]
+
+    def get(self, episode_id: str) -> OpenEpisode | None:
+        """The open episode of an id, if it is one."""
+        return self._open.get(episode_id)
+
+    def opened(self, record: EpisodeRecord, session: Session) -> OpenEpisode:
+        """An episode whose lease begins now; `add` takes it up."""
+        now = self._clock()
+        return OpenEpisode(record, session, seen_at=now, called_at=now)
+
+    def add(self, episode: OpenEpisode) -> None:
+        """Watch over an episode."""
+        episode_id = episode.record.episode_id
+        self._open[episode_id] = episode
+        self.moved_at = episode.seen_at
+        self._leases.add(episode.expires_at, episode_id)
+        if (silent_at := episode.silent_at) is not None:
+            self._silences.add(silent_at, episode_id)
+
+    def remove(self, episode_id: str) -> None:
+        """An episode is over."""
+        del self._open[episode_id]
+        self.moved_at = self._clock()
+
+    def saw(self, episode: OpenEpisode) -> bool:
+        """Take notice of a sign of life: the lease begins anew.
+
+        :return: whether the episode was silent before.
+        """
+        episode.seen_at = self._clock()
+        was_silent = episode.silent
+        if was_silent:
+            episode.silent = False
+            self._silences.add(episode.silent_at or episode.seen_at, episode.record.episode_id)
+        return was_silent
+
+    def lease_left(self, episode: OpenEpisode) -> float:
+        """Seconds until the lease runs out."""
+        return max(0.0, episode.expires_at - self._clock())
+
+    @contextlib.contextmanager
+    def running_call(self, episode: OpenEpisode, task: asyncio.Task[Any]) -> Iterator[None]:
+        """While the context is open, `task` is one of the episode's calls."""
+        episode.calls_running.add(task)
+        self.moved_at = self._clock()
+        try:
+            yield
+        finally:
+            episode.calls_running.discard(task)
+            episode.called_at = self.moved_at = self._clock()
+
+    def expired(self) -> list[OpenEpisode]:
+        """Those whose leases have run out since the last look."""
+        return [self._open[i] for i in self._leases.expired(self._clock(), self._lease_end)]
+
+    def newly_silent(self) -> list[OpenEpisode]:
+        """Those whose clients have broken their promise since the last look; they are marked."""
+        silent = [
+            self._open[i] for i in self._silences.expired(self._clock(), self._silence_begins)
+        ]
+        for episode in silent:
+            episode.silent = True
+        return silent
+
+    def seconds_to_look(self) -> float:
+        """How long there is nothing to expire."""
+        now = self._clock()
+        looks = [look for watch in (self._leases, self._silences) if (look := watch.next_look())]
+        return min(_LOOK_SECONDS, max(0.05, min(looks) - now)) if looks else _LOOK_SECONDS
+
+    def _lease_end(self, episode_id: str) -> float | None:
+        """When a lease runs out, unless it is renewed; None if the episode is over."""
+        episode = self._open.get(episode_id)
+        if episode is None:
+            return None
+        if episode.calls_running:
+            # It is renewed when they are answered.
+            return self._clock() + episode.record.lease_seconds
+        return episode.expires_at
+
+    def _silence_begins(self, episode_id: str) -> float | None:
+        """When a client will have been silent for too long; None if the episode is over or known to be silent."""
+        episode = self._open.get(episode_id)
+        if episode is None or episode.silent:
+            return None
+        if episode.calls_running:
+            return self._clock() + BEATS_MISSED * (episode.record.heartbeat_seconds or 1.0)
+        return episode.silent_at
