@@ -34,14 +34,17 @@ async def engine(
     await engine.close()
 
 
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8")
+    return [int(child) for child in found.split()]
+
+
 def server_pid(engine: VllmEngine, number: int) -> int:
     """Of vLLM itself, below the guard."""
     launched = engine._replicas[number].launched
     assert launched is not None
     assert launched.process is not None
-    guard = launched.process.pid
-    children = Path(f"/proc/{guard}/task/{guard}/children").read_text(encoding="utf-8")
-    return int(children.split()[0])
+    return children(launched.process.pid)[0]
 
 
 async def all_up(engine: VllmEngine) -> None:
@@ -73,6 +76,7 @@ async def test_one_that_is_killed_in_the_middle_of_calls_and_again_while_it_boot
     assert engine._replicas[0].flights
     log = engine.context.run_dir / "logs" / "vllm-0.log"
     said = log.stat().st_size
+    others = set(children(os.getpid()))
     os.kill(server_pid(engine, 0), signal.SIGKILL)
     for prompt, answer in zip(prompts, await asyncio.gather(*tasks), strict=True):
         assert len(answer.ids) == 1500
@@ -80,12 +84,8 @@ async def test_one_that_is_killed_in_the_middle_of_calls_and_again_while_it_boot
     # The next one has begun to boot when it says something.
     while log.stat().st_size == said:
         await asyncio.sleep(0.05)
-    children = [
-        int(pid)
-        for guard in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-        for pid in Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
-    ]
-    (booting,) = set(children) - {server_pid(engine, 1)}
+    (guard,) = set(children(os.getpid())) - others
+    (booting,) = children(guard)
     os.kill(booting, signal.SIGKILL)
     await all_up(engine)
     assert engine._replicas[0].lives == 2
