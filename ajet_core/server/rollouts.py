@@ -101,6 +101,8 @@ class Rollouts:
         if self._episodes.builder is not None:
             self._episodes.builder.places.change(mixture)
         self._events.emit("mixture", {"what": "changed", "ratios": dict(mixture.ratios)})
+        # Who waits for a tag that is gone need not wait any longer.
+        self._episodes.freed()
 
     def episode_finished(self, record: EpisodeRecord) -> None:
         """Take notice of an episode's outcome."""

@@ -137,6 +137,28 @@ async def test_open_episodes_of_a_tag_that_is_removed_end_as_ever_and_are_not_tr
     assert half["episode_id"] in (await batches(server))[-1].episode_ids
 
 
+async def test_who_waits_for_a_tag_that_is_removed_is_sent_away(server: Running) -> None:
+    await server.roll(mixture=all_of("x"))
+    first = [await server.claim("first", tag="x") for _ in range(2)]
+    await task(server, "second", "x")
+    waiting = asyncio.create_task(
+        server.http.post(
+            "/v1/episodes",
+            headers=CLIENT,
+            json={"task_id": "third", "tag": "x", "wait_seconds": 60.0},
+        )
+    )
+    while not server.service.claims.waiting_count:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await put(server, all_of("y"))
+    # The batch that is being filled may still have a place for it.
+    assert not waiting.done()
+    for reward, grant in enumerate(first):
+        await server.chat(grant)
+        assert (await server.end(grant, float(reward))).status_code == 200
+    assert "no tag 'x'" in error_of(await waiting)["message"]
+
+
 async def test_a_change_while_a_step_is_trained_holds_from_the_batch_after_the_next(
     server: Running,
 ) -> None:
