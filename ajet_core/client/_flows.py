@@ -406,15 +406,7 @@ class Flows:
         wait = min(MAX_START_WAIT, max(0.0, wait_seconds))
         body = build(StartRequest, "start_engine", wait_seconds=wait)
         call = Call("POST", "/v1/run/start", RunStatus, body, read_timeout=wait + READ_TIMEOUT)
-        try:
-            return (yield from self.perform(call)).state
-        except StateError as error:
-            # Already started: by another client, by the server itself after a restart, or by a request
-            # of ours whose answer was lost.
-            status = yield from self.server_status()
-            if error.status != StateError.status or status.state is ServerState.OFFLINE:
-                raise
-            return status.state
+        return (yield from self.perform(call)).state
 
     def stop(self, timeout: float) -> Flow[RunStatus]:
         """Stop the run; once it is stopped a repeat gives the same answer."""

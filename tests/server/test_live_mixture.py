@@ -148,7 +148,7 @@ async def test_who_waits_for_a_tag_that_is_removed_is_sent_away(server: Running)
             json={"task_id": "third", "tag": "x", "wait_seconds": 60.0},
         )
     )
-    while not server.service.claims.waiting_count:  # noqa: ASYNC110
+    while not server.service.claims.waiting_count:
         await asyncio.sleep(0)
     await put(server, all_of("y"))
     # The batch that is being filled may still have a place for it.
