@@ -113,7 +113,7 @@ async def test_parts_keep_their_leases_while_another_one_waits_for_a_place(
         )
 
     running = asyncio.create_task(with_swarm(kind, two, work))
-    executor = two["executor"].service.episodes
+    executor = two["executor"].service.episodes.open
     beats = 0
     seen = None
     # Several leases long, by what the server sees of the client and by no clock of ours.
