@@ -130,14 +130,16 @@ def check_installed(core: Path, plugins: list[Path], directory: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    """Build and check all packages in `directory`."""
-    shutil.rmtree(directory / "dist", ignore_errors=True)
+    """Build and check all packages in `directory`; their wheels are left in its directory ``wheels``."""
+    for name in ("dist", "wheels"):
+        shutil.rmtree(directory / name, ignore_errors=True)
+    (directory / "wheels").mkdir()
     wheels = []
     for project in PROJECTS:
         wheel = build(project, directory)
         check_contents(project, wheel)
         print(f"built {wheel.name} ({wheel.stat().st_size // 1024} KiB)")
-        wheels.append(wheel)
+        wheels.append(wheel.replace(directory / "wheels" / wheel.name))
     check_installed(wheels[0], wheels[1:], directory)
     print("wheels are fine")
 
