@@ -27,6 +27,7 @@ from ajet_core.served.http import ServerGoneError
 from ajet_core.served.replica import Launched, Replica
 from ajet_core.served.routing import Router
 from ajet_core.served.totals import BusyClock
+from ajet_core.served.watch import SilenceWatch
 
 _log = logging.getLogger("ajet.served")
 
@@ -63,6 +64,9 @@ class ServedEngine(Engine):
         # Held while weights change, and while a new server is given the latest.
         self._weights = asyncio.Lock()
         self._restoring: dict[Replica, asyncio.Task[None]] = {}
+        self._watch: asyncio.Task[None] | None = None
+        # How often requests were ended on purpose.
+        self._halts = 0
         self._requests = self._active = 0
         self._busy = BusyClock()
 
@@ -109,6 +113,7 @@ class ServedEngine(Engine):
                     f"a server of {self.name} was lost at its start: {first}"
                 ) from first
             raise first from None
+        self._watch = asyncio.create_task(SilenceWatch(self._replicas, self._lose).run())
         assert self._info is not None, "the servers said so"
         return self._info
 
@@ -135,7 +140,7 @@ class ServedEngine(Engine):
                     yield GenerateChunk([], [], self._policy_version, "abort")
                     return
                 chosen = self._choose(request.prompt_ids + sampled)
-                flight = self._begin(chosen, _rest(request, sampled, limit))
+                flight, halts = self._begin(chosen, _rest(request, sampled, limit)), self._halts
                 try:
                     async for piece in flight.pieces():
                         sampled += piece.token_ids
@@ -148,6 +153,12 @@ class ServedEngine(Engine):
                         )
                         if piece.finish_reason is not None:
                             return
+                    if not (flight.heard or self._halts > halts or self._closed):
+                        # To ask again and again would be to wait for ever.
+                        raise EngineError(
+                            f"server {chosen.number} of {self.name} ended a request that had no token yet, and gave no "
+                            "reason"
+                        )
                 except ServerGoneError as error:
                     lost += 1
                     if not await chosen.healthy():
@@ -265,9 +276,10 @@ class ServedEngine(Engine):
         """End all servers that were started; closing twice is harmless."""
         self._closed = True
         self._refresh()
-        for task in self._restoring.values():
+        helpers = [*self._restoring.values(), *([self._watch] if self._watch else [])]
+        for task in helpers:
             task.cancel()
-        await asyncio.gather(*self._restoring.values(), return_exceptions=True)
+        await asyncio.gather(*helpers, return_exceptions=True)
         flights = [flight for one in self._replicas for flight in one.flights]
         await asyncio.gather(*(flight.end() for flight in flights))
         for one in self._replicas:
@@ -308,7 +320,7 @@ class ServedEngine(Engine):
         return flight
 
     def _end(self, one: Replica, flight: Flight) -> None:
-        one.flights.discard(flight)
+        one.forget(flight)
         self._router.end(one.number)
         self._busy.end()
 
@@ -374,6 +386,7 @@ class ServedEngine(Engine):
 
     async def _halt(self, replicas: Iterable[Replica]) -> None:
         """Let nothing be sampled any more; what was sampled is read."""
+        self._halts += 1
 
         async def halt(one: Replica) -> None:
             await self._asked(one, one.server.halt())

@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
-from ajet_core.errors import AjetError
 from ajet_core.served.api import Piece
-from ajet_core.served.http import ServerGoneError
 
 
 class Flight:
@@ -19,24 +17,30 @@ class Flight:
 
     :param pieces: what `ajet_core.served.api.ModelServer.sample` gave.
     :ivar policy_version: version of the weights that all its tokens are sampled by.
+    :ivar heard: pieces that have come from the server.
     """
 
     def __init__(self, pieces: AsyncIterator[Piece], policy_version: int) -> None:
         self.policy_version = policy_version
-        self._begun = False
-        self._queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+        self.heard = 0
+        self._queue: asyncio.Queue[Piece | None] = asyncio.Queue()
         self._task = asyncio.create_task(self._read(pieces))
+        self._task.add_done_callback(_seen)
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """All of them; it ends without a finish reason if the flight was interrupted."""
+        """All of them; it ends without a finish reason if the flight was interrupted.
+
+        Whatever the server's `sample` raises is raised here.
+        """
         while (item := await self._queue.get()) is not None:
-            if isinstance(item, Exception):
-                raise item
             yield item
+        await self.over()
+        if not self._task.cancelled() and (error := self._task.exception()) is not None:
+            raise error
 
     def drop_unless_begun(self) -> None:
         """Give it up if it has no token yet."""
-        if not self._begun:
+        if not self.heard:
             self._task.cancel()
 
     async def over(self) -> None:
@@ -50,13 +54,16 @@ class Flight:
 
     async def _read(self, pieces: AsyncIterator[Piece]) -> None:
         assert isinstance(pieces, AsyncGenerator), "closing it is what cancels the request"
-        end: Exception | None = None
         try:
             async with aclosing(pieces):
                 async for piece in pieces:
-                    self._begun = True
+                    self.heard += 1
                     self._queue.put_nowait(piece)
-        except (AjetError, ServerGoneError) as error:
-            end = error
         finally:
-            self._queue.put_nowait(end)
+            self._queue.put_nowait(None)
+
+
+def _seen(task: asyncio.Task[None]) -> None:
+    """An error of a request that nobody waits for any more is no news."""
+    if not task.cancelled():
+        task.exception()

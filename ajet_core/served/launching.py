@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from ajet_core.errors import ConfigError, EngineError
 from ajet_core.protocol.run import ModelConfig
@@ -126,6 +127,12 @@ def dtype_of(model: ModelConfig) -> str:
     """That of the files if the run says ``auto``, of which servers would make bfloat16 if it is float32."""
     if model.dtype != "auto":
         return model.dtype
-    config = json.loads(Path(model.path, "config.json").read_text(encoding="utf-8"))
-    config = config.get("text_config", config)
+    config = model_config(model)
     return str(config.get("dtype") or config.get("torch_dtype") or "auto")
+
+
+def model_config(model: ModelConfig) -> dict[str, Any]:
+    """The ``config.json`` of the model, or the part of it that says how large its language model is."""
+    config = json.loads(Path(model.path, "config.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = config.get("text_config", config)
+    return found

@@ -53,6 +53,7 @@ class Replica:
     :ivar up: it may be sent requests.
     :ivar failure: why it was given up, "" if it was not.
     :ivar lives: how many servers there have been.
+    :ivar flights: its requests.
     """
 
     number: int
@@ -61,6 +62,7 @@ class Replica:
     failure: str = ""
     lives: int = 0
     flights: set[Flight] = field(default_factory=set)
+    _over: int = 0
     totals: ServerTotals = field(default_factory=ServerTotals)
 
     @property
@@ -68,6 +70,16 @@ class Replica:
         """The present server."""
         assert self.launched is not None, "a replica is asked only while it has a server"
         return self.launched.server
+
+    @property
+    def heard(self) -> int:
+        """Pieces that have come, and requests that have ended."""
+        return self._over + sum(flight.heard for flight in self.flights)
+
+    def forget(self, flight: Flight) -> None:
+        """A request is over."""
+        self.flights.discard(flight)
+        self._over += flight.heard + 1
 
     def take(self, launched: Launched, died: Callable[[str], None]) -> None:
         """Have a server; `died` is called with the last lines of its log when it ends by itself."""

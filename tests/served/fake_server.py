@@ -36,11 +36,15 @@ class FakeServer(ModelServer):
     """Samples one token in each turn of the event loop: the number of its weights.
 
     :ivar begins: requests sample nothing before it is set.
+    :ivar hangs: it samples nothing more, and says that it is not well.
+    :ivar refuses: it ends requests before their first token.
     :ivar loads: what to do at the next loads: ``""`` takes the weights, ``"refuse"``, ``"die"``.
     """
 
     weights: int = 0
     dead: bool = False
+    hangs: bool = False
+    refuses: bool = False
     halted: bool = False
     running: int = 0
     sampled: int = 0
@@ -48,12 +52,13 @@ class FakeServer(ModelServer):
     loads: list[str] = field(default_factory=list)
     closed: bool = False
     begins: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.begins.set()
 
     async def healthy(self) -> bool:
-        return not self.dead
+        return not (self.dead or self.hangs)
 
     async def prepare(self) -> EngineInfo:
         self.check()
@@ -67,8 +72,11 @@ class FakeServer(ModelServer):
             for left in range(request.sampling.max_tokens, 0, -1):
                 await asyncio.sleep(0)
                 self.check()
-                if self.halted:
+                if self.halted or self.refuses:
                     return
+                if self.hangs:
+                    await self.ended.wait()
+                    self.check()
                 self.sampled += 1
                 yield Piece([self.weights], [-1.0], "length" if left == 1 else None)
         finally:
@@ -77,6 +85,9 @@ class FakeServer(ModelServer):
     async def halt(self) -> None:
         self.check()
         self.halted = True
+        if self.hangs:
+            await self.ended.wait()
+            self.check()
         await asyncio.sleep(0)
 
     async def go_on(self) -> None:
@@ -106,6 +117,9 @@ class FakeServer(ModelServer):
 
     async def close(self) -> None:
         self.closed = True
+        if self.hangs:
+            self.dead = True
+            self.ended.set()
 
     def check(self) -> None:
         if self.dead:

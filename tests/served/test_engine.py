@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from itertools import groupby
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import WeightUpdate
 from ajet_core.protocol.run import ModelConfig
+from ajet_core.served import Piece
 from ajet_core.testing.engine_suite import ask, make_request, until
-from tests.served.fake_server import FakeEngine, started
+from tests.served.fake_server import FakeEngine, FakeServer, started
 
 
 def update(version: int) -> WeightUpdate:
@@ -147,6 +149,77 @@ async def test_one_that_refuses_what_another_has_taken_is_replaced(tmp_path: Pat
     await engine.update_weights(update(7))
     answers = await asyncio.gather(*(ask(engine, [i]) for i in range(8)))
     assert {token for answer in answers for token in answer.ids} == {7}
+    await engine.close()
+
+
+@pytest.mark.parametrize("updating", [False, True])
+async def test_a_server_that_hangs_is_noticed_told_of_and_replaced(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    updating: bool,
+) -> None:
+    monkeypatch.setattr("ajet_core.served.watch.LOOK_SECONDS", 0.0)
+    engine = await started(tmp_path)
+    tasks = await running(engine, 3)
+    engine.servers[0].hangs = True
+    if updating:
+        # It does not answer this either.
+        await engine.update_weights(update(7))
+    for answer in await asyncio.gather(*tasks):
+        assert len(answer.ids) == 60
+        assert set(answer.versions) <= {0, 7}
+    assert len(engine.servers) == 2
+    assert "server 0 of fake is replaced: it has sent nothing for its 3 requests" in caplog.text
+    await engine.close()
+
+
+async def test_a_server_that_is_slow_and_well_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ajet_core.served.watch.LOOK_SECONDS", 0.0)
+    engine = await started(tmp_path)
+    server = engine.servers[0]
+    server.begins.clear()
+    asked = 0
+
+    async def healthy() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 20:
+            server.begins.set()
+        return True
+
+    monkeypatch.setattr(FakeServer, "healthy", lambda _: healthy())
+    assert len((await ask(engine, [1])).ids) == 8
+    assert asked >= 20
+    assert engine.servers == [server]
+    await engine.close()
+
+
+async def test_a_request_that_a_server_ends_without_a_token_is_not_asked_for_ever(
+    tmp_path: Path,
+) -> None:
+    engine = await started(tmp_path)
+    engine.servers[0].refuses = True
+    with pytest.raises(EngineError, match="ended a request that had no token yet"):
+        await ask(engine, [1])
+    engine.servers[0].refuses = False
+    assert len((await ask(engine, [1])).ids) == 8
+    await engine.close()
+
+
+async def test_an_answer_that_is_not_understood_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nonsense(_: FakeServer, __: object) -> AsyncIterator[Piece]:
+        yield Piece([1], [0.0])
+        raise KeyError("logprobs")
+
+    engine = await started(tmp_path)
+    monkeypatch.setattr(FakeServer, "sample", nonsense)
+    with pytest.raises(KeyError, match="logprobs"):
+        await ask(engine, [1])
     await engine.close()
 
 

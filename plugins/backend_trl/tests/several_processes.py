@@ -25,6 +25,7 @@ def main() -> None:
         minibatches=2,
         epochs=2,
         kl_coef=0.1,
+        entropy_coef=0.05,
         token_budget=100,
         importance="truncated",
         aggregation="episode_mean" if mode == "lora" else "token_mean",

@@ -36,18 +36,18 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("aggregation", "minibatches", "rows", "budget"),
+    ("aggregation", "minibatches", "rows", "budget", "terms"),
     [
-        ("token_mean", 1, 1, None),
-        ("token_mean", 2, 2, 50),
-        ("call_mean", 1, 1, 50),
-        ("episode_mean", 1, 2, None),
-        ("episode_mean", 2, 1, 90),
-        ("episode_sum", 1, 2, 50),
+        ("token_mean", 1, 1, None, {}),
+        ("token_mean", 2, 2, 50, {"kl_coef": 0.3, "entropy_coef": 0.1}),
+        ("call_mean", 1, 1, 50, {"kl_coef": 0.3}),
+        ("episode_mean", 1, 2, None, {"entropy_coef": 0.1}),
+        ("episode_mean", 2, 1, 90, {"kl_coef": 0.3, "entropy_coef": 0.1}),
+        ("episode_sum", 1, 2, 50, {"kl_coef": 0.3, "entropy_coef": 0.1}),
     ],
 )
 def test_a_step_is_that_of_the_trainer_torch(
-    aggregation, minibatches, rows, budget, models, tmp_path
+    aggregation, minibatches, rows, budget, terms, models, tmp_path
 ):
     """Loss, gradient norm, logprobs and where the weights go; for any way of cutting the batch up."""
     algorithm = AlgorithmConfig(
@@ -61,6 +61,8 @@ def test_a_step_is_that_of_the_trainer_torch(
         adam_betas=(0.8, 0.95),
         max_grad_norm=0.5,
         token_budget=budget,
+        epochs=2 if terms else 1,
+        **terms,
     )
     path = models()
     b = batch(
@@ -78,7 +80,8 @@ def test_a_step_is_that_of_the_trainer_torch(
         reports = [trainer.step(b)]
         found.append((reports[0], moved(before, weights(trainer))))
     (ours, our_way), (theirs, their_way) = found
-    for name in ("loss", "grad_norm", "ratio_mean", "learning_rate", "logprob_gap"):
+    measured = ["loss", "grad_norm", "ratio_mean", "learning_rate", "logprob_gap"]
+    for name in [*measured, "kl"] if "kl_coef" in terms else measured:
         assert ours.metrics[name] == pytest.approx(theirs.metrics[name], rel=1e-4, abs=1e-7), name
     assert ours.tokens_trained == theirs.tokens_trained
     assert ours.sequences == theirs.sequences
@@ -270,7 +273,7 @@ def test_padding_is_no_part_of_what_is_measured(models, tmp_path):
     b = favouring(load(models()), 1)
     rows = rows_of(b)
     assert {len(row.completion) for row in rows} == {1}
-    share = Share(0, {0: 1.0})
+    share = Share(0, {0: 1.0}, {0: 1.0})
     part = micro_batch(rows, [share], 2, torch.device("cpu"))
     assert part.mask.tolist() == [[1, 0], [0, 0]]
     report = make(models(), tmp_path, AlgorithmConfig(kl_coef=0.1)).step(b)

@@ -40,13 +40,13 @@ def test_two_processes_train_as_one_does(mode, models, tmp_path):
         assert mine["metrics"].keys() == other["metrics"].keys()
         for name, value in mine["metrics"].items():
             # A clipped fraction jumps by a token.
-            tolerance = {"abs": 0.03} if name == "clip_fraction" else {"rel": 1e-2, "abs": 1e-4}
+            tolerance = {"abs": 0.03} if name == "clip_fraction" else {"rel": 1e-3, "abs": 1e-5}
             assert value == pytest.approx(other["metrics"][name], **tolerance), name
         for logprobs, others in zip(mine["logprobs"], other["logprobs"], strict=True):
-            assert logprobs == pytest.approx(others, abs=1e-2)
+            assert logprobs == pytest.approx(others, abs=1e-3)
     weights = [load(str(tmp_path / str(count) / "export")).state_dict() for count in (1, 2)]
     for name, tensor in weights[0].items():
-        assert torch.allclose(tensor, weights[1][name], atol=1e-3), name
+        assert torch.allclose(tensor, weights[1][name], atol=1e-4), name
 
 
 def test_the_death_of_a_process_loses_the_weights_and_is_told(models, tmp_path):

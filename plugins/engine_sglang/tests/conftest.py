@@ -12,12 +12,14 @@ import pytest
 import pytest_asyncio
 import torch
 from ajet_engine_sglang.engine import SglangEngine
+from ajet_engine_sglang.server import RESERVED, SglangServer
 from ajet_engine_sglang.settings import SglangEngineSettings
 from transformers import AutoModelForCausalLM, Qwen2Config
 from transformers.utils import logging as hf_logging
 
 from ajet_core.interfaces import ModelServers, WorkerContext
 from ajet_core.protocol.run import ModelConfig
+from ajet_core.testing.engine_suite import Answer
 
 torch.set_num_threads(1)
 hf_logging.disable_progress_bar()
@@ -48,7 +50,7 @@ def write_model(path: Path, seed: int, **sizes: object) -> str:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": CONTEXT + RESERVED,
         "initializer_range": 0.1,
         "tie_word_embeddings": True,
         "bos_token_id": None,
@@ -77,6 +79,22 @@ class Models:
         return found
 
 
+def servers_of(engine: SglangEngine) -> ModelServers:
+    """The engine's server, as an operator would name it."""
+    server = engine._replicas[0].server
+    assert isinstance(server, SglangServer)
+    http = server._http._http
+    key = http.headers["authorization"].removeprefix("Bearer ")
+    return ModelServers(urls=(str(http.base_url),), api_key=key)
+
+
+def assert_exact(models: Models, which: int, prompt: list[int], answer: Answer) -> None:
+    """Its logprobs are those of the weights."""
+    rows = models.logprobs(which, prompt + answer.ids)[len(prompt) - 1 :]
+    for token, logprob, row in zip(answer.ids, answer.logprobs, rows, strict=True):
+        assert abs(logprob - row[token]) <= 1e-4
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     root = tmp_path_factory.mktemp("models")
@@ -96,6 +114,11 @@ def python() -> str:
     return str(PYTHON)
 
 
+def model_config(path: str) -> ModelConfig:
+    """As the files are, with the whole of the context."""
+    return ModelConfig(path=path, dtype="float32", max_context=CONTEXT)
+
+
 def make_engine(run_dir: Path, servers: ModelServers, **settings: object) -> SglangEngine:
     """An engine that is not started yet."""
     options = SglangEngineSettings.model_validate({**SETTINGS, **settings})
@@ -108,6 +131,6 @@ async def shared_engine(
 ) -> AsyncIterator[SglangEngine]:
     """One server."""
     engine = make_engine(tmp_path_factory.mktemp("run"), ModelServers(python=python))
-    await engine.start(ModelConfig(path=models.paths[0], dtype="float32"))
+    await engine.start(model_config(models.paths[0]))
     yield engine
     await engine.close()

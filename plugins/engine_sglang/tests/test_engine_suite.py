@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import pytest
 import pytest_asyncio
 from ajet_engine_sglang import hooks
 from ajet_engine_sglang.engine import SglangEngine
-from conftest import CONTEXT, VOCAB, Models
+from conftest import CONTEXT, VOCAB, Models, make_engine, model_config, servers_of
 
 from ajet_core.interfaces import Engine, WeightUpdate
 from ajet_core.testing.engine_suite import EngineSuite
@@ -20,8 +23,7 @@ pytestmark = [
 
 class TestSglangEngine(EngineSuite):
     capabilities = hooks.ajet_register_engines()[0].capabilities
-    # SGLang leaves the last tokens of the context unused.
-    vocab_size, max_context = VOCAB, CONTEXT - 5
+    vocab_size, max_context = VOCAB, CONTEXT
 
     @pytest.fixture(autouse=True)
     def _models(self, models: Models) -> None:
@@ -30,6 +32,16 @@ class TestSglangEngine(EngineSuite):
     @pytest_asyncio.fixture(loop_scope="session")
     async def engine(self, shared_engine: SglangEngine) -> Engine:
         return shared_engine
+
+    @pytest_asyncio.fixture(loop_scope="session")
+    async def own_engine(
+        self, shared_engine: SglangEngine, tmp_path: Path
+    ) -> AsyncIterator[Engine]:
+        """Its server is the other's."""
+        engine = make_engine(tmp_path, servers_of(shared_engine))
+        await engine.start(model_config(self.models.paths[0]))
+        yield engine
+        await engine.close()
 
     def update(self, which: int, policy_version: int) -> WeightUpdate:
         return WeightUpdate("safetensors_dir", policy_version, self.models.paths[which])

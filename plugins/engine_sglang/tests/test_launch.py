@@ -1,25 +1,29 @@
-"""How servers are started, without starting any."""
+"""How servers are started, without starting any that would serve."""
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 from ajet_engine_sglang.launch import DENIED, LaunchPlan
 from ajet_engine_sglang.settings import SglangEngineSettings
+from conftest import make_engine, write_model
 from pydantic import ValidationError
 
-from ajet_core.errors import ConfigError
+from ajet_core.errors import ConfigError, EngineError
+from ajet_core.interfaces import ModelServers
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served.launching import check_arguments
 
 
-def plan(*, cpu: bool, **options: object) -> LaunchPlan:
+def plan(*, cpu: bool, model: ModelConfig | None = None, **options: object) -> LaunchPlan:
     return LaunchPlan(
         python=sys.executable,
         options=SglangEngineSettings.model_validate(options),
         arguments=("--chunked-prefill-size", "4096"),
-        model=ModelConfig(path="/models/tiny", dtype="bfloat16", max_context=4096),
+        model=model or ModelConfig(path="/models/tiny", dtype="bfloat16"),
         port=8999,
         cpu=cpu,
         seed=1,
@@ -32,13 +36,24 @@ def test_the_command_says_what_the_settings_say() -> None:
         f"{sys.executable} -m ajet_sglang_server --model-path /models/tiny",
         "--host 127.0.0.1 --port 8999",
         "--dtype bfloat16",
-        "--context-length 4096",
         "--tp-size 2 --mem-fraction-static 0.85",
         "--chunked-prefill-size 4096",
     ):
         assert part in line
     assert "--device cpu" not in line
     assert "--device cpu" in " ".join(plan(cpu=True).command())
+
+
+@pytest.mark.parametrize(
+    ("limit", "asked", "told"), [(8192, 4096, 4102), (4098, 4096, 4098), (4096, 4096, 4096)]
+)
+def test_the_context_is_told_with_what_sglang_leaves_unused(
+    tmp_path: Path, limit: int, asked: int, told: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": limit}))
+    model = ModelConfig(path=str(tmp_path), dtype="float32", max_context=asked)
+    command = plan(cpu=True, model=model).command()
+    assert command[command.index("--context-length") + 1] == str(told)
 
 
 def test_the_key_is_not_in_the_command_line() -> None:
@@ -59,3 +74,40 @@ def test_arguments_that_undo_what_is_needed_are_refused(argument: str) -> None:
 def test_a_run_does_not_choose_what_is_executed_or_who_is_asked(key: str) -> None:
     with pytest.raises(ValidationError):
         SglangEngineSettings.model_validate({key: "/bin/sh"})
+
+
+@pytest.mark.sglang
+@pytest.mark.timeout(600)
+async def test_a_model_that_does_not_fit_is_told_with_what_to_set(
+    python: str, tmp_path: Path
+) -> None:
+    path = Path(write_model(tmp_path / "model", 0))
+    config = json.loads((path / "config.json").read_text())
+    config["intermediate_size"] = 10**11
+    (path / "config.json").write_text(json.dumps(config))
+    engine = make_engine(tmp_path / "run", ModelServers(python=python))
+    with pytest.raises(EngineError, match=r"the model does not fit: set model\.max_context lower"):
+        await engine.start(ModelConfig(path=str(path), dtype="float32"))
+
+
+async def test_an_interpreter_without_sglang_is_told_with_what_mends_it(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, ModelServers(python=sys.executable))
+    with pytest.raises(EngineError, match=r"has no sglang: .*ajet env create sglang"):
+        await engine.start(ModelConfig(path="/models/tiny", dtype="float32"))
+
+
+def test_servers_get_no_setting_of_ours_and_no_module_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AJET_TOKEN", "secret")
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    found = plan(cpu=True, threads=2).environment(0, "key")
+    assert "AJET_TOKEN" not in found
+    assert Path(found["PYTHONPATH"], "ajet_sglang_server.py").is_file()
+    assert found["OMP_NUM_THREADS"] == "2"
+
+
+def test_replicas_get_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    two = plan(cpu=False, replicas=2, tensor_parallel_size=2)
+    assert [two.environment(n, "k")["CUDA_VISIBLE_DEVICES"] for n in (0, 1)] == ["4,5", "6,7"]
+    with pytest.raises(ConfigError, match="has 4"):
+        plan(cpu=False, replicas=3, tensor_parallel_size=2).environment(2, "k")

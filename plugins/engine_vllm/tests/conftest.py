@@ -21,7 +21,8 @@ torch.set_num_threads(1)
 hf_logging.disable_progress_bar()
 
 VOCAB = 96
-CONTEXT = 512
+# Long enough that a completion is not over before this process has its turn, however busy the machine is.
+CONTEXT = 2048
 PYTHON = Path(__file__).parents[3] / ".venvs" / "vllm" / "bin" / "python"
 MISSING = f"needs vLLM in {PYTHON}: ajet env create vllm"
 SETTINGS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ajet_engine_vllm.engine import VllmEngine
-from conftest import Models, make_engine
+from conftest import CONTEXT, Models, make_engine
 
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import ModelServers, WeightUpdate
@@ -55,7 +55,7 @@ async def test_it_is_given_weights_answers_and_is_left_running(
             assert abs(logprob - row[token]) <= 1e-4
         # Counters begin with the engine, not with the server.
         assert (await engine.stats()).sampled_tokens == 8
-        tasks = [asyncio.create_task(ask(engine, [i], max_tokens=400)) for i in range(3)]
+        tasks = [asyncio.create_task(ask(engine, [i], max_tokens=CONTEXT)) for i in range(3)]
         await until(engine, lambda stats: stats.sampled_tokens > 10)
         await engine.close()
         assert {answer.reason for answer in await asyncio.gather(*tasks)} == {"abort"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Self
 
 import torch
 from peft import PeftModel
@@ -15,12 +16,32 @@ from ajet_backend_trl.stepped import Stepped, Work, ticks
 from ajet_backend_trl.tensors import MicroBatch
 
 
+class WeighedBeta(float):
+    """`trl.GRPOTrainer.beta` that multiplies each token's KL divergence by a weight of its own, too.
+
+    :param weights: [R, C].
+    """
+
+    weights: torch.Tensor
+
+    def __new__(cls, beta: float, weights: torch.Tensor) -> Self:
+        found = super().__new__(cls, beta)
+        found.weights = weights
+        return found
+
+    def __mul__(self, divergence: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """[R, C] from a divergence [R, C]."""
+        return divergence * self.weights * float(self)
+
+
 class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
     """As `trl.GRPOTrainer`, one batch at a time. What TRL generates, rewards and normalises is in the batch.
 
     :param model: a causal LM.
     :param peft_config: adapters to add.
     """
+
+    beta: float
 
     def __init__(
         self,
@@ -30,6 +51,8 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         peft_config: Any = None,
     ) -> None:
         self._begin()
+        self._entropies: torch.Tensor | None = None
+        self._entropy_scale: torch.Tensor | None = None
         super().__init__(
             model=model,
             reward_funcs=_no_reward,
@@ -107,7 +130,7 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         work, part = self._present()
-        with self._temperatures_of(part):
+        with self._temperatures_of(part), self._weights_of(part):
             loss: torch.Tensor = super()._compute_loss(model, inputs)
         assert self._scored is not None, "TRL scores what it computes a loss of"
         work.tally.add(
@@ -120,22 +143,40 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
             work.tally.weigh(part, self._importance(work, part), work.importance_cap)
         return loss
 
+    @contextmanager
+    def _weights_of(self, part: MicroBatch) -> Iterator[None]:
+        """KL divergence and entropy weigh what the run asks for, not what a micro-batch would give them."""
+        beta = self.beta
+        self.beta = WeighedBeta(beta, part.scale) if beta else beta
+        # Whose entropies choose the tokens that are trained has to be shown them as they are.
+        chosen = self.top_entropy_quantile < 1.0
+        self._entropy_scale = part.entropy_scale if self.args.entropy_coef and not chosen else None
+        try:
+            yield
+        finally:
+            self.beta, self._entropy_scale = beta, None
+
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        self._scored = found[0].detach()
-        return found
+        logprobs, entropies, *rest = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._scored = logprobs.detach()
+        self._entropies = None if entropies is None else entropies.detach()
+        if self._entropy_scale is not None:
+            entropies = entropies * self._entropy_scale
+        return logprobs, entropies, *rest
 
     def _means(self) -> dict[str, float]:
         """What TRL measured of the micro-batch; it would keep it for logs that nobody writes."""
         measured = self._metrics["train"]
         names = {
-            "entropy": "entropy",
             "kl": "kl",
             "clip_ratio/region_mean": "clip_fraction",
             "cispo_clip_ratio": "clip_fraction",
         }
         found = {ours: measured[name][-1] for name, ours in names.items() if measured[name]}
         measured.clear()
+        _, part = self._present()
+        if self._entropies is not None and part.rows:
+            found["entropy"] = float(self._entropies[part.mask.bool()].mean())
         return found
 
 

@@ -5,8 +5,9 @@ A *row* is a sequence of the batch. Rows are dealt to minibatches as every train
 micro-batches on each process.
 
 TRL's losses weigh tokens by what is in a micro-batch. That is not what the run asks for as soon as rows are left out,
-micro-batches differ in size, or an episode has several rows; so advantages are multiplied by wanted over given
-weight. The surrogates are proportional to the advantage, so the policy term is exactly what was asked for.
+micro-batches differ in size, or an episode has several rows; so every term of a token is multiplied by wanted over given
+weight: the surrogate by its advantage, to which it is proportional, the KL divergence by its coefficient, and the entropy
+itself. So the loss does not depend on how many micro-batches or processes there are.
 """
 
 from __future__ import annotations
@@ -123,11 +124,13 @@ class Share:
     """A row in a micro-batch.
 
     :param row: index into `Plan.rows`.
-    :param scale: by call, what its advantages are multiplied by.
+    :param scale: by call, what its advantages and its KL divergence are multiplied by.
+    :param entropy: by call, what its entropies are multiplied by.
     """
 
     row: int
     scale: dict[int, float]
+    entropy: dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,11 +319,21 @@ def _minibatch(
     passes: list[list[list[Share]]] = [[] for _ in range(processes)]
     for place, part in enumerate(parts):
         shares = []
+        # TRL's bonus is the mean entropy of a micro-batch, whatever the loss.
+        entropy_given = 1.0 / max(1, count * sum(rows[number].sampled for number in part))
         for number in part:
             size = sizes[place // processes]
             given = objective.weight(rows[number].sampled, size * count, tokens)
-            scale = {span.call: wanted[number, span.call] / given for span in rows[number].spans}
-            shares.append(Share(number, scale))
+            calls = [span.call for span in rows[number].spans]
+            weights = {call: wanted[number, call] for call in calls}
+            entropy = weights if objective.follows else dict.fromkeys(calls, 1.0 / tokens)
+            shares.append(
+                Share(
+                    number,
+                    {call: weight / given for call, weight in weights.items()},
+                    {call: weight / entropy_given for call, weight in entropy.items()},
+                )
+            )
         passes[place % processes].append(shares)
     return Minibatch(tokens, passes, sizes)
 

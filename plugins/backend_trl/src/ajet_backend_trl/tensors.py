@@ -22,6 +22,7 @@ class MicroBatch:
     :param prompt_ids: [R, P] int64, as `prompt_mask`.
     :param completion_ids: [R, C] int64, as `completion_mask` and `mask`, which is 1 where a token is trained.
     :param behaviour: [R, C] float32, as `advantages`.
+    :param scale: [R, C] float32, of the KL divergence, as `entropy_scale` of the entropy; advantages have theirs.
     :param versions: [R, C] int64.
     :param inverse_temperature: [R, P + C] float32 of the token that each position predicts; None if all are 1.
     """
@@ -34,6 +35,8 @@ class MicroBatch:
     mask: torch.Tensor
     behaviour: torch.Tensor
     advantages: torch.Tensor
+    scale: torch.Tensor
+    entropy_scale: torch.Tensor
     versions: torch.Tensor
     inverse_temperature: torch.Tensor | None
 
@@ -75,7 +78,10 @@ def micro_batch(
     completions = [row.completion for row in chosen] + [[PAD]] * empty
     masks = [row.mask for row in chosen] + [[False]] * empty
     behaviour = [row.behaviour for row in chosen] + [[0.0]] * empty
-    advantages = [_scaled(rows[share.row], share) for share in shares] + [[0.0]] * empty
+    scale = [_by_token(rows[share.row], share.scale) for share in shares] + [[0.0]] * empty
+    entropy = [_by_token(rows[share.row], share.entropy) for share in shares] + [[0.0]] * empty
+    advantages = [row.advantages for row in chosen] + [[0.0]] * empty
+    scales = _right(scale, torch.float32, device)
     temperatures = [row.temperatures for row in chosen] + [[1.0]] * empty
     versions = [row.versions for row in chosen] + [[NO_VERSION]] * empty
     return MicroBatch(
@@ -86,18 +92,19 @@ def micro_batch(
         completion_mask=_right([[1] * len(ids) for ids in completions], torch.int64, device),
         mask=_right(masks, torch.int64, device),
         behaviour=_right(behaviour, torch.float32, device),
-        advantages=_right(advantages, torch.float32, device),
+        advantages=_right(advantages, torch.float32, device) * scales,
+        scale=scales,
+        entropy_scale=_right(entropy, torch.float32, device),
         versions=_right(versions, torch.int64, device, fill=NO_VERSION),
         inverse_temperature=_inverse_temperature(temperatures, max(map(len, prompts)), device),
     )
 
 
-def _scaled(row: Row, share: Share) -> list[float]:
-    found = list(row.advantages)
+def _by_token(row: Row, of_call: Mapping[int, float]) -> list[float]:
+    """[C]; 0 where nothing is trained."""
+    found = [0.0] * len(row.completion)
     for span in row.spans:
-        scale = share.scale[span.call]
-        for place in range(span.offset, span.offset + span.length):
-            found[place] *= scale
+        found[span.offset : span.offset + span.length] = [of_call[span.call]] * span.length
     return found
 
 

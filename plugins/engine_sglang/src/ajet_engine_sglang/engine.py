@@ -90,4 +90,4 @@ class SglangEngine(ServedEngine):
 
 
 def _server(address: Address, model: ModelConfig) -> SglangServer:
-    return SglangServer(HttpClient(address), Path(model.path))
+    return SglangServer(HttpClient(address), model)

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.served.launching import check_arguments, dtype_of, gpus_of, server_environment
+from ajet_core.served.launching import (
+    check_arguments,
+    dtype_of,
+    gpus_of,
+    model_config,
+    server_environment,
+)
+from ajet_engine_sglang.server import RESERVED
 from ajet_engine_sglang.settings import SglangEngineSettings
 
 IN_SERVER = Path(__file__).with_name("in_server")
@@ -59,7 +66,7 @@ class LaunchPlan:
         command += ["--grammar-backend", "none"]
         command += ["--max-running-requests", str(options.max_running_requests)]
         if model.max_context is not None:
-            command += ["--context-length", str(model.max_context)]
+            command += ["--context-length", str(_context(model, model.max_context))]
         if self.cpu:
             command += [*_ON_CPU.split(), "--max-total-tokens", str(options.kv_tokens)]
         else:
@@ -77,3 +84,9 @@ class LaunchPlan:
             each = options.tensor_parallel_size
             found["CUDA_VISIBLE_DEVICES"] = gpus_of(replica, options.replicas, each)
         return found
+
+
+def _context(model: ModelConfig, wanted: int) -> int:
+    """So much more than is wanted as SGLang leaves unused, unless the model has no more."""
+    limit = int(model_config(model)["max_position_embeddings"])
+    return max(wanted, min(wanted + RESERVED, limit))

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from ajet_core.errors import ContextLengthError, EngineError, RequestError
 from ajet_core.interfaces import EngineInfo, EngineStats, GenerateRequest, WeightUpdate
+from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import HttpClient, ModelServer, Piece, ServerGoneError, ServerRefusedError
+from ajet_core.served.launching import model_config
 
-# Of the context SGLang leaves so many tokens unused, whatever the prompt.
-_RESERVED = 5
+# Of its context SGLang leaves so many tokens unused, whatever the prompt.
+RESERVED = 6
+_HOW_TO_FIT = (
+    "set model.max_context lower, or give the server more room for keys and values: engine.settings.kv_tokens on a CPU, "
+    "engine.settings.memory_fraction on GPUs"
+)
 _LOAD = {"sglang:num_running_reqs": "running", "sglang:num_queue_reqs": "waiting"}
 
 
@@ -32,52 +38,76 @@ class _Counted:
 class SglangServer(ModelServer):
     """A server of SGLang 0.5.23 or later.
 
-    :param model: its directory.
+    :param model: its directory, and how long contexts may be.
     """
 
-    def __init__(self, http: HttpClient, model: Path) -> None:
+    def __init__(self, http: HttpClient, model: ModelConfig) -> None:
         self._http = http
         self._model = model
         self._counted = _Counted()
+        # One for each request that has sampled something and is not over.
+        self._begun: set[asyncio.Future[None]] = set()
 
     async def healthy(self) -> bool:
         """Whether it answers, and its scheduler lives."""
         return await self._http.answers("/health")
 
     async def prepare(self) -> EngineInfo:
-        """What it serves."""
+        """What it serves.
+
+        :raises EngineError: it was started in a way that this engine cannot use, or the model's context does not fit.
+        """
         served = json.loads(await self._get("/server_info"))
-        config = json.loads((self._model / "config.json").read_text(encoding="utf-8"))
-        config = config.get("text_config", config)
         if not served.get("incremental_streaming_output"):
             raise EngineError("start the SGLang server with --incremental-streaming-output")
-        limit = served.get("context_length") or config["max_position_embeddings"]
-        return EngineInfo(int(limit) - _RESERVED, int(config["vocab_size"]))
+        # It takes prompts that are shorter than this.
+        room = int(served["max_req_input_len"])
+        config = model_config(self._model)
+        wanted = self._model.max_context or room
+        if room < min(wanted, int(config["max_position_embeddings"]) - RESERVED):
+            raise EngineError(
+                f"the model does not fit: the SGLang server has room for {room} tokens of a prompt and its completion, "
+                f"and {wanted} are asked for; {_HOW_TO_FIT}"
+            )
+        return EngineInfo(min(wanted, room), int(config["vocab_size"]))
 
     async def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         """Sample one completion. Its logprobs are those before top-p and top-k."""
-        sampling = request.sampling
+        answer = _Answer(request)
         events = self._http.events("/generate", _body(request))
-        first = True
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             async with aclosing(events):  # type: ignore[type-var]
                 async for event in events:
                     if "error" in event:
                         error = event["error"]
                         raise ServerRefusedError(int(error["code"]), str(error["message"]))
-                    piece = _piece(event, sampling.stop_token_ids, sampling.top_logprobs)
-                    if first:
+                    piece = answer.piece(event)
+                    if over not in self._begun:
+                        self._begun.add(over)
                         self._counted.prompt_tokens += len(request.prompt_ids)
-                        self._counted.cached_tokens += int(event["meta_info"]["cached_tokens"])
-                        first = False
+                        # A request that was ended while it waited says nothing of it.
+                        self._counted.cached_tokens += int(
+                            event["meta_info"].get("cached_tokens", 0)
+                        )
                     self._counted.sampled_tokens += len(piece.token_ids)
                     if piece.token_ids or piece.finish_reason is not None:
                         yield piece
         except ServerRefusedError as error:
             raise _refusal(error) from error
+        finally:
+            self._begun.discard(over)
+            over.set_result(None)
 
     async def halt(self) -> None:
-        """End all requests; what they have sampled is sent."""
+        """End all requests; what they have sampled is sent.
+
+        SGLang's own pause looks once a second whether any are left. So they are ended first, which takes one forward
+        pass, and the pause is left with those that were on their way.
+        """
+        await self._ask("/abort_request", {"abort_all": True})
+        if self._begun:
+            await asyncio.wait(self._begun)
         await self._ask("/pause_generation", {"mode": "abort"})
 
     async def go_on(self) -> None:
@@ -148,6 +178,8 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
             "stop_token_ids": list(sampling.stop_token_ids),
+            # With it SGLang would stop at none of the request's either.
+            "ignore_eos": not sampling.stop_token_ids,
             "skip_special_tokens": False,
             "no_stop_trim": True,
         },
@@ -157,30 +189,55 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
     }
 
 
-def _piece(event: dict[str, Any], stops: tuple[int, ...], top: int) -> Piece:
-    meta = event["meta_info"]
-    rows = meta["output_token_logprobs"]
-    ids = [int(row[1]) for row in rows]
-    reason: Literal["stop", "length"] | None = None
-    match (meta["finish_reason"] or {}).get("type"):
-        case "length":
-            reason = "length"
-        # At the model's own end token too, which is none of the request's: it goes on then, as after a halt.
-        case "stop" if ids and ids[-1] in stops:
-            reason = "stop"
-    found = None
-    if top:
-        found = [
-            [(int(token), float(logprob)) for logprob, token, *_ in row]
-            for row in meta["output_top_logprobs"]
-        ]
-    return Piece(ids, [float(row[0]) for row in rows], reason, found)
+class _Answer:
+    """Reads the events of one request."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self._stops = request.sampling.stop_token_ids
+        self._top = request.sampling.top_logprobs
+        self._seen = 0
+
+    def piece(self, event: dict[str, Any]) -> Piece:
+        """What is new.
+
+        :raises ServerRefusedError: it could not be computed. SGLang says so as it says that it was told to end it, but with
+            the status of an error.
+        """
+        meta = event["meta_info"]
+        reason = meta["finish_reason"] or {}
+        if reason.get("type") == "abort" and reason.get("status_code"):
+            raise ServerRefusedError(int(reason["status_code"]), str(reason.get("message")))
+        # Of a request that was ended while it waited for room, all is told once more.
+        fresh = int(meta["completion_tokens"]) - self._seen
+        self._seen += fresh
+        rows = meta.get("output_token_logprobs") or []
+        if fresh > len(rows):
+            raise EngineError(f"SGLang told {len(rows)} logprobs of {fresh} tokens")
+        rows = rows[len(rows) - fresh :]
+        ids = [int(row[1]) for row in rows]
+        found = None
+        if self._top:
+            tops = meta.get("output_top_logprobs") or []
+            found = [
+                [(int(token), float(logprob)) for logprob, token, *_ in row]
+                for row in tops[len(tops) - fresh :]
+            ]
+        return Piece(ids, [float(row[0]) for row in rows], self._reason(reason, ids), found)
+
+    def _reason(self, reason: dict[str, Any], ids: list[int]) -> Literal["stop", "length"] | None:
+        match reason.get("type"):
+            case "length":
+                return "length"
+            # At the model's own end token too, which is none of the request's: it goes on then, as after a halt.
+            case "stop" if ids and ids[-1] in self._stops:
+                return "stop"
+        return None
 
 
 def _refusal(error: ServerRefusedError) -> Exception:
     """What a refusal of a request means. A failure of the server is one, until somebody has looked at it."""
     if error.status >= 500:
         return ServerGoneError(str(error))
-    if "context length" in error.message:
+    if "context length" in error.message or "maximum allowed length" in error.message:
         return ContextLengthError(error.message, param="prompt_ids")
     return RequestError(f"SGLang refused the request: {error.message}")

@@ -96,7 +96,7 @@ class VllmEngine(ServedEngine):
         return Path(self._sockets.name)
 
     def _server(self, address: Address, model: ModelConfig) -> VllmServer:
-        return VllmServer(HttpClient(address), Path(model.path), self._options.chunk_tokens)
+        return VllmServer(HttpClient(address), model, self._options.chunk_tokens)
 
     async def check_update(self, update: WeightUpdate) -> None:
         """Compare the directory with the model's: a server that is told to load what does not fit dies of it."""

@@ -19,7 +19,9 @@ from ajet_core.interfaces import (
     SamplingParams,
     WeightUpdate,
 )
+from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import HttpClient, ModelServer, Piece, ServerGoneError, ServerRefusedError
+from ajet_core.served.launching import model_config
 
 SERVED_NAME = "agentjet"
 WORKER_EXTENSION = "ajet_vllm_worker.WorkerExtension"
@@ -49,11 +51,11 @@ _TOLERANCE = 0.05
 class VllmServer(ModelServer):
     """A server of vLLM 0.32 or later.
 
-    :param model: its directory.
+    :param model: that it serves.
     :param chunk_tokens: tokens of a chunk of a streamed answer.
     """
 
-    def __init__(self, http: HttpClient, model: Path, chunk_tokens: int) -> None:
+    def __init__(self, http: HttpClient, model: ModelConfig, chunk_tokens: int) -> None:
         self._http = http
         self._model = model
         self._chunk_tokens = chunk_tokens
@@ -71,9 +73,8 @@ class VllmServer(ModelServer):
         (served,) = json.loads(await self._get("/v1/models"))["data"][:1]
         if served["id"] != SERVED_NAME:
             raise EngineError(f"the vLLM server is not made for agentjet: {HOW_TO_START}")
-        config = json.loads((self._model / "config.json").read_text(encoding="utf-8"))
-        config = config.get("text_config", config)
-        info = EngineInfo(int(served["max_model_len"]), int(config["vocab_size"]))
+        vocabulary = int(model_config(self._model)["vocab_size"])
+        info = EngineInfo(int(served["max_model_len"]), vocabulary)
         try:
             await self._http.post("/resume")
         except ServerRefusedError as error:

@@ -1,0 +1,71 @@
+"""A server that runs already, reached at a URL."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from ajet_engine_sglang.engine import SglangEngine
+from conftest import CONTEXT, Models, assert_exact, make_engine, model_config, servers_of
+
+from ajet_core.errors import EngineError
+from ajet_core.interfaces import ModelServers, WeightUpdate
+from ajet_core.protocol.run import ModelConfig
+from ajet_core.testing.engine_suite import ask, until
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(900),
+]
+
+
+async def test_it_is_given_weights_answers_and_is_left_running(
+    shared_engine: SglangEngine, models: Models, tmp_path: Path
+) -> None:
+    await shared_engine.update_weights(WeightUpdate("safetensors_dir", 10**6, models.paths[1]))
+    engine = make_engine(tmp_path, servers_of(shared_engine))
+    await engine.start(model_config(models.paths[0]))
+    prompt = [4, 5, 6]
+    assert_exact(models, 0, prompt, await ask(engine, prompt, top_p=0.8))
+    # Counters begin with the engine, not with the server.
+    assert (await engine.stats()).sampled_tokens == 8
+    tasks = [asyncio.create_task(ask(engine, [i], max_tokens=400)) for i in range(3)]
+    await until(engine, lambda stats: stats.sampled_tokens > 10)
+    await engine.close()
+    assert {answer.reason for answer in await asyncio.gather(*tasks)} == {"abort"}
+    assert (await ask(shared_engine, prompt)).ids
+
+
+async def test_a_context_that_the_server_has_no_room_for_is_told_with_what_to_set(
+    shared_engine: SglangEngine, models: Models, tmp_path: Path
+) -> None:
+    engine = make_engine(tmp_path, servers_of(shared_engine))
+    long = Path(models.paths[0]).with_name("long")
+    long.mkdir(exist_ok=True)
+    for file in Path(models.paths[0]).iterdir():
+        text = file.read_bytes().replace(b'embeddings": %d' % (CONTEXT + 6), b'embeddings": 9999')
+        (long / file.name).write_bytes(text)
+    model = ModelConfig(path=str(long), dtype="float32", max_context=CONTEXT + 1)
+    with pytest.raises(EngineError, match=r"does not fit: .*room for 512 .* 513 .*max_context"):
+        await engine.start(model)
+    assert (await ask(shared_engine, [1])).ids
+
+
+async def test_another_key_is_refused_and_told(
+    shared_engine: SglangEngine, models: Models, tmp_path: Path
+) -> None:
+    servers = ModelServers(urls=servers_of(shared_engine).urls, api_key="another")
+    engine = make_engine(tmp_path, servers, boot_timeout_seconds=30)
+    with pytest.raises(EngineError, match="401"):
+        await engine.start(model_config(models.paths[0]))
+
+
+async def test_one_that_is_not_there_is_waited_for_and_named(
+    models: Models, tmp_path: Path
+) -> None:
+    servers = ModelServers(urls=("http://127.0.0.1:9",))
+    engine = make_engine(tmp_path, servers, boot_timeout_seconds=0.1)
+    with pytest.raises(EngineError, match=r"no model server answered at http://127.0.0.1:9 within"):
+        await engine.start(model_config(models.paths[0]))
