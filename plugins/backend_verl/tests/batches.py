@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from ajet_backend_torch.models import load_model
-from ajet_backend_verl.settings import VerlTrainerSettings
+from ajet_backend_verl.settings import WEIGHS_ITSELF, VerlTrainerSettings, check_algorithm
 from ajet_backend_verl.trainer import VerlTrainer
 from conftest import VOCAB
 
@@ -92,6 +92,13 @@ def load(path: str) -> torch.nn.Module:
     return load_model(ModelConfig(path=path, dtype="float32"), torch.device("cpu"))
 
 
+def module_of(trainer: VerlTrainer, path: str) -> torch.nn.Module:
+    """The model as it is trained, all parameters; `path` is where it came from."""
+    module = load(path)
+    module.load_state_dict(weights(trainer), strict=False)
+    return module
+
+
 def full_logprobs(module: torch.nn.Module, ids: list[int], temperature: float) -> torch.Tensor:
     """[T - 1, vocabulary] logprobs of every next token, from one plain forward pass."""
     with torch.no_grad():
@@ -113,3 +120,17 @@ def batch(module: torch.nn.Module | None = None, **choices: object) -> TrainBatc
     """As `linear_batch`; behaviour logprobs are `module`'s own plus noise."""
     make_batch: Callable[..., TrainBatch] = linear_batch
     return make_batch(VOCAB, None if module is None else scorer(module), **choices)
+
+
+def aim(trainer: VerlTrainer, algorithm: AlgorithmConfig, **settings: object) -> VerlTrainer:
+    """The same trainer with another loss; its optimiser stays, as its reference model, if it has one."""
+    from ajet_backend_verl.configs import actor_config
+
+    options = VerlTrainerSettings(device="cpu", **settings)
+    check_algorithm(options, algorithm)
+    trainer._options, trainer._algorithm = options, algorithm
+    trainer.policy.workers.aim(
+        actor_config(algorithm, options), weighs_itself=options.loss_mode in WEIGHS_ITSELF
+    )
+    trainer.policy.token_budget = algorithm.token_budget or trainer.policy.first_token_budget
+    return trainer

@@ -61,4 +61,6 @@ class TestVerlTrainer(TrainerSuite):
         return self.trainer(run_dir, self.algorithm.importance)
 
     def make_truncating_trainer(self, run_dir: Path) -> Trainer:
+        if self.algorithm.importance == "ratio":
+            pytest.skip("the other parameters have them, and a trainer takes long to start")
         return self.trainer(run_dir, "truncated")

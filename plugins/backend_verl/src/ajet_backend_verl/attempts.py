@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ajet_backend_torch.attempts import ALWAYS_COPIED, LEAST_BUDGET
+from ajet_backend_torch.attempts import ALWAYS_COPIED
 from ajet_backend_torch.checkpoint import Progress
 from ajet_backend_torch.guard import Limits, StepGuard
 from ajet_backend_torch.update import learning_rate
@@ -94,8 +94,10 @@ class BatchStep:
                     ) from failure
                 reason = failure.message
             policy.workers.free()
-            lower = min(policy.token_budget, self._most_tokens(plan)) // 2
-            if lower < max(LEAST_BUDGET, plan.longest):
+            peak = min(policy.token_budget, self._most_tokens(plan))
+            # A row is computed whole.
+            lower = max(peak // 2, plan.longest)
+            if lower >= peak:
                 tried, policy.token_budget = policy.token_budget, budget
                 raise TrainerError(
                     f"step {number} does not fit into the memory of {policy.device}, even with a token budget of "

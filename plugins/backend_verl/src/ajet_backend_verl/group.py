@@ -66,10 +66,14 @@ class Workers:
                 worker_env=dict(environment),
             )
 
-    def begin(self, actor: FSDPActorConfig, *, weighs_itself: bool) -> dict[str, int]:
+    def begin(self) -> dict[str, int]:
         """As `VerlWorker.begin`."""
-        found: list[dict[str, int]] = self._all("begin", actor, weighs_itself=weighs_itself)
+        found: list[dict[str, int]] = self._all("begin")
         return found[0]
+
+    def aim(self, actor: FSDPActorConfig, *, weighs_itself: bool) -> None:
+        """As `VerlWorker.aim`."""
+        self._all("aim", actor, weighs_itself=weighs_itself)
 
     def score(self, rows: Sequence[TensorDict], *, reference: bool) -> list[Floats]:
         """[workers] logprobs of their rows, under the weights as they are or of the model at the start."""
@@ -129,13 +133,13 @@ class Workers:
             yield
         except ray.exceptions.RayTaskError as error:
             failure = error.cause
-            if isinstance(failure, WorkerFailure) and self.count == 1:
+            if isinstance(failure, WorkerFailure) and self.count == 1 and not failure.lost:
                 raise WorkerFailure(failure.message, memory=failure.memory) from error
             reason = failure.message if isinstance(failure, WorkerFailure) else _last_line(error)
             self.lost = f"a worker failed in {method} ({reason})"
             raise WeightsLostError(
-                f"{self.lost}, so that all {self.count} are no longer at the same place: go on from the last checkpoint. If "
-                "memory was too little, set a smaller algorithm.token_budget"
+                f"{self.lost}, and not all {self.count} are at the place where they began: go on from the last checkpoint. "
+                "If memory was too little, set a smaller algorithm.token_budget"
             ) from error
         except ray.exceptions.RayError as error:
             self.lost = f"a worker or its node has ended in {method} ({_last_line(error)})"

@@ -53,10 +53,12 @@ class WorkerFailure(Exception):  # noqa: N818
     """What went wrong in a worker.
 
     :param memory: whether memory was missing.
+    :param lost: whether it cannot go on.
     """
 
-    def __init__(self, message: str, memory: bool = False) -> None:
-        # Both, or it could not be read in another process.
-        super().__init__(message, memory)
+    def __init__(self, message: str, memory: bool = False, lost: bool = False) -> None:
+        # All of them, or it could not be read in another process.
+        super().__init__(message, memory, lost)
         self.message = message
         self.memory = memory
+        self.lost = lost

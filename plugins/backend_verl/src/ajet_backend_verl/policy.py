@@ -79,7 +79,8 @@ class VerlPolicy:
                 cuda=cuda,
                 seed=context.seed,
             )
-            counts = self.workers.begin(actor, weighs_itself=options.loss_mode in WEIGHS_ITSELF)
+            counts = self.workers.begin()
+            self.workers.aim(actor, weighs_itself=options.loss_mode in WEIGHS_ITSELF)
         except BaseException:
             self._cluster.close()
             raise

@@ -10,7 +10,7 @@ import math
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed
@@ -18,6 +18,7 @@ from ajet_backend_torch.guard import Accumulated, Limits, StepGuard
 from ajet_backend_torch.memory import free_memory, headline, is_out_of_memory
 from ajet_backend_torch.models import disable_own_dropout
 from tensordict import TensorDict
+from torch.distributed.fsdp import FSDPModule
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
 from verl.utils.distributed import initialize_global_process_group_ray
@@ -76,7 +77,7 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
         self._objective: Objective
 
     @on_all
-    def begin(self, actor: FSDPActorConfig, *, weighs_itself: bool) -> dict[str, int]:
+    def begin(self) -> dict[str, int]:
         """Load the model; gives the numbers of parameters and of those that are trained."""
         with self._failing():
             torch.manual_seed(self._seed)
@@ -86,12 +87,16 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
             module = self.engine.module
             disable_own_dropout(module)
             self._shards = Shards(module, self.engine.optimizer)
-            self._objective = Objective(actor, weighs_itself)
-            self.set_loss_fn(self._objective)
             return {
                 "parameters": sum(parameter.numel() for parameter in module.parameters()),
                 "trained": self._shards.size(),
             }
+
+    @on_all
+    def aim(self, actor: FSDPActorConfig, *, weighs_itself: bool) -> None:
+        """Minimise this loss from now on."""
+        with self._failing():
+            self._objective = Objective(actor, weighs_itself)
 
     @on_each
     def score(self, rows: TensorDict) -> Floats:
@@ -228,4 +233,30 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
             reason = headline(error), is_out_of_memory(error)
         # Outside of the handler, where nothing refers to the tensors of failed passes any more.
         if reason is not None:
-            raise WorkerFailure(reason[0], memory=reason[1])
+            lost = not all(_forget_pass(part) for part in self._modules())
+            raise WorkerFailure(reason[0], memory=reason[1], lost=lost)
+
+    def _modules(self) -> list[torch.nn.Module]:
+        engines = [by.engine for by in (self, self._reference) if by is not None]
+        return [engine.module for engine in engines if hasattr(engine, "module")]
+
+
+def _forget_pass(module: Any) -> bool:
+    """Let FSDP forget a pass that ended half-way, in which weights are whole and not shards.
+
+    :return: whether it could; torch before 2.13 cannot.
+    """
+    try:
+        module.reset_iter_state()
+        for part in module.modules():
+            if not isinstance(part, FSDPModule):
+                continue
+            for group in part._get_fsdp_state()._fsdp_param_groups:
+                for parameter in group.fsdp_params:
+                    # Gradients of micro-batches that were to be reduced with that of the last one; nobody else knows them.
+                    parameter.unsharded_accumulated_grad = None
+                    if hasattr(parameter, "_unsharded_param"):
+                        parameter._unsharded_param.grad = None
+    except AttributeError:
+        return False
+    return True
