@@ -7,6 +7,7 @@ operator's to set and no setting of a run: whoever names a cluster decides where
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -35,13 +36,12 @@ _PLACE = "ajet-ray-"
 class _Connection:
     """This process's connection to Ray, of which there can be one; all trainers in the process share it.
 
-    :ivar is_own: whether the cluster was started here, and ends with this process.
+    :ivar directory: of a cluster that was started here, and ends with this process.
     """
 
     def __init__(self) -> None:
         self._users = 0
-        self._directory: Path | None = None
-        self.is_own = False
+        self.directory: Path | None = None
 
     def open(self, workers: int, *, gpus: bool) -> None:
         """Reach the cluster that the operator named, or start one with places for so many workers."""
@@ -54,8 +54,7 @@ class _Connection:
 
     def _start(self, workers: int, *, gpus: bool) -> None:
         _remove_abandoned()
-        self._directory = Path(tempfile.mkdtemp(prefix=f"{_PLACE}{os.getpid()}-"))
-        self.is_own = True
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{_PLACE}{os.getpid()}-"))
         ray.init(
             address="local",
             # What finds a port for the workers needs a place too.
@@ -64,7 +63,7 @@ class _Connection:
             include_dashboard=False,
             logging_level="warning",
             _node_ip_address=LOOPBACK,
-            _temp_dir=str(self._directory),
+            _temp_dir=str(self.directory),
         )
 
     def close(self) -> None:
@@ -77,10 +76,9 @@ class _Connection:
         """End the connection, whoever uses it."""
         self._users = 0
         ray.shutdown()
-        self.is_own = False
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
+        if self.directory is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            self.directory = None
 
 
 _CONNECTION = _Connection()
@@ -116,10 +114,10 @@ class Cluster:
             where = f"reach the Ray cluster {address}" if address else "start Ray on this machine"
             raise TrainerError(f"cannot {where}: {error}") from error
 
-    @property
-    def is_own(self) -> bool:
-        """Whether it was started here, and is this machine alone."""
-        return _CONNECTION.is_own
+    def meeting(self) -> Path | None:
+        """A new file by which the workers of a cluster that was started here may find each other."""
+        directory = _CONNECTION.directory
+        return None if directory is None else directory / f"meeting-{secrets.token_hex(8)}"
 
     def places(self) -> list[PlacementGroup]:
         """One for the workers of each node, as soon as there are enough.

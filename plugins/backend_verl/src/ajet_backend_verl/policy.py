@@ -75,7 +75,7 @@ class VerlPolicy:
                 shape,
                 configs,
                 reference,
-                environment=variables(device, options.threads, loopback=self._cluster.is_own),
+                environment=variables(device, options.threads, self._cluster.meeting()),
                 cuda=cuda,
                 seed=context.seed,
             )

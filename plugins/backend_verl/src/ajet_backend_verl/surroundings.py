@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from pathlib import Path
 
 import torch
 
@@ -17,11 +18,14 @@ def cluster_address() -> str:
     return "" if address == "local" else address
 
 
-def variables(device: torch.device, threads: int | None, *, loopback: bool) -> dict[str, str]:
+def variables(
+    device: torch.device, threads: int | None, meeting: Path | None = None
+) -> dict[str, str]:
     """Environment variables of the workers.
 
     :param threads: as `VerlTrainerSettings.threads`.
-    :param loopback: whether all workers are on this machine.
+    :param meeting: a file by which workers find each other, where all are on this machine; otherwise they ask the first
+        one, on a port that others can reach.
     """
     found = {
         "TOKENIZERS_PARALLELISM": "false",
@@ -38,14 +42,15 @@ def variables(device: torch.device, threads: int | None, *, loopback: bool) -> d
         found["VERL_USE_EXTERNAL_MODULES"] = "ajet_backend_verl.cpu_platform"
         # verl's FSDP engine is registered for accelerators, and needs none.
         found["VERL_ENGINE_DEVICE"] = "cuda"
-    if loopback:
+    if meeting is not None:
+        found["DIST_INIT_METHOD"] = f"file://{meeting}"
         found["GLOO_SOCKET_IFNAME"] = "lo"
     return found
 
 
 def prepare(device: torch.device) -> None:
     """Make this process ready to import verl and Ray, which read most of it only then."""
-    os.environ.update(variables(device, None, loopback=False))
+    os.environ.update(variables(device, None))
     # Nobody is told that Ray runs here.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # As Ray will do by default some day, and warns of until then.
