@@ -12,7 +12,7 @@ PYENV_PYTHONS = $(wildcard $(shell pyenv root 2>/dev/null)/versions/3.1[123].*/b
 DISCOVER = $(if $(PYENV_PYTHONS),--discover $(PYENV_PYTHONS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backends browser demo test lint type format clean
+.PHONY: help setup backends browser demo test wheels lint type format clean
 
 help:  ## List the commands
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -49,6 +49,9 @@ demo: setup  ## Train a tiny model on this machine (options: ARGS="...")
 
 test: setup  ## Run every check: lint, types, tests on each Python, packages
 	$(BIN)/tox run $(DISCOVER) -e $(TOX_ENVS)
+
+wheels: setup  ## Build and check every package; the wheels are left in dist/wheels
+	$(BIN)/python scripts/check_wheels.py dist
 
 lint: setup  ## Check style and format
 	$(BIN)/ruff check .

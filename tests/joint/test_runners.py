@@ -119,7 +119,7 @@ async def test_parts_keep_their_leases_while_another_one_waits_for_a_place(
     # Several leases long, by what the server sees of the client and by no clock of ours.
     while beats < 8:
         await asyncio.sleep(0)
-        (part,) = list(executor.open) or (None,)
+        (part,) = list(executor) or (None,)
         if part is not None and part.seen_at != seen:
             beats, seen = beats + 1, part.seen_at
     for grant in taken:
