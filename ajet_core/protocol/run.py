@@ -183,6 +183,8 @@ class RolloutConfig(Message):
     :param late: what becomes of an episode that is open when its batch is made. ``carry``: it goes on, and belongs to
         a later batch; ``drop``: it is aborted, in ``sync`` at once, in ``async`` when it was claimed more than
         `max_staleness` steps ago.
+    :param engine_sleeps: ``sync``: the engine frees its device memory while a step is trained, for a trainer on the same
+        device. Calls wait meanwhile.
     """
 
     mode: Literal["sync", "async"] = "sync"
@@ -191,6 +193,7 @@ class RolloutConfig(Message):
     spare_tasks: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 0.0
     late: Literal["carry", "drop"] = "carry"
+    engine_sleeps: bool = False
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
@@ -200,6 +203,8 @@ class RolloutConfig(Message):
                     "mode async needs max_staleness of at least 1 and max_mean_staleness above 0: while a batch is "
                     "trained the next one is sampled, by weights that are one step behind when it is trained"
                 )
+            if self.engine_sleeps:
+                raise ValueError("engine_sleeps is for mode sync; in async the engine never rests")
             for name in ("spare_tasks", "drain_seconds"):
                 if getattr(self, name):
                     raise ValueError(
