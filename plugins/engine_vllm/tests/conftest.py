@@ -16,6 +16,7 @@ from transformers.utils import logging as hf_logging
 
 from ajet_core.interfaces import ModelServers, WorkerContext
 from ajet_core.protocol.run import ModelConfig
+from tests.backends import backend_python
 
 torch.set_num_threads(1)
 hf_logging.disable_progress_bar()
@@ -23,8 +24,6 @@ hf_logging.disable_progress_bar()
 VOCAB = 96
 # Long enough that a completion is not over before this process has its turn, however busy the machine is.
 CONTEXT = 2048
-PYTHON = Path(__file__).parents[3] / ".venvs" / "vllm" / "bin" / "python"
-MISSING = f"needs vLLM in {PYTHON}: ajet env create vllm"
 SETTINGS = {
     "device": "cpu",
     "kv_cache_gib": 1,
@@ -85,9 +84,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 @pytest.fixture(scope="session")
 def python() -> str:
-    if not PYTHON.is_file():
-        pytest.skip(MISSING)
-    return str(PYTHON)
+    return backend_python("vllm")
 
 
 def make_engine(run_dir: Path, servers: ModelServers, **settings: object) -> VllmEngine:

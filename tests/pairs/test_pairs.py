@@ -1,0 +1,56 @@
+"""Any trainer with any engine: the demo's model learns, and every logprob is that of the weights it was sampled from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.backends import ROOT, backend_python
+
+TRAINERS = ("torch", "trl")
+ENGINES = ("torch", "vllm", "sglang")
+STEPS = 10
+# Twice the deviation of a mean of 64 walks; in so many steps it rises by half.
+RAISED = 0.12
+
+pytestmark = [pytest.mark.pairs, pytest.mark.torch, pytest.mark.timeout(1500)]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's, which is warmed up and not trained."""
+    from ajet_core.demo.tiny_model import create_tiny_model
+
+    path = tmp_path_factory.mktemp("pairs") / "model"
+    create_tiny_model(path, seed=0)
+    return path
+
+
+def cycle(trainer: str, engine: str, model: Path) -> dict[str, Any]:
+    """What `benchmarks/cycle.py` says."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "cycle.py"), "--model", str(model)]
+    command += ["--trainer", trainer, "--engine", engine, "--steps", str(STEPS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-5000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_pair_learns_and_is_exact(trainer: str, engine: str, model: Path) -> None:
+    for name in {trainer, engine} - {"torch"}:
+        backend_python(name)
+    found = cycle(trainer, engine, model)
+    assert found["success_after"] >= found["success_before"] + RAISED
+    # Weights that stay in memory are written down at the end alone; all others are those that were published.
+    in_memory = (trainer, engine) == ("torch", "torch")
+    versions = [0, STEPS] if in_memory else list(range(STEPS + 1))
+    assert found["versions_checked"] == versions
+    assert found["max_logprob_diff"] <= 1e-4
+    assert found["max_trainer_diff"] <= 1e-4
