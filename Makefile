@@ -9,7 +9,7 @@ STAMP := $(VENV)/.ready
 TORCH := torch==2.13.0
 TOX_ENVS := lint,type,core-py311,core-py312,core-py313,torch,wheels
 BACKENDS := sglang vllm verl trl
-TOX_BACKENDS := trl,vllm,sglang,$(if $(wildcard plugins/backend_verl/tests),verl$(comma))pairs
+TOX_BACKENDS := trl,vllm,sglang,$(if $(wildcard plugins/backend_verl/tests),verl$(comma))pairs,extras,resolver
 # pyenv's shims exist for versions that are not selected and fail when run, so tox is shown the
 # interpreters themselves.
 PYENV_PYTHONS = $(wildcard $(shell pyenv root 2>/dev/null)/versions/3.1[123].*/bin/python)

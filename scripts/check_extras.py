@@ -100,6 +100,7 @@ def check_doctor(ajet: Path, combination: Combination, directory: Path) -> None:
 
 def main(wheels: Path, directory: Path, only: list[str]) -> None:
     """Check the combinations, or those that hold one of the extras in `only`."""
+    directory.mkdir(parents=True, exist_ok=True)
     for combination in COMBINATIONS:
         if not only or set(only) & set(combination.extras):
             check(combination, wheels, directory)
