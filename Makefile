@@ -9,14 +9,14 @@ STAMP := $(VENV)/.ready
 TORCH := torch==2.13.0
 TOX_ENVS := lint,type,core-py311,core-py312,core-py313,torch,wheels
 BACKENDS := sglang vllm verl trl
-TOX_BACKENDS := trl,vllm,sglang,$(if $(wildcard plugins/backend_verl/tests),verl$(comma))pairs
+TOX_BACKENDS := trl,vllm,sglang,$(if $(wildcard plugins/backend_verl/tests),verl$(comma))pairs,extras,resolver
 # pyenv's shims exist for versions that are not selected and fail when run, so tox is shown the
 # interpreters themselves.
 PYENV_PYTHONS = $(wildcard $(shell pyenv root 2>/dev/null)/versions/3.1[123].*/bin/python)
 DISCOVER = $(if $(PYENV_PYTHONS),--discover $(PYENV_PYTHONS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backends browser demo test test-backends lint type format clean
+.PHONY: help setup backends browser demo test test-backends wheels lint type format clean
 
 help:  ## List the commands
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -57,6 +57,9 @@ demo: setup  ## Train a tiny model on this machine (options: ARGS="...")
 
 test: setup  ## Run every check: lint, types, tests on each Python, packages
 	$(BIN)/tox run $(DISCOVER) -e $(TOX_ENVS)
+
+wheels: setup  ## Build and check every package; the wheels are left in dist/wheels
+	$(BIN)/python scripts/check_wheels.py dist
 
 test-backends: backends  ## Run the tests with real backends: each trainer, each engine, every pair of them
 	$(BIN)/tox run $(DISCOVER) -e $(TOX_BACKENDS)

@@ -10,9 +10,11 @@ started by the same command. `client_restart_*_s`: from the start of a client's 
 its first completed call, of those whose server was not killed meanwhile; `client_restarts` is how many these are.
 
 `--mode` says how rollouts and training take turns: `sync`; `async`; `spare` tasks with a drain, where what is late is
-dropped; `mixture`, where each client has a tag of its own; `async_mixture`. Of the last two `mixture_off` counts trained
+dropped; `mixture`, where each client has a tag of its own; `async_mixture`; `evaluation`, where clients evaluate as often
+as they train. Of the mixtures `mixture_off` counts trained
 batches that have a whole place more or less of a tag than its ratio asks for, and `mixture_drift` is the most that all
-batches together up to any step have so. `staleness_max` is that of any step.
+batches together up to any step have so. Of evaluation episodes `eval_trained` counts those that are in a batch, and
+`eval_miscounted` those by which the server's scores differ from the store. `staleness_max` is that of any step.
 
 The JSON line comes last; `--output` keeps it, with date and hardware.
 """
@@ -46,6 +48,7 @@ from ajet_core.protocol import (
     AlgorithmConfig,
     BatchConfig,
     ComponentChoice,
+    Evaluation,
     FailureConfig,
     MixtureConfig,
     ModelConfig,
@@ -68,6 +71,7 @@ ROLLOUTS = {
     "spare": RolloutConfig(spare_tasks=2, drain_seconds=0.5, late="drop"),
     "mixture": RolloutConfig(),
     "async_mixture": ASYNC,
+    "evaluation": RolloutConfig(),
 }
 # By client. Neither is a whole number of places. Clients that are started again are not to lose theirs meanwhile.
 MIXTURE = MixtureConfig(ratios={"client-0": 0.6, "client-1": 0.4}, grace_seconds=3600.0)
@@ -99,7 +103,7 @@ def serve_gateway(run_dir: str, model_dir: str, port: str) -> None:
     serve(settings, plugins_with("witness", "recovery_plugins"))
 
 
-def run_client(url: str, name: str, journal: str, started: str, tag: str) -> None:
+def run_client(url: str, name: str, journal: str, started: str, tag: str, kinds: str) -> None:
     """Roll out episodes for ever; each acknowledged end is a line of the journal."""
     import httpx
 
@@ -154,14 +158,16 @@ def run_client(url: str, name: str, journal: str, started: str, tag: str) -> Non
             for number in range(1_000_000):
                 ids = [f"{name}-{started}-{number}-{i}" for i in range(CONCURRENCY)]
                 tasks = [Task(task_id, tag=tag) for task_id in ids]
-                client.run_episodes_until_all_complete(
-                    tasks,
-                    agent,
-                    episodes_per_task=EPISODES_PER_TASK,
-                    concurrency=CONCURRENCY,
-                    retries=3,
-                    on_result=on_result,
-                )
+                for kind in kinds.split(","):
+                    client.run_episodes_until_all_complete(
+                        tasks,
+                        agent,
+                        episodes_per_task=EPISODES_PER_TASK,
+                        concurrency=CONCURRENCY,
+                        kind="eval" if kind == "eval" else "train",
+                        retries=3,
+                        on_result=on_result,
+                    )
 
 
 # --- The killer -----------------------------------------------------------------------------------
@@ -185,11 +191,13 @@ class Swarm:
     """A server and its clients, each of which may be killed and is started again.
 
     :ivar mixed: whether each client has a tag of its own.
+    :ivar evaluates: whether clients evaluate too.
     """
 
     directory: Path
     port: int
     mixed: bool
+    evaluates: bool
     gateway: subprocess.Popen[bytes] | None = None
     clients: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     gave_up: int = 0
@@ -220,6 +228,7 @@ class Swarm:
             str(self.directory / f"{name}.jsonl"),
             repr(self.restarted[-1] if name in self.clients else time.time()),
             name if self.mixed else "",
+            "train,eval" if self.evaluates else "train",
             log=self.directory / f"{name}.log",
         )
 
@@ -369,7 +378,25 @@ def tasks_by_tag(episodes: list[EpisodeRecord]) -> Counter[str]:
     return Counter(tag for (tag, _), size in sizes.items() if size >= EPISODES_PER_TASK)
 
 
-def audit(swarm: Swarm) -> dict[str, object]:
+def evaluation(
+    ended: dict[str, EpisodeRecord], members: Counter[str], scores: list[Evaluation]
+) -> dict[str, object]:
+    """Whether evaluation episodes are kept apart and counted.
+
+    :param members: episodes of all batches.
+    :param scores: what the server says.
+    """
+    found = {i: record for i, record in ended.items() if record.kind == "eval"}
+    by_step = Counter(record.claim_version for record in found.values())
+    told = Counter({score.step: score.episodes for score in scores})
+    return {
+        "eval_episodes": len(found),
+        "eval_trained": sum(r.batch_id is not None or i in members for i, r in found.items()),
+        "eval_miscounted": sum(abs(by_step[step] - told[step]) for step in by_step | told),
+    }
+
+
+def audit(swarm: Swarm, scores: list[Evaluation]) -> dict[str, object]:
     """Compare what was acknowledged and what the weights saw with what is stored."""
     directory = swarm.directory
     run_dir = directory / "run"
@@ -401,6 +428,7 @@ def audit(swarm: Swarm) -> dict[str, object]:
         "batches_untrained": len(batches - set(saw)),
         "staleness_max": max(json.loads(line)["staleness_max"] for line in metrics),
         **(mixture(made) if swarm.mixed else {}),
+        **(evaluation(ended, members, scores) if swarm.evaluates else {}),
         **restarts(swarm, lines),
     }
 
@@ -432,7 +460,12 @@ def main() -> None:
         directory = options.keep or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
         make_model(directory / "model")
-        swarm = Swarm(directory, free_port(), mixed="mixture" in options.mode)
+        swarm = Swarm(
+            directory,
+            free_port(),
+            mixed="mixture" in options.mode,
+            evaluates=options.mode == "evaluation",
+        )
         rollout = ROLLOUTS[options.mode]
         asynchronous = rollout.mode == "async"
         config = RunConfig(
@@ -465,11 +498,12 @@ def main() -> None:
             with SwarmClient(swarm.url, CONTROL) as client:
                 steps = client.status().step
                 client.stop_engine()
+                scores = list(client.evaluations())
             swarm.clients.clear()
         finally:
             swarm.end()
         every = [value for found in seconds.values() for value in found]
-        books = audit(swarm)
+        books = audit(swarm, scores)
     report(
         {
             "mode": options.mode,

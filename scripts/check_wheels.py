@@ -21,6 +21,7 @@ PROJECTS = (
     ROOT,
     ROOT / "plugins" / "backend_torch",
     ROOT / "plugins" / "backend_trl",
+    ROOT / "plugins" / "backend_verl",
     ROOT / "plugins" / "engine_sglang",
     ROOT / "plugins" / "engine_vllm",
 )
@@ -41,6 +42,7 @@ REQUIRED = {
         "ajet_engine_vllm/in_server/ajet_vllm_worker.py",
     ),
     "agentjet-backend-trl": ("ajet_backend_trl/py.typed",),
+    "agentjet-backend-verl": ("ajet_backend_verl/py.typed",),
 }
 EMPTY_PAGE = {"title": "", "episodes": []}
 
@@ -110,6 +112,7 @@ def check_installed(core: Path, plugins: list[Path], directory: Path) -> None:
         ("sglang", "engine:sglang"),
         ("vllm", "engine:vllm"),
         ("trl", "trainer:trl"),
+        ("verl", "trainer:verl"),
     )
     for name, component in components:
         row = found.get(name)
@@ -130,14 +133,16 @@ def check_installed(core: Path, plugins: list[Path], directory: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    """Build and check all packages in `directory`."""
-    shutil.rmtree(directory / "dist", ignore_errors=True)
+    """Build and check all packages in `directory`; their wheels are left in its directory ``wheels``."""
+    for name in ("dist", "wheels"):
+        shutil.rmtree(directory / name, ignore_errors=True)
+    (directory / "wheels").mkdir(parents=True)
     wheels = []
     for project in PROJECTS:
         wheel = build(project, directory)
         check_contents(project, wheel)
         print(f"built {wheel.name} ({wheel.stat().st_size // 1024} KiB)")
-        wheels.append(wheel)
+        wheels.append(wheel.replace(directory / "wheels" / wheel.name))
     check_installed(wheels[0], wheels[1:], directory)
     print("wheels are fine")
 

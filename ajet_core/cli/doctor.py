@@ -28,8 +28,9 @@ def doctor(ctx: click.Context, state: CliState, as_json: bool) -> None:
 
     The exit status is 1 if something that is installed does not work.
     """
-    findings = examine(state.settings(), state.plugins, device_here())
-    notes = cannot_share(recipes().values())
+    device = device_here()
+    findings = examine(state.settings(), state.plugins, device)
+    notes = cannot_share(recipes().values(), device)
     if as_json:
         rows = [dataclasses.asdict(finding) for finding in findings]
         click.echo(json.dumps({"findings": rows, "notes": notes}, indent=2))

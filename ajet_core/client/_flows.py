@@ -34,6 +34,7 @@ from ajet_core.client._wire import (
 )
 from ajet_core.errors import (
     AjetError,
+    AuthError,
     DeadlineError,
     EpisodeClosedError,
     EpisodeNotFoundError,
@@ -118,6 +119,14 @@ class Flows:
             headers["authorization"] = f"Bearer {self.endpoint.token}"
         return headers
 
+    def found_token(self, error: AjetError, refused: str | None) -> bool:
+        """Whether there is another token than the one that was refused: a local server left it when it was started again."""
+        if not isinstance(error, AuthError):
+            return False
+        self.endpoint = self.endpoint.found_anew() or self.endpoint
+        # Another request may have found it.
+        return self.endpoint.token != refused
+
     # --- One call, with retries -------------------------------------------------------------------
 
     def perform(self, call: Call[A], *, retries: int | None = None) -> Flow[A]:
@@ -129,6 +138,7 @@ class Flows:
         limit = self.retries if retries is None else retries
         failures = 0
         while True:
+            token = self.endpoint.token
             try:
                 answer = yield self._send(call)
             except TransportFailure as failure:
@@ -144,6 +154,9 @@ class Flows:
                 if 200 <= answer.status < 300:
                     return read_answer(call, answer)
                 error = read_error(f"{call.method} {self.endpoint.url}{call.path}", answer)
+                if self.found_token(error, token):
+                    # Nothing was done, and nothing need be waited for.
+                    continue
                 again = call.repeatable and not call.final and may_repeat(error, answer.status)
                 if not again or failures >= limit:
                     raise error
@@ -406,15 +419,7 @@ class Flows:
         wait = min(MAX_START_WAIT, max(0.0, wait_seconds))
         body = build(StartRequest, "start_engine", wait_seconds=wait)
         call = Call("POST", "/v1/run/start", RunStatus, body, read_timeout=wait + READ_TIMEOUT)
-        try:
-            return (yield from self.perform(call)).state
-        except StateError as error:
-            # Already started: by another client, by the server itself after a restart, or by a request
-            # of ours whose answer was lost.
-            status = yield from self.server_status()
-            if error.status != StateError.status or status.state is ServerState.OFFLINE:
-                raise
-            return status.state
+        return (yield from self.perform(call)).state
 
     def stop(self, timeout: float) -> Flow[RunStatus]:
         """Stop the run; once it is stopped a repeat gives the same answer."""

@@ -149,13 +149,14 @@ class JointFlows:
                 param="batch.episodes_per_task",
             )
 
-    def join(self) -> Flow[None]:
+    def join(self, *, again: bool = False) -> Flow[None]:
         """Compare the servers' runs; nothing if that was done.
 
+        :param again: also if that was done: a run may have been configured anew.
         :raises ConfigError: they cannot be joined.
         :raises StateError: one has no run.
         """
-        if self._runs:
+        if self._runs and not again:
             return
         runs: dict[str, str] = {}
         configs: dict[str, RunConfig] = {}

@@ -57,10 +57,12 @@ class EventFeed:
         self._last_id = since
         self._parser = SseParser()
         self._failures = 0
+        self._token: str | None = None
 
     def request(self) -> Send:
         """The request of the next connection."""
         self._parser = SseParser()
+        self._token = self._flows.endpoint.token
         headers = self._flows.headers(accept="text/event-stream")
         headers["cache-control"] = "no-store"
         if self._last_id is not None:
@@ -93,6 +95,8 @@ class EventFeed:
         :raises AjetError: the server's error, if waiting does not help.
         """
         error = read_error(f"GET {self._flows.endpoint.url}/v1/events", answer)
+        if self._flows.found_token(error, self._token):
+            return 0.0
         if self._failures >= self._flows.retries or not may_repeat(error, answer.status):
             raise error
         self._failures += 1

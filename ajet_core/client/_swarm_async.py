@@ -257,7 +257,7 @@ class AsyncSwarm:
         """
         check_concurrency(concurrency)
         check_episodes_per_task(episodes_per_task)
-        await self._run(self._flows.join())
+        await self._run(self._flows.join(again=True))
         await self.resolve()
         remaining = [(task, episodes_per_task) for task in as_tasks(tasks)]
         if resume:
@@ -306,7 +306,7 @@ class AsyncSwarm:
 
         :raises ConfigError: the runs cannot be joined; none has started then.
         """
-        await self._run(self._flows.join())
+        await self._run(self._flows.join(again=True))
         return {
             role: await client.start_engine(wait_seconds) for role, client in self.clients.items()
         }

@@ -257,7 +257,7 @@ class Swarm:
         """
         check_concurrency(concurrency)
         check_episodes_per_task(episodes_per_task)
-        self._run(self._flows.join())
+        self._run(self._flows.join(again=True))
         self.resolve()
         remaining = [(task, episodes_per_task) for task in as_tasks(tasks)]
         if resume:
@@ -306,7 +306,7 @@ class Swarm:
 
         :raises ConfigError: the runs cannot be joined; none has started then.
         """
-        self._run(self._flows.join())
+        self._run(self._flows.join(again=True))
         return {role: client.start_engine(wait_seconds) for role, client in self.clients.items()}
 
     def stop_engine(self, timeout: float = 600.0) -> dict[str, RunStatus]:

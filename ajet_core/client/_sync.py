@@ -409,7 +409,9 @@ class SwarmClient:
     def sync_train_config(self, config: RunConfig) -> RunStatus:
         """Set what the server trains and how; needs a control token.
 
-        :raises StateError: a run is active, or the run directory holds a different one.
+        A program that is started again may say the same again while the run is active.
+
+        :raises StateError: a run with another configuration is active.
         :raises ConfigError: the server cannot use it; nothing has changed then.
         """
         return self._run(self._flows.put_run(config))

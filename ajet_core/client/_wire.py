@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
@@ -31,10 +31,22 @@ class Endpoint:
     """Which server, and with which token.
 
     :param url: without ``/v1`` and without a slash at the end.
+    :param given: whether the token was given, rather than looked for where a local server leaves it.
     """
 
     url: str
     token: str | None = field(repr=False)
+    given: bool = True
+
+    def found_anew(self) -> Endpoint | None:
+        """With the token that a local server has left meanwhile; None if it is the same, or was given.
+
+        A server of this machine makes new tokens whenever it is started.
+        """
+        local = None if self.given else find_local(self.url)
+        if local is None or local.control == self.token:
+            return None
+        return replace(self, token=local.control)
 
 
 def resolve_endpoint(url: str | None, token: str | None) -> Endpoint:
@@ -65,12 +77,13 @@ def resolve_endpoint(url: str | None, token: str | None) -> Endpoint:
         raise ConfigError("the server's URL has a query or fragment; leave it out", param="url")
     clean = chosen.rstrip("/").removesuffix("/v1").rstrip("/")
     token = token or os.environ.get("AJET_TOKEN") or None
-    if token is None:
+    given = token is not None
+    if not given:
         local = find_local(clean)
         token = local.control if local else None
     if token is not None and not (token.isascii() and token.isprintable()):
         raise ConfigError("the token holds characters that no token has", param="token")
-    return Endpoint(clean, token)
+    return Endpoint(clean, token, given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,14 +63,15 @@ def examine(settings: Settings, plugins: PluginManager, device: Device) -> list[
     return findings
 
 
-def cannot_share(chosen: Iterable[Recipe]) -> list[str]:
+def cannot_share(chosen: Iterable[Recipe], device: Device) -> list[str]:
     """Why backends cannot be installed in one environment, for each pair that cannot."""
     reasons = []
     for first, second in combinations(chosen, 2):
+        one, other = first.build(device).needs, second.build(device).needs
         clashes = [
-            f"{first.name} needs {package} {first.needs[package]} and {second.name} {second.needs[package]}"
-            for package in sorted(set(first.needs) & set(second.needs))
-            if not compatible(first.needs[package], second.needs[package])
+            f"{first.name} needs {package} {one[package]} and {second.name} {other[package]}"
+            for package in sorted(set(one) & set(other))
+            if not compatible(one[package], other[package])
         ]
         if clashes:
             reasons.append(

@@ -57,6 +57,7 @@ class Build(_Part):
     :param python: the range of Python versions.
     :param gigabytes: free disk space that it takes.
     :param imports: modules that must be importable when it is ready.
+    :param needs: ranges of packages that other backends need too, which say whether both fit into one environment.
     :param prepare: Python that has to run before they are imported.
     :param provides: distributions that go by another name here, as their usual name and that name.
     :param constraints: a file of pinned versions beside the recipe.
@@ -66,6 +67,7 @@ class Build(_Part):
     python: str
     gigabytes: Annotated[float, Field(gt=0)]
     imports: tuple[str, ...]
+    needs: dict[str, str] = Field(default_factory=dict)
     prepare: str = ""
     provides: dict[str, str] = Field(default_factory=dict)
     constraints: str | None = None
@@ -74,6 +76,11 @@ class Build(_Part):
 
     _python_is_a_range = field_validator("python")(_checked_range)
 
+    @field_validator("needs")
+    @classmethod
+    def _needs_are_ranges(cls, needs: dict[str, str]) -> dict[str, str]:
+        return {name: _checked_range(text) for name, text in needs.items()}
+
 
 class Recipe(_Part):
     """A backend.
@@ -81,7 +88,6 @@ class Recipe(_Part):
     :param plugin: the distribution of its plugin.
     :param source: directory of that plugin in agentjet's source tree.
     :param companions: backends whose plugins this one needs.
-    :param needs: ranges of packages that other backends need too, which say whether both fit into one environment.
     :param directory: where the files it names are.
     """
 
@@ -91,14 +97,8 @@ class Recipe(_Part):
     plugin: str
     source: str
     companions: tuple[str, ...] = ()
-    needs: dict[str, str] = Field(default_factory=dict)
     cpu: Build
     gpu: Build
-
-    @field_validator("needs")
-    @classmethod
-    def _needs_are_ranges(cls, needs: dict[str, str]) -> dict[str, str]:
-        return {name: _checked_range(text) for name, text in needs.items()}
 
     def build(self, device: Device) -> Build:
         """The backend on `device`."""
@@ -107,7 +107,7 @@ class Recipe(_Part):
     def digest(self, device: Device) -> str:
         """Changes with whatever `device`'s environment is made of."""
         build = self.build(device)
-        sha = hashlib.sha256(build.model_dump_json().encode())
+        sha = hashlib.sha256(build.model_dump_json(exclude={"needs"}).encode())
         for name in (build.constraints, *(step.requirements for step in build.steps)):
             if name is not None:
                 sha.update((self.directory / name).read_bytes())

@@ -183,6 +183,8 @@ class RolloutConfig(Message):
     :param late: what becomes of an episode that is open when its batch is made. ``carry``: it goes on, and belongs to
         a later batch; ``drop``: it is aborted, in ``sync`` at once, in ``async`` when it was claimed more than
         `max_staleness` steps ago.
+    :param engine_sleeps: ``sync``: the engine frees its device memory while a step is trained, for a trainer on the same
+        device. Calls wait meanwhile.
     """
 
     mode: Literal["sync", "async"] = "sync"
@@ -191,6 +193,7 @@ class RolloutConfig(Message):
     spare_tasks: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 0.0
     late: Literal["carry", "drop"] = "carry"
+    engine_sleeps: bool = False
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
@@ -200,17 +203,21 @@ class RolloutConfig(Message):
                     "mode async needs max_staleness of at least 1 and max_mean_staleness above 0: while a batch is "
                     "trained the next one is sampled, by weights that are one step behind when it is trained"
                 )
+            if self.engine_sleeps:
+                raise ValueError("engine_sleeps is for mode sync; in async the engine never rests")
             for name in ("spare_tasks", "drain_seconds"):
                 if getattr(self, name):
                     raise ValueError(
                         f"{name} is for mode sync; in async nothing is drained, and max_staleness says how far "
                         "rollouts may be ahead"
                     )
-        elif self.max_staleness == 0 and self.late == "carry":
-            raise ValueError(
-                "max_staleness 0 trains nothing that is carried over to a later batch: set late to drop, or "
-                "max_staleness to at least 1"
-            )
+        elif self.late == "carry":
+            for name in ("max_staleness", "max_mean_staleness"):
+                if getattr(self, name) == 0:
+                    raise ValueError(
+                        f"{name} 0 trains nothing that is carried over to a later batch: set late to drop, or raise "
+                        f"{name}"
+                    )
         if self.max_mean_staleness is not None and self.max_mean_staleness > self.max_staleness:
             raise ValueError(
                 f"max_mean_staleness {self.max_mean_staleness:g} bounds nothing: max_staleness is "
@@ -364,5 +371,20 @@ class RunConfig(Message):
             raise ValueError(
                 "batch.episodes_per_task must be at least 2: the advantage of an episode is its reward "
                 "relative to the other episodes of its task"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _batches_may_be_as_old_as_async_makes_them(self) -> Self:
+        by_episodes = self.batch.full_by == "episodes"
+        places, unit = self.batch.tasks, "tasks"
+        if by_episodes:
+            places, unit = self.batch.episodes, "episodes"
+        mean = self.rollout.max_mean_staleness
+        if self.rollout.mode == "async" and mean is not None and mean * places < 1:
+            raise ValueError(
+                f"rollout.max_mean_staleness {mean:g} is below what a batch needs in mode async: with one of its "
+                f"{places} {unit} begun while the batch before is trained, it is {1 / places:.3g}. Allow that, have "
+                "larger batches, or take mode sync"
             )
         return self

@@ -9,6 +9,7 @@ from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import (
     BatchConfig,
     BatchProgress,
+    MixtureConfig,
     RolloutConfig,
     SetAside,
     TagProgress,
@@ -189,10 +190,7 @@ class BatchBuilder:
         taken = self._take_places() if self.places.exact else self._take_all()
         self.places.next()
         self._draining = False
-        self._sums, self._decided = {}, set()
-        for name, group in self._groups.items():
-            group.counted = GroupCounts()
-            self._add_up(name, group)
+        self._count_anew()
         return taken
 
     def trained(self) -> None:
@@ -202,6 +200,16 @@ class BatchBuilder:
     def block(self, tags: Set[str]) -> None:
         """Give the places of tags that nobody rolls out to the others."""
         self.places.block(tags, {lane: self._ready(lane) for lane in self._sums})
+
+    def hand_over(self, wanted: Set[str]) -> bool:
+        """As `Places.hand_over`."""
+        return self.places.hand_over(wanted, {lane: self._ready(lane) for lane in self._sums})
+
+    def change_mixture(self, mixture: MixtureConfig) -> None:
+        """Have another mixture from the next batch on."""
+        self.places.change(mixture)
+        # Where there was none, and the next batch is not filled yet, episodes have other lanes from now on.
+        self._count_anew()
 
     def _take_all(self) -> Taken:
         groups = self._groups.values()
@@ -313,6 +321,12 @@ class BatchBuilder:
         group = self._groups[name]
         group.idle = False
         self._add_up(name, group)
+
+    def _count_anew(self) -> None:
+        self._sums, self._decided = {}, set()
+        for name, group in self._groups.items():
+            group.counted = GroupCounts()
+            self._add_up(name, group)
 
     def _add_up(self, name: str, group: TaskGroup) -> None:
         counts = group.counts(self._config)

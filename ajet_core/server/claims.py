@@ -129,6 +129,7 @@ class ClaimDesk:
         builder = self._episodes.builder
         if builder is None or not self._board.rolling:
             return
+        self._refuse_tags(builder)
         while (ticket := self._waiting.next(builder)) is not None:
             self._waiting.discard(ticket)
             try:
@@ -202,6 +203,13 @@ class ClaimDesk:
             asked = (ticket.client_id, ticket.request.task_id)
             if ticket.group is not None and asked == (aside.client_id, aside.task_id):
                 self._refuse(ticket, EpisodeError(why))
+
+    def _refuse_tags(self, builder: BatchBuilder) -> None:
+        """Send those away who wait for a place of a tag that is no longer in the mixture."""
+        for tag in list(self._waiting.tags):
+            if why := builder.places.refusal(tag):
+                for ticket in self._waiting.of_tag(tag):
+                    self._refuse(ticket, EpisodeError(why))
 
     def _refuse(self, ticket: Ticket, error: AjetError) -> None:
         self._waiting.discard(ticket)

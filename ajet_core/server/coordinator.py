@@ -119,12 +119,16 @@ class Coordinator:
     async def configure(self, config: RunConfig) -> RunStatus:
         """Check `config` and make it the run of this server.
 
-        :raises StateError: a run is active.
+        A client that is started again says what it said before: that is no change, also while the run is active.
+
+        :raises StateError: a run with another configuration is active.
         :raises ConfigError: it cannot be used; nothing has changed then.
         """
         async with self._configuring:
-            self._require_offline("configure a run")
             before = self._record
+            if self.running and before is not None:
+                await self._require_same(before, config)
+                return self.run_status()
             run_id = before.run_id if before else secrets.token_hex(6)
             created = before.created_at if before else self._parts.wall_clock()
             run = await self._resolve(run_id, config)
@@ -138,22 +142,14 @@ class Coordinator:
             return self.run_status()
 
     async def start(self, wait_seconds: float) -> RunStatus:
-        """Start the configured run, and wait up to `wait_seconds` until it is ROLLING.
+        """Start the configured run unless it is active, and wait up to `wait_seconds` until it is ROLLING.
 
-        :raises StateError: no run is configured, or one is active already.
+        :raises StateError: no run is configured.
         :raises AjetError: what made the boot fail, if it fails while waiting.
         """
         async with self._configuring:
-            self._require_offline("start a run")
-            if self._record is None:
-                raise StateError("no run is configured: PUT /v1/run first")
-            if self._run is None:
-                config = RunConfig.model_validate_json(self._record.config_json)
-                self._run = await self._resolve(self._record.run_id, config)
-            record = replace(self._record, active=True)
-            await self._store.put_run(record)
-            self._record = record
-            self._launch()
+            if not self.running:
+                await self._start()
         task = self._task
         try:
             async with asyncio.timeout(wait_seconds):
@@ -294,9 +290,32 @@ class Coordinator:
         """Whether the run has samples or weights, which fix what it is."""
         return self.step > 0 or bool((await self._store.counters())["episodes"])
 
-    def _require_offline(self, what: str) -> None:
-        if self.running:
-            raise StateError(f"cannot {what}: a run is active (the server is {self._board.state})")
+    async def _start(self) -> None:
+        if self._record is None:
+            raise StateError("no run is configured: PUT /v1/run first")
+        if self._run is None:
+            config = RunConfig.model_validate_json(self._record.config_json)
+            self._run = await self._resolve(self._record.run_id, config)
+        record = replace(self._record, active=True)
+        await self._store.put_run(record)
+        self._record = record
+        self._launch()
+
+    async def _require_same(self, record: RunRecord, config: RunConfig) -> None:
+        """Refuse a configuration that is not that of the active run."""
+        active = RunConfig.model_validate_json(record.config_json)
+        asked = (await self._resolve(record.run_id, config)).config
+        differing = [n for n in RunConfig.model_fields if getattr(asked, n) != getattr(active, n)]
+        if differing:
+            live = (
+                " (PUT /v1/mixture, `ajet mixture`, changes the mixture of a run that goes on)"
+                if "mixture" in differing
+                else ""
+            )
+            raise StateError(
+                f"cannot configure a run: one with another {', '.join(differing)} is active (the server is "
+                f"{self._board.state}); stop it first{live}"
+            )
 
     def _active_loop(self) -> RunLoop:
         if self._loop is None or not self.running:

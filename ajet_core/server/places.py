@@ -44,6 +44,11 @@ class Places:
         self._credit = dict(credit or {})
         self._blocked: frozenset[str] = frozenset()
         self._kept: dict[str, int] = {}
+        # What this batch has of tags that were taken out of its mixture while it was filled.
+        self._inherited: dict[str, int] = {}
+        # The step whose ratios this batch has instead of its own.
+        self._as_of: int | None = None
+        self._filling = True
         self._training = False
         self.quotas: dict[str, int] = {}
         self.limits: dict[str, int] = {}
@@ -57,7 +62,7 @@ class Places:
     @property
     def ratios(self) -> Mapping[str, float]:
         """By tag; empty without a mixture."""
-        return self.mixture.at(self.step) if self.mixture is not None else {}
+        return self._ratios(self.step) if self.mixture is not None else {}
 
     @property
     def blocked(self) -> Set[str]:
@@ -77,17 +82,29 @@ class Places:
         """Why episodes of a tag are not trained, if they are not."""
         mixture = self._next_mixture
         # This batch still needs what the next one may not have.
-        if mixture is None or tag in mixture.tags or self.lane(tag) in self.quotas:
+        needed = self.quotas.keys() - self._inherited.keys()
+        if mixture is None or tag in mixture.tags or self.lane(tag) in needed:
             return None
         known = ", ".join(map(repr, sorted(mixture.tags)))
         return f"the mixture has no tag {tag!r}, only {known} (the argument tag of the episode)"
 
     def change(self, mixture: MixtureConfig) -> None:
-        """Have another mixture from the next batch on."""
+        """Have another mixture from the next batch on, which is this one if nobody fills it yet."""
         self._next_mixture = mixture
+        if not self._filling:
+            self._adopt()
+            self._plan()
+
+    def settle(self) -> None:
+        """The batch is about to be filled: a change of the mixture does not concern it any more."""
+        self._filling = True
 
     def begin(self, step: int) -> None:
-        """Take note of the step that will train the batch; that of a batch that was refused is given again."""
+        """The batch is filled from now on.
+
+        :param step: that will train it; that of a batch that was refused is given again.
+        """
+        self.settle()
         if step != self.step:
             self.step = step
             self._plan()
@@ -103,20 +120,51 @@ class Places:
         self._kept = {tag: kept.get(tag, 0) for tag in tags}
         self._plan()
 
+    def hand_over(self, wanted: Set[str], kept: Mapping[str, int]) -> bool:
+        """Give what is left of this batch to those who wait for a later one, because nobody rolls out its own tags.
+
+        It gets the ratios that were set meanwhile, or those of a later stage of the schedule.
+
+        :param wanted: tags that somebody waits for.
+        :param kept: as for `block`.
+        :return: whether there are such ratios with a tag that is wanted.
+        """
+        mixture = self._next_mixture
+        if mixture is None:
+            return False
+        later = [stage.from_step for stage in mixture.schedule if stage.from_step > self.step]
+        for step in (self.step, *later):
+            ratios = mixture.at(step)
+            if any(ratio > 0 and tag in wanted for tag, ratio in ratios.items()):
+                break
+        else:
+            return False
+        inherited = {tag: min(kept.get(tag, 0), n) for tag, n in self.quotas.items()}
+        self._adopt()
+        self._inherited = {tag: n for tag, n in inherited.items() if n and tag not in ratios}
+        self._as_of = step
+        self._plan()
+        return True
+
     def next(self) -> None:
         """Go on with the next batch; in async mode this one is trained meanwhile."""
         if self.mixture is not None:
             without = self._without()
             kept = sum(self._kept_now(without).values())
-            self._shares(self.step).commit(self.needed - kept, without)
-        self._training = self._ahead > 0
+            self._shares(self.step).commit(self._own - kept, without)
+        self._training = self._filling = self._ahead > 0
+        self._adopt()
+        self.step += 1
+        self._inherited, self._as_of = {}, None
+        self._plan()
+
+    def _adopt(self) -> None:
+        """Have the mixture that was set, and nobody blocked."""
         if self._next_mixture != self.mixture:
             self.mixture = self._next_mixture
             # What rounding owes is owed for ratios that are gone.
             self._credit = {}
-        self.step += 1
         self._blocked, self._kept = frozenset(), {}
-        self._plan()
 
     def trained(self) -> None:
         """The batch that was trained is no longer under way."""
@@ -131,14 +179,14 @@ class Places:
             return
         without = self._without()
         shares, kept = self._shares(self.step), self._kept_now(without)
-        left = self.needed - sum(kept.values())
-        self.quotas = shares.quotas(left, without) | kept
+        left = self._own - sum(kept.values())
+        self.quotas = shares.quotas(left, without) | kept | self._inherited
         self.limits = dict(self.quotas)
         if self._spare:
             for tag, places in shares.quotas(left + self._spare, without).items():
                 self.limits[tag] = max(self.limits[tag], places)
         if ahead < 0:
-            self.limits |= shares.quotas(max(0, left + ahead), without) | kept
+            self.limits |= shares.quotas(max(0, left + ahead), without) | kept | self._inherited
         self._add_later(ahead)
 
     def _add_later(self, places: int) -> None:
@@ -147,7 +195,8 @@ class Places:
         credit = dict(self._credit)
         step = self.step
         while places > 0:
-            self._shares(step, credit).commit(self.needed, without)
+            of_this = self._own if step == self.step else self.needed
+            self._shares(step, credit).commit(of_this, without)
             step += 1
             some = self._shares(step, credit).quotas(min(places, self.needed), without)
             for tag, more in some.items():
@@ -155,8 +204,17 @@ class Places:
             places -= self.needed
 
     def _shares(self, step: int, credit: dict[str, float] | None = None) -> Shares:
-        assert self.mixture is not None, "only a mixture has shares"
-        return Shares(self.mixture.at(step), self._credit if credit is None else credit)
+        return Shares(self._ratios(step), self._credit if credit is None else credit)
+
+    def _ratios(self, step: int) -> Mapping[str, float]:
+        assert self.mixture is not None, "only a mixture has ratios"
+        as_of = self._as_of if step == self.step else None
+        return self.mixture.at(step if as_of is None else as_of)
+
+    @property
+    def _own(self) -> int:
+        """Places that the ratios share out."""
+        return self.needed - sum(self._inherited.values())
 
     def _without(self) -> Set[str]:
         """Those blocked, unless there is nobody else: whoever comes first is welcome."""
@@ -164,7 +222,7 @@ class Places:
         return self._blocked if left else frozenset()
 
     def _kept_now(self, without: Set[str]) -> dict[str, int]:
-        plain = self._shares(self.step).quotas(self.needed)
+        plain = self._shares(self.step).quotas(self._own)
         return {
             tag: min(kept, plain.get(tag, 0))
             for tag, kept in self._kept.items()

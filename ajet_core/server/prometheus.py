@@ -18,6 +18,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COUNTED = {
     "episodes": "Episodes that were claimed.",
     "episodes_ended": "Episodes that ended with a reward.",
+    "joint_ended": "Parts of joint episodes that ended.",
+    "joint_aborted": "Parts of joint episodes that were aborted.",
     "calls": "Model calls.",
     "tokens_raw": "Tokens of all calls, prompts and what was sampled.",
     "tokens_sampled": "Tokens that were sampled.",
@@ -97,6 +99,7 @@ def _totals(status: ServerStatus) -> Iterator[Metric]:
     yield aborted
     for name, text in (
         ("open_episodes", "Episodes that are open."),
+        ("prepared_episodes", "Parts of joint episodes that wait for their arbiter."),
         ("waiting_claims", "Claims that wait for a place."),
     ):
         if name in counters:

@@ -99,8 +99,15 @@ class Rollouts:
         """Have another mixture from the next batch on."""
         self._mixture = mixture
         if self._episodes.builder is not None:
-            self._episodes.builder.places.change(mixture)
+            self._episodes.builder.change_mixture(mixture)
         self._events.emit("mixture", {"what": "changed", "ratios": dict(mixture.ratios)})
+        # Who waits for a tag that is gone need not wait any longer.
+        self._episodes.freed()
+
+    def stepped(self) -> None:
+        """Everybody is about to hear that a step was trained: who changes the mixture then means the batch after next."""
+        if self._episodes.builder is not None:
+            self._episodes.builder.places.settle()
 
     def episode_finished(self, record: EpisodeRecord) -> None:
         """Take notice of an episode's outcome."""
@@ -119,7 +126,7 @@ class Rollouts:
         await self._episodes.begin(builder)
         if self._mixture is not None:
             # It may have been changed while the builder was being made ready.
-            places.change(self._mixture)
+            builder.change_mixture(self._mixture)
         keeper = TagKeeper(builder, self._episodes, self._board, self._events, self._parts.clock)
         watch = asyncio.create_task(keeper.keep())
         try:

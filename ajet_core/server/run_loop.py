@@ -271,6 +271,7 @@ class RunLoop:
                 # The trainer says it in its own way if the disk is full. The run goes on at its last checkpoint if it must; the next one may find room again.
                 _log.error("%s", error.message)
                 self._events.emit("run", {"what": "no_checkpoint", "error": error.to_payload()})
+        self.rollouts.stepped()
         await self._book.tell(stepped)
 
     async def _checkpoint(self) -> None:

@@ -93,11 +93,18 @@ def resolve_run(
     trainer = plugins.trainer(config.trainer.name)
     merger = plugins.merger(config.merger.name)
     _check_algorithm(config, trainer)
+    sleeps = config.rollout.engine_sleeps
+    if sleeps and not engine.capabilities.sleep:
+        raise ConfigError(
+            f"engine {engine.name!r} cannot free its memory while a step is trained: leave out rollout.engine_sleeps",
+            param="rollout.engine_sleeps",
+        )
     python = choose_interpreters(settings, plugins, engine, trainer)
-    if python.get("engine") == python.get("trainer") and config.rollout.mode == "sync":
+    apart = config.rollout.mode == "async" or sleeps
+    if python.get("engine") == python.get("trainer") and not apart:
         channel = negotiate_channel(trainer, engine)
     else:
-        # Weights that both use cannot be trained while calls are answered with them.
+        # Weights that both use cannot be trained while calls are answered with them, nor while they are away.
         channel = negotiate_channel(_without_in_process(trainer), engine)
     merger_settings = plugins.validate_settings(merger, config.merger.settings)
     context = WorkerContext(run_dir=settings.server.run_dir, seed=config.seed)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from ajet_core.errors import StepRefusedError
@@ -99,16 +100,17 @@ async def train_step(
         # Engine and trainer share the parameters: no forward may run while they change.
         await workers.engine.call("engine.pause")
     try:
-        report = await workers.trainer.step(batch)
+        async with _engine_asleep(run, workers):
+            report = await workers.trainer.step(batch)
+            trained = clock()
+            if not rolls_on:
+                board.set(ServerState.WEIGHT_SYNCING)
+            update = await workers.trainer.publish(run.channel, record.step)
     except StepRefusedError:
         # The weights are what they were, and are served again.
         if run.together:
             await workers.engine.call("engine.resume")
         raise
-    trained = clock()
-    if not rolls_on:
-        board.set(ServerState.WEIGHT_SYNCING)
-    update = await workers.trainer.publish(run.channel, record.step)
     published = clock()
     await workers.engine.update_weights(update)
     # Not in a finally: if the step was interrupted, the shared weights may be half-way between two
@@ -141,6 +143,19 @@ async def train_step(
         findings=list(data.findings.values()),
     )
     return Stepped(summary, _scores(data, report), frozenset(data.findings))
+
+
+@contextlib.asynccontextmanager
+async def _engine_asleep(run: ResolvedRun, workers: RunWorkers) -> AsyncIterator[None]:
+    """The trainer has the device's memory within, if the run says so; however it ends, the engine is woken."""
+    if not run.config.rollout.engine_sleeps:
+        yield
+        return
+    await workers.engine.call("engine.sleep")
+    try:
+        yield
+    finally:
+        await workers.engine.call("engine.wake")
 
 
 def _scores(data: TrainingData, report: StepReport) -> list[CallScore]:

@@ -26,8 +26,11 @@ class TagWatch:
 
     Only time counts in which somebody could roll out, and a tag that was gone when a batch was made is still gone when
     the next one begins: its grace time is waited for once.
+
+    :ivar deserted: at the last look nobody had wanted any of the tags for their grace time.
     """
 
+    deserted: bool = field(default=False, init=False)
     _absent: dict[str, float] = field(default_factory=dict)
     _looked_at: float = 0.0
 
@@ -55,10 +58,11 @@ class TagWatch:
             for tag in tags
         }
         gone = {tag for tag in tags - wanted if self._absent[tag] >= grace_seconds}
+        self.deserted = tags <= gone
         if not tags <= gone | blocked:
             return gone | blocked
         # With nobody left, those that were gone are welcome back: the batch must not wait for others.
-        return blocked if tags <= gone else gone
+        return blocked if self.deserted else gone
 
     def rest(self, now: float) -> None:
         """Nobody could roll out since the last look, or nobody had to."""
@@ -107,24 +111,27 @@ class TagKeeper:
             self._watch.rest(self._clock())
             return
         before, wanted = places.blocked, self._episodes.wanted_tags()
+        tags = {tag for tag, ratio in places.ratios.items() if ratio > 0}
         blocked = self._watch.look(
-            {tag for tag, ratio in places.ratios.items() if ratio > 0},
-            wanted,
-            self._clock(),
-            grace_seconds=self._grace,
-            blocked=before,
+            tags, wanted, self._clock(), grace_seconds=self._grace, blocked=before
         )
-        if blocked != before:
+        if self._watch.deserted and builder.hand_over(wanted):
+            self._tell(tags, "whoever waits for a later batch")
+            blocked = tags
+        elif blocked != before:
             builder.block(blocked)
-            newly = sorted(blocked - before)
-            # Once, and not for every batch in which they are gone.
-            if not blocked <= self._known:
-                _log.warning("nobody rolls out %s: their places go to the others", newly)
-            told = {"what": "blocked", "tags": newly, "places": places.quotas}
-            self._events.emit("mixture", told)
-            self._episodes.freed()
-            self._board.touch()
+            self._tell(blocked - before, "the others")
         self._known = (self._known | blocked) - wanted
+
+    def _tell(self, tags: Set[str], heirs: str) -> None:
+        """The places of tags that nobody rolls out are given away."""
+        # Once, and not for every batch in which they are gone.
+        if not tags <= self._known:
+            _log.warning("nobody rolls out %s: their places go to %s", sorted(tags), heirs)
+        told = {"what": "blocked", "tags": sorted(tags), "places": self._builder.places.quotas}
+        self._events.emit("mixture", told)
+        self._episodes.freed()
+        self._board.touch()
 
     @property
     def _grace(self) -> float:

@@ -74,6 +74,10 @@ class WaitingLine:
         """Tags of the episodes that need a place."""
         return self._tags.keys()
 
+    def of_tag(self, tag: str) -> list[Ticket]:
+        """Tickets for places of a tag."""
+        return list(self._tags.get(tag, {}).values())
+
     def next(self, builder: BatchBuilder) -> Ticket | None:
         """The ticket that came first of those that need not wait any longer, None if all have to."""
         firsts = [next(iter(self._groups[group].values())) for group in self._decided(builder)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ajet_core.protocol import BatchProgress, Finding, ServerState, SetAside
+from ajet_core.protocol import BatchProgress, Finding, ServerState, SetAside, TagProgress
 from ajet_core.server.events import EventLog
 
 _log = logging.getLogger("ajet.server")
@@ -53,6 +53,7 @@ class ServerView:
     :param in_state: for how long the server is in its state.
     :param still: since a claim, a call or an end last moved anything.
     :param lacking: begun tasks of the batch: name, episodes ended, episodes open.
+    :param tags: how full the batch is by tag of the mixture.
     :param dull: complete tasks whose rewards are all equal, where the batch asks for others.
     :param throttled: requests that were refused with 429 in the last minute, and the last refusal.
     :param in_doubt: prepared parts of joint episodes.
@@ -68,6 +69,7 @@ class ServerView:
     batch: BatchProgress | None = None
     episodes_per_task: int = 0
     lacking: Sequence[tuple[str, int, int]] = ()
+    tags: Mapping[str, TagProgress] = field(default_factory=dict)
     dull: int = 0
     throttled: tuple[int, str] = (0, "")
     engine_stalled: float = 0.0
@@ -163,6 +165,12 @@ def _incomplete(view: ServerView) -> str:
     ready = f"{view.batch.ready} of {view.batch.needed} complete" if view.batch is not None else ""
     if view.waiting_claims:
         asked = f"the {view.waiting_claims} waiting claims are for tasks that are complete in this batch"
+        if short := [
+            f"{tag!r} ({p.ready} of {p.places})"
+            for tag, p in view.tags.items()
+            if p.ready < p.places
+        ]:
+            asked += f", or for tags that have their places in it; it waits for {', '.join(short)}"
         return "; ".join(filter(None, [asked, lacking, ready]))
     return f"{lacking} ({ready}); start a client for them, or for other tasks"
 

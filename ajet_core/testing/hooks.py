@@ -23,6 +23,7 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
                 weight_channels=scripted_engine.WEIGHT_CHANNELS,
                 max_top_logprobs=scripted_engine.MAX_TOP_LOGPROBS,
                 seed=True,
+                sleep=True,
             ),
         ),
     )

@@ -29,6 +29,7 @@ from ajet_core.interfaces import (
 from ajet_core.protocol import ModelConfig
 from ajet_core.testing.faults import Faults, FaultSettings
 
+ASLEEP = "scripted-engine-sleeps"
 WEIGHT_CHANNELS = ("in_process", "digest_file")
 MAX_TOP_LOGPROBS = 5
 
@@ -124,6 +125,16 @@ class ScriptedEngine(Engine):
     async def resume(self) -> None:
         """Go on."""
         self._going.set()
+
+    async def sleep(self) -> None:
+        """Hold back every chunk, and leave the file `ASLEEP` in the run's directory until it is woken."""
+        await self.pause()
+        (self.context.run_dir / ASLEEP).touch()
+
+    async def wake(self) -> None:
+        """Go on."""
+        (self.context.run_dir / ASLEEP).unlink()
+        await self.resume()
 
     async def stats(self) -> EngineStats:
         """Counters; time in forward passes is 0."""

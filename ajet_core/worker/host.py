@@ -97,6 +97,8 @@ class WorkerHost:
             "engine.update_weights": self._update_weights,
             "engine.pause": self._pause,
             "engine.resume": self._resume,
+            "engine.sleep": self._sleep,
+            "engine.wake": self._wake,
             "engine.stats": self._stats,
             "trainer.step": self._step,
             "trainer.publish": self._publish,
@@ -272,6 +274,12 @@ class WorkerHost:
 
     async def _resume(self, _: int, __: Any) -> None:
         await self._need_engine().resume()
+
+    async def _sleep(self, _: int, __: Any) -> None:
+        await self._need_engine().sleep()
+
+    async def _wake(self, _: int, __: Any) -> None:
+        await self._need_engine().wake()
 
     async def _stats(self, _: int, __: Any) -> Any:
         return to_plain(await self._need_engine().stats())

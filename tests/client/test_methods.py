@@ -183,15 +183,8 @@ async def test_start_engine_waits_until_the_server_has_booted(make: MakeFace, cl
     assert script.bodies()[0] == {"wait_seconds": 100.0}
 
 
-async def test_start_engine_joins_a_run_that_is_active(make: MakeFace) -> None:
-    script = Script().on("POST /v1/run/start", (409, error("wrong_state", "a run is active")))
-    script.on("GET /v1/status", (200, server_status())).on("GET /v1/run", (200, run_status()))
-    assert (await make(script).call("start_engine")).state is ServerState.ROLLING
-
-
 async def test_start_engine_without_a_run_is_the_servers_error(make: MakeFace) -> None:
     script = Script().on("POST /v1/run/start", (409, error("wrong_state", "PUT /v1/run first")))
-    script.on("GET /v1/status", (200, server_status(state="OFFLINE")))
     with pytest.raises(StateError, match="PUT /v1/run first"):
         await make(script).call("start_engine")
 

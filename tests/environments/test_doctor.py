@@ -134,9 +134,12 @@ def test_an_environment_of_an_older_recipe_works_and_can_be_renewed(tmp_path: Pa
 
 
 def test_backends_whose_ranges_exclude_each_other_are_explained() -> None:
-    (reason,) = cannot_share([recipe("verl"), recipe("vllm"), recipe("torch")])
+    chosen = [recipe("verl"), recipe("vllm"), recipe("torch")]
+    (reason,) = cannot_share(chosen, "cpu")
     assert reason.startswith("agentjet[verl,vllm] cannot be installed together: verl needs transf")
     assert reason.endswith("ajet env create verl, ajet env create vllm")
+    # For a GPU there is a version of vLLM that fits beside verl.
+    assert cannot_share(chosen, "gpu") == []
 
 
 def ajet(*args: str) -> Result:

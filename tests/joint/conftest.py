@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -193,9 +193,9 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         await server.stop()
 
 
-def make_world(network: Network, directory: Path) -> World:
-    """Two servers, not started."""
-    servers = {role: Server(role, directory / role, network) for role in ROLES}
+def make_world(network: Network, directory: Path, roles: Sequence[str] = ROLES) -> World:
+    """Two servers, or as many as there are roles, not started."""
+    servers = {role: Server(role, directory / role, network) for role in roles}
     world = World(network, servers)
     for server in servers.values():
         server.peers = {

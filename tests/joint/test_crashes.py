@@ -70,6 +70,41 @@ async def test_a_client_that_dies_leaves_one_outcome(
         assert rewards == {"planner": 0.25, "executor": 0.75}
 
 
+@pytest.mark.parametrize("by", ["a client", "the servers"])
+@pytest.mark.parametrize("died_after", range(1, 9))
+async def test_three_servers_have_one_outcome_whenever_the_client_dies(
+    tmp_path: Path, died_after: int, by: str
+) -> None:
+    roles = ("critic", "executor", "planner")
+    world = make_world(Network(), tmp_path, roles)
+    for server in world.servers.values():
+        await server.start()
+    steps = itertools.count(1)
+
+    async def fault(request: httpx.Request) -> str:
+        # Three claims, two parts prepared, the arbiter's end, two commits.
+        return "client dies" if is_step(request) and next(steps) == died_after else ""
+
+    world.network.fault = fault
+    with pytest.raises(ClientDiedError):
+        async with world.swarm() as swarm, swarm.episode("task") as episode:
+            episode.rewards = {"critic": 0.0, "executor": 0.5, "planner": 1.0}
+    world.network.heal()
+    await world["planner"].restart()
+    await world.expire()
+    if by == "a client":
+        async with world.swarm() as swarm:
+            await swarm.resolve()
+    else:
+        for server in world.servers.values():
+            await server.service.peers.look()
+    outcome = ["ended"] if died_after >= 6 else ["aborted"]
+    claimed = roles[:died_after]
+    assert await world.states() == {role: outcome if role in claimed else [] for role in roles}
+    for server in world.servers.values():
+        await server.stop()
+
+
 async def test_what_the_arbiter_has_not_decided_is_left_alone(world: World) -> None:
     await die_after(world, "prepare")
     for by in ("a client", "the servers"):

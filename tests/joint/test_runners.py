@@ -113,7 +113,7 @@ async def test_parts_keep_their_leases_while_another_one_waits_for_a_place(
         )
 
     running = asyncio.create_task(with_swarm(kind, two, work))
-    executor = two["executor"].service.episodes
+    executor = two["executor"].service.episodes.open
     beats = 0
     seen = None
     # Several leases long, by what the server sees of the client and by no clock of ours.
@@ -169,6 +169,38 @@ async def test_runs_of_unequal_groups_do_not_start(two: Servers, kind: str) -> N
         (await two[role].put_run(batch=batch)).raise_for_status()
     with pytest.raises(ConfigError, match="episodes_per_task differs"):
         await with_swarm(kind, two, lambda swarm: swarm.start_engine())
+    for server in two.values():
+        assert server.service.board.state == "OFFLINE"
+
+
+async def test_a_run_that_is_configured_anew_is_compared_again(two: Servers, kind: str) -> None:
+    await start(kind, two, size=2)
+    larger = {"tasks": 4, "episodes_per_task": 3}
+    config = RunConfig.model_validate(two["planner"].config(batch=larger))
+
+    def work(swarm: Swarm) -> None:
+        swarm.stop_engine()
+        swarm["planner"].sync_train_config(config)
+        for start_again in (
+            swarm.start_engine,
+            lambda: swarm.run_episodes_until_all_complete(["a"], lambda *_: 0.0),
+        ):
+            with pytest.raises(ConfigError, match="episodes_per_task differs"):
+                start_again()
+
+    async def work_async(swarm: AsyncSwarm) -> None:
+        await swarm.stop_engine()
+        await swarm["planner"].sync_train_config(config)
+
+        async def agent(_task: Task, _episode: SwarmEpisode) -> float:
+            return 0.0
+
+        with pytest.raises(ConfigError, match="episodes_per_task differs"):
+            await swarm.start_engine()
+        with pytest.raises(ConfigError, match="episodes_per_task differs"):
+            await swarm.run_episodes_until_all_complete(["a"], agent)
+
+    await with_swarm(kind, two, work if kind == "sync" else work_async)
     for server in two.values():
         assert server.service.board.state == "OFFLINE"
 

@@ -24,7 +24,7 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
 async def test_every_control_action_is_a_line_with_its_outcome(server: Running) -> None:
     await server.put_run(model={"path": "/etc"})
     await server.roll()
-    await server.put_run()
+    await server.put_run(seed=5)
     token_id, operator = await new_token(server, "operator", scope="control")
     await server.http.post("/v1/run/stop", headers=operator)
     await server.http.post("/v1/run/stop", headers=CONTROL)

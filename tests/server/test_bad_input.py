@@ -310,16 +310,33 @@ async def test_an_incomplete_model_directory_is_refused_by_what_it_lacks(
     assert expected.get(missing, missing.partition(".")[0]) in error_of(answer)["message"]
 
 
-async def test_only_one_of_two_starts_wins(server: Running) -> None:
+async def test_a_run_is_started_once_however_often_that_is_asked(server: Running) -> None:
     await server.put_run()
     answers = await asyncio.gather(
         *(server.http.post("/v1/run/start", headers=CONTROL) for _ in range(4))
     )
-    assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
-    refused = next(answer for answer in answers if answer.status_code == 409)
-    assert "active" in error_of(refused)["message"]
-    answer = await server.put_run()
-    assert answer.status_code == 409
+    assert [answer.status_code for answer in answers] == [200] * 4
+    told = [owned.event for owned in server.service.events._events]
+    states = [event.data["state"] for event in told if event.type == "state"]
+    assert states.count("BOOTING") == 1
+
+
+async def test_a_client_that_is_started_again_configures_the_run_that_is_active(
+    server: Running,
+) -> None:
+    await server.roll(seed=3)
+    again = await server.put_run(seed=3)
+    assert again.status_code == 200
+    assert again.json()["state"] == "ROLLING"
+    for other in ({"seed": 4}, {"seed": 3, "steps": 5}):
+        refused = await server.put_run(**other)
+        assert refused.status_code == 409
+        named = "steps" if "steps" in other else "seed"
+        assert f"one with another {named} is active" in error_of(refused)["message"]
+    refused = await server.put_run(seed=3, mixture={"ratios": {"x": 1.0}})
+    assert "PUT /v1/mixture" in error_of(refused)["message"]
+    wrong = await server.put_run(model={"path": "nowhere", "renderer": "qwen3"})
+    assert wrong.status_code == 400
 
 
 async def test_a_start_without_a_configuration_says_what_comes_first(server: Running) -> None:

@@ -137,6 +137,28 @@ async def test_open_episodes_of_a_tag_that_is_removed_end_as_ever_and_are_not_tr
     assert half["episode_id"] in (await batches(server))[-1].episode_ids
 
 
+async def test_who_waits_for_a_tag_that_is_removed_is_sent_away(server: Running) -> None:
+    await server.roll(mixture=all_of("x"))
+    first = [await server.claim("first", tag="x") for _ in range(2)]
+    await task(server, "second", "x")
+    waiting = asyncio.create_task(
+        server.http.post(
+            "/v1/episodes",
+            headers=CLIENT,
+            json={"task_id": "third", "tag": "x", "wait_seconds": 60.0},
+        )
+    )
+    while not server.service.claims.waiting_count:
+        await asyncio.sleep(0)
+    await put(server, all_of("y"))
+    # The batch that is being filled may still have a place for it.
+    assert not waiting.done()
+    for reward, grant in enumerate(first):
+        await server.chat(grant)
+        assert (await server.end(grant, float(reward))).status_code == 200
+    assert "no tag 'x'" in error_of(await waiting)["message"]
+
+
 async def test_a_change_while_a_step_is_trained_holds_from_the_batch_after_the_next(
     server: Running,
 ) -> None:
@@ -216,3 +238,43 @@ async def test_as_many_tags_as_there_may_be(server: Running) -> None:
     answer = await server.http.put("/v1/mixture", headers=CONTROL, json=too_many)
     assert answer.status_code == 400
     assert error_of(answer)["param"] == "ratios"
+
+
+async def test_a_change_while_nothing_is_filled_holds_from_the_next_batch(server: Running) -> None:
+    with HoldGate(server.run_dir, "trainer") as gate:
+        await server.roll(trainer={"hangs_at": 1}, rollout={"mode": "sync", "spare_tasks": 1})
+        # It was begun before there was a mixture, and is of a tag that this has.
+        half = await server.claim("half", tag="y")
+        for name in "ab":
+            await task(server, name, "z")
+        while (loop := server.service.coordinator.loop) is None or loop.training_step is None:
+            await shown(server)
+        answer = await put(server, all_of("y"))
+        assert (answer["step"], list(answer["tags"])) == (2, ["y"])
+        gate.release()
+        await until_step(server, 1)
+    for reward, grant in enumerate([half, await server.claim("half", tag="y")]):
+        await server.chat(grant)
+        assert (await server.end(grant, float(reward))).status_code == 200
+    await task(server, "c", "y")
+    await until_step(server, 2)
+    assert await trained(server) == [{"z": 4}, {"y": 4}]
+
+
+@pytest.mark.parametrize("by", ["a change", "the schedule"])
+async def test_who_waits_for_a_later_mixture_does_not_wait_for_those_who_are_gone(
+    server: Running, by: str
+) -> None:
+    later = {"ratios": {"y": 1.0}, "grace_seconds": PATIENT}
+    now: dict[str, Any] = {"ratios": HALVES["ratios"] | {"y": 0.0, "w": 0.5}, "grace_seconds": 0.05}
+    if by == "the schedule":
+        now["schedule"] = [{"from_step": 7, "ratios": later["ratios"]}]
+    await server.roll(mixture=now)
+    # Its clients go away, and with them those of w, in the middle of the batch.
+    await task(server, "a", "x")
+    if by == "a change":
+        await put(server, later)
+    await task(server, "b", "y")
+    await until_step(server, 1)
+    # What was ready is trained, and counts for its places.
+    assert await trained(server) == [{"x": 2, "y": 2}]

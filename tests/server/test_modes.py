@@ -15,6 +15,7 @@ import pytest
 from ajet_core.interfaces import BatchRecord
 from ajet_core.protocol import ServerState
 from ajet_core.testing.faults import HoldGate
+from ajet_core.testing.scripted_engine import ASLEEP
 
 from .conftest import CLIENT, CONTROL, Running, ServerFactory, error_of, key
 
@@ -350,3 +351,36 @@ async def test_only_control_changes_the_mixture_and_a_client_sees_no_progress(
     assert (await server.http.put("/v1/mixture", headers=CLIENT, json=HALVES)).status_code == 403
     seen = (await server.http.get("/v1/mixture", headers=CLIENT)).json()
     assert (seen["config"]["ratios"], seen["tags"]) == (HALVES["ratios"], {})
+
+
+@pytest.mark.parametrize("fault", ["hangs_at", "refuses_at"])
+async def test_an_engine_sleeps_while_a_step_is_trained_and_answers_afterwards(
+    server: Running, fault: str
+) -> None:
+    asleep = server.run_dir / ASLEEP
+    with HoldGate(server.run_dir, "trainer") as gate:
+        await server.roll(rollout={"engine_sleeps": True}, trainer={fault: 1})
+        assert not asleep.exists()
+        for name in "ab":
+            await task(server, name)
+        if fault == "hangs_at":
+            status = {"step": 0}
+            while not asleep.exists():
+                status = (await server.http.get("/v1/status", headers=CONTROL)).json()
+            assert status["step"] == 0
+        gate.release()
+        # After a step, and after one that was refused, the next batch is rolled out.
+        for name in "cd":
+            await task(server, name)
+        await until_step(server, 1)
+        assert not asleep.exists()
+
+
+async def test_only_an_engine_that_can_sleep_is_asked_to(server: Running) -> None:
+    for body in (
+        {"rollout": {"engine_sleeps": True, "mode": "async"}},
+        {"rollout": {"engine_sleeps": True}, "engine": {"name": "torch"}},
+    ):
+        answer = await server.http.put("/v1/run", headers=CONTROL, json={**server.config(), **body})
+        assert answer.status_code in {400, 422}
+        assert "engine_sleeps" in answer.text

@@ -246,6 +246,48 @@ def test_by_episodes_a_batch_takes_those_that_came_first() -> None:
     assert set(batch.take().ended) | set(taken) == ids(opened[:8])
 
 
+def test_a_change_holds_at_once_if_nobody_fills_the_batch() -> None:
+    batch = batches(tasks=2, mixture={"a": 1})
+    for name in "xy":
+        roll_out(batch, name, "a")
+    batch.take()
+    batch.change_mixture(MixtureConfig(ratios=HALVES))
+    assert batch.places.quotas == {"a": 1, "b": 1}
+    batch.places.settle()
+    batch.change_mixture(MixtureConfig(ratios={"b": 1}))
+    assert batch.places.quotas == {"a": 1, "b": 1}
+
+
+def test_whoever_waits_for_a_later_batch_gets_what_is_left_of_one_that_nobody_fills() -> None:
+    batch = batches(tasks=4, mixture=HALVES)
+    mine = [roll_out(batch, "a1", "a"), roll_out(batch, "b1", "b"), roll_out(batch, "b2", "b")]
+    assert not batch.hand_over({"c"})
+    batch.change_mixture(MixtureConfig(ratios={"b": 0.5, "c": 0.5}))
+    assert not batch.hand_over({"d"})
+    assert batch.places.quotas == {"a": 2, "b": 2}
+    assert batch.hand_over({"c"})
+    # What is ready of a is kept, and what is of b counts for its new places.
+    assert batch.places.quotas == {"a": 1, "b": 2, "c": 1}
+    assert "no tag 'a'" in (batch.places.refusal("a") or "")
+    assert batch.admission("a2", "a") == "later"
+    mine.append(roll_out(batch, "c1", "c"))
+    assert set(batch.take().ended) == ids(*mine)
+    assert batch.places.quotas == {"b": 2, "c": 2}
+
+
+def test_a_batch_that_nobody_fills_has_the_ratios_of_the_stage_that_somebody_waits_for() -> None:
+    config = BatchConfig(tasks=2, episodes_per_task=2)
+    stages = [{"from_step": 5, "ratios": {"b": 1}}, {"from_step": 9, "ratios": {"c": 1}}]
+    mixture = MixtureConfig.model_validate({"ratios": {"a": 1}, "schedule": stages})
+    places = Places(config, RolloutConfig(mode="async", max_staleness=1), mixture)
+    assert places.hand_over({"c"}, {"a": 1})
+    assert places.quotas == {"a": 1, "c": 1}
+    assert places.ratios == {"c": 1}
+    assert places.limits == {"a": 1 + 2, "c": 1}
+    places.next()
+    assert places.quotas == {"a": 2}
+
+
 def test_credit_goes_on_in_the_next_process() -> None:
     first = batches(tasks=1, mixture=HALVES)
     assert first.places.quotas == {"a": 1, "b": 0}

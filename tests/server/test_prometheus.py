@@ -37,6 +37,10 @@ def test_everything_a_status_says_in_numbers_is_there() -> None:
     assert found["ajet_mixture_places", (("tag", "code"),)] == 5
     assert found["ajet_mixture_blocked", (("tag", "code"),)] == 1
     assert found["ajet_max_staleness", ()] == 4
+    joint = scraped(counters={"joint_ended": 3, "joint_aborted": 2, "prepared_episodes": 1})
+    assert joint["ajet_joint_ended_total", ()] == 3
+    assert joint["ajet_joint_aborted_total", ()] == 2
+    assert joint["ajet_prepared_episodes", ()] == 1
     held_out = (("client", "client"), ("k", "4"), ("tag", "held-out"))
     assert found["ajet_evaluation_pass_at", held_out] == 0.75
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ajet_core.protocol import RolloutConfig
+from ajet_core.protocol import RolloutConfig, RunConfig
 from ajet_core.server.staleness import keep_fresh
 from ajet_core.testing.samples import make_call
 from ajet_core.timeline import Call
@@ -101,6 +101,7 @@ def test_no_token_and_no_batch_is_older_than_the_bounds(
         ({"mode": "async", "spare_tasks": 1}, "spare_tasks is for mode sync"),
         ({"mode": "async", "drain_seconds": 1}, "drain_seconds is for mode sync"),
         ({"max_staleness": 0}, "set late to drop"),
+        ({"max_mean_staleness": 0}, "set late to drop"),
         ({"max_staleness": 2, "max_mean_staleness": 3}, "bounds nothing"),
     ],
 )
@@ -109,3 +110,27 @@ def test_bounds_that_leave_nothing_to_train_are_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=told):
         RolloutConfig.model_validate(fields)
+
+
+@pytest.mark.parametrize(
+    ("full_by", "mean", "possible"),
+    [
+        ("tasks", 0.25, True),
+        ("tasks", 0.24, False),
+        ("episodes", 0.125, True),
+        ("episodes", 0.12, False),
+    ],
+)
+def test_a_mean_that_no_asynchronous_batch_can_have_is_refused(
+    full_by: str, mean: float, possible: bool
+) -> None:
+    config = {
+        "model": {"path": "m"},
+        "batch": {"tasks": 4, "episodes_per_task": 2, "full_by": full_by},
+        "rollout": {"mode": "async", "max_mean_staleness": mean},
+    }
+    if possible:
+        RunConfig.model_validate(config)
+    else:
+        with pytest.raises(ValidationError, match=f"is below what a batch needs .* {full_by} "):
+            RunConfig.model_validate(config)

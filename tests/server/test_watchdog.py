@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from ajet_core.protocol import BatchProgress, Finding, ServerState, SetAside
+from ajet_core.protocol import BatchProgress, Finding, ServerState, SetAside, TagProgress
 from ajet_core.server.events import EventLog
 from ajet_core.server.throttle import ThrottleMeter
 from ajet_core.server.watchdog import OpenView, ServerView, Watchdog, diagnose
@@ -56,6 +56,13 @@ def test_claims_for_complete_tasks_alone_are_explained() -> None:
     found = only(replace(IDLE, waiting_claims=4, lacking=[("t7", 5, 0)]))
     assert "the 4 waiting claims are for tasks that are complete in this batch" in found.message
     assert "'t7' has 5 of 8" in found.message
+
+
+def test_a_tag_that_others_wait_for_is_named() -> None:
+    slow = TagProgress(ratio=0.5, places=4, ready=1, under_way=1, blocked=False)
+    quick = slow.model_copy(update={"ready": 4, "under_way": 4})
+    found = only(replace(IDLE, waiting_claims=4, tags={"slow": slow, "quick": quick}))
+    assert found.message.endswith("it waits for 'slow' (1 of 4); 3 of 8 complete")
 
 
 def test_tasks_whose_rewards_do_not_differ() -> None:

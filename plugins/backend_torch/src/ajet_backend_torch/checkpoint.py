@@ -7,13 +7,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ajet_backend_torch.directories import whole_directory
-from ajet_backend_torch.optimiser import MasterAdamW, Snapshot
+from ajet_backend_torch.optimiser import Snapshot
 from ajet_core.errors import TrainerError
 
 FORMAT = 1
@@ -37,7 +38,27 @@ class Progress:
     seed: int
 
 
-def save_checkpoint(directory: Path, optimiser: MasterAdamW, progress: Progress) -> None:
+class Checkpointed(Protocol):
+    """Trained weights and their optimiser, wherever they are."""
+
+    def weight_tensors(self) -> Mapping[str, torch.Tensor]:
+        """The trained weights by name."""
+        ...
+
+    def state_tensors(self) -> Mapping[str, torch.Tensor]:
+        """The optimiser's state by name."""
+        ...
+
+    def alike(self) -> Snapshot:
+        """Tensors of the same shapes and dtypes as both, of whatever values."""
+        ...
+
+    def restore(self, before: Snapshot) -> None:
+        """Go back, or on, to other values of both."""
+        ...
+
+
+def save_checkpoint(directory: Path, optimiser: Checkpointed, progress: Progress) -> None:
     """Write a checkpoint; `directory` appears whole or not at all."""
     try:
         with whole_directory(directory) as aside:
@@ -51,14 +72,15 @@ def save_checkpoint(directory: Path, optimiser: MasterAdamW, progress: Progress)
         raise TrainerError(f"checkpoint {directory} could not be written: {error}") from error
 
 
-def load_checkpoint(directory: Path, optimiser: MasterAdamW) -> Progress:
+def load_checkpoint(directory: Path, optimiser: Checkpointed) -> Progress:
     """Check a checkpoint, then put weights and state into `optimiser`.
 
     :raises TrainerError: it is incomplete, damaged or of another model; nothing was changed.
     """
     content = _read_progress(directory)
-    weights = _read_tensors(directory / WEIGHTS_FILE, content, optimiser.weight_tensors())
-    state = _read_tensors(directory / OPTIMISER_FILE, content, optimiser.state_tensors())
+    alike = optimiser.alike()
+    weights = _read_tensors(directory / WEIGHTS_FILE, content, alike.weights)
+    state = _read_tensors(directory / OPTIMISER_FILE, content, alike.state)
     try:
         progress = Progress(
             steps=int(content["steps"]),  # type: ignore[call-overload]

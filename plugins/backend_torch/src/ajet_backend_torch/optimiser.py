@@ -129,6 +129,10 @@ class MasterAdamW:
             for key, value in self._adamw.state[master].items()
         }
 
+    def alike(self) -> Snapshot:
+        """The tensors themselves, for their shapes and dtypes."""
+        return Snapshot(self.weight_tensors(), self.state_tensors())
+
     @torch.no_grad()
     def is_finite(self) -> bool:
         """Whether all weights are."""

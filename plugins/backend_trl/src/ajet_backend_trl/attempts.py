@@ -19,6 +19,7 @@ from ajet_backend_trl.tally import Tally
 from ajet_core.errors import TrainerError, WeightsLostError
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
+from ajet_core.timeline.rows import logprobs_by_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,23 +200,11 @@ class BatchStep:
         metrics = tally.metrics(self.algorithm.epochs)
         return Applied(
             metrics={"learning_rate": self._rate, "no_signal": 0.0, **metrics},
-            logprobs=_logprobs(self.batch, plan, tally),
+            logprobs=logprobs_by_call(
+                self.batch, plan.rows, {n: v.tolist() for n, v in tally.known.items()}
+            ),
             tokens_trained=sum(plan.rows[number].sampled for number in plan.computed),
             tokens_processed=tally.processed,
             sequences=len(plan.computed),
             retries=retries,
         )
-
-
-def _logprobs(batch: TrainBatch, plan: Plan, tally: Tally) -> list[list[float]]:
-    """As `StepReport.logprobs`."""
-    found: list[list[float | None]] = [[None] * len(call.logprobs) for call in batch.calls]
-    for number, known in tally.known.items():
-        values = known.tolist()
-        for span in plan.rows[number].spans:
-            found[span.call][span.start : span.start + span.length] = values[
-                span.offset : span.offset + span.length
-            ]
-    return [
-        [value for value in call if value is not None] if None not in call else [] for call in found
-    ]

@@ -1,8 +1,7 @@
 """From a batch to micro-batches: which rows are computed together, and what their tokens weigh.
 
-A *row* is a sequence of the batch. Rows are dealt to minibatches as every trainer of agentjet deals them
-(`ajet_core.timeline.minibatches`). A minibatch is one optimiser step; TRL computes it in `Plan.accumulation`
-micro-batches on each process.
+Rows (`ajet_core.timeline.rows`) are dealt to minibatches as every trainer of agentjet deals them. A minibatch is one
+optimiser step; TRL computes it in `Plan.accumulation` micro-batches on each process.
 
 TRL's losses weigh tokens by what is in a micro-batch. That is not what the run asks for as soon as rows are left out,
 micro-batches differ in size, or an episode has several rows; so every term of a token is multiplied by wanted over given
@@ -19,9 +18,7 @@ from itertools import pairwise
 
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
-from ajet_core.timeline.batch import TrainSpan
-from ajet_core.timeline.credit import token_weights
-from ajet_core.timeline.minibatches import deal, dealing_units
+from ajet_core.timeline.rows import Row, RowHand, call_weights, deal_rows, rows_of
 
 LOSS_OF = {
     "token_mean": "dapo",
@@ -82,41 +79,6 @@ class Objective:
             return 1.0 / rows
         # bnpo: a mean over the tokens of a micro-batch, whatever they are.
         return 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A sequence up to its last trained token. C tokens from the first trained one on are its completion.
-
-    :param prompt: tokens before.
-    :param completion: [C].
-    :param mask: [C] True where the token was sampled and is trained.
-    :param behaviour: [C] logprobs it was sampled with.
-    :param advantages: [C].
-    :param temperatures: [C].
-    :param versions: [C] version of the weights that sampled it.
-    :param spans: the trained tokens call by call, with offsets in the completion.
-    """
-
-    prompt: list[int]
-    completion: list[int]
-    mask: list[bool]
-    behaviour: list[float]
-    advantages: list[float]
-    temperatures: list[float]
-    versions: list[int]
-    spans: list[TrainSpan]
-    episode: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that are computed."""
-        return len(self.prompt) + len(self.completion)
-
-    @property
-    def sampled(self) -> int:
-        """Tokens that are trained."""
-        return sum(self.mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,30 +146,6 @@ def padded_tokens(rows: Sequence[Row]) -> int:
     return max(1, len(rows)) * (prompt + max(LEAST_WIDTH, completion))
 
 
-def rows_of(batch: TrainBatch) -> list[Row]:
-    """The sequences of a valid batch; a tree without spans is none."""
-    trees = [tree for tree in batch.trees if tree.tokens_trained]
-    found = []
-    for tree, sequence in zip(trees, replace(batch, trees=trees).sequences, strict=True):
-        spans = tree.segments[0].spans
-        start = min(span.offset for span in spans)
-        kept = slice(start, max(span.offset + span.length for span in spans))
-        found.append(
-            Row(
-                prompt=sequence.token_ids[:start],
-                completion=sequence.token_ids[kept],
-                mask=sequence.loss_mask[kept],
-                behaviour=sequence.behaviour_logprobs[kept],
-                advantages=sequence.advantages[kept],
-                temperatures=sequence.temperatures[kept],
-                versions=sequence.policy_versions[kept],
-                spans=[TrainSpan(s.offset - start, s.call, s.start, s.length) for s in spans],
-                episode=sequence.episode,
-            )
-        )
-    return found
-
-
 def make_plan(
     batch: TrainBatch,
     algorithm: AlgorithmConfig,
@@ -230,53 +168,26 @@ def make_plan(
     ]
     if not computed:
         return Plan(rows, computed)
-    dealt: list[tuple[list[int], list[int]]] = []
+    dealt: list[RowHand] = []
     first = 0
     for epoch in range(algorithm.epochs):
         shuffling = random.Random(f"{seed}-{epoch}")  # noqa: S311
-        dealt += _dealt(batch, rows, computed, algorithm.minibatches, shuffling)
+        dealt += deal_rows(batch, rows, computed, algorithm.minibatches, shuffling)
         first = first or len(dealt)
-    accumulation = max(_accumulation(rows, some, budget, processes) for _, some in dealt)
+    accumulation = max(_accumulation(rows, hand.computed, budget, processes) for hand in dealt)
     minibatches = [
         _minibatch(
             batch,
             rows,
-            every,
-            some,
+            hand,
             algorithm=algorithm,
             objective=objective,
             accumulation=accumulation,
             processes=processes,
         )
-        for every, some in dealt
+        for hand in dealt
     ]
     return Plan(rows, computed, minibatches, first, accumulation)
-
-
-def _dealt(
-    batch: TrainBatch,
-    rows: Sequence[Row],
-    computed: Sequence[int],
-    minibatches: int,
-    shuffling: random.Random,
-) -> list[tuple[list[int], list[int]]]:
-    """For each minibatch that has rows to compute: all its rows, and those."""
-    units = dealing_units(batch.episodes, minibatches)
-    sizes = [0] * (max(units) + 1)
-    for row in rows:
-        sizes[units[row.episode]] += row.sampled
-    # Those without rows would leave a hand empty.
-    filled = [unit for unit, size in enumerate(sizes) if size]
-    hands = deal([sizes[unit] for unit in filled], minibatches, shuffling)
-    kept = set(computed)
-    found = []
-    for hand in hands:
-        inside = {filled[place] for place in hand}
-        every = [number for number, row in enumerate(rows) if units[row.episode] in inside]
-        some = [number for number in every if number in kept]
-        if some:
-            found.append((every, some))
-    return found
 
 
 def _accumulation(rows: Sequence[Row], some: Sequence[int], budget: int, processes: int) -> int:
@@ -298,18 +209,19 @@ def _widest(rows: Sequence[Row], some: Sequence[int]) -> Row:
 def _minibatch(
     batch: TrainBatch,
     rows: Sequence[Row],
-    every: Sequence[int],
-    some: Sequence[int],
+    hand: RowHand,
     *,
     algorithm: AlgorithmConfig,
     objective: Objective,
     accumulation: int,
     processes: int,
 ) -> Minibatch:
-    tokens = sum(rows[number].sampled for number in every)
-    wanted = _wanted(batch, rows, every, algorithm=algorithm, objective=objective, tokens=tokens)
+    tokens = sum(rows[number].sampled for number in hand.every)
+    wanted = _wanted(
+        batch, rows, hand.every, algorithm=algorithm, objective=objective, tokens=tokens
+    )
     # Rows of like length share a micro-batch, and neighbours are spread over the processes.
-    order = sorted(some, key=lambda number: rows[number].tokens, reverse=True)
+    order = sorted(hand.computed, key=lambda number: rows[number].tokens, reverse=True)
     count = accumulation * processes
     parts = _even_parts(order, count)
     sizes = [
@@ -360,7 +272,5 @@ def _wanted(
             (number, call): objective.weight(rows[number].sampled, len(every), tokens)
             for number, call in pairs
         }
-    calls = sorted({call for _, call in pairs})
-    weights = token_weights([batch.calls[call] for call in calls], algorithm.aggregation)
-    by_call = dict(zip(calls, weights, strict=True))
+    by_call = call_weights(batch, rows, every, algorithm.aggregation)
     return {(number, call): by_call[call] for number, call in pairs}

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from ajet_backend_torch.guard import Accumulated, StepGuard
 
-from ajet_backend_trl.plan import Row
 from ajet_backend_trl.tensors import MicroBatch
 from ajet_core.errors import StepRefusedError
+from ajet_core.timeline.rows import Row
 
 SUMS = ("entropy", "kl", "clip_fraction", "ratio", "importance", "capped")
 

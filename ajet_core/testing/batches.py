@@ -1,0 +1,88 @@
+"""Batches to test trainers with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from ajet_core.timeline import (
+    TrainBatch,
+    TrainCall,
+    TrainEpisode,
+    TrainSegment,
+    TrainSpan,
+    TrainTree,
+    group_advantages,
+)
+
+Scorer = Callable[[list[int], float], list[float]]
+"""[T - 1] logprobs of tokens 1 to T - 1 of a sequence of T tokens, at a temperature."""
+
+
+def linear_batch(
+    vocab_size: int,
+    score: Scorer | None = None,
+    *,
+    rewards: Sequence[float] = (1.0, 0.0, 0.5, 0.0),
+    step: int = 1,
+    seed: int = 0,
+    noise: float = 0.0,
+    temperatures: tuple[float, float] = (1.0, 1.0),
+    groups: str = "",
+    rows: int = 1,
+) -> TrainBatch:
+    """Episodes of `rows` sequences of 12 to 39 tokens, each with two calls.
+
+    :param score: gives the behaviour logprobs; without it they are -3.
+    :param noise: added to them, times a standard normal number.
+    :param temperatures: of the first and the second call of a sequence.
+    :param groups: a letter for each episode; one group by default.
+    """
+    rng = random.Random(seed)  # noqa: S311
+    names = list(groups) if groups else ["task"] * len(rewards)
+    advantages = group_advantages(rewards, names, "group_std")
+    trees: list[TrainTree] = []
+    calls: list[TrainCall] = []
+    for episode, advantage in enumerate(advantages):
+        for _ in range(rows):
+            size = rng.randrange(12, 40)
+            ids = [rng.randrange(vocab_size) for _ in range(size)]
+            spans = []
+            for (start, end), temperature in zip(
+                ((4, 8), (size - 3, size)), temperatures, strict=True
+            ):
+                found = [-3.0] * size if score is None else score(ids, temperature)
+                behaviour = [
+                    value + noise * rng.gauss(0, 1) for value in found[start - 1 : end - 1]
+                ]
+                spans.append(TrainSpan(start, len(calls), 0, end - start))
+                calls.append(
+                    TrainCall(
+                        f"c{len(calls)}",
+                        episode,
+                        advantage,
+                        temperature,
+                        behaviour,
+                        [0] * (end - start),
+                    )
+                )
+            trees.append(TrainTree([TrainSegment(-1, ids, spans)]))
+    episodes = [TrainEpisode(f"e{i}", names[i], reward) for i, reward in enumerate(rewards)]
+    return TrainBatch(f"b{step}", step, episodes, calls, trees, sum(t.tokens for t in trees))
+
+
+def favouring_batch(
+    vocab_size: int, favoured: int, step: int, score: Scorer | None = None
+) -> TrainBatch:
+    """Eight episodes of one token in one group, half of which sampled `favoured` and were paid for it."""
+    rng = random.Random(step)  # noqa: S311
+    calls, trees = [], []
+    for episode in range(8):
+        ids = [rng.randrange(vocab_size) for _ in range(6)]
+        ids[-1] = favoured if episode % 2 else ids[-1]
+        behaviour = [-3.0] if score is None else score(ids, 1.0)[-1:]
+        advantage = 1.0 if episode % 2 else -1.0
+        calls.append(TrainCall(f"{step}-{episode}", episode, advantage, 1.0, behaviour, [0]))
+        trees.append(TrainTree([TrainSegment(-1, ids, [TrainSpan(5, episode, 0, 1)])]))
+    episodes = [TrainEpisode(f"e{i}", "g", float(i % 2)) for i in range(8)]
+    return TrainBatch(f"b{step}", step, episodes, calls, trees, 48)

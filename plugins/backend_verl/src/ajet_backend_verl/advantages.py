@@ -1,0 +1,135 @@
+"""Advantages by verl's own estimators, in the place of those that come with the batch.
+
+An estimator is given one *response* for each episode: all the tokens that were sampled in it, in the order of its calls.
+That is what verl itself makes of a conversation, where what an estimator sees is masked to the sampled tokens; and
+so a baseline counts each episode once, however many sequences it is trained as. The reward of the episode stands at
+its last token, rewards of single calls at the last tokens of theirs. Where an agent was given a reward of its own, its
+calls are a response of their own, compared with those of the same agent.
+
+To be imported after `ajet_backend_verl.surroundings.prepare`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from verl import DataProto
+from verl.trainer.config import AlgoConfig
+
+from ajet_backend_verl.part import Floats
+from ajet_backend_verl.tensors import padded
+from ajet_core.errors import TrainerError
+from ajet_core.timeline import TrainBatch
+from ajet_core.timeline.rows import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What an estimator takes for one answer.
+
+    :param calls: indices of its calls, in the order they were made; each has tokens.
+    :param group: responses of one group share a baseline.
+    :param reward: of the whole response.
+    """
+
+    calls: list[int]
+    group: str
+    reward: float
+
+
+def responses(batch: TrainBatch) -> list[Response]:
+    """The responses of a batch; calls of an episode stand in it in the order they were made."""
+    by_agent: dict[tuple[int, str | None], list[int]] = {}
+    for number, call in enumerate(batch.calls):
+        if not call.logprobs:
+            continue
+        rewarded = call.agent in batch.episodes[call.episode].agent_rewards
+        by_agent.setdefault((call.episode, call.agent if rewarded else None), []).append(number)
+    found = []
+    for (episode, agent), calls in by_agent.items():
+        of = batch.episodes[episode]
+        reward = of.reward if agent is None else of.agent_rewards[agent]
+        # Names of groups and agents are anybody's to choose.
+        group = repr((of.group, agent))
+        found.append(Response(calls, group, reward))
+    return found
+
+
+def estimated(batch: TrainBatch, rows: Sequence[Row], config: AlgoConfig) -> list[Row]:
+    """The rows with advantages by verl's ``config.adv_estimator``.
+
+    :raises TrainerError: the estimator cannot do with the batch.
+    """
+    found = responses(batch)
+    if not found:
+        return list(rows)
+    by_call = _by_call(batch, found, _estimate(batch, found, config))
+    return [_with_advantages(row, by_call) for row in rows]
+
+
+def _estimate(batch: TrainBatch, found: Sequence[Response], config: AlgoConfig) -> torch.Tensor:
+    """[responses, T] advantages."""
+    # Here, because it takes seconds to import that other runs need not spend.
+    from verl.trainer.ppo.ray_trainer import compute_advantage
+
+    sizes = [sum(len(batch.calls[call].logprobs) for call in each.calls) for each in found]
+    mask = padded([[1.0] * size for size in sizes])
+    data = DataProto.from_dict(
+        tensors={
+            "token_level_rewards": padded([_rewards(batch, each) for each in found]),
+            "response_mask": mask,
+        },
+        non_tensors={"uid": np.array([each.group for each in found], dtype=object)},
+    )
+    try:
+        data = compute_advantage(
+            data,
+            config.adv_estimator,
+            gamma=config.gamma,
+            norm_adv_by_std_in_grpo=config.norm_adv_by_std_in_grpo,
+            config=config,
+        )
+    except (ValueError, AssertionError) as error:
+        raise TrainerError(
+            f"verl's estimator {config.adv_estimator} cannot do with the batch {batch.batch_id}: {error}",
+            param="trainer.settings.adv_estimator",
+        ) from error
+    advantages: torch.Tensor = data.batch["advantages"]
+    return advantages.float()
+
+
+def _rewards(batch: TrainBatch, response: Response) -> list[float]:
+    found: list[float] = []
+    episode = batch.episodes[batch.calls[response.calls[0]].episode]
+    rewards = MappingProxyType(episode.call_rewards)
+    for number in response.calls:
+        call = batch.calls[number]
+        found += [0.0] * len(call.logprobs)
+        found[-1] += rewards.get(call.call_id, 0.0)
+    found[-1] += response.reward
+    return found
+
+
+def _by_call(
+    batch: TrainBatch, found: Sequence[Response], advantages: torch.Tensor
+) -> dict[int, Floats]:
+    by_call: dict[int, Floats] = {}
+    for response, row in zip(found, advantages.numpy(), strict=True):
+        start = 0
+        for number in response.calls:
+            end = start + len(batch.calls[number].logprobs)
+            by_call[number] = row[start:end]
+            start = end
+    return by_call
+
+
+def _with_advantages(row: Row, by_call: dict[int, Floats]) -> Row:
+    values = [0.0] * len(row.completion)
+    for span in row.spans:
+        of_call = by_call[span.call][span.start : span.start + span.length]
+        values[span.offset : span.offset + span.length] = of_call.tolist()
+    return replace(row, advantages=values)

@@ -1,0 +1,258 @@
+"""One training step: applied whole or not at all, and again with less memory if there was too little.
+
+To be imported after `ajet_backend_verl.surroundings.prepare`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ajet_backend_torch.attempts import ALWAYS_COPIED
+from ajet_backend_torch.checkpoint import Progress
+from ajet_backend_torch.guard import Limits, StepGuard
+from ajet_backend_torch.update import learning_rate
+
+from ajet_backend_verl.advantages import estimated
+from ajet_backend_verl.configs import correction_config, estimator_config
+from ajet_backend_verl.correction import Corrected, corrected
+from ajet_backend_verl.part import Done, Floats, Orders, WorkerFailure
+from ajet_backend_verl.plan import Minibatch, Plan, make_plan, rows_to_train, shares
+from ajet_backend_verl.policy import VerlPolicy
+from ajet_backend_verl.settings import VerlTrainerSettings
+from ajet_backend_verl.tally import Tally, importance_metrics
+from ajet_backend_verl.tensors import Known, by_row, score_data, update_data
+from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
+from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.timeline import TrainBatch
+from ajet_core.timeline.rows import Row, logprobs_by_call
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A batch that was trained on; fields as in `StepReport`.
+
+    :param retries: how often memory ran out before.
+    """
+
+    metrics: dict[str, float]
+    logprobs: list[list[float]]
+    tokens_trained: int
+    tokens_processed: int
+    sequences: int
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStep:
+    """A valid batch to be trained on.
+
+    :param progress: where the trainer was before this step.
+    """
+
+    policy: VerlPolicy
+    algorithm: AlgorithmConfig
+    options: VerlTrainerSettings
+    batch: TrainBatch
+    progress: Progress
+
+    def apply(self) -> Applied:
+        """Train; if memory runs out, again with a smaller `VerlPolicy.token_budget`, which stays.
+
+        ``loss`` and ``grad_norm`` are means over optimiser steps, the other metrics over tokens; ``logprob_gap`` is
+        measured on the first minibatch, which is computed before any weight changes.
+
+        :raises StepRefusedError: the batch would have damaged the weights; all is as before.
+        :raises WeightsLostError: a worker is gone, an update failed half-way, or the weights were damaged before.
+        :raises TrainerError: the step failed, or does not fit into memory in any way; all is as before.
+        """
+        policy, number = self.policy, self.batch.step
+        rows = rows_to_train(self.batch)
+        if self.options.adv_estimator is not None:
+            rows = estimated(self.batch, rows, estimator_config(self.options))
+            self._check_advantages(rows)
+        plan = make_plan(
+            self.batch,
+            rows,
+            self.algorithm,
+            self.options,
+            seed=f"{self.progress.seed}-{self.progress.steps}",
+        )
+        if not plan.computed:
+            idle = {"no_signal": 1.0, "loss": 0.0, "grad_norm": 0.0, "learning_rate": self._rate}
+            return Applied(idle, [[] for _ in self.batch.calls], 0, 0, 0, 0)
+        retries = 0
+        budget = policy.token_budget
+        while True:
+            try:
+                return self._applied(plan, *self._attempt(plan), retries)
+            except WorkerFailure as failure:
+                if not failure.memory:
+                    raise TrainerError(
+                        f"step {number} failed, weights and optimiser are as before: {failure.message}"
+                    ) from failure
+                reason = failure.message
+            policy.workers.free()
+            peak = min(policy.token_budget, self._most_tokens(plan))
+            # A row is computed whole.
+            lower = max(peak // 2, plan.longest)
+            if lower >= peak:
+                tried, policy.token_budget = policy.token_budget, budget
+                raise TrainerError(
+                    f"step {number} does not fit into the memory of {policy.device}, even with a token budget of "
+                    f"{tried} ({reason}); weights and optimiser are as before. To need less, set "
+                    "trainer.settings.gradient_checkpointing, trainer.settings.workers_per_node or nodes, model.lora, "
+                    "or a smaller timelines.max_tokens",
+                    param="algorithm.token_budget",
+                )
+            policy.token_budget = lower
+            retries += 1
+
+    @property
+    def _rate(self) -> float:
+        return learning_rate(self.algorithm, self.progress.steps)
+
+    def _check_advantages(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            wrong = [a for a in row.advantages if not math.isfinite(a)]
+            if wrong:
+                raise StepRefusedError(
+                    f"step {self.batch.step} was refused before anything was computed: verl's estimator "
+                    f"{self.options.adv_estimator} gave the advantage {wrong[0]} to a token of episode "
+                    f"{self.batch.episodes[row.episode].episode_id}. Look for rewards that are too large"
+                )
+
+    def _most_tokens(self, plan: Plan) -> int:
+        """Tokens of the largest minibatch that one worker computes."""
+        sizes = [
+            sum(plan.rows[number].tokens for number in share if number is not None)
+            for minibatch in plan.minibatches
+            for share in shares(plan.rows, minibatch.rows, self.policy.workers.count)
+        ]
+        return max(sizes)
+
+    def _attempt(self, plan: Plan) -> tuple[Tally, Corrected]:
+        """What a step added up to; whatever is raised, all is as before, but for `WeightsLostError`."""
+        policy, workers = self.policy, self.policy.workers
+        steps = len(plan.minibatches)
+        guard = StepGuard(self.batch.step, steps, Limits(None, self.options.grad_norm_limit))
+        # A single update that is refused is not applied at all.
+        copied = steps > 1 or policy.trained <= ALWAYS_COPIED
+        changed = False
+        try:
+            known, tally, correction = self._before(plan)
+            if copied:
+                workers.keep()
+            for number, minibatch in enumerate(plan.minibatches):
+                done, logprobs = self._update(plan, minibatch, number, known)
+                if done.refused:
+                    raise StepRefusedError(done.refused)
+                changed = True
+                tally.add(done, logprobs)
+            if not workers.is_finite():
+                raise guard.weights_refused()
+        except WeightsLostError:
+            raise
+        except (TrainerError, WorkerFailure) as error:
+            self._undo(changed=changed, copied=copied, error=error)
+            raise
+        return tally, correction
+
+    def _undo(self, *, changed: bool, copied: bool, error: Exception) -> None:
+        policy, number = self.policy, self.batch.step
+        try:
+            if changed and copied:
+                policy.workers.restore()
+            elif changed:
+                policy.lose(f"step {number} failed after weights had changed ({error})")
+            elif isinstance(error, StepRefusedError) and not policy.workers.is_finite():
+                policy.lose(f"they were not finite before step {number} already")
+        except WorkerFailure as failure:
+            policy.lose(f"step {number} could not be undone ({failure.message})")
+        if policy.lost:
+            raise WeightsLostError(
+                f"the weights are lost, {policy.lost}; go on from a checkpoint"
+            ) from error
+
+    def _before(self, plan: Plan) -> tuple[Known, Tally, Corrected]:
+        """What is computed before the first optimiser step."""
+        config = correction_config(self.algorithm, self.options)
+        old: dict[int, Floats] = {}
+        if config is not None and not config.bypass_mode:
+            old = self._scored(plan, reference=False)
+        reference = self._scored(plan, reference=True) if self.algorithm.kl_coef > 0 else {}
+        found = Corrected()
+        if config is not None and old:
+            found = corrected(plan.rows, plan.computed, old, config)
+        tally = Tally(plan.rows, self.progress.policy_version, old)
+        if old:
+            tally.score(old)
+        return Known(old, reference, found.importance, found.masks), tally, found
+
+    def _scored(self, plan: Plan, *, reference: bool) -> dict[int, Floats]:
+        policy = self.policy
+        parts = shares(plan.rows, plan.computed, policy.workers.count)
+        data = [score_data(plan.rows, part, max_tokens=policy.token_budget) for part in parts]
+        scored = policy.workers.score(data, reference=reference)
+        return _joined(plan.rows, parts, scored)
+
+    def _update(
+        self, plan: Plan, minibatch: Minibatch, number: int, known: Known
+    ) -> tuple[Done, dict[int, Floats]]:
+        policy = self.policy
+        parts = shares(plan.rows, minibatch.rows, policy.workers.count)
+        data = [
+            update_data(plan.rows, part, known, minibatch.weights, max_tokens=policy.token_budget)
+            for part in parts
+        ]
+        # What a correction rejected has no part in a mean over tokens, as with verl.
+        rejected = sum(
+            plan.rows[row].sampled - sum(known.masks[row])
+            for row in minibatch.rows
+            if row in known.masks
+        )
+        orders = Orders(
+            step=self.batch.step,
+            number=number,
+            steps=len(plan.minibatches),
+            tokens=max(1, minibatch.tokens - rejected),
+            rows=minibatch.count,
+            learning_rate=self._rate,
+            grad_norm_limit=self.options.grad_norm_limit,
+        )
+        done = policy.workers.update(data, orders)
+        return done[0], _joined(plan.rows, parts, [each.logprobs for each in done])
+
+    def _applied(self, plan: Plan, tally: Tally, correction: Corrected, retries: int) -> Applied:
+        metrics = tally.metrics(has_kl=self.algorithm.kl_coef > 0)
+        if self.algorithm.importance == "truncated":
+            cap = self.algorithm.importance_cap
+            metrics.update(importance_metrics(plan.rows, tally.old, cap))
+        left = {number: sum(mask) for number, mask in correction.masks.items()}
+        trained = sum(left.get(number, plan.rows[number].sampled) for number in plan.computed)
+        return Applied(
+            metrics={
+                "learning_rate": self._rate,
+                "no_signal": 0.0,
+                **metrics,
+                **(correction.metrics if self.options.correction else {}),
+            },
+            logprobs=logprobs_by_call(
+                self.batch, plan.rows, {n: v.tolist() for n, v in tally.known.items()}
+            ),
+            tokens_trained=trained,
+            tokens_processed=tally.processed,
+            sequences=len(plan.computed),
+            retries=retries,
+        )
+
+
+def _joined(
+    rows: Sequence[Row], parts: Sequence[Sequence[int | None]], found: Sequence[Floats]
+) -> dict[int, Floats]:
+    return {
+        number: values
+        for part, values_of_part in zip(parts, found, strict=True)
+        for number, values in by_row(rows, part, values_of_part).items()
+    }

@@ -1,0 +1,185 @@
+"""The model that is trained: on workers, with what this process knows of it.
+
+To be imported after `ajet_backend_verl.surroundings.prepare`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from ajet_backend_torch.models import check_model_directory, without_progress_bar
+from ajet_backend_torch.optimiser import Snapshot
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from ajet_backend_verl.cluster import Cluster
+from ajet_backend_verl.configs import actor_config, reference_config, worker_config
+from ajet_backend_verl.group import Workers
+from ajet_backend_verl.lora import merged
+from ajet_backend_verl.settings import WEIGHS_ITSELF, VerlTrainerSettings
+from ajet_backend_verl.shards import STATE, WEIGHTS
+from ajet_backend_verl.surroundings import variables
+from ajet_core.errors import ConfigError, ModelDirectoryError
+from ajet_core.interfaces import TrainerInfo, WorkerContext
+from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LOGIT_BUDGET = 2**30
+"""Without a token budget of the user's, a micro-batch has at most this many logits, 4 GiB in float32,"""
+MOST_TOKENS = {"cpu": 4096}
+MOST_TOKENS_ELSEWHERE = 16384
+"""and this many tokens."""
+
+
+class VerlPolicy:
+    """A causal LM that verl's workers train.
+
+    Weights that are trained are float32, models of half precision are computed in theirs.
+
+    :param context: its seed is that of the adapters' initial weights.
+    :ivar dtype: precision of what is published and exported.
+    :ivar token_budget: most tokens of a micro-batch, without padding; `first_token_budget` until memory runs out.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        algorithm: AlgorithmConfig,
+        options: VerlTrainerSettings,
+        context: WorkerContext,
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        self._torn = ""
+        self._model = model
+        check_model_directory(Path(model.path))
+        self._config: Any = _config_of(model)
+        self.dtype = _dtype_of(model, self._config, device)
+        self.vocab_size = int(self._config.get_text_config().vocab_size)
+        cuda = device.type == "cuda"
+        needs_reference = algorithm.kl_coef > 0 and model.lora is None
+        # All that verl may refuse, before anything starts.
+        configs = worker_config(model, algorithm, options, self.dtype)
+        reference = (
+            reference_config(model, options, self.dtype, cuda=cuda) if needs_reference else None
+        )
+        actor = actor_config(algorithm, options)
+        shape = options.nodes, options.workers_per_node
+        self._cluster = Cluster(*shape, gpus=cuda, wait_seconds=options.start_seconds)
+        try:
+            self.workers = Workers(
+                self._cluster,
+                shape,
+                configs,
+                reference,
+                environment=variables(device, options.threads, self._cluster.meeting()),
+                cuda=cuda,
+                seed=context.seed,
+            )
+            counts = self.workers.begin()
+            self.workers.aim(actor, weighs_itself=options.loss_mode in WEIGHS_ITSELF)
+        except BaseException:
+            self._cluster.close()
+            raise
+        self.parameters, self.trained = counts["parameters"], counts["trained"]
+        self.first_token_budget = algorithm.token_budget or min(
+            MOST_TOKENS.get(device.type, MOST_TOKENS_ELSEWHERE),
+            max(1, LOGIT_BUDGET // self.vocab_size),
+        )
+        self.token_budget = self.first_token_budget
+
+    def info(self) -> TrainerInfo:
+        """Sizes and device."""
+        return TrainerInfo(
+            parameters=self.parameters,
+            trainable_parameters=self.trained,
+            device=str(self.device),
+            token_budget=self.token_budget,
+        )
+
+    @property
+    def lost(self) -> str:
+        """Why weights are lost; "" while they are not."""
+        return self.workers.lost or self._torn
+
+    def lose(self, reason: str) -> None:
+        """What the workers have is of no use any more."""
+        self._torn = reason
+
+    # What a checkpoint is made of, as `ajet_backend_torch.checkpoint` asks for it.
+
+    def weight_tensors(self) -> Mapping[str, torch.Tensor]:
+        """The trained weights, whole, on the host."""
+        return self.workers.whole(WEIGHTS)
+
+    def state_tensors(self) -> Mapping[str, torch.Tensor]:
+        """The optimiser's state, whole, on the host."""
+        return self.workers.whole(STATE)
+
+    def alike(self) -> Snapshot:
+        """Tensors without memory."""
+        weights, state = (
+            {name: each.meta() for name, each in self.workers.described(kind).items()}
+            for kind in (WEIGHTS, STATE)
+        )
+        return Snapshot(weights, state)
+
+    def restore(self, before: Snapshot) -> None:
+        """Put weights and state into all workers."""
+        self._torn = "what was loaded is only there in part"
+        self.workers.put(WEIGHTS, before.weights)
+        self.workers.put(STATE, before.state)
+        self._torn = ""
+
+    def as_loaded(self) -> nn.Module:
+        """The model to be written: with the configuration it came with, in its own precision, adapters merged."""
+        weights = self.workers.whole(None)
+        if self._model.lora is not None:
+            weights = merged(weights, self._model.lora)
+        config = self._config
+        with torch.device("meta"):
+            plain: Any = AutoModelForCausalLM.from_config(config)
+        plain.load_state_dict({k: v.to(self.dtype) for k, v in weights.items()}, assign=True)
+        plain.tie_weights()
+        plain.config.dtype = self.dtype
+        try:
+            with without_progress_bar():
+                plain.generation_config = GenerationConfig.from_pretrained(self._model.path)
+        except OSError:
+            # It came without, and gets what its configuration says.
+            pass
+        return plain  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """End workers, and Ray if it was started here."""
+        self.workers.close()
+        self._cluster.close()
+
+
+def _config_of(model: ModelConfig) -> Any:
+    try:
+        return AutoConfig.from_pretrained(model.path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelDirectoryError(
+            f"the configuration of {model.path} is none that transformers can load without running code: {error}",
+            param="model.path",
+        ) from error
+
+
+def _dtype_of(model: ModelConfig, config: Any, device: torch.device) -> torch.dtype:
+    if model.dtype != "auto":
+        found = DTYPES[model.dtype]
+    elif device.type == "cpu":
+        found = torch.float32
+    else:
+        found = getattr(config, "dtype", None) or torch.float32
+    if found not in {torch.float32, torch.bfloat16}:
+        raise ConfigError(
+            f"the trainer 'verl' does not train in {str(found).removeprefix('torch.')}; set model.dtype to bfloat16 or "
+            "float32",
+            param="model.dtype",
+        )
+    return found

@@ -1,0 +1,197 @@
+"""Settings of the trainer. Light: the server validates them without torch, Ray or verl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, JsonValue, field_validator, model_validator
+
+from ajet_backend_verl.verl_keys import ACTOR, CORRECTION, checked, under
+from ajet_core.errors import ConfigError
+from ajet_core.interfaces import ComponentSettings
+from ajet_core.protocol.run import AlgorithmConfig
+
+LossMode = Literal[
+    "vanilla",
+    "dppo_tv",
+    "dppo_kl",
+    "gspo",
+    "sapo",
+    "gpg",
+    "clip_cov",
+    "kl_cov",
+    "geo_mean",
+    "dro",
+    "cispo",
+]
+LossAggMode = Literal[
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+]
+
+ESTIMATORS = frozenset(
+    {
+        "gpg",
+        "grpo",
+        "grpo_passk",
+        "grpo_vectorized",
+        "opo",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+        "rloo",
+        "rloo_vectorized",
+    }
+)
+"""Advantage estimators of verl that need nothing but rewards."""
+
+OTHER_ESTIMATORS: Mapping[str, str] = {
+    "gae": "it needs a critic, and there is none",
+    "gdpo": "it needs a reward for each of several dimensions, and an episode has one",
+    "optimal_token_baseline": "it needs the squared probabilities of the whole vocabulary, which are not computed",
+    "remax": "it needs the reward of a greedy rollout of each task, and there is none",
+    "tir_optimal_token_baseline": "it needs the squared probabilities of the whole vocabulary, which are not computed",
+}
+"""Those that cannot be had, and why."""
+
+NOT_PROPORTIONAL = frozenset({"clip_cov", "kl_cov", "dro", "sapo", "geo_mean"})
+"""Losses that are not made of terms proportional to the advantage of a token, or that weigh tokens by themselves."""
+
+WEIGHS_ITSELF = frozenset({"sapo", "geo_mean"})
+"""Losses of verl that look at no `loss_agg_mode`."""
+
+
+class VerlTrainerSettings(ComponentSettings):
+    """Settings of the trainer ``verl``.
+
+    :param device: ``cpu`` or ``cuda``; ``auto`` takes CUDA if there is any.
+    :param threads: CPU threads of one operation of a worker. None takes 1 on the CPU and torch's own choice on CUDA.
+    :param nodes: machines of the Ray cluster that have workers.
+    :param workers_per_node: of each; a GPU or a CPU for each.
+    :param start_seconds: how long to wait for a place for all workers, as when a node is down.
+    :param adv_estimator: verl's ``algorithm.adv_estimator``, see `ESTIMATORS`. None takes the advantages that come with
+        the batch, which are what `AlgorithmConfig.advantage` and ``discount`` say.
+    :param loss_mode: verl's ``actor_rollout_ref.actor.policy_loss.loss_mode``.
+    :param loss_agg_mode: verl's ``actor_rollout_ref.actor.loss_agg_mode``, with verl's own weighing of tokens, where a
+        row is a sequence of the batch. None weighs tokens as `AlgorithmConfig.aggregation` says.
+    :param gradient_checkpointing: recompute activations in the backward pass: slower, much less memory.
+    :param offload: keep weights and optimiser in host memory between steps, so that an engine on the same GPUs has the
+        device's memory.
+    :param grad_norm_limit: a step is refused if its gradient norm before clipping is higher. None allows any finite
+        norm.
+    :param verl: further keys of verl's configuration by the names that they have on verl's command line, those in
+        `ajet_backend_verl.verl_keys.PASSED_ON`.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Annotated[int, Field(ge=1)] | None = None
+    nodes: Annotated[int, Field(ge=1, le=4096)] = 1
+    workers_per_node: Annotated[int, Field(ge=1, le=64)] = 1
+    start_seconds: Annotated[float, Field(gt=0)] = 300.0
+    adv_estimator: str | None = None
+    loss_mode: LossMode = "vanilla"
+    loss_agg_mode: LossAggMode | None = None
+    gradient_checkpointing: bool = False
+    offload: bool = False
+    grad_norm_limit: Annotated[float, Field(gt=0)] | None = 1e6
+    verl: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @property
+    def workers(self) -> int:
+        """Of all nodes."""
+        return self.nodes * self.workers_per_node
+
+    @property
+    def correction(self) -> dict[str, JsonValue]:
+        """What is set of verl's ``algorithm.rollout_correction``; it is off if that is nothing."""
+        return under(self.verl, CORRECTION)
+
+    @field_validator("verl")
+    @classmethod
+    def _keys_may_be_set(cls, values: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        return checked(values)
+
+    @model_validator(mode="after")
+    def _verl_takes_it(self) -> Self:
+        self._check_estimator()
+        self._check_loss()
+        self._check_correction()
+        return self
+
+    def _check_estimator(self) -> None:
+        name = self.adv_estimator
+        if name is not None and name in OTHER_ESTIMATORS:
+            raise ValueError(f"adv_estimator {name} is not possible: {OTHER_ESTIMATORS[name]}")
+        if name is not None and name not in ESTIMATORS:
+            raise ValueError(
+                f"verl has no adv_estimator {name}; those that can be had are {', '.join(sorted(ESTIMATORS))}"
+            )
+        for key in ("algorithm.gamma", "algorithm.norm_adv_by_std_in_grpo"):
+            if name is None and key in self.verl:
+                raise ValueError(
+                    f"verl's {key} is for verl's estimators: set adv_estimator, or leave it out"
+                )
+
+    def _check_loss(self) -> None:
+        if self.loss_mode in WEIGHS_ITSELF and self.loss_agg_mode is not None:
+            raise ValueError(
+                f"loss_mode {self.loss_mode} weighs tokens by itself: leave out loss_agg_mode"
+            )
+        scaled = ACTOR + "loss_scale_factor"
+        if scaled in self.verl and self.loss_agg_mode != "seq-mean-token-sum-norm":
+            raise ValueError(f"verl's {scaled} is for loss_agg_mode seq-mean-token-sum-norm")
+        if self.loss_mode == "dro" and ACTOR + "policy_loss.dro_beta" not in self.verl:
+            raise ValueError(f"loss_mode dro needs verl's {ACTOR}policy_loss.dro_beta")
+
+    def _check_correction(self) -> None:
+        correction = self.correction
+        if correction.get("rollout_rs") and correction.get("rollout_rs_threshold") is None:
+            raise ValueError(
+                f"verl's {CORRECTION}rollout_rs needs {CORRECTION}rollout_rs_threshold"
+            )
+        if correction.get("bypass_mode") and self.loss_mode != "vanilla":
+            raise ValueError(
+                f"verl's {CORRECTION}bypass_mode brings a loss of its own: leave out loss_mode {self.loss_mode}"
+            )
+        if "loss_type" in correction and not correction.get("bypass_mode"):
+            raise ValueError(
+                f"verl's {CORRECTION}loss_type is for bypass_mode: set {CORRECTION}bypass_mode"
+            )
+
+
+def check_algorithm(options: VerlTrainerSettings, algorithm: AlgorithmConfig) -> None:
+    """Refuse what both say, or what a loss of verl cannot do.
+
+    :raises ConfigError: which.
+    """
+    plain = AlgorithmConfig()
+    if options.adv_estimator is not None:
+        for name in ("advantage", "discount"):
+            if getattr(algorithm, name) != getattr(plain, name):
+                raise ConfigError(
+                    f"trainer.settings.adv_estimator {options.adv_estimator!r} and algorithm.{name} both say what "
+                    "advantages are: leave out one of them",
+                    param=f"algorithm.{name}",
+                )
+    if algorithm.aggregation != plain.aggregation:
+        if options.loss_agg_mode is not None:
+            raise ConfigError(
+                f"trainer.settings.loss_agg_mode {options.loss_agg_mode!r} and algorithm.aggregation "
+                f"{algorithm.aggregation!r} both say how tokens are weighed: leave out one of them",
+                param="algorithm.aggregation",
+            )
+        if options.loss_mode in NOT_PROPORTIONAL:
+            raise ConfigError(
+                f"verl's loss {options.loss_mode!r} cannot weigh tokens by algorithm.aggregation "
+                f"{algorithm.aggregation!r}: set trainer.settings.loss_agg_mode, where the loss has one",
+                param="algorithm.aggregation",
+            )
+    if options.correction and algorithm.importance != plain.importance:
+        raise ConfigError(
+            f"algorithm.importance {algorithm.importance!r} and verl's algorithm.rollout_correction both say how tokens "
+            "are weighed that other weights sampled: leave out one of them",
+            param="algorithm.importance",
+        )

@@ -1,0 +1,108 @@
+"""What the minibatches of a batch add up to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ajet_backend_verl.part import SUMS, Done, Floats
+from ajet_core.timeline.rows import Row
+
+MAX_LOG_RATIO = 20.0
+"""Ratios are cut off here, as verl does it."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over the tokens of a step.
+
+    :param gap_version: tokens of this version count for the logprob gap, in the first minibatch.
+    :param old: [C] by row, logprobs before the step where they were computed.
+    :ivar known: [C] by row, logprobs as first computed.
+    """
+
+    rows: Sequence[Row]
+    gap_version: int
+    old: Mapping[int, Floats]
+    known: dict[int, Floats] = field(default_factory=dict)
+    norms: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
+    processed: int = 0
+    ratio_sum: float = 0.0
+    ratio_max: float = 0.0
+    tokens: int = 0
+    gap: float = -1.0
+
+    def score(self, found: Mapping[int, Floats]) -> None:
+        """Logprobs of rows under the weights before the step were computed by a pass of their own."""
+        self.known.update(found)
+        self.processed += sum(self.rows[number].tokens for number in found)
+
+    def add(self, done: Done, logprobs: Mapping[int, Floats]) -> None:
+        """A minibatch was computed.
+
+        :param done: of any worker, but for its logprobs.
+        :param logprobs: [C] by row, those of all workers.
+        """
+        first = not self.norms
+        self.norms.append(done.grad_norm)
+        self.losses.append(done.loss)
+        for name in SUMS:
+            self.sums[name] += done.sums[name]
+        for number, found in logprobs.items():
+            row = self.rows[number]
+            self.known.setdefault(number, found)
+            self.processed += row.tokens
+            inside = np.array(row.mask)
+            behaviour = np.array(row.behaviour, np.float32)
+            compared = self.old.get(number, behaviour)
+            difference = (found - compared)[inside].astype(np.float64)
+            ratios = np.exp(difference.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+            self.ratio_sum += float(ratios.sum())
+            self.ratio_max = max(self.ratio_max, float(ratios.max()))
+            self.tokens += len(ratios)
+            current = inside & (np.array(row.versions) == self.gap_version)
+            if first and current.any():
+                self.gap = max(self.gap, float(np.abs(found - behaviour)[current].max()))
+
+    def metrics(self, *, has_kl: bool) -> dict[str, float]:
+        """Means over tokens and optimiser steps."""
+        tokens = max(self.sums["tokens"], 1.0)
+        found = {
+            "loss": math.fsum(self.losses) / len(self.losses),
+            "grad_norm": math.fsum(self.norms) / len(self.norms),
+            "entropy": self.sums["entropy"] / tokens,
+            "clip_fraction": self.sums["clipped"] / tokens,
+            "ratio_mean": self.ratio_sum / max(self.tokens, 1),
+            "ratio_max": self.ratio_max,
+        }
+        if has_kl:
+            found["kl"] = self.sums["kl"] / tokens
+        if self.gap >= 0:
+            found["logprob_gap"] = self.gap
+        return found
+
+
+def importance_metrics(
+    rows: Sequence[Row], old: Mapping[int, Floats], cap: float
+) -> dict[str, float]:
+    """Of old over behaviour probabilities: as `StepReport.metrics` names them.
+
+    :param cap: beyond which weights are truncated.
+    """
+    found = []
+    for number, logprobs in old.items():
+        inside = np.array(rows[number].mask)
+        behaviour = np.array(rows[number].behaviour, np.float32)
+        difference = (logprobs - behaviour)[inside].astype(np.float64)
+        found.append(np.exp(difference.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)))
+    ratios = np.concatenate(found)
+    return {
+        "importance_mean": float(ratios.mean()),
+        "importance_max": float(ratios.max()),
+        "importance_capped": float((ratios > cap).mean()),
+    }

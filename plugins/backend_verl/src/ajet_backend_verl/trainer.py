@@ -1,0 +1,205 @@
+"""The trainer ``verl``."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet_backend_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
+from ajet_backend_torch.checks import check_batch
+from ajet_backend_torch.export import publish_directory, write_model
+from ajet_backend_torch.guard import check_finite
+from ajet_backend_torch.models import resolve_device
+from ajet_backend_torch.update import advantage_metrics
+
+from ajet_backend_verl.hooks import WEIGHT_CHANNELS
+from ajet_backend_verl.part import WorkerFailure
+from ajet_backend_verl.settings import VerlTrainerSettings, check_algorithm
+from ajet_backend_verl.surroundings import prepare
+from ajet_core.errors import ConfigError, TrainerError, WeightsLostError
+from ajet_core.interfaces import (
+    ComponentSettings,
+    StepReport,
+    Trainer,
+    TrainerInfo,
+    WeightUpdate,
+    WorkerContext,
+)
+from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+from ajet_core.timeline import TrainBatch
+
+if TYPE_CHECKING:
+    from ajet_backend_verl.policy import VerlPolicy
+
+
+class VerlTrainer(Trainer):
+    """Policy-gradient training by verl's workers on Ray, all parameters or LoRA adapters.
+
+    verl shards the model (FSDP2), computes losses and gradients, and steps the optimiser, on batches whose rollouts and
+    rewards come from the server. Refused steps, checkpoints and exports are those of the trainer ``torch``, of whole
+    weights, whatever the number of workers.
+    """
+
+    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+        super().__init__(settings, context)
+        if not isinstance(settings, VerlTrainerSettings):
+            settings = VerlTrainerSettings.model_validate(settings.model_dump())
+        self._options: VerlTrainerSettings = settings
+        self._model: ModelConfig | None = None
+        self._algorithm = AlgorithmConfig()
+        self._policy: VerlPolicy | None = None
+        self._progress = Progress(steps=0, policy_version=0, seed=context.seed)
+
+    def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
+        """Start Ray or reach the cluster, and have verl's workers load `model`.
+
+        :raises ModelDirectoryError: the directory cannot be used.
+        :raises ConfigError: a setting does not fit the model, the machine or verl.
+        :raises TrainerError: the cluster is too small, or model and optimiser do not fit into memory.
+        """
+        if self._policy is not None:
+            raise TrainerError("the trainer 'verl' was started already")
+        check_algorithm(self._options, algorithm)
+        device = resolve_device(self._options.device)
+        self._check(model, on_cpu=device.type == "cpu")
+        prepare(device)
+        # Here, because verl looks at its surroundings when it is imported.
+        from ajet_backend_verl.policy import VerlPolicy
+
+        try:
+            self._policy = VerlPolicy(model, algorithm, self._options, self.context, device)
+        except WorkerFailure as failure:
+            what = "do not fit into memory" if failure.memory else "cannot be loaded by verl"
+            raise TrainerError(
+                f"{model.path} and its optimiser {what} ({failure.message})"
+                + ("; set model.lora, or more workers" if failure.memory else ""),
+                param="model.path",
+            ) from failure
+        self._model = model
+        self._algorithm = algorithm
+        return self._policy.info()
+
+    def _check(self, model: ModelConfig, *, on_cpu: bool) -> None:
+        if model.lora is not None and model.lora.dropout > 0:
+            raise ConfigError(
+                "verl's adapters have no dropout: set model.lora.dropout to 0, or use the trainer 'trl' or 'torch'",
+                param="model.lora.dropout",
+            )
+        if on_cpu and self._options.offload:
+            raise ConfigError(
+                "trainer.settings.offload moves weights from a GPU to the host, and the trainer computes on the CPU",
+                param="trainer.settings.offload",
+            )
+
+    @property
+    def policy(self) -> VerlPolicy:
+        """The model that is trained.
+
+        :raises TrainerError: the trainer is not running.
+        """
+        return self._started()[0]
+
+    def step(self, batch: TrainBatch) -> StepReport:
+        """Train on one batch.
+
+        A batch in which no token has anything to learn from changes no weights and reports the metric
+        ``no_signal`` 1.0. Metrics beside the common ones: ``advantage_mean``, ``advantage_std`` (over calls, of those
+        that come with the batch), ``ratio_mean``, ``ratio_max`` (over tokens, of policy over behaviour probability, or
+        over old probability with a correction), and with verl's ``rollout_correction`` its metrics.
+
+        :raises StepRefusedError: a number of the batch, its loss, a gradient or a weight is not finite, or the gradient
+            norm is beyond `VerlTrainerSettings.grad_norm_limit`; all is as before.
+        :raises WeightsLostError: a worker or its node is gone, an update failed half-way, or the weights were damaged
+            before.
+        :raises TrainerError: the batch is malformed, or does not fit into memory; all is as before.
+        """
+        from ajet_backend_verl.attempts import BatchStep
+
+        policy, _ = self._started()
+        started = time.perf_counter()
+        # Linear sequences are of one episode each.
+        check_batch(batch, policy.vocab_size, list(range(len(batch.episodes))), trees=False)
+        check_finite(batch)
+        applied = BatchStep(policy, self._algorithm, self._options, batch, self._progress).apply()
+        self._progress = replace(self._progress, steps=self._progress.steps + 1)
+        return StepReport(
+            step=batch.step,
+            metrics={
+                **advantage_metrics(batch.calls),
+                **applied.metrics,
+                "token_budget": float(policy.token_budget),
+                "oom_retries": float(applied.retries),
+            },
+            tokens_trained=applied.tokens_trained,
+            tokens_processed=applied.tokens_processed,
+            sequences=applied.sequences,
+            seconds=time.perf_counter() - started,
+            logprobs=applied.logprobs,
+        )
+
+    def publish(self, channel: str, policy_version: int) -> WeightUpdate:
+        """Write a Hugging Face directory, adapters merged, below ``<run_dir>/weights``; the last two are kept.
+
+        :raises TrainerError: there is no such channel, or the directory cannot be written.
+        """
+        policy, model = self._started()
+        if channel not in WEIGHT_CHANNELS:
+            raise TrainerError(
+                f"the trainer 'verl' has no weight channel {channel!r}, only {', '.join(WEIGHT_CHANNELS)}"
+            )
+        plain = _merged(model)
+        location = publish_directory(
+            policy.as_loaded(), plain, self.context.run_dir, policy_version
+        )
+        self._progress = replace(self._progress, policy_version=policy_version)
+        return WeightUpdate(channel=channel, policy_version=policy_version, location=str(location))
+
+    def save(self, directory: Path) -> None:
+        """Write trained weights, optimiser and progress; with LoRA the adapters alone.
+
+        :raises TrainerError: the directory cannot be written.
+        """
+        save_checkpoint(directory, self._started()[0], self._progress)
+
+    def load(self, directory: Path) -> None:
+        """Go on from a checkpoint, bit by bit as if never stopped, if there are as many workers as there were.
+
+        :raises TrainerError: it is incomplete, damaged or of another model; nothing was changed.
+        """
+        self._progress = load_checkpoint(directory, self._running()[0])
+
+    def export(self, directory: Path) -> None:
+        """Write a Hugging Face directory, adapters merged, with the source's tokenizer files.
+
+        :raises TrainerError: the directory cannot be written.
+        """
+        policy, model = self._started()
+        write_model(policy.as_loaded(), _merged(model), directory)
+
+    def close(self) -> None:
+        """End the workers, and Ray if it was started here."""
+        if self._policy is not None:
+            self._policy.close()
+        self._policy = None
+
+    def _started(self) -> tuple[VerlPolicy, ModelConfig]:
+        policy, model = self._running()
+        if policy.lost:
+            raise WeightsLostError(
+                f"the weights of the trainer 'verl' are lost: {policy.lost}; load a checkpoint"
+            )
+        return policy, model
+
+    def _running(self) -> tuple[VerlPolicy, ModelConfig]:
+        if self._policy is None or self._model is None:
+            raise TrainerError(
+                "the trainer 'verl' is not running: it was not started, or is closed"
+            )
+        return self._policy, self._model
+
+
+def _merged(model: ModelConfig) -> ModelConfig:
+    """What is written has no adapters any more."""
+    return model.model_copy(update={"lora": None})

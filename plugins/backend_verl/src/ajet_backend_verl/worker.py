@@ -1,0 +1,262 @@
+"""A worker on Ray: verl's `TrainingWorker`, which computes and applies one minibatch after the other as it is told.
+
+All workers do the same at the same time. What they decide rests on numbers that are the same on all of them, so that a
+gradient is applied by all or by none.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed
+from ajet_backend_torch.guard import Accumulated, Limits, StepGuard
+from ajet_backend_torch.memory import free_memory, headline, is_out_of_memory
+from ajet_backend_torch.models import disable_own_dropout
+from tensordict import TensorDict
+from torch.distributed.fsdp import FSDPModule
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils import tensordict_utils as tu
+from verl.utils.distributed import initialize_global_process_group_ray
+from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
+from verl.workers.config import FSDPActorConfig, TrainingWorkerConfig
+from verl.workers.engine_workers import TrainingWorker
+from verl.workers.utils.padding import no_padding_2_padding
+
+from ajet_backend_verl.objective import Objective
+from ajet_backend_verl.part import SUMS, Done, Floats, Orders, WorkerFailure
+from ajet_backend_verl.shards import Described, Kind, Plain, Shards, described, gather
+from ajet_core.errors import StepRefusedError
+
+Method = TypeVar("Method", bound=Callable[..., object])
+
+
+def on_all(method: Method) -> Method:
+    """Called on all workers with the same arguments."""
+    found: Method = register(dispatch_mode=Dispatch.ONE_TO_ALL)(method)
+    return found
+
+
+def on_each(method: Method) -> Method:
+    """Called on all workers, each with its own of a list for each argument."""
+    found: Method = register(dispatch_mode=Dispatch.DP_COMPUTE)(method)
+    return found
+
+
+class VerlWorker(TrainingWorker):  # type: ignore[misc]
+    """One of the workers.
+
+    :param config: as verl's.
+    :param reference: of the model at the start; None if it is not needed, or is the model without its adapters.
+    :param cuda: whether it has a GPU.
+    :param seed: of the adapters' initial weights.
+    """
+
+    def __init__(
+        self,
+        config: TrainingWorkerConfig,
+        reference: TrainingWorkerConfig | None,
+        *,
+        cuda: bool,
+        seed: int,
+    ) -> None:
+        if not cuda:
+            # verl would ask for gloo twice, once for each of the two devices that it thinks there are.
+            initialize_global_process_group_ray(backend="gloo")
+        super().__init__(config)
+        self._device = (
+            torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        )
+        self._reference = None if reference is None else TrainingWorker(reference)
+        self._seed = seed
+        self._shards: Shards
+        self._objective: Objective
+
+    @on_all
+    def begin(self) -> dict[str, int]:
+        """Load the model; gives the numbers of parameters and of those that are trained."""
+        with self._failing():
+            torch.manual_seed(self._seed)
+            self.reset()
+            if self._reference is not None:
+                self._reference.reset()
+            module = self.engine.module
+            disable_own_dropout(module)
+            self._shards = Shards(module, self.engine.optimizer)
+            return {
+                "parameters": sum(parameter.numel() for parameter in module.parameters()),
+                "trained": self._shards.size(),
+            }
+
+    @on_all
+    def aim(self, actor: FSDPActorConfig, *, weighs_itself: bool) -> None:
+        """Minimise this loss from now on."""
+        with self._failing():
+            self._objective = Objective(actor, weighs_itself)
+
+    @on_each
+    def score(self, rows: TensorDict) -> Floats:
+        """[R, C] logprobs under the weights as they are."""
+        with self._failing():
+            return self._scored(self, rows, without_adapters=False)
+
+    @on_each
+    def score_reference(self, rows: TensorDict) -> Floats:
+        """[R, C] logprobs under the model at the start."""
+        with self._failing():
+            return self._scored(
+                self._reference or self, rows, without_adapters=self._reference is None
+            )
+
+    @staticmethod
+    def _scored(by: TrainingWorker, rows: TensorDict, *, without_adapters: bool) -> Floats:
+        tu.assign_non_tensor(
+            rows, calculate_entropy=False, compute_loss=False, no_lora_adapter=without_adapters
+        )
+        found = by.infer_batch(rows)
+        logprobs = no_padding_2_padding(tu.get(found, "log_probs"), rows)
+        return logprobs.float().numpy()  # type: ignore[no-any-return]
+
+    @on_each
+    def update(self, rows: TensorDict, orders: Orders) -> Done:
+        """Compute the gradient of a minibatch, and apply it if it may be."""
+        with self._failing():
+            return self._updated(rows, orders)
+
+    def _updated(self, rows: TensorDict, orders: Orders) -> Done:
+        engine = self.engine
+        tu.assign_non_tensor(
+            rows,
+            calculate_entropy=True,
+            compute_loss=True,
+            return_model_output=True,
+            minibatch_tokens=orders.tokens,
+            minibatch_rows=orders.rows,
+            use_remove_padding=self.model_config.use_remove_padding,
+            use_dynamic_bsz=True,
+            use_fused_kernels=False,
+        )
+        self._objective.begin()
+        with engine.train_mode():
+            engine.optimizer_zero_grad()
+            output = engine.forward_backward_batch(rows, loss_function=self._objective)
+            logprobs = no_padding_2_padding(output["model_output"]["log_probs"], rows)
+            loss, sums = self._summed(math.fsum(output["loss"]))
+            # Nothing is clipped to infinity: the norm alone.
+            norm = fsdp2_clip_grad_norm_(engine.module.parameters(), max_norm=math.inf)
+            norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+            refused = self._refused(orders, loss, sums["logprob"], norm)
+            if not refused:
+                for group in engine.optimizer.param_groups:
+                    group["lr"] = orders.learning_rate
+                engine.optimizer_step()
+        return Done(logprobs.float().cpu().numpy(), loss, float(norm), sums, refused)
+
+    def _summed(self, loss: float) -> tuple[float, dict[str, float]]:
+        """Loss and sums over all workers."""
+        numbers = [loss / torch.distributed.get_world_size(), *self._objective.sums.values()]
+        total = torch.tensor(numbers, dtype=torch.float64, device=self._device)
+        torch.distributed.all_reduce(total)
+        found = total.tolist()
+        return found[0], dict(zip(SUMS, found[1:], strict=True))
+
+    @staticmethod
+    def _refused(orders: Orders, loss: float, logprobs: float, norm: torch.Tensor) -> str:
+        guard = StepGuard(orders.step, orders.steps, Limits(None, orders.grad_norm_limit))
+        found = Accumulated(
+            loss=torch.tensor(loss, dtype=torch.float64),
+            logprob_sum=torch.tensor(logprobs, dtype=torch.float64),
+            expected_loss=0.0,
+        )
+        try:
+            guard.check(orders.number, found, norm.detach().cpu())
+        except StepRefusedError as refusal:
+            return refusal.message
+        return ""
+
+    @on_all
+    def keep(self) -> None:
+        """Copy weights and optimiser to host memory."""
+        with self._failing():
+            self._shards.keep()
+
+    @on_all
+    def restore(self) -> None:
+        """Go back to what was kept."""
+        with self._failing():
+            self._shards.restore()
+
+    @on_all
+    def is_finite(self) -> bool:
+        """Whether the weights of this worker are."""
+        with self._failing():
+            return self._shards.is_finite()
+
+    @on_all
+    def describe(self, kind: Kind | None) -> dict[str, Described]:
+        """The whole tensors; None for those of the model's state dict."""
+        with self._failing():
+            return described(self._tensors(kind))
+
+    @on_all
+    def fetch(self, kind: Kind | None, names: list[str]) -> dict[str, Plain]:
+        """Whole tensors, from the first worker; nothing from the others."""
+        with self._failing():
+            return gather(self._tensors(kind), names, self._device, wanted=self.rank == 0)
+
+    @on_all
+    def put(self, kind: Kind, whole: dict[str, Plain]) -> None:
+        """Take the share of whole tensors that is this worker's."""
+        with self._failing():
+            self._shards.put(kind, whole)
+
+    @on_all
+    def free(self) -> None:
+        """Give memory back that failed passes took."""
+        free_memory(self._device)
+
+    def _tensors(self, kind: Kind | None) -> dict[str, torch.Tensor]:
+        return self._shards.model() if kind is None else self._shards.tensors(kind)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Whatever fails becomes something that every process can read."""
+        reason: tuple[str, bool] | None = None
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            traceback.print_exc()
+            reason = headline(error), is_out_of_memory(error)
+        # Outside of the handler, where nothing refers to the tensors of failed passes any more.
+        if reason is not None:
+            lost = not all(_forget_pass(part) for part in self._modules())
+            raise WorkerFailure(reason[0], memory=reason[1], lost=lost)
+
+    def _modules(self) -> list[torch.nn.Module]:
+        engines = [by.engine for by in (self, self._reference) if by is not None]
+        return [engine.module for engine in engines if hasattr(engine, "module")]
+
+
+def _forget_pass(module: Any) -> bool:
+    """Let FSDP forget a pass that ended half-way, in which weights are whole and not shards.
+
+    :return: whether it could; torch before 2.13 cannot.
+    """
+    try:
+        module.reset_iter_state()
+        for part in module.modules():
+            if not isinstance(part, FSDPModule):
+                continue
+            for group in part._get_fsdp_state()._fsdp_param_groups:
+                for parameter in group.fsdp_params:
+                    # Gradients of micro-batches that were to be reduced with that of the last one; nobody else knows them.
+                    parameter.unsharded_accumulated_grad = None
+                    if hasattr(parameter, "_unsharded_param"):
+                        parameter._unsharded_param.grad = None
+    except AttributeError:
+        return False
+    return True

@@ -1,0 +1,66 @@
+"""The conformance suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from batches import LORA, Started
+from conftest import VOCAB
+
+from ajet_core.interfaces import Trainer
+from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.testing.trainer_suite import TrainerSuite
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class TestVerlTrainer(TrainerSuite):
+    vocab_size = VOCAB
+
+    @pytest.fixture(
+        autouse=True,
+        params=[
+            (
+                None,
+                AlgorithmConfig(
+                    learning_rate=1e-2, kl_coef=0.1, minibatches=2, epochs=2, token_budget=24
+                ),
+                {},
+            ),
+            (
+                LORA,
+                AlgorithmConfig(
+                    learning_rate=1e-2,
+                    warmup_steps=5,
+                    importance="truncated",
+                    aggregation="episode_mean",
+                    kl_coef=0.1,
+                ),
+                {"workers_per_node": 2},
+            ),
+        ],
+        ids=["four optimiser steps", "two workers with adapters"],
+    )
+    def kind(
+        self, request: pytest.FixtureRequest, models: Callable[..., str], started: Started
+    ) -> None:
+        self.lora, self.algorithm, self.settings = request.param
+        self.path = models("qwen2")
+        self.started = started
+        self.made = {"ratio": 0, "truncated": 0}
+
+    def trainer(self, run_dir: Path, importance: str) -> Trainer:
+        algorithm = self.algorithm.model_copy(update={"importance": importance})
+        place = self.made[importance]
+        self.made[importance] += 1
+        return self.started.get(place, run_dir, self.path, algorithm, self.lora, **self.settings)
+
+    def make_trainer(self, run_dir: Path) -> Trainer:
+        return self.trainer(run_dir, self.algorithm.importance)
+
+    def make_truncating_trainer(self, run_dir: Path) -> Trainer:
+        if self.algorithm.importance == "ratio":
+            pytest.skip("the other parameters have them, and a trainer takes long to start")
+        return self.trainer(run_dir, "truncated")

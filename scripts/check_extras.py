@@ -1,0 +1,110 @@
+"""Installs agentjet with its extras as a user would, from built wheels: `check_extras.py WHEELS DIRECTORY [EXTRAS ...]`.
+
+WHEELS is a directory that `make wheels` filled, DIRECTORY one for the environments; each is removed when it has been looked at. Versions are
+those that the recipes of environments pin for a CPU. Fails if pip cannot install a combination, if a plugin in it
+cannot be used, or if something heavy is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+from check_wheels import ROOT, run
+
+RECIPES = ROOT / "ajet_core" / "environments" / "recipes"
+TORCH = "torch==2.13.0"
+# Looks at everything that a command line and a server look at before a worker is started.
+LOOK = """
+import sys
+from ajet_core.cli.main import main
+from ajet_core.plugin.manager import PluginManager
+import ajet_core.client, ajet_core.server.serve
+plugins = PluginManager()
+for info in plugins.plugins(load=True):
+    assert not info.problem, (info.name, info.problem)
+for kind in ("engine", "trainer"):
+    for name in plugins.names(kind):
+        spec = plugins.component(kind, name)
+        plugins.validate_settings(spec, {})
+heavy = {"torch", "transformers", "trl", "verl", "vllm", "sglang", "ray", "peft", "datasets", "pandas"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Extras that are installed together.
+
+    :param constraints: a file of pinned versions.
+    :param components: what there must be afterwards.
+    :param first: packages that are installed before; torch, so that pip takes its build for a CPU.
+    """
+
+    extras: tuple[str, ...]
+    constraints: Path
+    components: tuple[str, ...]
+    first: tuple[str, ...] = (TORCH,)
+
+
+COMBINATIONS = (
+    Combination(("trl", "vllm"), RECIPES / "trl-cpu.txt", ("trainer:trl", "engine:vllm")),
+    Combination(("verl", "sglang"), RECIPES / "verl-cpu.txt", ("trainer:verl", "engine:sglang")),
+    Combination(
+        ("torch", "demo", "export"),
+        ROOT / "constraints" / "dev.txt",
+        ("trainer:torch", "engine:torch"),
+    ),
+)
+
+
+def check(combination: Combination, wheels: Path, directory: Path) -> None:
+    """Install a combination in a fresh environment, and look at it from outside the source tree."""
+    name = f"agentjet[{','.join(combination.extras)}]"
+    environment = directory / "-".join(combination.extras)
+    venv.create(environment, with_pip=True, clear=True)
+    python, ajet = environment / "bin" / "python", environment / "bin" / "ajet"
+    pip = (python, "-m", "pip", "install", "--quiet", "--no-cache-dir")
+    constraints = ("--constraint", combination.constraints)
+    run(*pip, *constraints, *combination.first)
+    run(*pip, *constraints, "--find-links", wheels, name)
+    rows = json.loads(run(ajet, "plugins", "--json", cwd=directory))
+    found = {component for row in rows if not row["problem"] for component in row["components"]}
+    if missing := set(combination.components) - found:
+        sys.exit(f"{name}: {min(missing)} is missing, or cannot be used: {rows}")
+    run(python, "-c", LOOK, cwd=directory)
+    check_doctor(ajet, combination, directory)
+    shutil.rmtree(environment)
+    print(f"{name} is fine", flush=True)
+
+
+def check_doctor(ajet: Path, combination: Combination, directory: Path) -> None:
+    """All is in order, but that model servers need an environment, which is said with the line that makes it."""
+    done = subprocess.run(
+        [ajet, "doctor", "--json"], capture_output=True, text=True, cwd=directory, check=False
+    )
+    findings = json.loads(done.stdout)["findings"]
+    wrong = {f["what"]: f["remedy"] for f in findings if f["state"] == "wrong"}
+    servers = {extra for extra in combination.extras if extra in {"vllm", "sglang"}}
+    expected = {f"plugin {name}": f"ajet env create {name}" for name in servers}
+    if wrong.keys() != expected.keys() or any(
+        not wrong[what].startswith(remedy) for what, remedy in expected.items()
+    ):
+        sys.exit(f"ajet doctor: {wrong} instead of {expected}")
+
+
+def main(wheels: Path, directory: Path, only: list[str]) -> None:
+    """Check the combinations, or those that hold one of the extras in `only`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for combination in COMBINATIONS:
+        if not only or set(only) & set(combination.extras):
+            check(combination, wheels, directory)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve(), sys.argv[3:])

@@ -1,0 +1,76 @@
+"""Asks pip what it would install on a Linux machine with CUDA: `check_resolver.py WHEELS DIRECTORY`.
+
+WHEELS is a directory that `make wheels` filled. The line that users of a GPU type must lead to versions that fit together. pip has no dry run
+without downloads: this takes some gigabytes from the package index and some minutes, and installs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from check_wheels import run
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+LINE = "agentjet[verl,vllm-cuda]"
+PYTHON = "3.12"
+GLIBC_MINORS = range(5, 36)
+TAGS = ("manylinux1", "manylinux2010", "manylinux2014", *(f"manylinux_2_{n}" for n in GLIBC_MINORS))
+# pip resolves for another platform from wheels alone, and of these there are only sources.
+SOURCES_ONLY = ("antlr4-python3-runtime==4.9.3",)
+# What was run (vLLM on a CPU, both), or is named by the project itself.
+KNOWN = {
+    "verl": ("0.9.1", "0.10"),
+    "vllm": ("0.31", "0.33"),
+    "torch": ("2.11", "2.14"),
+    "transformers": ("5.9", "5.11"),
+    "hydra-core": ("1.3", "2"),
+    "ray": ("2.41", "3"),
+}
+
+
+def resolve(wheels: Path, directory: Path) -> dict[str, str]:
+    """The versions by name that pip chooses."""
+    report = directory / "report.json"
+    pip = (sys.executable, "-m", "pip")
+    sources = directory / "built"
+    run(*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", sources, *SOURCES_ONLY)
+    platforms = [part for tag in TAGS for part in ("--platform", f"{tag}_x86_64")]
+    run(
+        *(*pip, "install", "--quiet", "--dry-run", "--ignore-installed", "--report", report),
+        *("--only-binary=:all:", "--python-version", PYTHON, *platforms),
+        *("--target", directory / "nothing", "--find-links", wheels, "--find-links", sources, LINE),
+    )
+    chosen = json.loads(report.read_text(encoding="utf-8"))["install"]
+    check_source(chosen)
+    return {item["metadata"]["name"].lower(): item["metadata"]["version"] for item in chosen}
+
+
+def check_source(chosen: list[dict[str, dict[str, str]]]) -> None:
+    """Our wheels were taken from where they were built, and from nowhere else."""
+    ours = [item for item in chosen if item["metadata"]["name"].startswith("agentjet")]
+    if elsewhere := [i for i in ours if not i["download_info"]["url"].startswith("file:")]:
+        sys.exit(
+            f"{elsewhere[0]['metadata']['name']} does not come from the wheels that were built"
+        )
+
+
+def main(wheels: Path, directory: Path) -> None:
+    """Compare what pip chooses with what is known to work together."""
+    directory.mkdir(parents=True, exist_ok=True)
+    versions = resolve(wheels, directory)
+    for name, (least, below) in KNOWN.items():
+        found = versions.get(name)
+        if found is None:
+            sys.exit(f"pip install '{LINE}' leaves out {name}")
+        if Requirement(f"x>={least},<{below}").specifier.contains(Version(found)):
+            continue
+        sys.exit(f"pip install '{LINE}' takes {name} {found}; known to work: >={least},<{below}")
+    told = ", ".join(f"{name} {versions[name]}" for name in KNOWN)
+    print(f"pip install '{LINE}' takes {len(versions)} packages: {told}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
