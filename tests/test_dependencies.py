@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from ajet_core.environments.recipes import recipes
+
 ROOT = Path(__file__).parents[1]
 PROJECTS = (".", *(f"plugins/{path.name}" for path in sorted((ROOT / "plugins").iterdir())))
 
@@ -36,8 +38,17 @@ def test_every_runtime_dependency_is_explained() -> None:
     assert documented() == needed()
 
 
+def pinned() -> set[str]:
+    """In the development environment, or in one that is made for a backend."""
+    files = [ROOT / "constraints" / "dev.txt"]
+    names: set[str] = set()
+    for known in recipes().values():
+        files.append(known.directory / str(known.cpu.constraints))
+        names |= known.cpu.provides.keys()
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return names | {line.partition("==")[0].lower() for line in lines if "==" in line}
+
+
 @pytest.mark.parametrize("name", sorted(needed()))
 def test_every_runtime_dependency_has_a_pinned_version(name: str) -> None:
-    lines = (ROOT / "constraints" / "dev.txt").read_text(encoding="utf-8").splitlines()
-    pins = {line.partition("==")[0].lower() for line in lines if "==" in line}
-    assert name in pins
+    assert name in pinned()
