@@ -12,7 +12,7 @@ import pytest
 
 from tests.backends import ROOT, backend_python
 
-TRAINERS = ("torch", "trl")
+TRAINERS = ("torch", "trl", "verl")
 ENGINES = ("torch", "vllm", "sglang")
 STEPS = 10
 # Twice the deviation of a mean of 64 walks; in so many steps it rises by half.
