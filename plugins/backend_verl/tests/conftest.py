@@ -53,9 +53,11 @@ def cluster() -> Iterator[object]:
         head_node_args={"num_cpus": 12, "include_dashboard": False, "node_ip_address": "127.0.0.1"},
     )
     os.environ["RAY_ADDRESS"] = made.address
-    yield made
     from ajet_backend_verl.cluster import _CONNECTION
 
+    # For all tests: a process that leaves Ray and comes back may crash in it (Ray 2.60).
+    _CONNECTION.open(1, gpus=False)
+    yield made
     _CONNECTION.abandon()
     os.environ.pop("RAY_ADDRESS")
     made.shutdown()
@@ -78,7 +80,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     return get
 
 
-@pytest.fixture(scope="session")
+# Not for the session: each has processes with a copy of torch.
+@pytest.fixture(scope="module")
 def started(cluster: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """Trainers of `batches.Started`."""
     from batches import Started

@@ -18,7 +18,7 @@ from batches import LORA, batch, load, make, same, state, weights
 from ajet_core.errors import TrainerError, WeightsLostError
 from ajet_core.protocol.run import AlgorithmConfig
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 ALGORITHM = AlgorithmConfig(
     learning_rate=1e-3, minibatches=2, epochs=2, kl_coef=0.1, token_budget=100
 )

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parents[3]
 TRL = ROOT / ".venvs" / "trl" / "bin" / "python"
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 
 def stepped(

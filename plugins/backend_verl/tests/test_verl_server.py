@@ -20,7 +20,7 @@ def servers(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return servers_with("verl", model_dir, tmp_path, monkeypatch)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_a_trainer_that_is_killed_in_a_step_is_replaced_and_goes_on_at_its_checkpoint(
     servers: ServerFactory,
 ) -> None:
