@@ -13,8 +13,8 @@ import pytest_asyncio
 from ajet_engine_sglang.engine import SglangEngine
 from conftest import VOCAB, Models, assert_exact, make_engine, model_config
 
-from ajet_core.interfaces import EngineStats, ModelServers, WeightUpdate
-from ajet_core.testing.engine_suite import Answer, ask, until
+from ajet_core.interfaces import ModelServers, WeightUpdate
+from ajet_core.testing.engine_suite import Answer, ask
 
 pytestmark = [
     pytest.mark.sglang,
@@ -80,17 +80,13 @@ async def begin(
 ) -> list[asyncio.Task[Answer]]:
     """Requests that have sampled something, at both servers."""
     await all_up(engine)
-    begun = (await engine.stats()).sampled_tokens
     tasks = [asyncio.create_task(ask(engine, p, max_tokens=tokens, **options)) for p in prompts]
-
-    def going(stats: EngineStats) -> bool:
+    # Asking the servers how far they are might take longer than the requests.
+    while not all(any(f.heard for f in one.flights) for one in engine._replicas):
         for task in tasks:
             if task.done():
                 task.result()
-        return stats.sampled_tokens - begun > 5 * len(prompts)
-
-    await until(engine, going)
-    assert all(one.flights for one in engine._replicas)
+        await asyncio.sleep(0)
     return tasks
 
 

@@ -15,7 +15,7 @@ from conftest import Models, make_engine
 
 from ajet_core.interfaces import ModelServers, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.testing.engine_suite import Answer, ask, until
+from ajet_core.testing.engine_suite import Answer, ask
 
 pytestmark = [
     pytest.mark.vllm,
@@ -53,6 +53,18 @@ async def all_up(engine: VllmEngine) -> None:
         await asyncio.sleep(0.1)
 
 
+async def begin(engine: VllmEngine, prompts: list[list[int]]) -> list[asyncio.Task[Answer]]:
+    """Long requests that have sampled something, at both servers."""
+    tasks = [asyncio.create_task(ask(engine, p, max_tokens=1500)) for p in prompts]
+    # Asking the servers how far they are might take longer than the requests.
+    while not all(any(f.heard for f in one.flights) for one in engine._replicas):
+        for task in tasks:
+            if task.done():
+                task.result()
+        await asyncio.sleep(0)
+    return tasks
+
+
 def assert_exact(models: Models, which: int, prompt: list[int], answer: Answer) -> None:
     rows = models.logprobs(which, prompt + answer.ids)[len(prompt) - 1 :]
     for token, logprob, row in zip(answer.ids, answer.logprobs, rows, strict=True):
@@ -70,19 +82,15 @@ async def test_one_that_is_killed_in_the_middle_of_calls_and_again_while_it_boot
     engine: VllmEngine, models: Models
 ) -> None:
     prompts = [[i, 5, 7] for i in range(12)]
-    begun = (await engine.stats()).sampled_tokens
-    tasks = [asyncio.create_task(ask(engine, p, max_tokens=1500)) for p in prompts]
-    await until(engine, lambda stats: stats.sampled_tokens - begun > 60)
-    assert engine._replicas[0].flights
-    log = engine.context.run_dir / "logs" / "vllm-0.log"
-    said = log.stat().st_size
+    tasks = await begin(engine, prompts)
+    sockets = set(engine.socket_directory().glob("*.sock"))
     others = set(children(os.getpid()))
     os.kill(server_pid(engine, 0), signal.SIGKILL)
     for prompt, answer in zip(prompts, await asyncio.gather(*tasks), strict=True):
         assert len(answer.ids) == 1500
         assert_exact(models, 0, prompt, answer)
-    # The next one has begun to boot when it says something.
-    while log.stat().st_size == said:
+    # The next one listens, and leaves its socket behind, long before it answers.
+    while not set(engine.socket_directory().glob("*.sock")) - sockets:
         await asyncio.sleep(0.05)
     (guard,) = set(children(os.getpid())) - others
     (booting,) = children(guard)
@@ -94,9 +102,7 @@ async def test_one_that_is_killed_in_the_middle_of_calls_and_again_while_it_boot
 async def test_one_that_is_killed_while_weights_change(engine: VllmEngine, models: Models) -> None:
     await all_up(engine)
     prompts = [[i, 9] for i in range(8)]
-    begun = (await engine.stats()).sampled_tokens
-    tasks = [asyncio.create_task(ask(engine, p, max_tokens=1500)) for p in prompts]
-    await until(engine, lambda stats: stats.sampled_tokens - begun > 60)
+    tasks = await begin(engine, prompts)
     victim = server_pid(engine, 1)
     updating = asyncio.create_task(
         engine.update_weights(WeightUpdate("safetensors_dir", 1, models.paths[1]))

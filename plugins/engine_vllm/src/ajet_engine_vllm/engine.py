@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import tempfile
 from pathlib import Path
 
@@ -57,8 +58,8 @@ class VllmEngine(ServedEngine):
             address = Address(urls[replica.number], api_key=self.context.servers.api_key)
             limit = self._options.boot_timeout_seconds
             return await attach(self._server(address, model), address.url, limit)
-        # A new name for each: the socket of one that was killed is left behind.
-        socket = self.socket_directory() / f"{replica.number}-{replica.lives}.sock"
+        # A new name for each: the socket of one that was killed is left behind, also if it was killed while it booted.
+        socket = self.socket_directory() / f"{replica.number}-{secrets.token_hex(4)}.sock"
         servers = self.context.servers
         plan = LaunchPlan(
             python=await asyncio.to_thread(

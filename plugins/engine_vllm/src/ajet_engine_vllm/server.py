@@ -132,7 +132,10 @@ class VllmServer(ModelServer):
                         error = event["error"]
                         raise ServerRefusedError(int(error["code"]), str(error["message"]))
                     for choice in event["choices"]:
-                        yield _piece(choice, sampling.top_logprobs)
+                        piece = _piece(choice, sampling.top_logprobs)
+                        # A request that is ended between two tokens says so with none.
+                        if piece.token_ids or piece.finish_reason is not None:
+                            yield piece
         except ServerRefusedError as error:
             raise _refusal(error) from error
 
