@@ -195,7 +195,12 @@ class WorkerHost:
         return to_plain(report)
 
     async def _make_components(self, plan: BootPlan) -> BootReport:
-        context = WorkerContext(run_dir=Path(plan.run_dir), seed=plan.seed, servers=plan.servers)
+        context = WorkerContext(
+            run_dir=Path(plan.run_dir),
+            seed=plan.seed,
+            servers=plan.servers,
+            collective_host=plan.collective_host,
+        )
         trainer_info: TrainerInfo | None = None
         engine_info: EngineInfo | None = None
         # The trainer comes first: an engine in the same process then takes over its weights.
