@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,7 @@ import pytest
 import pytest_asyncio
 
 from ajet_core.collective import (
-    Backend,
-    Group,
-    GroupMember,
     SenderGoneError,
-    TensorSpec,
     WeightReceiver,
     WeightSender,
     tensors_of,
@@ -27,60 +23,10 @@ from ajet_core.collective.wire import Send, encoded
 from ajet_core.errors import EngineError, TrainerError
 from ajet_core.interfaces import WeightUpdate
 from ajet_core.served import check_update
+from ajet_core.testing.broadcast import ThreadedMember
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
-
-
-class Process(GroupMember):
-    """One process of a model server, in threads of this one.
-
-    :ivar received: tensors by name.
-    """
-
-    def __init__(self, ranks: int = 1, backends: Sequence[Backend] = ("gloo",)) -> None:
-        self.received: dict[str, Any] = {}
-        self.joined = self.left = 0
-        self.fails = False
-        self._ranks = ranks
-        self._backends = list(backends)
-        self._groups: list[Any] = []
-
-    def ranks(self) -> int:
-        return self._ranks
-
-    def backends(self) -> list[Backend]:
-        return self._backends
-
-    async def join(self, group: Group) -> None:
-        from ajet_core.collective.sender import meet
-
-        self.joined += 1
-        if self.fails:
-            raise EngineError("the server cannot join")
-        met = [asyncio.to_thread(meet, group, 1 + i, None) for i in range(self._ranks)]
-        self._groups = list(await asyncio.gather(*met))
-
-    async def take(self, tensors: Sequence[TensorSpec]) -> None:
-        def receive(group: Any) -> dict[str, Any]:
-            options = torch.distributed.BroadcastOptions()
-            options.rootRank = 0
-            found = {}
-            for spec in tensors:
-                found[spec.name] = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
-                group.broadcast([found[spec.name]], options).wait()
-            return found
-
-        all_found = await asyncio.gather(
-            *(asyncio.to_thread(receive, group) for _, group in self._groups)
-        )
-        for other in all_found[1:]:
-            assert_same(other, all_found[0])
-        self.received = all_found[0]
-
-    async def leave(self) -> None:
-        self.left += 1
-        self._groups = []
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -127,7 +73,7 @@ async def test_what_arrives_is_what_files_would_hold(
     sender: WeightSender, tmp_path: Path, dtype: str, tied: bool
 ) -> None:
     module = make_model(0, dtype, tie_word_embeddings=tied)
-    process = Process()
+    process = ThreadedMember()
     update = sender.publish(module, 3)
     await WeightReceiver(process).receive(update)
     assert (update.channel, update.policy_version) == ("collective", 3)
@@ -136,7 +82,7 @@ async def test_what_arrives_is_what_files_would_hold(
 
 
 async def test_each_server_has_a_group_of_its_own_and_keeps_it(sender: WeightSender) -> None:
-    processes = [Process(), Process(ranks=2)]
+    processes = [ThreadedMember(), ThreadedMember(ranks=2)]
     receivers = [WeightReceiver(process) for process in processes]
     for version in range(3):
         module = make_model(version)
@@ -156,13 +102,13 @@ async def test_what_is_sent_is_as_it_was_published(sender: WeightSender) -> None
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(1.0)
-    process = Process()
+    process = ThreadedMember()
     await WeightReceiver(process).receive(update)
     assert_same(process.received, {name: before[name] for name in process.received})
 
 
 async def test_another_sender_makes_another_group(sender: WeightSender) -> None:
-    process = Process()
+    process = ThreadedMember()
     receiver = WeightReceiver(process)
     await receiver.receive(sender.publish(make_model(0), 1))
     following = WeightSender()
@@ -179,7 +125,7 @@ async def test_another_sender_makes_another_group(sender: WeightSender) -> None:
 async def test_a_sender_that_is_gone_is_told_from_one_that_fails(sender: WeightSender) -> None:
     update = sender.publish(make_model(0), 1)
     await asyncio.to_thread(sender.close)
-    process = Process()
+    process = ThreadedMember()
     with pytest.raises(SenderGoneError, match="does not send weights at tcp://127"):
         await WeightReceiver(process).receive(update)
     assert process.joined == 0
@@ -189,13 +135,13 @@ async def test_versions_that_are_not_offered_any_more_are_refused(sender: Weight
     old = sender.publish(make_model(0), 1)
     sender.publish(make_model(1), 2)
     with pytest.raises(EngineError, match="policy version 1 are not offered any more"):
-        await WeightReceiver(Process()).receive(old)
+        await WeightReceiver(ThreadedMember()).receive(old)
 
 
 async def test_only_who_has_the_token_is_answered(sender: WeightSender) -> None:
     update = sender.publish(make_model(0), 1)
     stolen = replace(update, metadata={**update.metadata, "token": "guessed"})
-    process = Process()
+    process = ThreadedMember()
     with pytest.raises(EngineError, match="not the sender's token"):
         await WeightReceiver(process).receive(stolen)
     assert process.joined == 0
@@ -223,14 +169,14 @@ async def test_nonsense_ends_its_own_connection_alone(sender: WeightSender, line
         told = await reader.read()
     assert not told or b'"failed"' in told
     writer.close()
-    process = Process()
+    process = ThreadedMember()
     await WeightReceiver(process).receive(update)
     assert process.received
 
 
 async def test_a_server_that_cannot_join_keeps_nobody_waiting(sender: WeightSender) -> None:
     update = sender.publish(make_model(0), 1)
-    process = Process()
+    process = ThreadedMember()
     process.fails = True
     receiver = WeightReceiver(process)
     with pytest.raises(EngineError, match="cannot join"):
@@ -245,8 +191,8 @@ async def test_without_a_backend_in_common_it_says_so(sender: WeightSender) -> N
         pytest.skip("NCCL may be there")
     update = sender.publish(make_model(0), 1)
     with pytest.raises(EngineError, match=r"no backend for collectives in common.*nccl"):
-        await WeightReceiver(Process(backends=["nccl"])).receive(update)
-    await WeightReceiver(Process(backends=["nccl", "gloo"])).receive(update)
+        await WeightReceiver(ThreadedMember(backends=["nccl"])).receive(update)
+    await WeightReceiver(ThreadedMember(backends=["nccl", "gloo"])).receive(update)
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
