@@ -26,6 +26,7 @@ from ajet_core.interfaces import (
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served.flight import Flight
 from ajet_core.served.http import ServerGoneError
+from ajet_core.served.metrics import labelled
 from ajet_core.served.replica import Launched, Replica
 from ajet_core.served.routing import Router
 from ajet_core.served.totals import BusyClock
@@ -279,6 +280,15 @@ class ServedEngine(Engine):
             sampled_tokens=total("sampled_tokens"),
             forward_seconds=self._busy.seconds,
         )
+
+    async def metrics(self) -> str:
+        """What its servers measure, with the number of the server in the label ``replica``; those that are up."""
+        up = [one for one in self._replicas if one.up]
+        texts = await asyncio.gather(*(one.server.metrics() for one in up), return_exceptions=True)
+        found = {
+            one.number: text for one, text in zip(up, texts, strict=True) if isinstance(text, str)
+        }
+        return await asyncio.to_thread(labelled, found)
 
     async def close(self) -> None:
         """End all servers that were started; closing twice is harmless."""

@@ -100,6 +100,7 @@ class WorkerHost:
             "engine.sleep": self._sleep,
             "engine.wake": self._wake,
             "engine.stats": self._stats,
+            "engine.metrics": self._metrics,
             "trainer.step": self._step,
             "trainer.publish": self._publish,
             "trainer.save": self._save,
@@ -288,6 +289,9 @@ class WorkerHost:
 
     async def _stats(self, _: int, __: Any) -> Any:
         return to_plain(await self._need_engine().stats())
+
+    async def _metrics(self, _: int, __: Any) -> str:
+        return await self._need_engine().metrics()
 
     async def _step(self, _: int, params: Any) -> Any:
         # A batch may have millions of tokens: it is decoded on the trainer's thread too.

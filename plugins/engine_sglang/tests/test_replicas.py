@@ -14,6 +14,7 @@ import pytest_asyncio
 import torch
 from ajet_engine_sglang.engine import SglangEngine
 from conftest import VOCAB, Models, assert_exact, make_engine, model_config
+from prometheus_client.parser import text_string_to_metric_families
 from transformers import AutoModelForCausalLM
 
 from ajet_core.collective import WeightSender
@@ -100,6 +101,18 @@ async def test_both_are_used_and_draw_other_numbers(engine: SglangEngine) -> Non
     assert len({tuple(answer.ids) for answer in answers}) == 16
     await engine.stats()
     assert all(one.totals.counter("sampled_tokens") > 0 for one in engine._replicas)
+
+
+async def test_what_the_servers_measure_is_told_of_each(engine: SglangEngine) -> None:
+    await asyncio.gather(*(ask(engine, [4, 5, i], max_tokens=8) for i in range(16)))
+    samples = [
+        sample
+        for family in text_string_to_metric_families(await engine.metrics())
+        for sample in family.samples
+        if sample.name == "sglang:generation_tokens_total"
+    ]
+    assert {sample.labels["replica"] for sample in samples} == {"0", "1"}
+    assert all(sample.value > 0 for sample in samples)
 
 
 async def test_requests_that_wait_for_room_are_ended_by_an_update_and_go_on(

@@ -154,6 +154,10 @@ class SglangServer(ModelServer):
             sampled_tokens=self._counted.sampled_tokens,
         )
 
+    async def metrics(self) -> str:
+        """What ``/metrics`` answers."""
+        return await self._get("/metrics")
+
     async def sleep(self) -> None:
         """Not used: it needs a memory allocator of SGLang's own."""
         raise EngineError("the engine 'sglang' cannot sleep")

@@ -202,6 +202,10 @@ class VllmServer(ModelServer):
                     found[name] += sample.value
         return EngineStats(**{name: int(value) for name, value in found.items()})
 
+    async def metrics(self) -> str:
+        """What ``/metrics`` answers."""
+        return await self._get("/metrics")
+
     async def sleep(self) -> None:
         """Move the weights to host memory, and forget keys and values."""
         await self._ask("/sleep", params={"level": "1"})
