@@ -50,9 +50,9 @@ from ajet_core.server import (
 )
 from ajet_core.server.access import Client, Control, Looker, peer_of, require_client
 from ajet_core.server.audit import AuditLog
+from ajet_core.server.dialects.table import is_llm_path
 from ajet_core.server.disconnect import until_disconnect
 from ajet_core.server.guard import TokenGuard
-from ajet_core.server.http_errors import LLM_ROUTES
 from ajet_core.server.limits import BodyLimit
 from ajet_core.server.service import SwarmService
 from ajet_core.server.short_cut import JsonEndpoint, ShortCut
@@ -153,7 +153,7 @@ def _complete_document(app: FastAPI) -> None:
             for name, description in _SECRETS.items()
         }
         for path, operations in document["paths"].items():
-            opened_by = "episode_key" if path.startswith(LLM_ROUTES) else "token"
+            opened_by = "episode_key" if is_llm_path(path) else "token"
             for operation in operations.values():
                 operation["security"] = [] if path in OPEN_PATHS else [{opened_by: []}]
         return document

@@ -21,7 +21,7 @@ from ajet_core.protocol import (
     StepSummary,
 )
 from ajet_core.server.checkpoints import CheckpointFolder
-from ajet_core.server.dialects.chat import ChatService
+from ajet_core.server.dialects.completing import CompletionService
 from ajet_core.server.run_loop import RunLoop
 from ajet_core.server.run_parts import RunParts
 from ajet_core.server.run_setup import ResolvedRun, check_same_run, resolve_run
@@ -76,7 +76,7 @@ class Coordinator:
         return self._loop.supervisor.running if self._loop else None
 
     @property
-    def chat(self) -> ChatService | None:
+    def chat(self) -> CompletionService | None:
         """Answers model calls while a run is active or booting again; None before the first boot."""
         return self._loop.chat if self._loop else None
 

@@ -18,7 +18,7 @@ from ajet_core.interfaces import EpisodeRecord, SampleStore
 from ajet_core.protocol import AbortCause, AbortRequest, EndRequest, SetAside
 from ajet_core.server.auth import EPISODE_KEY_PREFIX, hash_secret
 from ajet_core.server.batching import BatchBuilder
-from ajet_core.server.dialects.chat import Session
+from ajet_core.server.dialects.exchange import Session
 from ajet_core.server.evaluations import is_mixed
 from ajet_core.server.events import EventLog
 from ajet_core.server.joint_parts import JointParts

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: in our own form, and in OpenAI's on the routes agents use."""
+"""Errors as HTTP answers: in our own form, and in the dialect's on the routes agents use."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from starlette.types import Scope
 
 from ajet_core.errors import AjetError, BodyTooLargeError, BusyError, NotFoundError, RequestError
 from ajet_core.protocol import ErrorBody, ErrorDetail
+from ajet_core.server.dialects.table import dialect_of, is_llm_path
 
 # What proxies log for a client that closed the connection.
 CLIENT_CLOSED_REQUEST = 499
-LLM_ROUTES = ("/v1/chat/", "/v1/models")
 
 
 def error_response(error: AjetError, path: str) -> JSONResponse:
@@ -26,26 +26,13 @@ def error_response(error: AjetError, path: str) -> JSONResponse:
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after))
-    if path.startswith(LLM_ROUTES):
-        content = openai_error(error)
+    if is_llm_path(path):
+        content = dialect_of(path).error(error)
         # The official SDKs repeat on some statuses by themselves; this header tells them when it is useless.
         headers["x-should-retry"] = "true" if error.retry_after is not None else "false"
     else:
         content = ErrorBody(error=ErrorDetail(**error.to_payload())).model_dump()
     return JSONResponse(content, status_code=error.status, headers=headers)
-
-
-def openai_error(error: AjetError) -> dict[str, Any]:
-    """OpenAI's error object; `code` is our type, which is what its SDKs show."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    return {
-        "error": {
-            "message": error.message,
-            "type": kind,
-            "param": error.param,
-            "code": error.type,
-        }
-    }
 
 
 def note_refusal(scope: Scope, error: AjetError) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -14,26 +16,27 @@ from starlette.types import Receive, Scope, Send
 
 from ajet_core.errors import AjetError, DeadlineError, EpisodeClosedError
 from ajet_core.server.auth import bearer
-from ajet_core.server.dialects.chat import ChatService, models_list
-from ajet_core.server.dialects.chat_request import ChatRequest, parse_chat_request
+from ajet_core.server.dialects.chat_json import models_list
+from ajet_core.server.dialects.completing import CompletionService
+from ajet_core.server.dialects.dialect import Asked, Dialect
 from ajet_core.server.dialects.evaluated import evaluated
-from ajet_core.server.dialects.json_text import object_text
+from ajet_core.server.dialects.exchange import Exchange
+from ajet_core.server.dialects.table import DIALECTS, KEY_PREFIX
 from ajet_core.server.disconnect import until_disconnect
-from ajet_core.server.http_errors import openai_error
 from ajet_core.server.open_episodes import OpenEpisode
 from ajet_core.server.service import SwarmService
 
 T = TypeVar("T")
 
-CHAT_PATH = "/v1/chat/completions"
 MODELS_PATH = "/v1/models"
 AGENT_HEADER = "x-ajet-agent"
 IGNORED_HEADER = "x-ajet-ignored"
+_KEY_IN_PATH = f"{KEY_PREFIX}{{episode_key}}"
 _MAX_AGENT_NAME = 256
 
 
 def add_routes(app: FastAPI, service: SwarmService) -> Route:
-    """Add the OpenAI-compatible routes.
+    """Add the routes of all dialects.
 
     They are plain Starlette routes: their bodies are parsed by the dialect, which knows what to be liberal
     with. `OPENAPI_PATHS` describes them.
@@ -42,45 +45,56 @@ def add_routes(app: FastAPI, service: SwarmService) -> Route:
     """
 
     async def models(request: Request) -> Response:
-        await service.episodes.authenticate(bearer(request.headers))
+        await service.episodes.authenticate(episode_key(request))
         name = service.coordinator.model_name or "default"
         return JSONResponse(models_list(name, int(service.started_at)))
 
-    chat = Route(CHAT_PATH, _ChatCompletions(service), methods=["POST"])
-    app.router.routes.append(chat)
-    app.add_route(MODELS_PATH, models, methods=["GET"], include_in_schema=False)
-    return chat
+    routes = []
+    for path, dialect in DIALECTS.items():
+        for prefix in ("", _KEY_IN_PATH):
+            routes.append(Route(prefix + path, _Calls(service, dialect), methods=["POST"]))
+    app.router.routes += routes
+    for prefix in ("", _KEY_IN_PATH):
+        app.add_route(prefix + MODELS_PATH, models, methods=["GET"], include_in_schema=False)
+    return routes[0]
 
 
-class _ChatCompletions:
+def episode_key(request: Request) -> str:
+    """The key that a request comes with: in its path, or in a header."""
+    in_path = request.path_params.get("episode_key")
+    return str(in_path) if in_path else bearer(request.headers)
+
+
+class _Calls:
     """An ASGI application of its own, so that a call counts until the last byte of its answer is sent."""
 
-    def __init__(self, service: SwarmService) -> None:
+    def __init__(self, service: SwarmService, dialect: Dialect) -> None:
         self._service = service
+        self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
         service = self._service
-        episode = await service.episodes.authenticate(bearer(request.headers))
+        episode = await service.episodes.authenticate(episode_key(request))
         with service.tenants.call(episode.record, episode.session.next_index):
-            known = episode.session.index.latest_messages
-            parsed = parse_chat_request(await request.body(), known)
+            asked = self._dialect.read(await request.body(), episode.session)
             if episode.record.kind == "eval":
-                parsed = evaluated(parsed, service.evaluations.config.sampling)
-            response = await _ChatCall(service, episode, request, parsed).answer()
+                sampling = service.evaluations.config.sampling
+                asked = replace(asked, request=evaluated(asked.request, sampling))
+            response = await _Call(service, episode, request, self._dialect, asked).answer()
             await response(scope, receive, send)
 
 
 def _operation(summary: str, *, body: bool) -> dict[str, Any]:
     """An operation in the words of OpenAPI; the dialect's own specification says the rest."""
     anything: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    failed = {"description": "An error in OpenAI's form.", "content": anything}
+    failed = {"description": "An error in the dialect's form.", "content": anything}
     return {
         "summary": summary,
         "tags": ["agents"],
         **({"requestBody": {"required": True, "content": anything}} if body else {}),
         "responses": {
-            "200": {"description": "As OpenAI's API answers.", "content": anything},
+            "200": {"description": "As the dialect's own specification says.", "content": anything},
             "4XX": failed,
             "5XX": failed,
         },
@@ -88,13 +102,15 @@ def _operation(summary: str, *, body: bool) -> dict[str, Any]:
 
 
 OPENAPI_PATHS: dict[str, dict[str, Any]] = {
-    CHAT_PATH: {"post": _operation("OpenAI chat completions", body=True)},
+    **{
+        path: {"post": _operation(dialect.summary, body=True)} for path, dialect in DIALECTS.items()
+    },
     MODELS_PATH: {"get": _operation("The served model", body=False)},
 }
 
 
-async def _chat_service(service: SwarmService) -> ChatService:
-    """The chat service; while the first boot is on its way, calls wait for it."""
+async def _completion_service(service: SwarmService) -> CompletionService:
+    """The one that answers; while the first boot is on its way, calls wait for it."""
     coordinator = service.coordinator
     await service.board.wait_until(lambda: coordinator.chat is not None or not coordinator.running)
     if coordinator.chat is None:
@@ -102,27 +118,29 @@ async def _chat_service(service: SwarmService) -> ChatService:
     return coordinator.chat
 
 
-class _ChatCall:
-    """One chat request of an episode."""
+class _Call:
+    """One request of an episode."""
 
     def __init__(
         self,
         service: SwarmService,
         episode: OpenEpisode,
         request: Request,
-        parsed: ChatRequest,
+        dialect: Dialect,
+        asked: Asked,
     ) -> None:
         self._service = service
         self._episode = episode
         self._request = request
-        self._parsed = parsed
+        self._dialect = dialect
+        self._asked = asked
         self._agent = request.headers.get(AGENT_HEADER, "")[:_MAX_AGENT_NAME]
-        ignored = ",".join(parsed.ignored)
+        ignored = ",".join(asked.request.ignored)
         self._headers = {IGNORED_HEADER: ignored} if ignored.isascii() and ignored else {}
 
     async def answer(self) -> Response:
         """The whole completion, or a stream of it."""
-        if not self._parsed.stream:
+        if not self._asked.request.stream:
             return Response(
                 await self._complete(), media_type="application/json", headers=self._headers
             )
@@ -130,7 +148,7 @@ class _ChatCall:
         # The first chunk is awaited before the status is sent, so that an error has its own status.
         first = await until_disconnect(self._request, _first(chunks))
         return StreamingResponse(
-            _sse(first, chunks),
+            self._body(first, chunks),
             media_type="text/event-stream",
             headers={**self._headers, "cache-control": "no-store"},
         )
@@ -148,24 +166,28 @@ class _ChatCall:
                     raise _closed() from None
                 raise
 
-    async def _sample(self) -> bytes:
-        chat = await _chat_service(self._service)
-        return await chat.complete(
-            self._episode.session, self._parsed, self._service.store.add_call, self._agent
+    async def _begun(self) -> tuple[CompletionService, Exchange]:
+        completions = await _completion_service(self._service)
+        begun = completions.begin(
+            self._episode.session, self._asked.request, self._service.store.add_call, self._agent
         )
+        return completions, begun if isinstance(begun, Exchange) else await begun()
+
+    async def _sample(self) -> bytes:
+        completions, exchange = await self._begun()
+        return self._asked.whole(exchange, await completions.complete(exchange))
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
-        """Chunks of the completion; a task of its own makes them, so that closing either the episode
+        """Server-sent events of the completion; a task of its own makes them, so that closing either the episode
         or this generator stops the engine, whichever task the generator is read from."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
 
         async def produce() -> None:
             try:
-                chat = await _chat_service(self._service)
-                async for chunk in chat.stream(
-                    self._episode.session, self._parsed, self._service.store.add_call, self._agent
-                ):
-                    queue.put_nowait(chunk)
+                completions, exchange = await self._begun()
+                async with aclosing(completions.events(exchange)) as events:
+                    async for chunk in self._asked.stream(exchange, events):
+                        queue.put_nowait(chunk)
             finally:
                 queue.put_nowait(None)
 
@@ -177,6 +199,18 @@ class _ChatCall:
         finally:
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
+
+    async def _body(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+        """A stream whose first event is known."""
+        try:
+            yield first
+            async for chunk in rest:
+                yield chunk
+        except AjetError as error:
+            # The status is sent already.
+            yield self._dialect.error_event(error)
+        finally:
+            await rest.aclose()
 
     async def _as_call(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which the episode's end and the deadline cancel.
@@ -221,21 +255,3 @@ def _being_cancelled() -> bool:
 
 async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes:
     return await anext(chunks)
-
-
-async def _sse(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-    """Server-sent events of a stream whose first chunk is known."""
-    try:
-        yield _event(first)
-        async for chunk in rest:
-            yield _event(chunk)
-        yield b"data: [DONE]\n\n"
-    except AjetError as error:
-        # The status is sent already; the SDKs raise on an error object in the stream.
-        yield _event(object_text(openai_error(error)))
-    finally:
-        await rest.aclose()
-
-
-def _event(chunk: bytes) -> bytes:
-    return b"data: %s\n\n" % chunk

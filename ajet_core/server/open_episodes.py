@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.server.dialects.chat import Session
+from ajet_core.server.dialects.exchange import Session
 from ajet_core.server.leases import LeaseWatch
 
 BEATS_MISSED = 3.0

@@ -22,7 +22,7 @@ from ajet_core.protocol import MixtureConfig, ServerState, StepSummary
 from ajet_core.server import doing
 from ajet_core.server.batching import BatchBuilder
 from ajet_core.server.checkpoints import CheckpointFolder, Position
-from ajet_core.server.dialects.chat import ChatService
+from ajet_core.server.dialects.completing import CompletionService
 from ajet_core.server.refusals import Refusals
 from ajet_core.server.rollouts import Rollouts
 from ajet_core.server.run_parts import RunParts
@@ -71,7 +71,7 @@ class RunLoop:
         self._training_step: int | None = None
         self.supervisor = Supervisor(parts.settings, parts.board, parts.events, parts.clock)
         self.rollouts = Rollouts(run.config, parts, self.supervisor, paused=paused, pausing=pausing)
-        self.chat: ChatService | None = None
+        self.chat: CompletionService | None = None
         self.step = 0
 
     @property
@@ -156,7 +156,7 @@ class RunLoop:
         )
         await self.supervisor.watched(workers.engine.update_weights(update), "loading the weights")
         self._board.policy_version = self.step
-        self.chat = ChatService(
+        self.chat = CompletionService(
             run.renderer,
             self.supervisor.gate,
             run.config.model.name,

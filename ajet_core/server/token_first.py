@@ -7,8 +7,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ajet_core.errors import AjetError, AuthError
 from ajet_core.server.audit import AuditLog
+from ajet_core.server.dialects.table import is_llm_path
 from ajet_core.server.guard import TokenGuard
-from ajet_core.server.http_errors import LLM_ROUTES, error_response, note_refusal
+from ajet_core.server.http_errors import error_response, note_refusal
 from ajet_core.server.tenants import Tenants
 
 TOKEN = "ajet.token"  # noqa: S105 - a key of the ASGI scope
@@ -19,9 +20,6 @@ OPEN_PATHS = ("/v1/protocol",)
 
 METRICS_PATH = "/metrics"
 """Where Prometheus looks."""
-
-# The LLM routes check the episode's key themselves, before they read the body.
-_UNCHECKED_PATHS = (*OPEN_PATHS, *LLM_ROUTES)
 
 
 class TokenFirst:
@@ -40,7 +38,8 @@ class TokenFirst:
         if scope["type"] == "http":
             path: str = scope["path"]
             guarded = path.startswith("/v1/") or path == METRICS_PATH
-            if guarded and not path.startswith(_UNCHECKED_PATHS):
+            # The routes of agents check the episode's key themselves, before they read the body.
+            if guarded and not (path.startswith(OPEN_PATHS) or is_llm_path(path)):
                 try:
                     token = self._guard.identify(Headers(scope=scope))
                     self._tenants.request(token)

@@ -6,33 +6,58 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ajet_core.server.dialects.answer import Answer
-from ajet_core.server.dialects.chat_request import ChatRequest
+from ajet_core.server.dialects.events import Choice, Delta
+from ajet_core.server.dialects.exchange import Exchange
 from ajet_core.server.dialects.generation import Generation
 from ajet_core.server.dialects.json_text import object_text
+from ajet_core.server.dialects.request import ModelRequest
 
 
-def choice_json(
-    index: int, request: ChatRequest, generation: Generation, answer: Answer, finish_reason: str
-) -> bytes:
+def choice_json(request: ModelRequest, choice: Choice) -> bytes:
     """JSON of a choice of a completion that is not streamed."""
-    choice: dict[str, Any] = {
-        "index": index,
-        "message": answer.to_json(),
-        "finish_reason": finish_reason,
+    generation = choice.generation
+    plain: dict[str, Any] = {
+        "index": choice.choice,
+        "message": choice.answer.to_json(),
+        "finish_reason": choice.finish_reason,
     }
     if request.return_token_ids:
-        choice["token_ids"] = generation.sampled_ids
-    return object_text(choice, logprobs=generation.logprobs_text() if request.logprobs else b"null")
+        plain["token_ids"] = generation.sampled_ids
+    return object_text(plain, logprobs=generation.logprobs_text() if request.logprobs else b"null")
 
 
-def usage_json(prompt_tokens: int, generations: Sequence[Generation]) -> dict[str, Any]:
+def delta_json(delta: Delta) -> dict[str, Any]:
+    """A delta of text."""
+    plain = {"reasoning_content": delta.reasoning, "content": delta.content}
+    return {name: text for name, text in plain.items() if text}
+
+
+def rest_json(rest: Delta, *, empty: bool) -> list[dict[str, Any]]:
+    """The deltas that complete an answer.
+
+    :param empty: there is nothing in the answer but perhaps reasoning.
+    """
+    deltas: list[dict[str, Any]] = []
+    if rest.reasoning:
+        deltas.append({"reasoning_content": rest.reasoning})
+    if rest.content or empty:
+        deltas.append({"content": rest.content})
+    for call in rest.calls:
+        function = {"name": call.name, "arguments": ""}
+        opened = {"index": call.index, "id": call.id, "type": "function", "function": function}
+        filled = {"index": call.index, "function": {"arguments": call.arguments}}
+        deltas += ({"tool_calls": [opened]}, {"tool_calls": [filled]})
+    return deltas
+
+
+def usage_json(exchange: Exchange, generations: Sequence[Generation]) -> dict[str, Any]:
     """Tokens used; the prompt counts once, however many choices there are."""
+    prompt = len(exchange.prompt.ids)
     completion = sum(len(generation.sampled_ids) for generation in generations)
     return {
-        "prompt_tokens": prompt_tokens,
+        "prompt_tokens": prompt,
         "completion_tokens": completion,
-        "total_tokens": prompt_tokens + completion,
+        "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": 0},
     }
 
@@ -53,7 +78,7 @@ class ChoiceWriter:
     Logprobs and token ids go out as the tokens come, even where their text is still held back.
     """
 
-    request: ChatRequest
+    request: ModelRequest
     index: int
     generation: Generation
     _written: int = 0

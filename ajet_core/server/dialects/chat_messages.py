@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ajet_core.errors import RequestError, UnsupportedError
+from ajet_core.server.dialects.bodies import wrong
 from ajet_core.server.rendering.messages import ChatMessage, Role, ToolCall, as_json
 
 # The models know no role "developer"; it is what OpenAI now calls the system's.
@@ -127,7 +128,7 @@ def chat_message(body: MessageBody, path: str) -> ChatMessage:
         return ChatMessage(role, content, calls, reasoning=body.reasoning_content or None)
     if role == "tool":
         if not body.tool_call_id:
-            _wrong(f"{path}.tool_call_id", "the id of the tool call that this message answers")
+            wrong(f"{path}.tool_call_id", "the id of the tool call that this message answers")
         return ChatMessage(role, content, tool_call_id=body.tool_call_id, name=body.name)
     return ChatMessage(role, content)
 
@@ -136,7 +137,7 @@ def _text(content: Any, path: str) -> str:
     if content is None:
         return ""
     if not isinstance(content, list):
-        _wrong(path, "a string, null or a list of content parts")
+        wrong(path, "a string, null or a list of content parts")
     texts: list[str] = []
     for i, part in enumerate(content):
         if isinstance(part, str):
@@ -145,7 +146,7 @@ def _text(content: Any, path: str) -> str:
         where = f"{path}[{i}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str):
-            _wrong(where, 'a content part with a "type"')
+            wrong(where, 'a content part with a "type"')
         if kind not in _TEXT_PARTS:
             raise UnsupportedError(
                 f"{where}.type: content of type {kind[:40]!r} is not supported, this server reads text "
@@ -155,7 +156,7 @@ def _text(content: Any, path: str) -> str:
         key = _TEXT_PARTS[kind]
         text = part.get(key)
         if not isinstance(text, str):
-            _wrong(f"{where}.{key}", "a string")
+            wrong(f"{where}.{key}", "a string")
         texts.append(text)
     return "".join(texts)
 
@@ -170,7 +171,7 @@ def _tool_call(body: ToolCallBody, path: str) -> ToolCall:
         arguments = "{}"
     elif not isinstance(arguments, str):
         if not isinstance(arguments, dict):
-            _wrong(f"{path}.function.arguments", "a JSON string or object")
+            wrong(f"{path}.function.arguments", "a JSON string or object")
         try:
             arguments = as_json(arguments)
         except (ValueError, RecursionError) as error:
@@ -179,7 +180,3 @@ def _tool_call(body: ToolCallBody, path: str) -> ToolCall:
                 param=f"{path}.function.arguments",
             ) from error
     return ToolCall(body.id or "", body.function.name, arguments)
-
-
-def _wrong(path: str, expected: str) -> NoReturn:
-    raise RequestError(f"{path}: expected {expected}", param=path)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ajet_core.server.dialects.answer import Answer
+from ajet_core.server.dialects.events import NOTHING, CallDelta, Delta
 from ajet_core.server.dialects.generation import Generation
-from ajet_core.server.rendering.messages import ToolSpec
+from ajet_core.server.dialects.request import ModelRequest
 
 # An answer of n tokens is parsed again after n/64 new ones, so all parses together are linear in n.
 _PARSES_PER_DOUBLING = 64
@@ -23,38 +23,41 @@ _UNSETTLED = "\ufffd"
 
 @dataclass(slots=True)
 class DeltaStream:
-    """Turns a growing generation into deltas whose sum is the finished message.
-
-    :param tools: as offered to the model.
-    """
+    """Turns a growing generation into deltas whose sum is the finished message."""
 
     generation: Generation
-    tools: tuple[ToolSpec, ...] | None
+    request: ModelRequest
     _content: str = ""
     _reasoning: str = ""
     _parsed_tokens: int = 0
 
-    def grown(self) -> dict[str, Any] | None:
-        """The delta for what is certain by now, None if nothing new is."""
+    def grown(self) -> Delta:
+        """What is certain by now and was not before."""
         generation = self.generation
         if not generation.renderer.incremental or generation.finish_reason is not None:
-            return None
+            return NOTHING
         tokens = len(generation.sampled_ids)
         if tokens - self._parsed_tokens < max(1, tokens // _PARSES_PER_DOUBLING):
-            return None
+            return NOTHING
         self._parsed_tokens = tokens
+        if self.request.prompt is not None:
+            text = generation.renderer.decode(generation.text_ids())
+            return Delta(content=self._new_content(text.rstrip(_UNSETTLED)))
         parsed = generation.renderer.parse(
-            generation.visible_ids(), generation.request.prompt_ids, self.tools
+            generation.visible_ids(), generation.request.prompt_ids, self.request.tools
         )
-        delta: dict[str, Any] = {}
-        reasoning, content = _settled(parsed.reasoning), _settled(parsed.content)
+        reasoning, more = _settled(parsed.reasoning), ""
         if len(reasoning) > len(self._reasoning) and reasoning.startswith(self._reasoning):
-            delta["reasoning_content"] = reasoning[len(self._reasoning) :]
+            more = reasoning[len(self._reasoning) :]
             self._reasoning = reasoning
-        if len(content) > len(self._content) and content.startswith(self._content):
-            delta["content"] = content[len(self._content) :]
-            self._content = content
-        return delta or None
+        return Delta(more, self._new_content(_settled(parsed.content)))
+
+    def _new_content(self, content: str) -> str:
+        if len(content) <= len(self._content) or not content.startswith(self._content):
+            return ""
+        more = content[len(self._content) :]
+        self._content = content
+        return more
 
     def given(self, answer: Answer) -> Answer:
         """The answer that the client has when `rest` is sent too.
@@ -69,20 +72,17 @@ class DeltaStream:
             reasoning = self._reasoning
         return Answer(content, reasoning, answer.tool_calls)
 
-    def rest(self, answer: Answer) -> list[dict[str, Any]]:
-        """The deltas that complete what was sent to `answer`, which `given` returned."""
-        deltas: list[dict[str, Any]] = []
-        if reasoning := answer.reasoning[len(self._reasoning) :]:
-            deltas.append({"reasoning_content": reasoning})
-        content = answer.content[len(self._content) :]
-        if content or not (answer.content or answer.tool_calls):
-            deltas.append({"content": content})
-        for index, call in enumerate(answer.tool_calls):
-            function = {"name": call.name, "arguments": ""}
-            opened = {"index": index, "id": call.id, "type": "function", "function": function}
-            filled = {"index": index, "function": {"arguments": call.arguments}}
-            deltas += ({"tool_calls": [opened]}, {"tool_calls": [filled]})
-        return deltas
+    def rest(self, answer: Answer) -> Delta:
+        """What completes what was sent to `answer`, which `given` returned."""
+        calls = [
+            CallDelta(index, call.id, call.name, call.arguments)
+            for index, call in enumerate(answer.tool_calls)
+        ]
+        return Delta(
+            answer.reasoning[len(self._reasoning) :],
+            answer.content[len(self._content) :],
+            tuple(calls),
+        )
 
 
 def _settled(text: str) -> str:

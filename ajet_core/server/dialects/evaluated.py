@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ajet_core.protocol import EvaluationSampling
-from ajet_core.server.dialects.chat_request import ChatRequest
+from ajet_core.server.dialects.request import ModelRequest
 
 
-def evaluated(request: ChatRequest, sampling: EvaluationSampling) -> ChatRequest:
+def evaluated(request: ModelRequest, sampling: EvaluationSampling) -> ModelRequest:
     """`request` as an evaluation episode makes it; its call is recorded with what it was sampled with."""
     temperature, top_p, top_k = sampling.temperature, sampling.top_p, sampling.top_k
     return replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from ajet_core.server.dialects.chat_request import ChatRequest
+from ajet_core.server.dialects.request import ModelRequest
 from ajet_core.server.rendering.conversation import ConversationIndex
 from ajet_core.server.rendering.prompting import Prompt
 from ajet_core.timeline import Call
@@ -35,13 +35,19 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request that is being answered, with all that its choices have in common."""
+    """A request that is being answered, with all that its choices have in common.
+
+    :param model_name: what answers say the model is.
+    :param completion_id: the answer's, unique in the run.
+    :param created_at: unix seconds.
+    """
 
     session: Session
-    request: ChatRequest
+    request: ModelRequest
     prompt: Prompt
     record: Record
     agent: str
+    model_name: str
     completion_id: str
     created_at: float
 

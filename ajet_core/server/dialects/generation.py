@@ -66,6 +66,12 @@ class Generation:
             return self.sampled_ids
         return self.scanner.before_cut() if self.finish_reason else self.scanner.certain()
 
+    def text_ids(self) -> list[int]:
+        """Those of `visible_ids` that stand for text: the token that ended the completion does not."""
+        visible = self.visible_ids()
+        stops = self.request.sampling.stop_token_ids
+        return visible[:-1] if visible and visible[-1] in stops else visible
+
     def logprobs_text(self, start: int = 0) -> bytes:
         """OpenAI's ``logprobs`` object for the tokens from `start` on, as JSON."""
         ends: Iterable[bytes] = repeat(b',"top_logprobs":[]},')

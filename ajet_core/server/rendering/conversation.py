@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -131,6 +133,13 @@ class ConversationIndex:
             self._state,
         )
         return prompt if extends else self._shared(prompt)
+
+    def raw(self, ids: list[int]) -> Prompt:
+        """A prompt that nobody rendered: text or tokens that are continued as they are."""
+        digest = hashlib.sha256(b"raw" + array("I", ids).tobytes()).digest()
+        return self._shared(
+            Prompt(ids, None, 0, (), 0, "render", "", digest, reasoned=False, state=self._state)
+        )
 
     def settled(self, prompt: Prompt) -> Prompt:
         """`prompt` as it is to be recorded, now that other calls may have come with the same tokens."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +17,11 @@ from ajet_core.interfaces.engine import (
     GenerateChunk,
     GenerateRequest,
 )
-from ajet_core.server.dialects.chat import ChatService, Session
-from ajet_core.server.dialects.chat_request import parse_chat_request
+from ajet_core.server.dialects.chat import AskedChat
+from ajet_core.server.dialects.chat_request import read_chat_request
+from ajet_core.server.dialects.completing import CompletionService
+from ajet_core.server.dialects.exchange import Exchange, Record, Session
+from ajet_core.server.dialects.request import ModelRequest
 from ajet_core.server.rendering.conversation import ConversationIndex
 from ajet_core.server.rendering.renderer import ChatRenderer
 from ajet_core.testing.tokenizers import renderer_for
@@ -88,6 +92,33 @@ def counting_hex(start: int = 0) -> Callable[[int], str]:
     return lambda size: f"{next(numbers):0{2 * size}x}"
 
 
+class ChatService:
+    """Chat completions as JSON, as the route makes them."""
+
+    def __init__(self, *settings: Any, **more: Any) -> None:
+        self.completions = CompletionService(*settings, **more)
+
+    async def complete(
+        self, session: Session, request: ModelRequest, record: Record, agent: str = ""
+    ) -> bytes:
+        begun = self.completions.begin(session, request, record, agent)
+        exchange = begun if isinstance(begun, Exchange) else await begun()
+        return AskedChat(request).whole(exchange, await self.completions.complete(exchange))
+
+    def stream(
+        self, session: Session, request: ModelRequest, record: Record, agent: str = ""
+    ) -> AsyncGenerator[bytes, None]:
+        """JSON of chunks."""
+        return self._stream(self.completions.begin(session, request, record, agent), request)
+
+    async def _stream(self, begun: Any, request: ModelRequest) -> AsyncGenerator[bytes, None]:
+        exchange = begun if isinstance(begun, Exchange) else await begun()
+        async with aclosing(self.completions.events(exchange)) as events:
+            async for chunk in AskedChat(request).stream(exchange, events):
+                if chunk != b"data: [DONE]\n\n":
+                    yield chunk.removeprefix(b"data: ")
+
+
 @dataclass
 class Gateway:
     """A chat service with one episode, whose calls are kept in a list."""
@@ -117,14 +148,14 @@ class Gateway:
 
     async def complete(self, *messages: dict[str, Any], **settings: Any) -> ChatCompletion:
         """A completion, validated by the official SDK after a way through JSON."""
-        request = parse_chat_request(body(*messages, **settings))
+        request = read_chat_request(body(*messages, **settings))
         self.requests.append((request.messages, request.tools))
         text = await self.service.complete(self.session, request, self.record, agent="a")
         return ChatCompletion.model_validate_json(text)
 
     async def chunks(self, *messages: dict[str, Any], **settings: Any) -> list[ChatCompletionChunk]:
         """All chunks of a stream, validated likewise."""
-        request = parse_chat_request(body(*messages, **settings, stream=True))
+        request = read_chat_request(body(*messages, **settings, stream=True))
         stream = self.service.stream(self.session, request, self.record)
         return [ChatCompletionChunk.model_validate_json(chunk) async for chunk in stream]
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from scripted import CALL_TEXT, MOVE, USER, Gateway, gateway
 
-from ajet_core.server.dialects.chat import Session
+from ajet_core.server.dialects.exchange import Session
 from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_core.server.rendering.conversation import ConversationIndex
 

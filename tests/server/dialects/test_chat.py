@@ -6,8 +6,8 @@ from scripted import CALL_TEXT, MOVE, USER, Gateway, ScriptedEngine, body, gatew
 
 from ajet_core.errors import ContextLengthError, EngineError, RequestError, UnsupportedError
 from ajet_core.interfaces.engine import EngineCapabilities
-from ajet_core.server.dialects.chat import models_list
-from ajet_core.server.dialects.chat_request import parse_chat_request
+from ajet_core.server.dialects.chat_json import models_list
+from ajet_core.server.dialects.chat_request import read_chat_request
 from ajet_core.testing.tokenizers import renderer_for
 
 
@@ -49,7 +49,7 @@ async def test_the_answer_is_recorded_before_it_is_given():
     async def full(call):
         raise OSError("disk full")
 
-    request = parse_chat_request(body(USER))
+    request = read_chat_request(body(USER))
     with pytest.raises(OSError, match="disk full"):
         await gate.service.complete(gate.session, request, full)
     assert len(gate.session.index) == 0
@@ -230,7 +230,7 @@ async def test_record_survives_cancellation_while_it_is_written():
         gate.calls.append(call)
         written.set()
 
-    request = parse_chat_request(body(USER))
+    request = read_chat_request(body(USER))
     task = asyncio.create_task(gate.service.complete(gate.session, request, slow))
     await writing.wait()
     task.cancel()

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from scripted import MOVE, USER, body
 
 from ajet_core.errors import RequestError, UnsupportedError
-from ajet_core.server.dialects.chat_request import parse_chat_request
+from ajet_core.server.dialects.chat_request import read_chat_request
 from ajet_core.server.rendering.messages import ChatMessage, ToolCall
 
 
 def parse(*messages, **settings):
-    return parse_chat_request(body(*(messages or [USER]), **settings))
+    return read_chat_request(body(*(messages or [USER]), **settings))
 
 
 def test_defaults():
@@ -84,12 +84,12 @@ TALKS = st.lists(st.sampled_from([*SAID, *OTHERWISE]), min_size=1, max_size=6)
 @given(before=TALKS, now=TALKS)
 def test_messages_that_are_known_change_nothing(before, now):
     known = parse(*before).messages
-    assert parse_chat_request(body(*now), known) == parse(*now)
+    assert read_chat_request(body(*now), known) == parse(*now)
 
 
 def test_known_messages_are_taken_over():
     known = parse(*SAID).messages
-    messages = parse_chat_request(body(*SAID, USER), known).messages
+    messages = read_chat_request(body(*SAID, USER), known).messages
     assert [message is other for message, other in zip(messages, known, strict=False)] == [
         True, True, False, True, False, True,
     ]  # fmt: skip
@@ -98,10 +98,10 @@ def test_known_messages_are_taken_over():
 def test_a_wrong_message_behind_known_ones_is_named_by_its_place():
     known = parse(*SAID).messages
     with pytest.raises(RequestError) as caught:
-        parse_chat_request(body(*SAID, {"role": 5}), known)
+        read_chat_request(body(*SAID, {"role": 5}), known)
     assert caught.value.param == "messages[6].role"
     with pytest.raises(RequestError) as caught:
-        parse_chat_request(body(*SAID, {"role": "robot"}), known)
+        read_chat_request(body(*SAID, {"role": "robot"}), known)
     assert caught.value.param == "messages[6].role"
 
 
@@ -213,7 +213,7 @@ def test_parallel_tool_calls_mean_nothing_without_tools():
 )  # fmt: skip
 def test_wrong_messages_are_named_by_path(messages, param, kind):
     with pytest.raises(kind) as caught:
-        parse_chat_request(json.dumps({"messages": messages}).encode())
+        read_chat_request(json.dumps({"messages": messages}).encode())
     assert caught.value.param == param
     assert caught.value.message.startswith(param)
 
@@ -267,4 +267,4 @@ def test_other_tool_types_are_refused():
 )  # fmt: skip
 def test_malformed_bodies_are_request_errors(data):
     with pytest.raises(RequestError):
-        parse_chat_request(data)
+        read_chat_request(data)

@@ -8,7 +8,7 @@ from families import FAMILIES
 from scripted import USER, Gateway, ScriptedEngine, body, gateway
 
 from ajet_core.errors import ContextLengthError
-from ajet_core.server.dialects.chat_request import parse_chat_request
+from ajet_core.server.dialects.chat_request import read_chat_request
 from ajet_core.server.dialects.exchange import Session
 from ajet_core.server.dialects.recording import _LONG_ANSWER
 from ajet_core.server.rendering.conversation import ConversationIndex
@@ -120,7 +120,7 @@ async def test_long_requests_of_one_episode_at_the_same_time(name):
 
 async def test_a_stream_of_a_long_request_says_with_its_first_chunk_that_it_does_not_fit(renderer):
     gate = gate_of(renderer, "there<|im_end|>", max_context=100)
-    request = parse_chat_request(body(long_message(renderer), stream=True))
+    request = read_chat_request(body(long_message(renderer), stream=True))
     stream = gate.service.stream(gate.session, request, gate.record)
     with pytest.raises(ContextLengthError):
         await anext(stream)

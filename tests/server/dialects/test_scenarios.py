@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted import MOVE, body
 
-from ajet_core.server.dialects.chat_request import parse_chat_request
+from ajet_core.server.dialects.chat_request import read_chat_request
 from ajet_core.server.rendering.canonical import message_text
 from ajet_core.server.rendering.conversation import ConversationIndex
 from ajet_core.timeline import TokenTrie
@@ -38,7 +38,7 @@ class Talk:
         completion = await self.gate.complete(*messages, **settings)
         said = [
             message_text(message).key
-            for message in parse_chat_request(body(*messages, **settings)).messages
+            for message in read_chat_request(body(*messages, **settings)).messages
         ]
         for call in self.gate.calls:
             if call.call_id.startswith(completion.id):
@@ -102,7 +102,7 @@ def results(message):
 
 def rendered(talk, *messages, **settings):
     """What a full render of a request's messages decodes to."""
-    request = parse_chat_request(body(*messages, **settings))
+    request = read_chat_request(body(*messages, **settings))
     renderer = talk.gate.renderer
     return renderer.decode(
         ConversationIndex().prompt(renderer, request.messages, request.tools).ids
@@ -131,7 +131,7 @@ async def test_a_proof_gives_the_tokens_of_a_bridge(family, kind, monkeypatch):
     said = family.said("Up.") if kind == "say" else family.call or family.said("Up.")
     talk = Talk(family.gate(said, family.said("Down.")))
     (message,) = await talk.ask(SYSTEM, QUESTION, tools=[MOVE])
-    request = parse_chat_request(body(SYSTEM, QUESTION, message, *results(message), tools=[MOVE]))
+    request = read_chat_request(body(SYSTEM, QUESTION, message, *results(message), tools=[MOVE]))
     renderer, index = talk.gate.renderer, talk.gate.session.index
     bridged = index.prompt(renderer, request.messages, request.tools)
     monkeypatch.setattr(renderer, "bridge", lambda *args, **settings: None)

@@ -17,7 +17,7 @@ from scripted import (
 )
 
 from ajet_core.errors import ContextLengthError, EngineError
-from ajet_core.server.dialects.chat_request import parse_chat_request
+from ajet_core.server.dialects.chat_request import read_chat_request
 from ajet_core.testing.tokenizers import SPECIALS, renderer_for, tokenizer_for
 
 INCREMENTAL = [name for name in SPECIALS if renderer_for(name).incremental]
@@ -47,7 +47,7 @@ async def test_usage_only_on_request():
 
 async def test_text_goes_out_as_tokens_come():
     gate = gateway("Where is the goal? Move up.<|im_end|>", hold=asyncio.Event(), hold_at=5)
-    request = parse_chat_request(body(USER, stream=True))
+    request = read_chat_request(body(USER, stream=True))
     stream = gate.service.stream(gate.session, request, gate.record)
     seen = ""
     while len(seen) < 5:
@@ -70,7 +70,7 @@ async def test_tool_call_deltas():
 
 async def test_the_call_is_recorded_before_the_finish_is_told():
     gate = gateway("x<|im_end|>")
-    request = parse_chat_request(body(USER, stream=True))
+    request = read_chat_request(body(USER, stream=True))
     async for chunk in gate.service.stream(gate.session, request, gate.record):
         if json.loads(chunk)["choices"][0]["finish_reason"] is not None:
             assert len(gate.calls) == 1
@@ -106,7 +106,7 @@ async def test_several_choices():
 @pytest.mark.parametrize("n", [1, 2])
 async def test_hang_up_is_recorded_as_far_as_it_came(n):
     gate = gateway("I am there.<|im_end|>", hold=asyncio.Event(), hold_at=3)
-    request = parse_chat_request(body(USER, stream=True, n=n))
+    request = read_chat_request(body(USER, stream=True, n=n))
     stream = gate.service.stream(gate.session, request, gate.record)
     await anext(stream)
     await anext(stream)
@@ -131,7 +131,7 @@ async def test_cancelled_reader_is_a_hang_up():
 
 async def test_hang_up_after_the_last_token_is_no_abort():
     gate = gateway("x<|im_end|>")
-    request = parse_chat_request(body(USER, stream=True))
+    request = read_chat_request(body(USER, stream=True))
     stream = gate.service.stream(gate.session, request, gate.record)
     async for chunk in stream:
         if json.loads(chunk)["choices"][0]["finish_reason"]:
@@ -143,9 +143,9 @@ async def test_hang_up_after_the_last_token_is_no_abort():
 async def test_errors_come_before_the_first_chunk():
     gate = Gateway(ScriptedEngine([[]]), renderer_for("qwen3"), max_context=4)
     with pytest.raises(ContextLengthError):
-        gate.service.stream(gate.session, parse_chat_request(body(USER)), gate.record)
+        gate.service.stream(gate.session, read_chat_request(body(USER)), gate.record)
     gate = gateway("")
-    stream = gate.service.stream(gate.session, parse_chat_request(body(USER)), gate.record)
+    stream = gate.service.stream(gate.session, read_chat_request(body(USER)), gate.record)
     with pytest.raises(EngineError):
         await anext(stream)
 

@@ -7,8 +7,8 @@ import pytest
 from families import FAMILIES
 from scripted import MOVE, Gateway, ScriptedEngine, body
 
-from ajet_core.server.dialects.chat import Session
-from ajet_core.server.dialects.chat_request import parse_chat_request
+from ajet_core.server.dialects.chat_request import read_chat_request
+from ajet_core.server.dialects.exchange import Session
 from ajet_core.server.rendering.conversation import ConversationIndex
 from ajet_core.timeline import TokenTrie
 
@@ -98,7 +98,7 @@ async def test_other_tools_are_those_of_the_first_call(family):
     assert len(merged(gate, "text").leaves()) == 2
     tree = merged(gate, "ignore_tools")
     (leaf,) = tree.leaves()
-    request = parse_chat_request(body(SYSTEM, QUESTION, message, MORE, tools=[MOVE]))
+    request = read_chat_request(body(SYSTEM, QUESTION, message, MORE, tools=[MOVE]))
     asked = ConversationIndex().prompt(renderer, request.messages, request.tools).ids
     expected = renderer.decode(asked) + renderer.decode(gate.calls[1].sampled_ids)
     assert renderer.decode(tree.path_ids(leaf)) == expected

@@ -1,0 +1,115 @@
+"""Bodies of requests: JSON objects, and errors that name what is wrong in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, NoReturn
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ajet_core.errors import RequestError, UnsupportedError
+
+_MAX_STOPS = 16
+_MAX_STOP_LENGTH = 1024
+_MAX_NAME = 64
+
+Temperature = Annotated[float, Field(ge=0, le=2)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Tokens = Annotated[int, Field(ge=1)]
+
+Neutral = Mapping[str, tuple[object, ...]]
+"""Settings that would change the answer and are not offered, with the values that change nothing."""
+
+
+class Body(BaseModel):
+    """The keys with a meaning here; all others end up in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+
+class StreamOptions(BaseModel):
+    """How a stream is to be."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    include_usage: bool | None = None
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """:raises RequestError: it is no JSON object."""
+    try:
+        plain = pydantic_core.from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(f"the request body is not valid JSON: {error}") from error
+    if not isinstance(plain, dict):
+        raise RequestError("the request body must be a JSON object")
+    return plain
+
+
+def refuse_unsupported(
+    extra: Mapping[str, Any], refused: Neutral, instead: Mapping[str, str]
+) -> None:
+    """Look at what would change the answer.
+
+    :param instead: what to do, by name of the setting.
+    :raises UnsupportedError: it is set to something that is not neutral.
+    """
+    for name in extra.keys() & refused.keys():
+        value, neutral = extra[name], refused[name]
+        if value is None or value in neutral:
+            continue
+        hint = instead.get(name) or (
+            f"leave it out or send {json_text(neutral[-1])}" if neutral else "leave it out"
+        )
+        raise UnsupportedError(f"{name} is not supported by this server: {hint}", param=name)
+
+
+def stop_strings(stop: Any, name: str = "stop") -> tuple[str, ...]:
+    """Texts that end an answer, each once.
+
+    :raises RequestError: they are none.
+    """
+    if stop is None:
+        return ()
+    texts = [stop] if isinstance(stop, str) else stop
+    if (
+        not isinstance(texts, list)
+        or len(texts) > _MAX_STOPS
+        or not all(isinstance(text, str) and 0 < len(text) <= _MAX_STOP_LENGTH for text in texts)
+    ):
+        wrong(
+            name,
+            f"a text of at most {_MAX_STOP_LENGTH} characters, not empty, or a list of at most {_MAX_STOPS} of them",
+        )
+    return tuple(dict.fromkeys(texts))
+
+
+def ignored_names(extra: Mapping[str, Any], refused: Neutral) -> tuple[str, ...]:
+    """Of the keys without an effect, names for a header: nothing but letters, digits and a few marks."""
+    unused = (name for name, value in extra.items() if value is not None and name not in refused)
+    plain = ("".join(c for c in name[:_MAX_NAME] if c.isalnum() or c in "_-.") for name in unused)
+    return tuple(sorted({name for name in plain if name.isascii() and name}))
+
+
+def wrong(path: str, expected: str) -> NoReturn:
+    """:raises RequestError: always."""
+    raise RequestError(f"{path}: expected {expected}", param=path)
+
+
+def request_error(error: ValidationError) -> RequestError:
+    """The first problem, by its path."""
+    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    path = ""
+    for part in problem["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    more = error.error_count() - 1
+    also = f" (and {more} more)" if more else ""
+    return RequestError(f"{path}: {problem['msg']}{also}", param=path)
+
+
+def json_text(value: object) -> str:
+    """`value` as JSON."""
+    return pydantic_core.to_json(value).decode()

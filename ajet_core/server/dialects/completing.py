@@ -1,0 +1,252 @@
+"""Answers of a token-level engine to requests of any dialect."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+from ajet_core.errors import ContextLengthError, EngineError, UnsupportedError
+from ajet_core.interfaces.engine import (
+    EngineCapabilities,
+    EngineInfo,
+    GenerateRequest,
+    SamplingParams,
+)
+from ajet_core.server.dialects.answer import Answer, TokenHex, make_answer, random_hex
+from ajet_core.server.dialects.deltas import DeltaStream
+from ajet_core.server.dialects.events import Choice, Event, Grown, Started
+from ajet_core.server.dialects.exchange import Exchange, Record, Session
+from ajet_core.server.dialects.generation import EngineHandle, Generation, sample
+from ajet_core.server.dialects.merging import gathered, merged
+from ajet_core.server.dialects.recording import CallRecorder
+from ajet_core.server.dialects.request import ModelRequest
+from ajet_core.server.dialects.stopping import StopScanner
+from ajet_core.server.rendering.prompting import Prompt, Written
+from ajet_core.server.rendering.renderer import ChatRenderer
+
+# Threads that make prompts of long requests.
+_RENDERING_AT_ONCE = 2
+
+Begun = Exchange | Callable[[], Awaitable[Exchange]]
+"""An exchange; or, if making its prompt takes long, what makes it without stopping the event loop."""
+
+
+class CompletionService:
+    """Answers requests for the episodes of a run.
+
+    :param model_name: what answers say the model is, whatever the request called it.
+    :param clock: unix seconds.
+    :param token_hex: source of the random ids of completions and tool calls.
+    """
+
+    def __init__(  # noqa: PLR0917 - all are needed, in the order of a request's way
+        self,
+        renderer: ChatRenderer,
+        engine: EngineHandle,
+        model_name: str,
+        info: EngineInfo,
+        capabilities: EngineCapabilities,
+        clock: Callable[[], float],
+        *,
+        token_hex: TokenHex = random_hex,
+    ) -> None:
+        self.model_name = model_name
+        self._renderer = renderer
+        self._engine = engine
+        self._info = info
+        self._capabilities = capabilities
+        self._clock = clock
+        self._token_hex = token_hex
+        self._recorder = CallRecorder(renderer)
+        # They share the interpreter with the event loop, which is to have its part of it.
+        self._rendering = asyncio.Semaphore(_RENDERING_AT_ONCE)
+
+    def begin(
+        self, session: Session, request: ModelRequest, record: Record, agent: str = ""
+    ) -> Begun:
+        """Make the prompt.
+
+        :param agent: name of the agent that asks.
+        :raises ContextLengthError: prompt and completion do not fit into the model's context.
+        :raises UnsupportedError: the engine cannot do what is asked.
+        :raises RequestError: the model's template cannot express the messages.
+        """
+        self._check_engine(request)
+        if request.prompt is not None:
+            prompt = session.index.raw(self._raw_ids(request.prompt))
+            return self._exchange(session, request, record, agent, prompt)
+        asked = session.index.asked(request.messages, request.tools)
+        work = asked.write_or_defer(self._renderer, self._renderer.quick_characters)
+        if isinstance(work, Written):
+            return self._exchange(session, request, record, agent, session.index.made(asked, work))
+
+        async def begin() -> Exchange:
+            async with self._rendering:
+                written = await asyncio.to_thread(work)
+            prompt = session.index.made(asked, written)
+            return self._exchange(session, request, record, agent, prompt)
+
+        return begin
+
+    async def count(self, session: Session, request: ModelRequest) -> int:
+        """Tokens of a request's prompt.
+
+        :raises RequestError: the model's template cannot express the messages.
+        """
+        asked = session.index.asked(request.messages, request.tools)
+        work = asked.write_or_defer(self._renderer, self._renderer.quick_characters)
+        if isinstance(work, Written):
+            return len(work.ids)
+        async with self._rendering:
+            return len((await asyncio.to_thread(work)).ids)
+
+    async def complete(self, exchange: Exchange) -> list[Choice]:
+        """All choices, each of them a call of the episode.
+
+        If this is cancelled, what was sampled so far is recorded with the finish reason "abort".
+
+        :raises EngineError: the engine failed.
+        """
+        if exchange.request.n == 1:
+            return [await self._choice(exchange, 0)]
+        return await gathered(self._choice(exchange, i) for i in range(exchange.request.n))
+
+    def events(self, exchange: Exchange) -> AsyncGenerator[Event, None]:
+        """The same, as it happens. Closing the generator ends the calls, as cancelling does."""
+        return merged([self._events(exchange, i) for i in range(exchange.request.n)])
+
+    def _check_engine(self, request: ModelRequest) -> None:
+        if request.seed is not None and not self._capabilities.seed:
+            raise UnsupportedError(
+                "seed is not supported by this server's engine: leave it out", param="seed"
+            )
+        if request.top_logprobs > self._capabilities.max_top_logprobs:
+            raise UnsupportedError(
+                f"top_logprobs: this server's engine lists at most "
+                f"{self._capabilities.max_top_logprobs} tokens",
+                param="top_logprobs",
+            )
+
+    def _raw_ids(self, prompt: str | tuple[int, ...]) -> list[int]:
+        if isinstance(prompt, str):
+            return self._renderer.encode(prompt)
+        if prompt and not 0 <= min(prompt) <= max(prompt) < self._info.vocab_size:
+            raise UnsupportedError(
+                f"prompt: token ids are below {self._info.vocab_size}", param="prompt"
+            )
+        return list(prompt)
+
+    def _exchange(
+        self, session: Session, request: ModelRequest, record: Record, agent: str, prompt: Prompt
+    ) -> Exchange:
+        self._check_context(len(prompt.ids), request.max_tokens)
+        created_at = self._clock()
+        # Names that begin with the time lie together in a store's index; random ones each touch a page of their own.
+        milliseconds = int(created_at * 1000)
+        return Exchange(
+            session=session,
+            request=request,
+            prompt=prompt,
+            record=record,
+            agent=agent,
+            model_name=self.model_name,
+            completion_id=f"{request.id_prefix}{milliseconds:012x}{self._token_hex(6)}",
+            created_at=created_at,
+        )
+
+    def _check_context(self, prompt: int, completion: int | None) -> None:
+        limit = self._info.max_context
+        if prompt >= limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit} tokens. However, your messages "
+                f"resulted in {prompt} tokens. Please reduce the length of the messages.",
+                param="messages",
+            )
+        if completion is not None and prompt + completion > limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit} tokens. However, you requested "
+                f"{prompt + completion} tokens ({prompt} in the messages, {completion} in the "
+                "completion). Please reduce the length of the messages or completion.",
+                param="max_tokens",
+            )
+
+    def _generation(self, exchange: Exchange, choice: int) -> Generation:
+        request = exchange.request
+        prompt_ids = exchange.prompt.ids
+        max_tokens = request.max_tokens or self._info.max_context - len(prompt_ids)
+        sampling = SamplingParams(
+            max_tokens=min(max_tokens, request.most_tokens or max_tokens),
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            seed=None if request.seed is None else request.seed + choice,
+            stop_token_ids=self._renderer.stop_token_ids,
+            top_logprobs=request.top_logprobs,
+        )
+        asked = GenerateRequest(
+            request_id=exchange.call_id(choice),
+            prompt_ids=prompt_ids,
+            sampling=sampling,
+            stream=request.stream or bool(request.stop),
+        )
+        scanner = StopScanner(self._renderer, request.stop) if request.stop else None
+        return Generation(asked, self._renderer, scanner)
+
+    async def _choice(self, exchange: Exchange, choice: int) -> Choice:
+        generation = self._generation(exchange, choice)
+        try:
+            async with aclosing(sample(self._engine, generation)) as progress:
+                async for _ in progress:
+                    pass
+        except asyncio.CancelledError:
+            await self._recorder.aborted(exchange, generation)
+            raise
+        answer = self._answer(exchange, generation)
+        return await self._finished(exchange, choice, generation, answer)
+
+    async def _events(self, exchange: Exchange, choice: int) -> AsyncGenerator[Event, None]:
+        generation = self._generation(exchange, choice)
+        deltas = DeltaStream(generation, exchange.request)
+        started = False
+        try:
+            async with aclosing(sample(self._engine, generation)) as progress:
+                async for _ in progress:
+                    if not started:
+                        started = True
+                        yield Started(choice, generation)
+                    yield Grown(choice, deltas.grown())
+        except (asyncio.CancelledError, GeneratorExit):
+            await self._recorder.aborted(exchange, generation)
+            raise
+        answer = deltas.given(self._answer(exchange, generation))
+        yield await self._finished(exchange, choice, generation, answer, deltas)
+
+    def _answer(self, exchange: Exchange, generation: Generation) -> Answer:
+        if exchange.request.prompt is not None:
+            return Answer(self._renderer.decode(generation.text_ids()))
+        tools = exchange.request.tools
+        parsed = self._renderer.parse(generation.visible_ids(), exchange.prompt.ids, tools)
+        return make_answer(parsed, tools_offered=tools is not None, token_hex=self._token_hex)
+
+    async def _finished(
+        self,
+        exchange: Exchange,
+        choice: int,
+        generation: Generation,
+        answer: Answer,
+        deltas: DeltaStream | None = None,
+    ) -> Choice:
+        """Record a choice that is complete; from then on the conversation can go on from it."""
+        reason = generation.finish_reason or "abort"
+        if reason == "abort":
+            await self._recorder.aborted(exchange, generation)
+            raise EngineError(
+                f"the engine aborted call {generation.request.request_id}", retry_after=1.0
+            )
+        await self._recorder.finished(exchange, generation, answer.message)
+        called = answer.tool_calls and reason == "stop" and not generation.stopped_by_text
+        finish = "tool_calls" if called else reason
+        if deltas is None:
+            return Choice(choice, generation, answer, finish)
+        return Choice(choice, generation, answer, finish, deltas.rest(answer))

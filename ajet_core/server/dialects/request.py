@@ -1,0 +1,43 @@
+"""What a client asks for, in whichever dialect it said so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ajet_core.server.rendering.messages import ChatMessage, ToolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request that is understood and can be honoured, as far as the engine is able to.
+
+    :param id_prefix: with which the ids of its calls begin; clients of the dialect know them by it.
+    :param messages: empty if `prompt` is there.
+    :param prompt: a text or token ids that are continued as they are, instead of messages.
+    :param tools: None if none are offered to the model, also where it shall call none.
+    :param n: choices, each a call of its own.
+    :param max_tokens: None leaves all of the remaining context.
+    :param most_tokens: a limit of the server's, which unlike that of the agent need not fit into the context.
+    :param stop: the answer ends before the first of these texts.
+    :param top_logprobs: most likely tokens to list at each position, if `logprobs`.
+    :param ignored: names of the keys in the body that had no effect.
+    """
+
+    id_prefix: str
+    messages: tuple[ChatMessage, ...] = ()
+    prompt: str | tuple[int, ...] | None = None
+    tools: tuple[ToolSpec, ...] | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    most_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
+    top_logprobs: int = 0
+    return_token_ids: bool = False
+    ignored: tuple[str, ...] = ()

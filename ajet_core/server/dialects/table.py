@@ -1,0 +1,33 @@
+"""Which dialect is spoken where."""
+
+from __future__ import annotations
+
+from ajet_core.server.dialects.chat import ChatDialect
+from ajet_core.server.dialects.dialect import Dialect
+
+CHAT = ChatDialect()
+DIALECTS: dict[str, Dialect] = {
+    "/v1/chat/completions": CHAT,
+}
+"""By path, with an episode's key in a header."""
+
+KEY_PREFIX = "/e/"
+"""Paths that begin with it have the key of the episode as their second part, for programs whose key cannot change."""
+
+_OURS = ("/v1/chat/", "/v1/models")
+
+
+def is_llm_path(path: str) -> bool:
+    """Whether it is a path of agents, whose requests have an episode's key."""
+    return path.startswith((*_OURS, *DIALECTS, KEY_PREFIX))
+
+
+def dialect_of(path: str) -> Dialect:
+    """The dialect in which whoever asks at a path of agents expects errors: OpenAI's, where nothing else is known."""
+    if path.startswith(KEY_PREFIX):
+        _, _, path = path.removeprefix(KEY_PREFIX).partition("/")
+        path = f"/{path}"
+    for known, dialect in DIALECTS.items():
+        if path.startswith(known):
+            return dialect
+    return CHAT
