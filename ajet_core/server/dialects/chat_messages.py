@@ -119,7 +119,7 @@ def chat_message(body: MessageBody, path: str) -> ChatMessage:
         )
     content = body.content
     if not isinstance(content, str):
-        content = _text(content, f"{path}.content")
+        content = content_text(content, f"{path}.content")
     if role == "assistant":
         calls = tuple(
             _tool_call(call, f"{path}.tool_calls[{i}]")
@@ -133,7 +133,12 @@ def chat_message(body: MessageBody, path: str) -> ChatMessage:
     return ChatMessage(role, content)
 
 
-def _text(content: Any, path: str) -> str:
+def content_text(content: Any, path: str) -> str:
+    """The text of a message's content: a string, parts, or nothing.
+
+    :raises UnsupportedError: it has parts that are no text.
+    :raises RequestError: it has not the right form.
+    """
     if content is None:
         return ""
     if not isinstance(content, list):

@@ -60,6 +60,11 @@ class Generation:
         else:
             self.finish_reason = chunk.finish_reason
 
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended it."""
+        return self.scanner.matched if self.scanner is not None and self.stopped_by_text else None
+
     def visible_ids(self) -> list[int]:
         """Ids of the text that the client may see by now."""
         if self.scanner is None:

@@ -114,7 +114,7 @@ def _call(
         created_at=exchange.created_at,
         top_p=request.top_p,
         top_k=request.top_k,
-        metadata=metadata,
+        metadata={**metadata, **request.metadata},
         messages=prompt.messages,
         answer=None if answer is None else message_text(answer),
         tools=prompt.tools,

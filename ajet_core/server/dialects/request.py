@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ajet_core.server.rendering.messages import ChatMessage, ToolSpec
 
@@ -20,6 +22,7 @@ class ModelRequest:
     :param most_tokens: a limit of the server's, which unlike that of the agent need not fit into the context.
     :param stop: the answer ends before the first of these texts.
     :param top_logprobs: most likely tokens to list at each position, if `logprobs`.
+    :param metadata: what is kept with its calls.
     :param ignored: names of the keys in the body that had no effect.
     """
 
@@ -40,4 +43,5 @@ class ModelRequest:
     logprobs: bool = False
     top_logprobs: int = 0
     return_token_ids: bool = False
+    metadata: Mapping[str, str] = MappingProxyType({})
     ignored: tuple[str, ...] = ()

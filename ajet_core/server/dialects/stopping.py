@@ -45,6 +45,14 @@ class StopScanner:
             return False
         return self._take(self.renderer.decode(self._ids[self._window :]))
 
+    @property
+    def matched(self) -> str | None:
+        """The stop string at the cut, the longest of them."""
+        if self.cut is None:
+            return None
+        there = (stop for stop in self.stops if self._text.startswith(stop, self.cut))
+        return max(there, key=len)
+
     def before_cut(self) -> list[int]:
         """Token ids of the text before the stop string; a token it begins inside of is divided."""
         return self._ids_up_to(len(self._text) if self.cut is None else self.cut)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from ajet_core.server.dialects.anthropic import AnthropicDialect
 from ajet_core.server.dialects.chat import ChatDialect
 from ajet_core.server.dialects.dialect import Dialect
+from ajet_core.server.dialects.responses import ResponsesDialect
 
 CHAT = ChatDialect()
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": CHAT,
+    "/v1/messages": AnthropicDialect(),
+    "/v1/responses": ResponsesDialect(),
 }
 """By path, with an episode's key in a header."""
 

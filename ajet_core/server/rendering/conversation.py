@@ -18,6 +18,7 @@ from ajet_core.server.rendering.call_metadata import (
 from ajet_core.server.rendering.canonical import (
     ConversationDigests,
     canonical_tools,
+    kept_message,
     message_digest,
     tools_digest,
 )
@@ -133,6 +134,13 @@ class ConversationIndex:
             self._state,
         )
         return prompt if extends else self._shared(prompt)
+
+    def conversation(self, call_id: str) -> tuple[Call, list[ChatMessage]] | None:
+        """A call of the episode that was answered, and all messages up to and including its answer."""
+        call = self._sharing.get(call_id)
+        if call is None or call.answer is None:
+            return None
+        return call, [kept_message(text) for text in known_texts(call)]
 
     def raw(self, ids: list[int]) -> Prompt:
         """A prompt that nobody rendered: text or tokens that are continued as they are."""

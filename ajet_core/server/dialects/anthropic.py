@@ -1,0 +1,183 @@
+"""Anthropic's messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ajet_core.errors import AjetError
+from ajet_core.server.dialects.answer import Answer
+from ajet_core.server.dialects.anthropic_request import read_messages_request
+from ajet_core.server.dialects.dialect import Asked, Dialect, event
+from ajet_core.server.dialects.events import CallDelta, Choice, Delta, Event, Grown, Started
+from ajet_core.server.dialects.exchange import Exchange, Session
+from ajet_core.server.dialects.json_text import object_text
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class AnthropicDialect(Dialect):
+    """``POST /v1/messages``."""
+
+    summary = "Anthropic messages"
+
+    def read(self, body: bytes, session: Session) -> AskedMessages:  # noqa: ARG002
+        """Understand a body."""
+        return AskedMessages(read_messages_request(body))
+
+    def error(self, error: AjetError) -> dict[str, Any]:
+        """Anthropic's error object."""
+        kind = _KINDS.get(error.status)
+        if kind is None:
+            kind = "invalid_request_error" if error.status < 500 else "api_error"
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+    def error_event(self, error: AjetError) -> bytes:
+        """The SDK raises on it."""
+        return event(object_text(self.error(error)), "error")
+
+
+@dataclass(frozen=True, slots=True)
+class AskedMessages(Asked):
+    """A request for a message."""
+
+    def whole(self, exchange: Exchange, choices: Sequence[Choice]) -> bytes:
+        """A ``message``."""
+        (choice,) = choices
+        message = _message(exchange, _blocks(choice.answer)) | _end(choice)
+        message["usage"] = _usage(exchange, len(choice.generation.sampled_ids))
+        return object_text(message)
+
+    async def stream(
+        self, exchange: Exchange, events: AsyncIterator[Event]
+    ) -> AsyncGenerator[bytes, None]:
+        """From ``message_start`` to ``message_stop``."""
+        blocks = _Blocks()
+        async for happened in events:
+            match happened:
+                case Started():
+                    message = _message(exchange, []) | {"usage": _usage(exchange, 1)}
+                    message |= {"stop_reason": None, "stop_sequence": None}
+                    yield _sse("message_start", message=message)
+                case Grown(_, delta):
+                    for line in blocks.grown(delta):
+                        yield line
+                case Choice(_, generation, answer, _, rest):
+                    for line in blocks.grown(rest):
+                        yield line
+                    if not (answer.content or answer.tool_calls):
+                        for line in blocks.text():
+                            yield line
+                    for line in blocks.closed():
+                        yield line
+                    usage = {"output_tokens": len(generation.sampled_ids)}
+                    yield _sse("message_delta", delta=_end(happened), usage=usage)
+                    yield _sse("message_stop")
+
+
+@dataclass(slots=True)
+class _Blocks:
+    """The content blocks of a stream, of which one is open at a time."""
+
+    _index: int = -1
+    _kind: str = ""
+    _open: bool = field(default=False)
+
+    def grown(self, delta: Delta) -> Iterator[bytes]:
+        """The events of a delta."""
+        if delta.reasoning:
+            yield from self._in("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            yield self._more({"type": "thinking_delta", "thinking": delta.reasoning})
+        if delta.content:
+            yield from self.text()
+            yield self._more({"type": "text_delta", "text": delta.content})
+        for call in delta.calls:
+            yield from self._called(call)
+
+    def text(self) -> Iterator[bytes]:
+        """Be in a block of text."""
+        return self._in("text", {"type": "text", "text": ""})
+
+    def closed(self) -> Iterator[bytes]:
+        """The end of the block that is open."""
+        if self._open:
+            if self._kind == "thinking":
+                yield self._more({"type": "signature_delta", "signature": ""})
+            yield _sse("content_block_stop", index=self._index)
+        self._open = False
+
+    def _called(self, call: CallDelta) -> Iterator[bytes]:
+        if call.id is not None:
+            block: dict[str, Any] = {
+                "type": "tool_use",
+                "id": call.id,
+                "name": call.name,
+                "input": {},
+            }
+            yield from self._in(f"tool_use {call.index}", block)
+        if call.arguments:
+            yield self._more({"type": "input_json_delta", "partial_json": call.arguments})
+
+    def _in(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
+        if self._open and self._kind == kind:
+            return
+        yield from self.closed()
+        self._index += 1
+        self._kind, self._open = kind, True
+        yield _sse("content_block_start", index=self._index, content_block=block)
+
+    def _more(self, delta: dict[str, Any]) -> bytes:
+        return _sse("content_block_delta", index=self._index, delta=delta)
+
+
+def _sse(name: str, **content: Any) -> bytes:
+    return event(object_text({"type": name, **content}), name)
+
+
+def _message(exchange: Exchange, content: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": exchange.completion_id,
+        "type": "message",
+        "role": "assistant",
+        "model": exchange.model_name,
+        "content": content,
+    }
+
+
+def _blocks(answer: Answer) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if answer.reasoning:
+        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+    if answer.content or not answer.tool_calls:
+        blocks.append({"type": "text", "text": answer.content})
+    blocks += [
+        {"type": "tool_use", "id": c.id, "name": c.name, "input": json.loads(c.arguments)}
+        for c in answer.tool_calls
+    ]
+    return blocks
+
+
+def _end(choice: Choice) -> dict[str, Any]:
+    stopped = choice.generation.stopped_by
+    reason = "stop_sequence" if stopped else _REASONS[choice.finish_reason]
+    return {"stop_reason": reason, "stop_sequence": stopped}
+
+
+def _usage(exchange: Exchange, sampled: int) -> dict[str, int]:
+    return {
+        "input_tokens": len(exchange.prompt.ids),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": sampled,
+    }
