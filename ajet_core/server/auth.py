@@ -29,8 +29,8 @@ def new_episode_key(episode_id: str, claim_id: str | None) -> str:
 
 
 def bearer(headers: Mapping[str, str]) -> str:
-    """The secret of the ``Authorization`` (or ``x-api-key``) header, "" if there is none."""
+    """The secret of the ``Authorization`` (or ``x-api-key``, ``x-goog-api-key``) header, "" if there is none."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value:
         return value.strip()
-    return headers.get("x-api-key", "").strip()
+    return (headers.get("x-api-key") or headers.get("x-goog-api-key", "")).strip()

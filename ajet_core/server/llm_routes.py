@@ -14,14 +14,20 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from ajet_core.errors import AjetError, DeadlineError, EpisodeClosedError
+from ajet_core.errors import (
+    AjetError,
+    DeadlineError,
+    EpisodeClosedError,
+    NotFoundError,
+    UnsupportedError,
+)
 from ajet_core.server.auth import bearer
-from ajet_core.server.dialects.chat_json import models_list
 from ajet_core.server.dialects.completing import CompletionService
 from ajet_core.server.dialects.dialect import Asked, Dialect
 from ajet_core.server.dialects.evaluated import evaluated
 from ajet_core.server.dialects.exchange import Exchange
-from ajet_core.server.dialects.table import DIALECTS, KEY_PREFIX
+from ajet_core.server.dialects.models import model_object, models_list
+from ajet_core.server.dialects.table import DIALECTS, KEY_PREFIX, MESSAGES
 from ajet_core.server.disconnect import until_disconnect
 from ajet_core.server.open_episodes import OpenEpisode
 from ajet_core.server.service import SwarmService
@@ -29,6 +35,8 @@ from ajet_core.server.service import SwarmService
 T = TypeVar("T")
 
 MODELS_PATH = "/v1/models"
+COUNT_PATH = "/v1/messages/count_tokens"
+EMBEDDINGS_PATH = "/v1/embeddings"
 AGENT_HEADER = "x-ajet-agent"
 IGNORED_HEADER = "x-ajet-ignored"
 _KEY_IN_PATH = f"{KEY_PREFIX}{{episode_key}}"
@@ -49,13 +57,40 @@ def add_routes(app: FastAPI, service: SwarmService) -> Route:
         name = service.coordinator.model_name or "default"
         return JSONResponse(models_list(name, int(service.started_at)))
 
+    async def model(request: Request) -> Response:
+        await service.episodes.authenticate(episode_key(request))
+        name = service.coordinator.model_name or "default"
+        asked = request.path_params["model"]
+        if asked != name:
+            raise NotFoundError(f"there is no model {asked[:80]!r}, only {name!r}")
+        return JSONResponse(model_object(name, int(service.started_at)))
+
+    async def count_tokens(request: Request) -> Response:
+        episode = await service.episodes.authenticate(episode_key(request))
+        asked = MESSAGES.read_to_count(await request.body())
+        completions = await _completion_service(service)
+        counted = await until_disconnect(request, completions.count(episode.session, asked))
+        return JSONResponse({"input_tokens": counted})
+
+    async def embeddings(request: Request) -> Response:
+        await service.episodes.authenticate(episode_key(request))
+        raise UnsupportedError(
+            "this server hosts a model that writes text and makes no embeddings: ask another server for them"
+        )
+
     routes = []
     for path, dialect in DIALECTS.items():
         for prefix in ("", _KEY_IN_PATH):
             routes.append(Route(prefix + path, _Calls(service, dialect), methods=["POST"]))
     app.router.routes += routes
     for prefix in ("", _KEY_IN_PATH):
-        app.add_route(prefix + MODELS_PATH, models, methods=["GET"], include_in_schema=False)
+        for path, method, answer in (
+            (MODELS_PATH, "GET", models),
+            (MODELS_PATH + "/{model:path}", "GET", model),
+            (COUNT_PATH, "POST", count_tokens),
+            (EMBEDDINGS_PATH, "POST", embeddings),
+        ):
+            app.add_route(prefix + path, answer, methods=[method], include_in_schema=False)
     return routes[0]
 
 
@@ -105,6 +140,7 @@ OPENAPI_PATHS: dict[str, dict[str, Any]] = {
     **{
         path: {"post": _operation(dialect.summary, body=True)} for path, dialect in DIALECTS.items()
     },
+    COUNT_PATH: {"post": _operation("Tokens of Anthropic messages", body=True)},
     MODELS_PATH: {"get": _operation("The served model", body=False)},
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from ajet_core.server.dialects.table import is_llm_path
 from tests.server.conftest import Running
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "openapi.json"
@@ -27,6 +28,10 @@ _BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("PUT", "/v1/mixture"): {"ratios": {"a": 1.0}},
     ("POST", "/v1/tokens"): {"name": "attacker", "scope": "control"},
     ("POST", "/v1/chat/completions"): {"messages": [{"role": "user", "content": "x"}]},
+    ("POST", "/v1/completions"): {"prompt": "x"},
+    ("POST", "/v1/messages"): {"messages": [{"role": "user", "content": "x"}]},
+    ("POST", "/v1/messages/count_tokens"): {"messages": [{"role": "user", "content": "x"}]},
+    ("POST", "/v1/responses"): {"input": "x"},
 }
 
 
@@ -49,7 +54,7 @@ class Route:
     @property
     def of_agents(self) -> bool:
         """Whether an episode's key opens it."""
-        return self.path.startswith(("/v1/chat/", "/v1/models"))
+        return is_llm_path(self.path)
 
     def url(self, **values: str) -> str:
         """Its path, with ids that exist nowhere unless others are given."""

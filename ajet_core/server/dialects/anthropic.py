@@ -14,6 +14,7 @@ from ajet_core.server.dialects.dialect import Asked, Dialect, event
 from ajet_core.server.dialects.events import CallDelta, Choice, Delta, Event, Grown, Started
 from ajet_core.server.dialects.exchange import Exchange, Session
 from ajet_core.server.dialects.json_text import object_text
+from ajet_core.server.dialects.request import ModelRequest
 
 _KINDS = {
     401: "authentication_error",
@@ -35,6 +36,10 @@ class AnthropicDialect(Dialect):
     def read(self, body: bytes, session: Session) -> AskedMessages:  # noqa: ARG002
         """Understand a body."""
         return AskedMessages(read_messages_request(body))
+
+    def read_to_count(self, body: bytes) -> ModelRequest:
+        """Understand a body whose tokens are to be counted."""
+        return read_messages_request(body)
 
     def error(self, error: AjetError) -> dict[str, Any]:
         """Anthropic's error object."""

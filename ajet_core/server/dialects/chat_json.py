@@ -62,15 +62,6 @@ def usage_json(exchange: Exchange, generations: Sequence[Generation]) -> dict[st
     }
 
 
-def models_list(model_name: str, created: int) -> dict[str, Any]:
-    """The answer of ``GET /v1/models``.
-
-    :param created: unix seconds.
-    """
-    model = {"id": model_name, "object": "model", "created": created, "owned_by": "agentjet"}
-    return {"object": "list", "data": [model]}
-
-
 @dataclass(slots=True)
 class ChoiceWriter:
     """Writes one choice's part of the chunks of a stream.

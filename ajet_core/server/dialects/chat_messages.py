@@ -139,6 +139,8 @@ def content_text(content: Any, path: str) -> str:
     :raises UnsupportedError: it has parts that are no text.
     :raises RequestError: it has not the right form.
     """
+    if isinstance(content, str):
+        return content
     if content is None:
         return ""
     if not isinstance(content, list):

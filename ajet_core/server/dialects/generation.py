@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
-from typing import Protocol
+from itertools import accumulate, chain, repeat
+from typing import Any, Protocol
 
 from ajet_core.errors import EngineError
 from ajet_core.interfaces.engine import FinishReason, GenerateChunk, GenerateRequest
@@ -88,6 +88,23 @@ class Generation:
             )
         entries = self._entries(self.sampled_ids[start:], self.logprobs[start:], ends)
         return b'{"content":[%s],"refusal":null}' % entries
+
+    def legacy_logprobs(self, start: int = 0) -> dict[str, Any]:
+        """The ``logprobs`` object of text completions, for the tokens from `start` on."""
+        decode = self.renderer.decode
+        before = len(decode(self.request.prompt_ids)) + len(decode(self.sampled_ids[:start]))
+        tokens = [decode([token_id]) for token_id in self.sampled_ids[start:]]
+        offsets = list(accumulate(map(len, tokens[:-1]), initial=before)) if tokens else []
+        return {
+            "tokens": tokens,
+            "token_logprobs": [max(x, _LOWEST_LOGPROB) for x in self.logprobs[start:]],
+            "top_logprobs": [
+                {decode([i]): max(x, _LOWEST_LOGPROB) for i, x in top}
+                for top in self.top_logprobs[start:]
+            ]
+            or None,
+            "text_offset": offsets,
+        }
 
     def _entries(
         self, ids: Sequence[int], logprobs: Sequence[float], ends: Iterable[bytes]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 from ajet_core.server.rendering.messages import ChatMessage, ToolSpec
 
@@ -43,5 +42,5 @@ class ModelRequest:
     logprobs: bool = False
     top_logprobs: int = 0
     return_token_ids: bool = False
-    metadata: Mapping[str, str] = MappingProxyType({})
+    metadata: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from ajet_core.server.dialects.anthropic import AnthropicDialect
 from ajet_core.server.dialects.chat import ChatDialect
+from ajet_core.server.dialects.completions import CompletionsDialect
 from ajet_core.server.dialects.dialect import Dialect
 from ajet_core.server.dialects.responses import ResponsesDialect
 
 CHAT = ChatDialect()
+MESSAGES = AnthropicDialect()
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": CHAT,
-    "/v1/messages": AnthropicDialect(),
+    "/v1/completions": CompletionsDialect(),
+    "/v1/messages": MESSAGES,
     "/v1/responses": ResponsesDialect(),
 }
 """By path, with an episode's key in a header."""
@@ -18,7 +21,7 @@ DIALECTS: dict[str, Dialect] = {
 KEY_PREFIX = "/e/"
 """Paths that begin with it have the key of the episode as their second part, for programs whose key cannot change."""
 
-_OURS = ("/v1/chat/", "/v1/models")
+_OURS = ("/v1/chat/", "/v1/models", "/v1/embeddings")
 
 
 def is_llm_path(path: str) -> bool:

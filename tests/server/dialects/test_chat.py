@@ -6,8 +6,8 @@ from scripted import CALL_TEXT, MOVE, USER, Gateway, ScriptedEngine, body, gatew
 
 from ajet_core.errors import ContextLengthError, EngineError, RequestError, UnsupportedError
 from ajet_core.interfaces.engine import EngineCapabilities
-from ajet_core.server.dialects.chat_json import models_list
 from ajet_core.server.dialects.chat_request import read_chat_request
+from ajet_core.server.dialects.models import models_list
 from ajet_core.testing.tokenizers import renderer_for
 
 
