@@ -27,6 +27,7 @@ from ajet_core.server.dialects.dialect import Asked, Dialect
 from ajet_core.server.dialects.evaluated import evaluated
 from ajet_core.server.dialects.exchange import Exchange
 from ajet_core.server.dialects.models import model_object, models_list
+from ajet_core.server.dialects.retries import SameRequest
 from ajet_core.server.dialects.table import DIALECTS, KEY_PREFIX, MESSAGES
 from ajet_core.server.disconnect import until_disconnect
 from ajet_core.server.open_episodes import OpenEpisode
@@ -112,11 +113,15 @@ class _Calls:
         service = self._service
         episode = await service.episodes.authenticate(episode_key(request))
         with service.tenants.call(episode.record, episode.session.next_index):
-            asked = self._dialect.read(await request.body(), episode.session)
+            body = await request.body()
+            asked = self._dialect.read(body, episode.session)
             if episode.record.kind == "eval":
                 sampling = service.evaluations.config.sampling
                 asked = replace(asked, request=evaluated(asked.request, sampling))
-            response = await _Call(service, episode, request, self._dialect, asked).answer()
+            agent = request.headers.get(AGENT_HEADER, "")[:_MAX_AGENT_NAME]
+            same = SameRequest.read(request.headers, scope["path"], agent, body)
+            call = _Call(service, episode, request, self._dialect, asked, agent, same)
+            response = await call.answer()
             await response(scope, receive, send)
 
 
@@ -157,20 +162,23 @@ async def _completion_service(service: SwarmService) -> CompletionService:
 class _Call:
     """One request of an episode."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - who asks, where, how, what
         self,
         service: SwarmService,
         episode: OpenEpisode,
         request: Request,
         dialect: Dialect,
         asked: Asked,
+        agent: str,
+        same: SameRequest,
     ) -> None:
         self._service = service
         self._episode = episode
         self._request = request
         self._dialect = dialect
         self._asked = asked
-        self._agent = request.headers.get(AGENT_HEADER, "")[:_MAX_AGENT_NAME]
+        self._agent = agent
+        self._same = same
         ignored = ",".join(asked.request.ignored)
         self._headers = {IGNORED_HEADER: ignored} if ignored.isascii() and ignored else {}
 
@@ -190,8 +198,12 @@ class _Call:
         )
 
     async def _complete(self) -> bytes:
-        """The completion; the episode's end, the client's farewell and the deadline cancel it."""
-        task = asyncio.create_task(self._sample())
+        """The completion; the episode's end, the client's farewell and the deadline cancel it.
+
+        A request that is sent again waits for the answer of the first one, or gets the one it had.
+        """
+        answer = self._episode.session.answers.shared(self._same, self._sample())
+        task = asyncio.create_task(answer.wait())
         with self._service.episodes.running_call(self._episode, task):
             try:
                 return await until_disconnect(self._request, task, self._deadline)

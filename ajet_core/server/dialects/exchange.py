@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ajet_core.server.dialects.request import ModelRequest
+from ajet_core.server.dialects.retries import Answers
 from ajet_core.server.rendering.conversation import ConversationIndex
 from ajet_core.server.rendering.prompting import Prompt
 from ajet_core.timeline import Call
@@ -20,11 +21,13 @@ class Session:
 
     :param index: the episode's conversations.
     :param next_index: `Call.index` of the next call that completes.
+    :param answers: for requests that are sent again.
     """
 
     episode_id: str
     index: ConversationIndex
     next_index: int = 0
+    answers: Answers = field(default_factory=Answers)
 
     def take_index(self) -> int:
         """The next call's index."""
