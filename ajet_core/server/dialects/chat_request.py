@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from ajet_core.errors import RequestError, UnsupportedError
+from ajet_core.errors import RequestError
 from ajet_core.server.dialects.bodies import (
     Body,
     Neutral,
@@ -18,7 +18,6 @@ from ajet_core.server.dialects.bodies import (
     TopK,
     TopP,
     ignored_names,
-    json_text,
     read_object,
     refuse_unsupported,
     request_error,
@@ -27,7 +26,8 @@ from ajet_core.server.dialects.bodies import (
 )
 from ajet_core.server.dialects.chat_messages import chat_messages
 from ajet_core.server.dialects.request import ModelRequest
-from ajet_core.server.rendering.messages import ChatMessage, ToolSpec
+from ajet_core.server.dialects.tools import Tools, function_spec
+from ajet_core.server.rendering.messages import ChatMessage
 
 _MAX_MESSAGES = 16384
 _MAX_TOOLS = 1024
@@ -110,7 +110,10 @@ def read_chat_request(body: bytes, known: Sequence[ChatMessage] = ()) -> ModelRe
         raise request_error(error) from error
     extra = parsed.model_extra or {}
     refuse_unsupported(extra, _REFUSED, _INSTEAD)
-    tools = _offered_tools(parsed)
+    tools = _tools(parsed.tools or ())
+    offered = tools.chosen(
+        _choice(parsed.tool_choice), parallel=parsed.parallel_tool_calls, name="tool_choice"
+    )
     if parsed.top_logprobs and not parsed.logprobs:
         raise RequestError("top_logprobs: needs logprobs to be true", param="top_logprobs")
     if (parsed.n or 1) * (parsed.top_logprobs or 0) > _MAX_LISTED:
@@ -121,7 +124,7 @@ def read_chat_request(body: bytes, known: Sequence[ChatMessage] = ()) -> ModelRe
     return ModelRequest(
         id_prefix="chatcmpl-",
         messages=messages,
-        tools=tools,
+        tools=offered,
         n=parsed.n or 1,
         max_tokens=parsed.max_completion_tokens or parsed.max_tokens,
         temperature=1.0 if parsed.temperature is None else parsed.temperature,
@@ -134,45 +137,26 @@ def read_chat_request(body: bytes, known: Sequence[ChatMessage] = ()) -> ModelRe
         logprobs=bool(parsed.logprobs),
         top_logprobs=parsed.top_logprobs or 0,
         return_token_ids=bool(parsed.return_token_ids),
-        ignored=ignored_names(extra, _REFUSED),
+        ignored=(*ignored_names(extra, _REFUSED), *tools.unknown),
     )
 
 
-def _offered_tools(body: _Body) -> tuple[ToolSpec, ...] | None:
-    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ()))
-    choice = body.tool_choice
-    if isinstance(choice, dict) and choice.get("type") in ("auto", "none"):
-        choice = choice["type"]
-    if choice == "none":
-        return None
-    if choice not in (None, "auto"):
-        raise UnsupportedError(
-            'tool_choice must be "auto" or "none": this server cannot force the model to call a tool',
-            param="tool_choice",
-        )
-    if tools and body.parallel_tool_calls is False:
-        raise UnsupportedError(
-            "parallel_tool_calls: false is not supported by this server: the model decides how many "
-            "tools it calls; leave it out and run the calls one after the other",
-            param="parallel_tool_calls",
-        )
-    return tools or None
+def _tools(bodies: Sequence[Any]) -> Tools:
+    offered, unknown = [], []
+    for i, tool in enumerate(bodies):
+        path = f"tools[{i}]"
+        if not isinstance(tool, dict):
+            wrong(path, "a tool object")
+        if tool.get("type") != "function":
+            unknown.append(path)
+        else:
+            # Templates read it as it is, with whatever the client added.
+            function_spec(tool.get("function"), f"{path}.function")
+            offered.append(tool)
+    return Tools(tuple(offered), tuple(unknown))
 
 
-def _tool(tool: Any, path: str) -> ToolSpec:
-    if not isinstance(tool, dict):
-        wrong(path, "a tool object")
-    if tool.get("type") != "function":
-        raise UnsupportedError(
-            f'{path}.type: only "function" tools can be offered to the model, not {json_text(tool.get("type"))}',
-            param=f"{path}.type",
-        )
-    function = tool.get("function")
-    if not isinstance(function, dict):
-        wrong(f"{path}.function", "an object with name, description and parameters")
-    name = function.get("name")
-    if not (isinstance(name, str) and name):
-        wrong(f"{path}.function.name", "a non-empty string")
-    if not isinstance(function.get("parameters", {}), dict | None):
-        wrong(f"{path}.function.parameters", "a JSON schema object")
-    return tool
+def _choice(choice: Any) -> str:
+    if isinstance(choice, dict):
+        choice = choice.get("type")
+    return "auto" if choice is None else str(choice)

@@ -40,7 +40,7 @@ class Tools:
             )
         if self.offered and parallel is False:
             raise UnsupportedError(
-                "one tool call at most is not supported by this server: the model decides how many tools it calls; "
+                "parallel_tool_calls: false is not supported by this server: the model decides how many tools it calls; "
                 "leave it out and run the calls one after the other",
                 param="parallel_tool_calls",
             )

@@ -248,11 +248,11 @@ def test_wrong_settings_are_named(settings, param):
     assert caught.value.message.startswith(param)
 
 
-def test_other_tool_types_are_refused():
-    with pytest.raises(
-        UnsupportedError, match=r'tools\[0\]\.type: only "function" tools.*"web_search"'
-    ):
-        parse(tools=[{"type": "web_search"}])
+def test_tools_of_unknown_types_are_passed_over_by_name():
+    request = read_chat_request(body(USER, tools=[{"type": "web_search"}, MOVE]))
+    assert request.tools == (MOVE,)
+    assert request.ignored == ("tools[0]",)
+    assert read_chat_request(body(USER, tools=[{"type": "web_search"}])).tools is None
 
 
 @pytest.mark.parametrize(
