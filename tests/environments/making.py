@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -131,7 +132,7 @@ def plugin_entry_points(name: str, module: str) -> str:
 
 
 def environment(root: Path, name: str, **record: Any) -> Environment:
-    """An environment that has a record and nothing else."""
+    """An environment that has a record, and this interpreter for its own."""
     values: dict[str, Any] = {
         "name": name,
         "device": "cpu",
@@ -147,6 +148,7 @@ def environment(root: Path, name: str, **record: Any) -> Environment:
         "bytes": 1,
     }
     made = Environment(root / name, EnvironmentRecord(**{**values, **record}))
-    made.directory.mkdir(parents=True)
+    made.python.parent.mkdir(parents=True)
+    made.python.symlink_to(sys.executable)
     made.write()
     return made

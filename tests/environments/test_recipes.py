@@ -15,11 +15,21 @@ from ajet_core.errors import ConfigError
 
 from .making import tiny_recipe
 
+ROOT = Path(__file__).parents[2]
 ALL = [pytest.param(known, id=name) for name, known in recipes().items()]
 
 
 def test_there_is_a_recipe_for_every_backend() -> None:
     assert set(recipes()) == {"sglang", "torch", "trl", "verl", "vllm"}
+
+
+@pytest.mark.parametrize("known", ALL)
+def test_a_recipe_names_what_its_plugin_registers(known: Recipe) -> None:
+    (hooks,) = (ROOT / known.source / "src").glob("*/hooks.py")
+    text = hooks.read_text(encoding="utf-8")
+    specs = re.findall(r"(?:Engine|Trainer)Spec\(\s*name=\"(\w+)\"", text)
+    assert specs
+    assert set(known.components) == set(specs)
 
 
 def pins(known: Recipe) -> dict[str, Requirement]:
