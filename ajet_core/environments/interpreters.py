@@ -7,9 +7,11 @@ import os
 import site
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, distribution, distributions
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from importlib.util import find_spec
 from pathlib import Path
+
+from packaging.utils import NormalizedName
 
 from ajet_core.environments.environment import (
     PLUGINS,
@@ -144,17 +146,30 @@ def _environment_of(
     return (its[0], why) if why else (None, "")
 
 
+def is_installed_here(plugin: str) -> bool:
+    """Whether the distribution of a plugin is installed in this interpreter, and not in an environment alone."""
+    try:
+        return _is_here(distribution(plugin))
+    except PackageNotFoundError:
+        return False
+
+
+def installed_here() -> dict[NormalizedName, Distribution]:
+    """What is installed in this interpreter, by name; what only environments have is left out."""
+    return by_name(found for found in distributions() if _is_here(found))
+
+
+def _is_here(found: Distribution) -> bool:
+    return Path(str(found.locate_file(""))).name != PLUGINS
+
+
 def why_not_here(plugin: str) -> str:
     """What keeps the components of a plugin's distribution from running in this interpreter; "" if nothing does."""
-    try:
-        place = Path(str(distribution(plugin).locate_file("")))
-    except PackageNotFoundError:
-        place = None
-    if place is None or place.name == PLUGINS:
+    if not is_installed_here(plugin):
         return f"{plugin} is not installed in this one"
     recipe = recipe_of_plugin(plugin)
     provides = recipe.cpu.provides if recipe is not None else {}
-    problems = [str(one) for one in unmet(plugin, by_name(distributions()), provides=provides)]
+    problems = [str(one) for one in unmet(plugin, installed_here(), provides=provides)]
     # A plugin that only starts its backend's own server need not name it among its requirements.
     imports = recipe.cpu.imports if recipe is not None else ()
     for module in dict.fromkeys(name.partition(".")[0] for name in imports):

@@ -15,6 +15,7 @@ RECIPE = """
 summary = "a backend"
 plugin = "{plugin}"
 source = "plugins/tiny"
+with_backend = "tiny"
 {more}
 [cpu]
 python = ">=3.11"
@@ -97,11 +98,14 @@ def distribution(
     *,
     requires: Sequence[str] = (),
     entry_points: str = "",
+    extras: Sequence[str] = (),
 ) -> None:
     """Metadata of a distribution in a directory of packages."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(metadata_text(name, version, requires))
+    text = metadata_text(name, version, requires)
+    text += "".join(f"Provides-Extra: {extra}\n" for extra in extras)
+    (info / "METADATA").write_text(text)
     (info / "entry_points.txt").write_text(entry_points)
 
 
