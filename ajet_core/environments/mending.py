@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 from ajet_core.environments.conflicts import (
     Conflict,
     Packages,
+    Want,
     backend_distributions,
     backends_of,
 )
@@ -38,8 +39,16 @@ class Mending:
     def of_conflict(self, conflict: Conflict) -> str:
         """A version for all, versions of two backends that fit, or one backend moves into an environment."""
         pair = conflict.exclusive
-        if pair is None:
-            return pip_line([conflict.pip_argument])
+        if pair is not None:
+            return self._of_pair(pair)
+        # Whoever moves out for another reason need not be suited here.
+        unsuited = {want.name for want in conflict.unmet}
+        for other in self.conflicts:
+            if other.exclusive is not None and unsuited <= {other.exclusive[0].name}:
+                return self._of_pair(other.exclusive)
+        return pip_line([conflict.pip_argument])
+
+    def _of_pair(self, pair: tuple[Want, Want]) -> str:
         mine, others = (backends_of(want, self.packages) for want in pair)
         for two in product(mine, others):
             if two[0] is not two[1] and self.device == "gpu" and not cannot_share(two, self.device):

@@ -93,6 +93,18 @@ def test_what_mends_a_conflict_leaves_none(site: Path) -> None:
     assert mending(site).conflicts == []
 
 
+def test_one_that_moves_out_anyway_is_not_suited_besides(site: Path) -> None:
+    both(site, "5.16.1")
+    (info,) = site.glob("verl-*.dist-info")
+    with (info / "METADATA").open("a") as file:
+        file.write("Requires-Dist: blobs==3.0\n")
+    distribution(site, "blobs", "3.3")
+    found = mending(site)
+    remedies = {conflict.package: found.of_conflict(conflict) for conflict in found.conflicts}
+    assert remedies.keys() == {"blobs", "transformers"}
+    assert set(remedies.values()) == {"ajet env create verl --cpu && pip uninstall --yes verl"}
+
+
 def test_one_that_has_an_environment_is_only_uninstalled(site: Path, tmp_path: Path) -> None:
     both(site, "5.16.1")
     there = {"verl": environment(tmp_path / ".venvs", "verl")}
