@@ -119,15 +119,36 @@ def ajet_register_engines():
     capabilities = EngineCapabilities(weight_channels=("safetensors_dir",))
     return [EngineSpec(name="{name}", target="{target}", capabilities=capabilities)]
 """
+TRAINER_HOOKS = """
+from ajet_core.interfaces import TrainerCapabilities
+from ajet_core.plugin import TrainerSpec, hookimpl
+
+
+@hookimpl
+def ajet_register_trainers():
+    capabilities = TrainerCapabilities(
+        weight_channels=("safetensors_dir",), algorithm_fields=frozenset()
+    )
+    return [TrainerSpec(name="{name}", target="{target}", capabilities=capabilities)]
+"""
 
 
 def plugin(
-    site: Path, name: str, *, requires: Sequence[str] = (), target: str = "nowhere:Engine"
+    site: Path,
+    name: str,
+    *,
+    component: str | None = None,
+    hooks: str = HOOKS,
+    requires: Sequence[str] = (),
+    target: str = "nowhere:Engine",
 ) -> None:
-    """A distribution whose plugin registers an engine of its own name."""
+    """A distribution whose plugin registers an engine, or a trainer.
+
+    :param component: its name, that of the distribution by default.
+    """
     module = f"{name.replace('-', '_')}_hooks"
     distribution(site, name, requires=requires, entry_points=plugin_entry_points(name, module))
-    (site / f"{module}.py").write_text(HOOKS.format(name=name, target=target))
+    (site / f"{module}.py").write_text(hooks.format(name=component or name, target=target))
 
 
 def plugin_entry_points(name: str, module: str) -> str:
