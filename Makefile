@@ -9,10 +9,13 @@ STAMP := $(VENV)/.ready
 TORCH := torch==2.13.0
 TOX_ENVS := lint,type,core-py311,core-py312,core-py313,torch,wheels
 BACKENDS := sglang vllm verl trl
-TOX_BACKENDS := trl,vllm,sglang,$(if $(wildcard plugins/backend_verl/tests),verl$(comma))pairs,extras,resolver
+TOX_BACKENDS := trl,vllm,sglang,verl,pairs-torch,pairs-trl,pairs-verl,extras,resolver
 # pyenv's shims exist for versions that are not selected and fail when run, so tox is shown the
 # interpreters themselves.
 PYENV_PYTHONS = $(wildcard $(shell pyenv root 2>/dev/null)/versions/3.1[123].*/bin/python)
+# So many environments of tox at a time; with 1 their output is shown as it comes, else that of those that fail.
+JOBS := 2
+TOX_RUN = $(if $(filter 1,$(JOBS)),run,run-parallel -p $(JOBS) --parallel-no-spinner)
 DISCOVER = $(if $(PYENV_PYTHONS),--discover $(PYENV_PYTHONS))
 
 .DEFAULT_GOAL := help
@@ -56,13 +59,13 @@ demo: setup  ## Train a tiny model on this machine (options: ARGS="...")
 	$(BIN)/ajet demo $(ARGS)
 
 test: setup  ## Run every check: lint, types, tests on each Python, packages
-	$(BIN)/tox run $(DISCOVER) -e $(TOX_ENVS)
+	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_ENVS)
 
 wheels: setup  ## Build and check every package; the wheels are left in dist/wheels
 	$(BIN)/python scripts/check_wheels.py dist
 
 test-backends: backends  ## Run the tests with real backends: each trainer, each engine, every pair of them
-	$(BIN)/tox run $(DISCOVER) -e $(TOX_BACKENDS)
+	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_BACKENDS)
 
 lint: setup  ## Check style and format
 	$(BIN)/ruff check .

@@ -157,10 +157,13 @@ class WorkerSettings(_Section):
         client must not choose what the server executes.
     :param environments: the directory such environments are in; ``.venvs`` of the working directory, and of those
         above the run directory, if it is not set.
+    :param collective_host: address of this machine that a trainer listens at for the weight channel ``collective``. Model
+        servers of other machines need one they can reach, in a network you trust: weights go over it in the clear.
     """
 
     python: dict[str, str] = Field(default_factory=dict)
     environments: Path | None = None
+    collective_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
 
 
 class ModelServerSettings(_Section):

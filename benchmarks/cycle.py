@@ -176,7 +176,7 @@ def logprob_differences(calls: Iterator[Call], weights: dict[int, Path]) -> dict
 
 
 def measure(
-    directory: Path, *, trainer: str, engine: str, steps: int, seed: int
+    directory: Path, *, trainer: str, engine: str, steps: int, seed: int, channel: str | None
 ) -> dict[str, object]:
     """One run of one pair, in a new directory of it."""
     model = directory / "model"
@@ -186,6 +186,7 @@ def measure(
     began = time.monotonic()
     with terminate_as_interrupt(), DemoServer(directory) as server:
         config = run_config(model, seed, engine=engine, trainer=trainer)
+        config = config.model_copy(update={"weight_channel": channel})
         server.start_run(config)
         boot = time.monotonic() - began
         asyncio.run(cycles.train(server.client.url, server.client_token, steps))
@@ -204,6 +205,7 @@ def measure(
         "benchmark": "cycle",
         "trainer": trainer,
         "engine": engine,
+        "channel": channel or "first",
         "steps": steps,
         "boot_s": round(boot, 2),
         **{name: round(value, 4) for name, value in medians.items()},
@@ -224,6 +226,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", type=Path, help="a model of the demo, made before")
+    parser.add_argument("--channel", help="how weights are published, if not the first way")
     parser.add_argument("--output", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     # Environments of engines and trainers are looked for above the run directory.
@@ -238,6 +241,7 @@ def main() -> None:
             engine=options.engine,
             steps=options.steps,
             seed=options.seed,
+            channel=options.channel,
         )
     report(result, options.output)
 

@@ -1,7 +1,7 @@
 """The contracts that plugins implement: one abstract base class a file."""
 
 from .agent import AgentAdapter, ModelEndpoint
-from .context import ComponentSettings, ModelServers, WorkerContext
+from .context import LOOPBACK, ComponentSettings, ModelServers, WorkerContext
 from .engine import (
     Engine,
     EngineCapabilities,
@@ -32,6 +32,7 @@ from .store import (
 from .trainer import StepReport, Trainer, TrainerCapabilities, TrainerInfo
 
 __all__ = [
+    "LOOPBACK",
     "AgentAdapter",
     "BatchRecord",
     "CallScore",

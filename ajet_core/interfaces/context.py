@@ -7,6 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+LOOPBACK = "127.0.0.1"
+
 
 class ComponentSettings(BaseModel):
     """Base of a component's settings: typed, unknown keys refused."""
@@ -39,9 +41,11 @@ class WorkerContext:
     :param shared: objects that components in the same process hand to each other (in-process
         weights); keys start with the component's name.
     :param servers: for an engine that serves a model by processes of their own.
+    :param collective_host: address that a trainer listens at which sends weights over the network.
     """
 
     run_dir: Path
     seed: int = 0
     shared: dict[str, object] = field(default_factory=dict)
     servers: ModelServers = field(default_factory=ModelServers)
+    collective_host: str = LOOPBACK

@@ -176,6 +176,10 @@ class Engine(ABC):
     async def stats(self) -> EngineStats:
         """Counters; answering at all says the engine is healthy."""
 
+    async def metrics(self) -> str:
+        """What the engine measures beyond `stats`, in the text format of Prometheus; "" if nothing."""
+        return ""
+
     @abstractmethod
     async def close(self) -> None:
         """Free everything; requests that are running end with finish reason "abort"."""

@@ -66,16 +66,22 @@ def hook_api_problem(
     return "; ".join(reasons)
 
 
-def negotiate_channel(trainer: TrainerSpec, engine: EngineSpec) -> str:
-    """The weight channel to use: the first that the trainer offers and the engine accepts.
+def negotiate_channel(trainer: TrainerSpec, engine: EngineSpec, wanted: str | None = None) -> str:
+    """The weight channel to use: the one that is wanted, or the first that the trainer offers and the engine accepts.
 
-    :raises ChannelError: they have none in common.
+    :raises ChannelError: they have none in common, or not this one.
     """
     offered = trainer.capabilities.weight_channels
     accepted = engine.capabilities.weight_channels
     for channel in offered:
-        if channel in accepted:
+        if channel in accepted and wanted in (None, channel):
             return channel
+    if wanted is not None:
+        raise ChannelError(
+            f"trainer {trainer.name!r} and engine {engine.name!r} cannot use the weight channel {wanted!r} here: the "
+            f"trainer offers {_listed(offered)}, the engine accepts {_listed(accepted)}",
+            param="weight_channel",
+        )
     raise ChannelError(
         f"trainer {trainer.name!r} and engine {engine.name!r} share no weight channel: the trainer offers "
         f"{_listed(offered)}, the engine accepts {_listed(accepted)}; choose another engine or trainer",

@@ -346,6 +346,8 @@ class RunConfig(Message):
     """Everything that says what is trained and how.
 
     :param mixture: None takes episodes of any tag as they come.
+    :param weight_channel: how weights come from the trainer to the engine, such as ``safetensors_dir`` or
+        ``collective``; None takes the first that the trainer offers and the engine accepts.
     :param steps: the run stops by itself after this many steps; None goes on until it is stopped.
     :param checkpoint_every: steps between checkpoints; one is also written when the run stops.
     """
@@ -361,6 +363,7 @@ class RunConfig(Message):
     mixture: MixtureConfig | None = None
     failures: FailureConfig = FailureConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    weight_channel: Annotated[str, Field(min_length=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     steps: PositiveInt | None = None
     checkpoint_every: PositiveInt = 10

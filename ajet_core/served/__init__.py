@@ -10,7 +10,7 @@ from .http import Address, HttpClient, ServerGoneError, ServerRefusedError
 from .process import ServerProcess, free_port
 from .replica import Launched, Replica, attach
 from .routing import Router
-from .weights import check_weights
+from .weights import check_update, check_weights
 
 __all__ = [
     "Address",
@@ -25,6 +25,7 @@ __all__ = [
     "ServerProcess",
     "ServerRefusedError",
     "attach",
+    "check_update",
     "check_weights",
     "free_port",
 ]

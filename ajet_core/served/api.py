@@ -61,6 +61,10 @@ class ModelServer(ABC):
     async def stats(self) -> EngineStats:
         """Counters since the server started; `EngineStats.forward_seconds` and requests are counted elsewhere."""
 
+    async def metrics(self) -> str:
+        """All that it measures, in the text format of Prometheus."""
+        return ""
+
     @abstractmethod
     async def sleep(self) -> None:
         """Free device memory. It is halted."""

@@ -7,8 +7,10 @@ import logging
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
+from ajet_core.collective import SenderGoneError
 from ajet_core.errors import AjetError, EngineError
 from ajet_core.interfaces import (
     ComponentSettings,
@@ -24,10 +26,12 @@ from ajet_core.interfaces import (
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served.flight import Flight
 from ajet_core.served.http import ServerGoneError
+from ajet_core.served.metrics import labelled
 from ajet_core.served.replica import Launched, Replica
 from ajet_core.served.routing import Router
 from ajet_core.served.totals import BusyClock
 from ajet_core.served.watch import SilenceWatch
+from ajet_core.served.weights import check_update
 
 _log = logging.getLogger("ajet.served")
 
@@ -63,6 +67,8 @@ class ServedEngine(Engine):
         self._open = asyncio.Event()
         # Held while weights change, and while a new server is given the latest.
         self._weights = asyncio.Lock()
+        # Set when there are other weights than before, and made anew by whoever waits for it.
+        self._changed = asyncio.Event()
         self._restoring: dict[Replica, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
         # How often requests were ended on purpose.
@@ -77,12 +83,12 @@ class ServedEngine(Engine):
         :raises EngineError: it did not come up.
         """
 
-    @abstractmethod
     async def check_update(self, update: WeightUpdate) -> None:
-        """Look at an update before any server is told of it.
+        """Look at an update before any server is told of it: one that is told to load what does not fit may die of it.
 
         :raises EngineError: there are no such weights, or they do not fit.
         """
+        await asyncio.to_thread(check_update, update, Path(self._model.path))
 
     def replicas(self) -> int:
         """How many servers there are to be."""
@@ -201,9 +207,12 @@ class ServedEngine(Engine):
                 taken = not refused or len(refused) < len(errors)
                 if taken:
                     self._update, self._policy_version = update, update.policy_version
+                    self._changed.set()
                     self._router.forget()
                 for one, error in zip(up, errors, strict=True):
-                    if error is not None:
+                    # A server that could not even be told of weights serves the old ones, which others may not do any more.
+                    untouched = isinstance(error, SenderGoneError) and not taken
+                    if error is not None and not untouched:
                         self._lose(one, str(error))
                 if not self._paused:
                     await self._go_on()
@@ -213,7 +222,7 @@ class ServedEngine(Engine):
         if not taken:
             raise EngineError(
                 f"the weights of policy version {update.policy_version} were refused: {refused[0]}; the servers of "
-                f"{self.name} are started again with the weights before"
+                f"{self.name} serve the weights before, and are started again for it where that is necessary"
             )
         await self._until_served()
 
@@ -272,6 +281,15 @@ class ServedEngine(Engine):
             forward_seconds=self._busy.seconds,
         )
 
+    async def metrics(self) -> str:
+        """What its servers measure, with the number of the server in the label ``replica``; those that are up."""
+        up = [one for one in self._replicas if one.up]
+        texts = await asyncio.gather(*(one.server.metrics() for one in up), return_exceptions=True)
+        found = {
+            one.number: text for one, text in zip(up, texts, strict=True) if isinstance(text, str)
+        }
+        return await asyncio.to_thread(labelled, found)
+
     async def close(self) -> None:
         """End all servers that were started; closing twice is harmless."""
         self._closed = True
@@ -328,10 +346,22 @@ class ServedEngine(Engine):
         """Bring a replica up with the latest weights."""
         one.take(await self.launch(one, self._model), lambda why: self._lose(one, why))
         info = await one.server.prepare()
+        while not await self._brought_up(one, info):
+            _log.warning(
+                "server %d of %s waits for weights of a new trainer", one.number, self.name
+            )
+            await self._changed.wait()
+
+    async def _brought_up(self, one: Replica, info: EngineInfo) -> bool:
+        """Give a server the latest weights and requests; False if whoever published them is gone."""
         async with self._weights:
+            self._changed.clear()
             if (update := self._latest(one)) is not None:
                 await one.server.halt()
-                await one.server.load(update)
+                try:
+                    await one.server.load(update)
+                except SenderGoneError:
+                    return False
                 await one.server.go_on()
             one.totals.begin(await one.server.stats())
             one.up = True
@@ -339,6 +369,7 @@ class ServedEngine(Engine):
             self._info = info
             self._router.down.discard(one.number)
             self._refresh()
+        return True
 
     def _latest(self, one: Replica) -> WeightUpdate | None:
         """The weights that a new server has to be given; None if it was started with them."""

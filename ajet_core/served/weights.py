@@ -1,4 +1,4 @@
-"""Whether a directory has the weights of a model, before a server that would die of it is told to load them."""
+"""Whether weights are those of a model, before a server that would die of it is told to load them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ajet_core.collective import CHANNEL, tensors_of
 from ajet_core.errors import EngineError
+from ajet_core.interfaces import WeightUpdate
 
 _LENGTH_BYTES = 8
 _MOST_HEADER = 100 * 1024 * 1024
 # Files may hold the output matrix or leave it out where it is the embedding.
 _TIED = "lm_head.weight"
+
+
+def check_update(update: WeightUpdate, model: Path) -> None:
+    """Compare the tensors of an update on any channel with those of `model`.
+
+    :raises EngineError: as `check_weights`.
+    """
+    if update.channel != CHANNEL:
+        check_weights(Path(update.location), model)
+        return
+    found = {tensor.name: tensor.shape for tensor in tensors_of(update)}
+    try:
+        expected = tensor_shapes(model)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"the model in {model} cannot be read: {error}") from error
+    _compare(update.location, found, model, expected, model)
 
 
 def check_weights(directory: Path, model: Path) -> None:
@@ -24,13 +42,23 @@ def check_weights(directory: Path, model: Path) -> None:
         found, expected = tensor_shapes(directory), tensor_shapes(model)
     except (OSError, ValueError) as error:
         raise EngineError(f"the weights in {directory} cannot be read: {error}") from error
-    if _config(directory, model).get("tie_word_embeddings", True):
+    _compare(directory, found, model, expected, directory)
+
+
+def _compare(
+    where: object,
+    found: dict[str, tuple[int, ...]],
+    model: Path,
+    expected: dict[str, tuple[int, ...]],
+    configured: Path,
+) -> None:
+    if _config(configured, model).get("tie_word_embeddings", True):
         for shapes in (found, expected):
             shapes.pop(_TIED, None)
     if found != expected:
         names = sorted(n for n in found.keys() | expected.keys() if found.get(n) != expected.get(n))
         raise EngineError(
-            f"the weights in {directory} are of another model than {model}: {names[0]} is "
+            f"the weights in {where} are of another model than {model}: {names[0]} is "
             f"{found.get(names[0], 'missing')}, not {expected.get(names[0], 'there')} ({len(names)} tensors differ)"
         )
 

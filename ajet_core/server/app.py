@@ -59,6 +59,7 @@ from ajet_core.server.short_cut import JsonEndpoint, ShortCut
 from ajet_core.server.token_first import METRICS_PATH, OPEN_PATHS, TokenFirst
 from ajet_core.server.tokens import Token
 from ajet_core.server.visibility import (
+    engine_metrics_for,
     evaluations_for,
     event_for,
     mixture_for,
@@ -281,7 +282,7 @@ def _add_view_routes(app: FastAPI, service: SwarmService) -> None:
 
     @app.get(
         METRICS_PATH,
-        summary="The status for Prometheus",
+        summary="The status for Prometheus, and what the engine measures by itself",
         tags=["server"],
         response_class=Response,
         responses={200: {"content": {"text/plain": {}}, "description": "Text exposition format"}},
@@ -290,9 +291,9 @@ def _add_view_routes(app: FastAPI, service: SwarmService) -> None:
         # Here: who never scrapes it need not have the library loaded.
         from ajet_core.server.prometheus import CONTENT_TYPE, exposition
 
-        return Response(
-            exposition(status_for(who, await service.status())), media_type=CONTENT_TYPE
-        )
+        text = exposition(status_for(who, await service.status()))
+        engine = engine_metrics_for(who, await service.engine_metrics())
+        return Response(text + engine.encode(), media_type=CONTENT_TYPE)
 
     @app.get(
         "/v1/events",

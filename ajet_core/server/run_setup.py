@@ -10,7 +10,13 @@ from typing import Any
 from ajet_core.environments.environment import Interpreter
 from ajet_core.environments.interpreters import choose_interpreters, find_engine, find_trainer
 from ajet_core.errors import ConfigError, ModelDirectoryError
-from ajet_core.interfaces import EngineCapabilities, Merger, ModelServers, WorkerContext
+from ajet_core.interfaces import (
+    LOOPBACK,
+    EngineCapabilities,
+    Merger,
+    ModelServers,
+    WorkerContext,
+)
 from ajet_core.plugin import (
     ComponentSpec,
     EngineSpec,
@@ -40,6 +46,7 @@ class ResolvedRun:
     :param python: interpreter by kind, where it is not this one.
     :param together: engine and trainer share a process (and, in it, the weights).
     :param servers: the model servers behind the engine.
+    :param collective_host: where a trainer listens that sends weights over the network.
     """
 
     run_id: str
@@ -53,6 +60,7 @@ class ResolvedRun:
     python: dict[str, Interpreter]
     reloads: bool
     servers: ModelServers = field(default_factory=ModelServers)
+    collective_host: str = LOOPBACK
 
     @property
     def together(self) -> bool:
@@ -74,6 +82,7 @@ class ResolvedRun:
             channel=self.channel if engine and trainer else None,
             policy_version=checkpoint.step if checkpoint is not None else 0,
             servers=self.servers if engine else ModelServers(),
+            collective_host=self.collective_host,
         )
 
 
@@ -101,11 +110,11 @@ def resolve_run(
         )
     python = choose_interpreters(settings, plugins, engine, trainer)
     apart = config.rollout.mode == "async" or sleeps
-    if python.get("engine") == python.get("trainer") and not apart:
-        channel = negotiate_channel(trainer, engine)
-    else:
-        # Weights that both use cannot be trained while calls are answered with them, nor while they are away.
-        channel = negotiate_channel(_without_in_process(trainer), engine)
+    # Weights that both use cannot be trained while calls are answered with them, nor while they are away.
+    together = python.get("engine") == python.get("trainer") and not apart
+    channel = negotiate_channel(
+        trainer if together else _without_in_process(trainer), engine, config.weight_channel
+    )
     merger_settings = plugins.validate_settings(merger, config.merger.settings)
     context = WorkerContext(run_dir=settings.server.run_dir, seed=config.seed)
     return ResolvedRun(
@@ -120,6 +129,7 @@ def resolve_run(
         python=python,
         reloads=trainer.capabilities.reloads,
         servers=_model_servers(settings, engine),
+        collective_host=settings.workers.collective_host,
     )
 
 

@@ -61,6 +61,7 @@ _WATCH_SECONDS = 5.0
 _TELL_SECONDS = 1.0
 # A status is asked for when something hangs, too.
 _STATS_SECONDS = 0.5
+_METRICS_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -259,6 +260,16 @@ class SwarmService:
         """One episode."""
         record, live = await self.episodes.get(episode_id)
         return self._episode_status(record, await self._calls(episode_id), live)
+
+    async def engine_metrics(self) -> str:
+        """What the engine measures by itself, in the text format of Prometheus; "" if there is none that answers."""
+        workers = self.coordinator.workers
+        if workers is None or self.board.state is ServerState.BOOTING:
+            return ""
+        with contextlib.suppress(AjetError, TimeoutError):
+            async with asyncio.timeout(_METRICS_SECONDS):
+                return await workers.engine.metrics()
+        return ""
 
     async def status(self) -> ServerStatus:
         """What the server is doing."""

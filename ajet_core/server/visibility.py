@@ -79,6 +79,11 @@ def status_for(viewer: Token, status: ServerStatus) -> ServerStatus:
     )
 
 
+def engine_metrics_for(viewer: Token, text: str) -> str:
+    """What the engine measures, as `viewer` may see it: a client sees nothing, since it is about everybody's calls."""
+    return "" if viewer.scope == "client" else text
+
+
 def _totals(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith(_TAG_METRICS)}
 

@@ -428,6 +428,12 @@ class EngineSuite:
             assert set(answer.versions) == {version}
             self.assert_exact(0, prompt, answer)
 
+    async def test_what_it_measures_can_be_read(self, engine: Engine) -> None:
+        """In the text format of Prometheus, if there is anything."""
+        parser = pytest.importorskip("prometheus_client.parser")
+        families = parser.text_string_to_metric_families(await engine.metrics())
+        assert all(family.name for family in families)
+
     async def test_nothing_is_sampled_while_it_is_paused(self, engine: Engine) -> None:
         """Requests from before and from meanwhile go on afterwards."""
         await self.serve(engine, 0)

@@ -145,6 +145,10 @@ class ScriptedEngine(Engine):
             sampled_tokens=self._sampled_tokens,
         )
 
+    async def metrics(self) -> str:
+        """One number."""
+        return f"# TYPE scripted_requests counter\nscripted_requests_total {self._requests}\n"
+
     async def close(self) -> None:
         """End running requests with "abort", also paused ones."""
         self._closed = True

@@ -6,11 +6,13 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ajet_core.errors import StepRefusedError, TrainerError
+from ajet_core.errors import EngineError, StepRefusedError, TrainerError
 from ajet_core.interfaces import Trainer
+from ajet_core.testing.broadcast import receive_once
 from ajet_core.timeline import (
     TrainBatch,
     TrainCall,
@@ -41,9 +43,11 @@ class TrainerSuite:
     after weights have changed, which is the harder case.
 
     :cvar vocab_size: token ids of batches are below it.
+    :cvar weight_channels: that the trainer offers, as it is registered.
     """
 
     vocab_size = 32
+    weight_channels: tuple[str, ...] = ()
 
     def make_trainer(self, run_dir: Path) -> Trainer:
         """A started trainer."""
@@ -201,11 +205,54 @@ class TrainerSuite:
         with pytest.raises(TrainerError, match="no-such-channel"):
             self.make_trainer(tmp_path).publish("no-such-channel", 1)
 
+    def test_published_directories_hold_what_is_exported(self, tmp_path: Path) -> None:
+        """And their configuration."""
+        if "safetensors_dir" not in self.weight_channels:
+            pytest.skip("this suite's trainer publishes no directories")
+        trainer = self.make_trainer(tmp_path / "run")
+        trainer.step(self.make_batch(1))
+        update = trainer.publish("safetensors_dir", 1)
+        trainer.export(tmp_path / "export")
+        assert (update.channel, update.policy_version) == ("safetensors_dir", 1)
+        assert (Path(update.location) / "config.json").is_file()
+        _assert_same(_tensors(Path(update.location)), _tensors(tmp_path / "export"))
+
+    def test_what_is_broadcast_is_what_is_exported(self, tmp_path: Path) -> None:
+        """To whoever asks, also while other batches are trained; the next version takes its place."""
+        if "collective" not in self.weight_channels:
+            pytest.skip("this suite's trainer does not broadcast")
+        trainer = self.make_trainer(tmp_path / "run")
+        for version in (1, 2):
+            trainer.step(self.make_batch(version))
+            update = trainer.publish("collective", version)
+            trainer.export(tmp_path / f"export-{version}")
+            if version == 2:
+                trainer.step(self.make_batch(3))
+            assert (update.channel, update.policy_version) == ("collective", version)
+            for _ in range(2):
+                _assert_same(receive_once(update), _tensors(tmp_path / f"export-{version}"))
+        trainer.close()
+        with pytest.raises(EngineError):
+            receive_once(update)
+
     def test_an_export_has_a_configuration(self, tmp_path: Path) -> None:
         """As a Hugging Face directory does."""
         trainer = self.make_trainer(tmp_path / "run")
         trainer.export(tmp_path / "export")
         assert (tmp_path / "export" / "config.json").is_file()
+
+
+def _tensors(directory: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return {k: v for file in directory.glob("*.safetensors") for k, v in load_file(file).items()}
+
+
+def _assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert tensor.dtype == expected[name].dtype, name
+        assert tensor.equal(expected[name]), name
 
 
 def _files(directory: Path) -> list[Path]:

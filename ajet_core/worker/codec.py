@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from ajet_core import __version__
 from ajet_core.interfaces import (
+    LOOPBACK,
     EngineInfo,
     GenerateChunk,
     GenerateRequest,
@@ -41,6 +42,7 @@ class BootPlan:
     :param channel: the weight channel, if the worker hosts both components: the trainer's weights are
         published on it before the engine starts, so that the engine need not load any of its own.
     :param servers: the model servers behind the engine.
+    :param collective_host: where the trainer listens, if it sends weights over the network.
     :param version: of the server's code.
     """
 
@@ -54,6 +56,7 @@ class BootPlan:
     channel: str | None = None
     policy_version: int = 0
     servers: ModelServers = field(default_factory=ModelServers)
+    collective_host: str = LOOPBACK
     version: str = __version__
 
     @property

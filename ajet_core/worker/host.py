@@ -109,6 +109,7 @@ class WorkerHost:
             "engine.sleep": self._sleep,
             "engine.wake": self._wake,
             "engine.stats": self._stats,
+            "engine.metrics": self._metrics,
             "trainer.step": self._step,
             "trainer.publish": self._publish,
             "trainer.save": self._save,
@@ -206,7 +207,12 @@ class WorkerHost:
         return to_plain(report)
 
     async def _make_components(self, plan: BootPlan) -> BootReport:
-        context = WorkerContext(run_dir=Path(plan.run_dir), seed=plan.seed, servers=plan.servers)
+        context = WorkerContext(
+            run_dir=Path(plan.run_dir),
+            seed=plan.seed,
+            servers=plan.servers,
+            collective_host=plan.collective_host,
+        )
         trainer_info: TrainerInfo | None = None
         engine_info: EngineInfo | None = None
         # The trainer comes first: an engine in the same process then takes over its weights.
@@ -294,6 +300,9 @@ class WorkerHost:
 
     async def _stats(self, _: int, __: Any) -> Any:
         return to_plain(await self._need_engine().stats())
+
+    async def _metrics(self, _: int, __: Any) -> str:
+        return await self._need_engine().metrics()
 
     async def _step(self, _: int, params: Any) -> Any:
         # A batch may have millions of tokens: it is decoded on the trainer's thread too.

@@ -252,6 +252,10 @@ class WorkerProcess:
         """As `Engine.stats`."""
         return from_plain(EngineStats, await self.call("engine.stats"))
 
+    async def metrics(self) -> str:
+        """As `Engine.metrics`."""
+        return str(await self.call("engine.metrics"))
+
     async def step(self, batch: TrainBatch) -> StepReport:
         """As `Trainer.step`."""
         # A batch may have millions of tokens: the event loop goes on answering calls meanwhile.

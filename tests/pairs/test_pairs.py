@@ -12,7 +12,6 @@ import pytest
 
 from tests.backends import ROOT, backend_python
 
-TRAINERS = ("torch", "trl", "verl")
 ENGINES = ("torch", "vllm", "sglang")
 STEPS = 10
 # Twice the deviation of a mean of 64 walks; in so many steps it rises by half.
@@ -42,7 +41,6 @@ def cycle(trainer: str, engine: str, model: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_pair_learns_and_is_exact(trainer: str, engine: str, model: Path) -> None:
     for name in {trainer, engine} - {"torch"}:
         backend_python(name)

@@ -109,6 +109,10 @@ class FakeServer(ModelServer):
         self.check()
         return EngineStats(running=self.running, sampled_tokens=self.sampled)
 
+    async def metrics(self) -> str:
+        self.check()
+        return f'# HELP fake_sampled Tokens.\n# TYPE fake_sampled counter\nfake_sampled_total{{model="m"}} {self.sampled}\n'
+
     async def sleep(self) -> None:
         self.check()
 

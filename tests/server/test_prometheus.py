@@ -63,6 +63,15 @@ async def test_a_scrape_of_a_rolling_server(server: Running) -> None:
     assert found["ajet_last_step", (("metric", "reward_mean"),)] == 0.5
 
 
+async def test_what_the_engine_measures_is_there_for_who_may_see_all(server: Running) -> None:
+    assert "scripted_requests" not in (await server.http.get("/metrics", headers=CONTROL)).text
+    await server.roll()
+    await server.batch()
+    found = parsed((await server.http.get("/metrics", headers=CONTROL)).text)
+    assert found["scripted_requests_total", ()] == found["ajet_calls_total", ()]
+    assert "scripted_requests" not in (await server.http.get("/metrics", headers=CLIENT)).text
+
+
 async def test_a_scrape_needs_a_token_and_a_client_sees_no_progress_of_others(
     server: Running,
 ) -> None:

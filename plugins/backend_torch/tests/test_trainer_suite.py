@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ajet_backend_torch.hooks import OFFERED_CHANNELS
 from conftest import VOCAB
 from test_trainer import make
 
@@ -16,6 +17,7 @@ from ajet_core.testing.trainer_suite import TrainerSuite
 
 class TestTorchTrainer(TrainerSuite):
     vocab_size = VOCAB
+    weight_channels = OFFERED_CHANNELS
 
     @pytest.fixture(
         autouse=True,

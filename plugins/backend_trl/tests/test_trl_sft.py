@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ajet_backend_trl.hooks import WEIGHT_CHANNELS
 from ajet_backend_trl.settings import TrlSftSettings
 from ajet_backend_trl.trainer import TrlSftTrainer
 from batches import LORA, batch, full_logprobs, load, module_of, weights
@@ -35,6 +36,7 @@ def make(
 
 class TestTrlSftTrainer(TrainerSuite):
     vocab_size = VOCAB
+    weight_channels = WEIGHT_CHANNELS
 
     @pytest.fixture(autouse=True)
     def kind(self, models: Callable[..., str]) -> None:

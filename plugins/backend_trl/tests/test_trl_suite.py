@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ajet_backend_trl.hooks import WEIGHT_CHANNELS
 from batches import make
 from conftest import VOCAB
 
@@ -16,6 +17,7 @@ from ajet_core.testing.trainer_suite import TrainerSuite
 
 class TestTrlTrainer(TrainerSuite):
     vocab_size = VOCAB
+    weight_channels = WEIGHT_CHANNELS
 
     @pytest.fixture(
         autouse=True,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ajet_backend_verl.hooks import WEIGHT_CHANNELS
 from batches import LORA, Started
 from conftest import VOCAB
 
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 
 class TestVerlTrainer(TrainerSuite):
     vocab_size = VOCAB
+    weight_channels = WEIGHT_CHANNELS
 
     @pytest.fixture(
         autouse=True,

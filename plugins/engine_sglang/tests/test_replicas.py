@@ -7,12 +7,18 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 from ajet_engine_sglang.engine import SglangEngine
 from conftest import VOCAB, Models, assert_exact, make_engine, model_config
+from prometheus_client.parser import text_string_to_metric_families
+from transformers import AutoModelForCausalLM
 
+from ajet_core.collective import WeightSender
+from ajet_core.errors import EngineError
 from ajet_core.interfaces import ModelServers, WeightUpdate
 from ajet_core.testing.engine_suite import Answer, ask
 
@@ -95,6 +101,18 @@ async def test_both_are_used_and_draw_other_numbers(engine: SglangEngine) -> Non
     assert len({tuple(answer.ids) for answer in answers}) == 16
     await engine.stats()
     assert all(one.totals.counter("sampled_tokens") > 0 for one in engine._replicas)
+
+
+async def test_what_the_servers_measure_is_told_of_each(engine: SglangEngine) -> None:
+    await asyncio.gather(*(ask(engine, [4, 5, i], max_tokens=8) for i in range(16)))
+    samples = [
+        sample
+        for family in text_string_to_metric_families(await engine.metrics())
+        for sample in family.samples
+        if sample.name == "sglang:generation_tokens_total"
+    ]
+    assert {sample.labels["replica"] for sample in samples} == {"0", "1"}
+    assert all(sample.value > 0 for sample in samples)
 
 
 async def test_requests_that_wait_for_room_are_ended_by_an_update_and_go_on(
@@ -182,3 +200,64 @@ async def test_a_scheduler_that_hangs_is_noticed_and_told_of(
     assert "server 0 of sglang is replaced: it has sent nothing for its" in caplog.text
     await all_up(engine)
     assert engine._replicas[0].lives == lives + 1
+
+
+def module_of(models: Models, which: int) -> Any:
+    return AutoModelForCausalLM.from_pretrained(models.paths[which], dtype=torch.float32)
+
+
+async def assert_served(engine: SglangEngine, models: Models, which: int, version: int) -> None:
+    """All servers serve these weights, as this version."""
+    await all_up(engine)
+    prompts = [[i, 4, 8] for i in range(12)]
+    answers = await asyncio.gather(*(ask(engine, p, max_tokens=16) for p in prompts))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert set(answer.versions) == {version}
+        assert_exact(models, which, prompt, answer)
+
+
+async def test_weights_that_are_broadcast(engine: SglangEngine, models: Models) -> None:
+    await all_up(engine)
+    sender = WeightSender()
+    try:
+        for version, which in ((10, 0), (11, 1)):
+            await engine.update_weights(sender.publish(module_of(models, which), version))
+            await assert_served(engine, models, which, version)
+        other = AutoModelForCausalLM.from_pretrained(models.other)
+        with pytest.raises(EngineError, match="of another model"):
+            await engine.update_weights(sender.publish(other, 12))
+        await assert_served(engine, models, 1, 11)
+
+        # One dies while it receives; the next one joins the sender by itself.
+        victim = server_pid(engine, 1)
+        update = sender.publish(module_of(models, 0), 13)
+        updating = asyncio.create_task(engine.update_weights(update))
+        while not engine._updating:
+            await asyncio.sleep(0)
+        os.kill(victim, signal.SIGKILL)
+        await updating
+        await assert_served(engine, models, 0, 13)
+    finally:
+        await asyncio.to_thread(sender.close)
+
+
+async def test_a_server_that_comes_up_without_a_sender_waits_for_the_next_one(
+    engine: SglangEngine, models: Models, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = WeightSender()
+    await engine.update_weights(sender.publish(module_of(models, 1), 20))
+    await asyncio.to_thread(sender.close)
+    os.kill(server_pid(engine, 0), signal.SIGKILL)
+    while "waits for weights of a new trainer" not in caplog.text:
+        assert not any(one.failure for one in engine._replicas)
+        await asyncio.sleep(0.1)
+    # The other one serves what it has.
+    answer = await ask(engine, [1, 2], max_tokens=8)
+    assert set(answer.versions) == {20}
+    assert_exact(models, 1, [1, 2], answer)
+    following = WeightSender()
+    try:
+        await engine.update_weights(following.publish(module_of(models, 0), 21))
+        await assert_served(engine, models, 0, 21)
+    finally:
+        await asyncio.to_thread(following.close)

@@ -11,7 +11,7 @@ from torch import nn
 
 from ajet_backend_torch.batcher import Batcher
 from ajet_backend_torch.forward import CachedModel, check_architecture, probe
-from ajet_backend_torch.hooks import MAX_TOP_LOGPROBS, WEIGHT_CHANNELS
+from ajet_backend_torch.hooks import ACCEPTED_CHANNELS, MAX_TOP_LOGPROBS
 from ajet_backend_torch.loop import DecodeLoop
 from ajet_backend_torch.memory import free_memory, headline, is_out_of_memory
 from ajet_backend_torch.models import (
@@ -158,7 +158,7 @@ class TorchEngine(Engine):
         else:
             raise EngineError(
                 f"the engine 'torch' has no weight channel {update.channel!r}, only "
-                f"{', '.join(WEIGHT_CHANNELS)}"
+                f"{', '.join(ACCEPTED_CHANNELS)}"
             )
 
     def _shared_model(self, update: WeightUpdate) -> nn.Module:

@@ -39,6 +39,16 @@ def publish_directory(
     return target
 
 
+def without_adapters(module: nn.Module, model: ModelConfig) -> nn.Module:
+    """The module itself, or another one around its merged weights if it has LoRA layers."""
+    if model.lora is None:
+        return module
+    # Here, because importing peft takes time that other runs need not spend.
+    from ajet_backend_torch.lora import merged
+
+    return merged(module)
+
+
 def write_model(module: nn.Module, model: ModelConfig, target: Path) -> None:
     """Write configuration, weights and the tokenizer files of the model's directory; all or nothing.
 
@@ -47,12 +57,7 @@ def write_model(module: nn.Module, model: ModelConfig, target: Path) -> None:
     :raises TrainerError: it cannot be written.
     """
     try:
-        plain = module
-        if model.lora is not None:
-            # Here, because importing peft takes time that other runs need not spend.
-            from ajet_backend_torch.lora import merged
-
-            plain = merged(module)
+        plain = without_adapters(module, model)
         with whole_directory(target) as aside:
             with without_progress_bar():
                 plain.save_pretrained(aside)  # type: ignore[operator]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ajet_core.collective import CHANNEL
 from ajet_core.interfaces import EngineCapabilities, TrainerCapabilities
 from ajet_core.plugin.components import EngineSpec, TrainerSpec
 from ajet_core.plugin.spec import hookimpl
 
-WEIGHT_CHANNELS = ("in_process", "safetensors_dir")
+OFFERED_CHANNELS = ("in_process", "safetensors_dir", CHANNEL)
+ACCEPTED_CHANNELS = ("in_process", "safetensors_dir")
 MAX_TOP_LOGPROBS = 20
 
 ALGORITHM_FIELDS = frozenset(
@@ -44,7 +46,7 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
             settings="ajet_backend_torch.settings:TorchEngineSettings",
             summary="Slot KV cache over any Hugging Face causal LM, on CPU or one GPU",
             capabilities=EngineCapabilities(
-                weight_channels=WEIGHT_CHANNELS, max_top_logprobs=MAX_TOP_LOGPROBS, seed=True
+                weight_channels=ACCEPTED_CHANNELS, max_top_logprobs=MAX_TOP_LOGPROBS, seed=True
             ),
         ),
     )
@@ -60,7 +62,7 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
             settings="ajet_backend_torch.settings:TorchTrainerSettings",
             summary="Policy-gradient training of any Hugging Face causal LM, full or LoRA",
             capabilities=TrainerCapabilities(
-                weight_channels=WEIGHT_CHANNELS,
+                weight_channels=OFFERED_CHANNELS,
                 algorithm_fields=ALGORITHM_FIELDS,
                 reloads=True,
                 lora=True,

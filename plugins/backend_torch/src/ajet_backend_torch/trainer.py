@@ -9,12 +9,13 @@ from pathlib import Path
 from ajet_backend_torch.attempts import train_on
 from ajet_backend_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
 from ajet_backend_torch.checks import check_batch
-from ajet_backend_torch.export import publish_directory, write_model
+from ajet_backend_torch.export import write_model
 from ajet_backend_torch.guard import Limits, check_finite
-from ajet_backend_torch.hooks import WEIGHT_CHANNELS
+from ajet_backend_torch.hooks import OFFERED_CHANNELS
 from ajet_backend_torch.memory import free_memory, headline, is_out_of_memory
 from ajet_backend_torch.models import SHARED_MODEL_KEY, SharedModel, resolve_device, set_threads
 from ajet_backend_torch.policy import TrainedPolicy
+from ajet_backend_torch.publishing import Publisher
 from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_backend_torch.update import advantage_metrics
 from ajet_core.errors import TrainerError, WeightsLostError
@@ -51,6 +52,7 @@ class TorchTrainer(Trainer):
         self._algorithm = AlgorithmConfig()
         self._policy: TrainedPolicy | None = None
         self._progress = Progress(steps=0, policy_version=0, seed=context.seed)
+        self._publisher = Publisher("torch", OFFERED_CHANNELS, context)
 
     def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
         """Load `model`, add LoRA adapters if it asks for them, and make the optimiser.
@@ -132,28 +134,21 @@ class TorchTrainer(Trainer):
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
         """Make the present weights available.
 
-        ``in_process`` shares the model itself under the key ``torch.model`` of `WorkerContext.shared`;
-        ``safetensors_dir`` writes a Hugging Face directory, adapters merged, below
-        ``<run_dir>/weights`` and keeps the last two.
+        ``in_process`` shares the model itself under the key ``torch.model`` of `WorkerContext.shared`; for the others
+        see `Publisher`.
 
-        :raises TrainerError: there is no such channel, or the directory cannot be written.
+        :raises TrainerError: there is no such channel, or it failed.
         """
         policy, model = self._started()
         if channel == "in_process":
             self.context.shared[SHARED_MODEL_KEY] = SharedModel(
                 path=model.path, module=policy.module, policy_version=policy_version
             )
-            location = SHARED_MODEL_KEY
-        elif channel == "safetensors_dir":
-            run_dir = self.context.run_dir
-            location = str(publish_directory(policy.module, model, run_dir, policy_version))
+            update = WeightUpdate(channel, policy_version, SHARED_MODEL_KEY)
         else:
-            raise TrainerError(
-                f"the trainer 'torch' has no weight channel {channel!r}, only "
-                f"{', '.join(WEIGHT_CHANNELS)}"
-            )
+            update = self._publisher.publish(policy.module, model, channel, policy_version)
         self._progress = replace(self._progress, policy_version=policy_version)
-        return WeightUpdate(channel=channel, policy_version=policy_version, location=location)
+        return update
 
     def save(self, directory: Path) -> None:
         """Write trained weights, optimiser and progress; with LoRA the adapters alone.
@@ -181,6 +176,7 @@ class TorchTrainer(Trainer):
 
     def close(self) -> None:
         """Free everything; an engine that shares the model keeps it."""
+        self._publisher.close()
         self._policy = None
 
     def _started(self) -> tuple[TrainedPolicy, ModelConfig]:

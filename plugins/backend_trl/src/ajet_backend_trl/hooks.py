@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ajet_core.collective import CHANNEL
 from ajet_core.interfaces import TrainerCapabilities
 from ajet_core.plugin.components import TrainerSpec
 from ajet_core.plugin.spec import hookimpl
 
-WEIGHT_CHANNELS = ("safetensors_dir",)
+WEIGHT_CHANNELS = ("safetensors_dir", CHANNEL)
 
 ALGORITHM_FIELDS = frozenset(
     {

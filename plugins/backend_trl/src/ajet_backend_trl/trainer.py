@@ -10,10 +10,11 @@ from pathlib import Path
 
 from ajet_backend_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
 from ajet_backend_torch.checks import check_batch
-from ajet_backend_torch.export import publish_directory, write_model
+from ajet_backend_torch.export import write_model
 from ajet_backend_torch.guard import check_finite
 from ajet_backend_torch.memory import headline, is_out_of_memory
 from ajet_backend_torch.models import resolve_device
+from ajet_backend_torch.publishing import Publisher
 from ajet_backend_torch.update import advantage_metrics
 
 from ajet_backend_trl.attempts import BatchStep
@@ -60,6 +61,7 @@ class TrlTrainer(Trainer):
         self._is_peer = is_peer
         self._peers: Peers | None = None
         self._progress = Progress(steps=0, policy_version=0, seed=context.seed)
+        self._publisher = Publisher(self.name, WEIGHT_CHANNELS, context)
 
     def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
         """Load `model`, add LoRA adapters if it asks for them, and make TRL's trainer.
@@ -151,20 +153,16 @@ class TrlTrainer(Trainer):
         return batch
 
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
-        """Write a Hugging Face directory, adapters merged, below ``<run_dir>/weights``; the last two are kept.
+        """Publish as `ajet_backend_torch.publishing.Publisher` does, adapters merged.
 
-        :raises TrainerError: there is no such channel, or the directory cannot be written.
+        :raises TrainerError: there is no such channel, or it failed.
         """
         policy, model = self._started()
-        if channel not in WEIGHT_CHANNELS:
-            raise TrainerError(
-                f"the trainer {self.name!r} has no weight channel {channel!r}, only {', '.join(WEIGHT_CHANNELS)}"
-            )
         with policy.as_loaded() as module:
-            location = publish_directory(module, model, self.context.run_dir, policy_version)
+            update = self._publisher.publish(module, model, channel, policy_version)
         with self._peers_do("follow", policy_version):
             self.follow(policy_version)
-        return WeightUpdate(channel=channel, policy_version=policy_version, location=str(location))
+        return update
 
     def follow(self, policy_version: int) -> None:
         """The present weights are of this version from now on."""
@@ -196,6 +194,7 @@ class TrlTrainer(Trainer):
 
     def close(self) -> None:
         """Free everything."""
+        self._publisher.close()
         if self._policy is not None:
             self._policy.trainer.loop.close()
         self._policy = None

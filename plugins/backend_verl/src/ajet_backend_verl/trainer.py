@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from ajet_backend_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
 from ajet_backend_torch.checks import check_batch
-from ajet_backend_torch.export import publish_directory, write_model
+from ajet_backend_torch.export import write_model
 from ajet_backend_torch.guard import check_finite
 from ajet_backend_torch.models import resolve_device
+from ajet_backend_torch.publishing import Publisher
 from ajet_backend_torch.update import advantage_metrics
 
 from ajet_backend_verl.hooks import WEIGHT_CHANNELS
@@ -51,6 +52,7 @@ class VerlTrainer(Trainer):
         self._algorithm = AlgorithmConfig()
         self._policy: VerlPolicy | None = None
         self._progress = Progress(steps=0, policy_version=0, seed=context.seed)
+        self._publisher = Publisher("verl", WEIGHT_CHANNELS, context)
 
     def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
         """Start Ray or reach the cluster, and have verl's workers load `model`.
@@ -140,21 +142,16 @@ class VerlTrainer(Trainer):
         )
 
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
-        """Write a Hugging Face directory, adapters merged, below ``<run_dir>/weights``; the last two are kept.
+        """Publish as `ajet_backend_torch.publishing.Publisher` does, adapters merged.
 
-        :raises TrainerError: there is no such channel, or the directory cannot be written.
+        :raises TrainerError: there is no such channel, or it failed.
         """
         policy, model = self._started()
-        if channel not in WEIGHT_CHANNELS:
-            raise TrainerError(
-                f"the trainer 'verl' has no weight channel {channel!r}, only {', '.join(WEIGHT_CHANNELS)}"
-            )
-        plain = _merged(model)
-        location = publish_directory(
-            policy.as_loaded(), plain, self.context.run_dir, policy_version
-        )
+        self._publisher.check(channel)
+        module = policy.as_loaded()
+        update = self._publisher.publish(module, _merged(model), channel, policy_version)
         self._progress = replace(self._progress, policy_version=policy_version)
-        return WeightUpdate(channel=channel, policy_version=policy_version, location=str(location))
+        return update
 
     def save(self, directory: Path) -> None:
         """Write trained weights, optimiser and progress; with LoRA the adapters alone.
@@ -180,6 +177,7 @@ class VerlTrainer(Trainer):
 
     def close(self) -> None:
         """End the workers, and Ray if it was started here."""
+        self._publisher.close()
         if self._policy is not None:
             self._policy.close()
         self._policy = None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from pathlib import Path
 
 from ajet_core.errors import EngineError
-from ajet_core.interfaces import ComponentSettings, WeightUpdate, WorkerContext
+from ajet_core.interfaces import ComponentSettings, WorkerContext
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import (
     Address,
@@ -17,7 +16,6 @@ from ajet_core.served import (
     ServedEngine,
     ServerProcess,
     attach,
-    check_weights,
     free_port,
 )
 from ajet_core.served.launching import explained, find_python, has_gpu
@@ -83,10 +81,6 @@ class SglangEngine(ServedEngine):
                 raise explained(error, "sglang") from error
             raise
         return Launched(server, process)
-
-    async def check_update(self, update: WeightUpdate) -> None:
-        """Compare the directory with the model's."""
-        await asyncio.to_thread(check_weights, Path(update.location), Path(self._model.path))
 
 
 def _server(address: Address, model: ModelConfig) -> SglangServer:

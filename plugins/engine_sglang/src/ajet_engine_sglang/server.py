@@ -11,11 +11,14 @@ from typing import Any, Literal
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from ajet_core.collective import CHANNEL as COLLECTIVE
+from ajet_core.collective import WeightReceiver
 from ajet_core.errors import ContextLengthError, EngineError, RequestError
 from ajet_core.interfaces import EngineInfo, EngineStats, GenerateRequest, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import HttpClient, ModelServer, Piece, ServerGoneError, ServerRefusedError
 from ajet_core.served.launching import model_config
+from ajet_engine_sglang.group import SglangMember
 
 # Of its context SGLang leaves so many tokens unused, whatever the prompt.
 RESERVED = 6
@@ -45,6 +48,8 @@ class SglangServer(ModelServer):
         self._http = http
         self._model = model
         self._counted = _Counted()
+        self._member = SglangMember(self._ask)
+        self._receiver = WeightReceiver(self._member)
         # One for each request that has sampled something and is not over.
         self._begun: set[asyncio.Future[None]] = set()
 
@@ -69,6 +74,7 @@ class SglangServer(ModelServer):
                 f"the model does not fit: the SGLang server has room for {room} tokens of a prompt and its completion, "
                 f"and {wanted} are asked for; {_HOW_TO_FIT}"
             )
+        self._member.describe(int(served["tp_size"]), gpu=served["device"] != "cpu")
         return EngineInfo(min(wanted, room), int(config["vocab_size"]))
 
     async def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
@@ -115,10 +121,15 @@ class SglangServer(ModelServer):
         await self._ask("/continue_generation", {})
 
     async def load(self, update: WeightUpdate) -> None:
-        """Load a directory into the running model, and forget what was cached.
+        """Load a directory, or what is broadcast, into the running model, and forget what was cached.
 
+        :raises SenderGoneError: nobody broadcasts it; it serves what it did.
         :raises EngineError: it refused.
         """
+        if update.channel == COLLECTIVE:
+            await self._receiver.receive(update)
+            await self._ask("/update_weight_version", {"new_version": str(update.policy_version)})
+            return
         body = {
             "model_path": update.location,
             "weight_version": str(update.policy_version),
@@ -143,6 +154,10 @@ class SglangServer(ModelServer):
             sampled_tokens=self._counted.sampled_tokens,
         )
 
+    async def metrics(self) -> str:
+        """What ``/metrics`` answers."""
+        return await self._get("/metrics")
+
     async def sleep(self) -> None:
         """Not used: it needs a memory allocator of SGLang's own."""
         raise EngineError("the engine 'sglang' cannot sleep")
@@ -153,6 +168,7 @@ class SglangServer(ModelServer):
 
     async def close(self) -> None:
         """Close the connections."""
+        await self._receiver.close()
         await self._http.close()
 
     async def _ask(self, path: str, body: object) -> Any:

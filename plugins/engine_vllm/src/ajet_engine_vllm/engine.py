@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from ajet_core.errors import EngineError
-from ajet_core.interfaces import ComponentSettings, WeightUpdate, WorkerContext
+from ajet_core.interfaces import ComponentSettings, WorkerContext
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import (
     Address,
@@ -19,7 +19,6 @@ from ajet_core.served import (
     ServedEngine,
     ServerProcess,
     attach,
-    check_weights,
 )
 from ajet_core.served.launching import explained, find_python, has_gpu
 from ajet_engine_vllm.hooks import MAX_TOP_LOGPROBS, WEIGHT_CHANNELS
@@ -98,10 +97,6 @@ class VllmEngine(ServedEngine):
 
     def _server(self, address: Address, model: ModelConfig) -> VllmServer:
         return VllmServer(HttpClient(address), model, self._options.chunk_tokens)
-
-    async def check_update(self, update: WeightUpdate) -> None:
-        """Compare the directory with the model's: a server that is told to load what does not fit dies of it."""
-        await asyncio.to_thread(check_weights, Path(update.location), Path(self._model.path))
 
     async def sleep(self) -> None:
         """Free the servers' GPU memory.

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from ajet_core.collective import CHANNEL as COLLECTIVE
+from ajet_core.collective import WeightReceiver
 from ajet_core.errors import ContextLengthError, EngineError, RequestError, UnsupportedError
 from ajet_core.interfaces import (
     EngineInfo,
@@ -22,6 +24,7 @@ from ajet_core.interfaces import (
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import HttpClient, ModelServer, Piece, ServerGoneError, ServerRefusedError
 from ajet_core.served.launching import model_config
+from ajet_engine_vllm.group import VllmMember
 from ajet_engine_vllm.version import check_version
 
 SERVED_NAME = "agentjet"
@@ -61,6 +64,8 @@ class VllmServer(ModelServer):
         self._model = model
         self._chunk_tokens = chunk_tokens
         self._cuts = False
+        self._member = VllmMember(self._rpc)
+        self._receiver = WeightReceiver(self._member)
 
     async def healthy(self) -> bool:
         """Whether it answers, and its engine lives."""
@@ -83,7 +88,8 @@ class VllmServer(ModelServer):
             raise EngineError(
                 f"the vLLM server does not let its weights be changed ({error}): {HOW_TO_START}"
             ) from error
-        await self._ask("/collective_rpc", {"method": "ajet_report_uncut_logprobs"})
+        await self._rpc("ajet_report_uncut_logprobs", {})
+        await self._member.prepare()
         await self._probe()
         return info
 
@@ -170,12 +176,15 @@ class VllmServer(ModelServer):
         await self._ask("/resume")
 
     async def load(self, update: WeightUpdate) -> None:
-        """Load a directory into the running model, and empty the prefix cache.
+        """Load a directory, or what is broadcast, into the running model, and empty the prefix cache.
 
+        :raises SenderGoneError: nobody broadcasts it; it serves what it did.
         :raises EngineError: it could not. What it serves then is not known.
         """
-        call = {"method": "ajet_reload_weights", "kwargs": {"path": update.location}}
-        await self._ask("/collective_rpc", call)
+        if update.channel == COLLECTIVE:
+            await self._receiver.receive(update)
+        else:
+            await self._rpc("ajet_reload_weights", {"path": update.location})
         emptied = await self._ask("/reset_prefix_cache")
         if not emptied["success"]:
             raise EngineError("the prefix cache could not be emptied after the weights had changed")
@@ -195,6 +204,10 @@ class VllmServer(ModelServer):
                     found[name] += sample.value
         return EngineStats(**{name: int(value) for name, value in found.items()})
 
+    async def metrics(self) -> str:
+        """What ``/metrics`` answers."""
+        return await self._get("/metrics")
+
     async def sleep(self) -> None:
         """Move the weights to host memory, and forget keys and values."""
         await self._ask("/sleep", params={"level": "1"})
@@ -205,7 +218,14 @@ class VllmServer(ModelServer):
 
     async def close(self) -> None:
         """Close the connections."""
+        await self._receiver.close()
         await self._http.close()
+
+    async def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Any]:
+        """Call a method of all workers; what each of them answers."""
+        answer = await self._ask("/collective_rpc", {"method": method, "kwargs": arguments})
+        found: list[Any] = answer["results"]
+        return found
 
     async def _ask(
         self, path: str, body: object = None, params: dict[str, str] | None = None

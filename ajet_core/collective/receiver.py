@@ -1,0 +1,159 @@
+"""The engine's end of the weight channel ``collective``: it tells a model server to join a sender's group and to receive."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from ajet_core.collective.wire import (
+    MOST_LINE,
+    Answer,
+    Backend,
+    Done,
+    Failed,
+    Group,
+    Join,
+    Request,
+    Send,
+    TensorSpec,
+    encoded,
+    read_answer,
+    tensors_of,
+)
+from ajet_core.errors import EngineError
+from ajet_core.interfaces import WeightUpdate
+
+T = TypeVar("T")
+
+_CONNECT_SECONDS = 10.0
+
+
+class SenderGoneError(EngineError):
+    """Nobody sends the weights of an update any more: there will be others."""
+
+
+class GroupMember(ABC):
+    """A model server, as the one who is sent weights.
+
+    Its methods raise `EngineError` and `ajet_core.served.http.ServerGoneError`.
+    """
+
+    @abstractmethod
+    def ranks(self) -> int:
+        """How many of its processes receive."""
+
+    @abstractmethod
+    def backends(self) -> list[Backend]:
+        """Collectives that they can use, best first."""
+
+    @abstractmethod
+    async def join(self, group: Group) -> None:
+        """Have the processes join as the ranks from 1 on; returns when all have met."""
+
+    @abstractmethod
+    async def take(self, tensors: Sequence[TensorSpec]) -> None:
+        """Have them receive these tensors, in this order, and serve them."""
+
+    @abstractmethod
+    async def leave(self) -> None:
+        """Have them leave the group; its sender is gone."""
+
+
+class WeightReceiver:
+    """Brings weights into one model server.
+
+    The group is made at the first update and kept, and made again for another sender.
+    """
+
+    def __init__(self, member: GroupMember) -> None:
+        self._member = member
+        self._location = ""
+        self._joined = False
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def receive(self, update: WeightUpdate) -> None:
+        """Have the server serve the update's weights.
+
+        :raises SenderGoneError: the sender cannot be reached, and the server serves what it did.
+        :raises EngineError: it failed, and what the server serves is not known.
+        """
+        tensors = tensors_of(update)
+        if self._location != update.location:
+            await self._join(update)
+        await self._ask(Send(policy_version=update.policy_version))
+        await self._both(self._member.take(tensors), self._answered("sending the weights"))
+
+    async def close(self) -> None:
+        """Hang up; the sender leaves the group then."""
+        writer, self._writer, self._reader, self._location = self._writer, None, None, ""
+        if writer is not None:
+            writer.close()
+
+    async def _join(self, update: WeightUpdate) -> None:
+        await self.close()
+        if self._joined:
+            self._joined = False
+            await self._member.leave()
+        address = urlsplit(update.location)
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                self._reader, self._writer = await asyncio.open_connection(
+                    address.hostname, address.port, limit=MOST_LINE
+                )
+        except (OSError, TimeoutError) as error:
+            raise SenderGoneError(
+                f"the trainer does not send weights at {update.location} any more: {error}"
+            ) from error
+        member = self._member
+        await self._ask(
+            Join(token=update.metadata["token"], ranks=member.ranks(), backends=member.backends())
+        )
+        group = await self._answer("joining the group")
+        if not isinstance(group, Group):
+            raise EngineError(f"the sender of weights named no group but said {group!r}")
+        self._joined = True
+        await self._both(member.join(group), self._answered("meeting the group"))
+        self._location = update.location
+
+    async def _both(self, ours: Awaitable[None], theirs: Awaitable[None]) -> None:
+        """Wait for both ends; the first that fails is told, because the other would wait for it."""
+        tasks = [asyncio.ensure_future(ours), asyncio.ensure_future(theirs)]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.close()
+            raise
+
+    async def _answered(self, doing: str) -> None:
+        answer = await self._answer(doing)
+        if not isinstance(answer, Done):
+            raise EngineError(f"the sender of weights said {answer!r} while {doing}")
+
+    async def _ask(self, request: Request) -> None:
+        assert self._writer is not None, "it was joined"
+        self._writer.write(encoded(request))
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            await self.close()
+            raise SenderGoneError(f"the sender of weights is gone: {error}") from error
+
+    async def _answer(self, doing: str) -> Answer:
+        assert self._reader is not None, "it was joined"
+        try:
+            line = await self._reader.readline()
+            answer = read_answer(line) if line else None
+        except (OSError, ValueError) as error:
+            raise EngineError(f"the sender of weights was lost while {doing}: {error}") from error
+        if answer is None:
+            raise EngineError(f"the sender of weights was lost while {doing}")
+        if isinstance(answer, Failed):
+            raise EngineError(f"the sender of weights failed while {doing}: {answer.error}")
+        return answer

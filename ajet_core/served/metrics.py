@@ -1,0 +1,43 @@
+"""Metrics of several servers as those of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector, CollectorRegistry
+
+LABEL = "replica"
+
+
+def labelled(texts: Mapping[int, str]) -> str:
+    """What servers say at ``/metrics``, each sample with the number of its server in the label ``replica``.
+
+    :param texts: in the text format of Prometheus, by number.
+    :raises ValueError: one is no such text.
+    """
+    families: dict[str, Metric] = {}
+    for number, text in sorted(texts.items()):
+        for found in text_string_to_metric_families(text):
+            family = families.setdefault(
+                found.name, Metric(found.name, found.documentation, found.type)
+            )
+            for sample in found.samples:
+                family.samples.append(sample._replace(labels={**sample.labels, LABEL: str(number)}))
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Once(list(families.values())))
+    return generate_latest(registry).decode()
+
+
+class _Once(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+    def describe(self) -> list[Metric]:
+        # Nothing is asked about what is registered once and thrown away.
+        return []

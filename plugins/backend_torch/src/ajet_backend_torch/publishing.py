@@ -1,0 +1,53 @@
+"""Publishing a model that is in this process, for every trainer whose weights come to be in one."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ajet_backend_torch.export import publish_directory, without_adapters
+from ajet_core.collective import CHANNEL as COLLECTIVE
+from ajet_core.collective import WeightSender
+from ajet_core.errors import TrainerError
+from ajet_core.interfaces import WeightUpdate, WorkerContext
+from ajet_core.protocol.run import ModelConfig
+
+
+class Publisher:
+    """Publishes on ``safetensors_dir`` and ``collective``.
+
+    :param name: of the trainer.
+    :param channels: all that it has, for the error about others.
+    """
+
+    def __init__(self, name: str, channels: tuple[str, ...], context: WorkerContext) -> None:
+        self._name = name
+        self._channels = channels
+        self._run_dir = context.run_dir
+        self._sender = WeightSender(context.collective_host)
+
+    def publish(
+        self, module: nn.Module, model: ModelConfig, channel: str, policy_version: int
+    ) -> WeightUpdate:
+        """Publish a Hugging Face causal LM as it is, adapters merged.
+
+        ``safetensors_dir`` writes a directory below ``<run_dir>/weights`` and keeps the last two; ``collective``
+        broadcasts a copy to whoever asks for it, until there is another one.
+
+        :raises TrainerError: there is no such channel, the directory cannot be written, or nothing can be sent.
+        """
+        if channel == COLLECTIVE:
+            return self._sender.publish(without_adapters(module, model), policy_version)
+        self.check(channel)
+        location = publish_directory(module, model, self._run_dir, policy_version)
+        return WeightUpdate(channel, policy_version, str(location))
+
+    def check(self, channel: str) -> None:
+        """:raises TrainerError: there is no such channel."""
+        if channel not in self._channels:
+            raise TrainerError(
+                f"the trainer {self._name!r} has no weight channel {channel!r}, only {', '.join(self._channels)}"
+            )
+
+    def close(self) -> None:
+        """Send no more; harmless if nothing was sent."""
+        self._sender.close()
