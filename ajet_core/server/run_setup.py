@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_core.environments.environment import Interpreter
-from ajet_core.environments.interpreters import choose_interpreters
+from ajet_core.environments.interpreters import choose_interpreters, find_engine, find_trainer
 from ajet_core.errors import ConfigError, ModelDirectoryError
 from ajet_core.interfaces import (
     LOOPBACK,
@@ -98,8 +98,8 @@ def resolve_run(
     config = config.model_copy(
         update={"model": config.model.model_copy(update={"path": str(directory)})}
     )
-    engine = plugins.engine(config.engine.name)
-    trainer = plugins.trainer(config.trainer.name)
+    engine = find_engine(plugins, config.engine.name)
+    trainer = find_trainer(plugins, config.trainer.name)
     merger = plugins.merger(config.merger.name)
     _check_algorithm(config, trainer)
     sleeps = config.rollout.engine_sleeps
