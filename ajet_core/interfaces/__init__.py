@@ -1,7 +1,7 @@
 """The contracts that plugins implement: one abstract base class a file."""
 
 from .agent import AgentAdapter, ModelEndpoint
-from .context import ComponentSettings, ModelServers, WorkerContext
+from .context import ComponentSettings, ModelDirectory, ModelServers, WorkerContext
 from .engine import (
     Engine,
     EngineCapabilities,
@@ -52,6 +52,7 @@ __all__ = [
     "MergePolicy",
     "Merger",
     "MetricsLogger",
+    "ModelDirectory",
     "ModelEndpoint",
     "ModelServers",
     "RunRecord",

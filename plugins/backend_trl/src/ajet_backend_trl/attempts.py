@@ -147,8 +147,8 @@ class BatchStep:
         if any(temperature != 1.0 for row in plan.rows for temperature in row.temperatures):
             raise TrainerError(
                 f"step {self.batch.step} has calls of other temperatures than 1. Logits are divided by dividing what "
-                "the model's head is given, and this head has a bias or caps its logits: sample at temperature 1, or "
-                "use the trainer 'torch'"
+                "the head of the model (and of its teacher) is given, and this head has a bias or caps its logits: "
+                "sample at temperature 1, or use the trainer 'torch'"
             )
 
     def _attempt(self, plan: Plan) -> Tally:
@@ -160,7 +160,7 @@ class BatchStep:
             rows=plan.rows,
             guard=StepGuard(self.batch.step, steps, Limits(None, self.limit)),
             gap_version=progress.policy_version,
-            has_kl=self.algorithm.kl_coef > 0,
+            means=self.policy.trainer.measures + (("kl",) if self.algorithm.kl_coef > 0 else ()),
             has_importance=truncated,
         )
         work = Work(

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
+from ajet_backend_trl.settings import FsdpSettings
 from ajet_backend_trl.stepped import Stepped, Work, ticks
 from ajet_backend_trl.tensors import MicroBatch
 
@@ -39,6 +40,7 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
 
     :param model: a causal LM.
     :param peft_config: adapters to add.
+    :param fsdp: how to shard; None leaves the model whole.
     """
 
     beta: float
@@ -49,8 +51,9 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         args: GRPOConfig,
         tokenizer: PreTrainedTokenizerBase,
         peft_config: Any = None,
+        fsdp: FsdpSettings | None = None,
     ) -> None:
-        self._begin()
+        self._begin(fsdp)
         self._entropies: torch.Tensor | None = None
         self._entropy_scale: torch.Tensor | None = None
         super().__init__(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from ajet_core.interfaces import ComponentSettings
+from ajet_core.interfaces import ComponentSettings, ModelDirectory
 
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 
@@ -61,6 +61,36 @@ ELSEWHERE = {
 """Fields of `trl.GRPOConfig` that a run sets in another place."""
 
 
+class FsdpSettings(ComponentSettings):
+    """How FSDP2 shards, by the names of `transformers.TrainingArguments.fsdp_config`.
+
+    :param reshard_after_forward: drop a layer's whole weights after its forward pass too, and gather them again in the
+        backward pass: less memory, more to send. False is what was called ZeRO-2.
+    :param auto_wrap_policy: which modules are gathered at once: the model's own layers, those with more than
+        `min_num_params`, or the whole model.
+    :param transformer_layer_cls_to_wrap: class names of layers; None takes those that the model names.
+    :param cpu_offload: shards and optimiser are in host memory.
+    :param reduce_dtype: of gradients that are averaged, where a model in bfloat16 is trained.
+    """
+
+    reshard_after_forward: bool = True
+    auto_wrap_policy: Literal["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"] = (
+        "TRANSFORMER_BASED_WRAP"
+    )
+    min_num_params: Annotated[int, Field(ge=1)] | None = None
+    transformer_layer_cls_to_wrap: tuple[str, ...] | None = None
+    cpu_offload: bool = False
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @model_validator(mode="after")
+    def _policy_and_its_number(self) -> Self:
+        if (self.auto_wrap_policy == "SIZE_BASED_WRAP") != (self.min_num_params is not None):
+            raise ValueError("auto_wrap_policy SIZE_BASED_WRAP and min_num_params belong together")
+        if self.transformer_layer_cls_to_wrap and self.auto_wrap_policy != "TRANSFORMER_BASED_WRAP":
+            raise ValueError("transformer_layer_cls_to_wrap needs TRANSFORMER_BASED_WRAP")
+        return self
+
+
 class TrlSettings(ComponentSettings):
     """What all trainers of this plugin have.
 
@@ -70,6 +100,7 @@ class TrlSettings(ComponentSettings):
     :param grad_norm_limit: a step is refused if its gradient norm before clipping is higher. None allows any finite
         norm.
     :param processes: of data-parallel training on this machine, one for each GPU.
+    :param distribution: how they share the model: ``ddp``, each has all of it, or ``fsdp``, each has a shard.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -77,6 +108,16 @@ class TrlSettings(ComponentSettings):
     gradient_checkpointing: bool = False
     grad_norm_limit: Annotated[float, Field(gt=0)] | None = 1e6
     processes: Annotated[int, Field(ge=1, le=64)] = 1
+    distribution: Literal["ddp", "fsdp"] = "ddp"
+    fsdp: FsdpSettings = Field(default_factory=FsdpSettings)
+
+    @model_validator(mode="after")
+    def _distribution_fits(self) -> Self:
+        if self.distribution == "fsdp" and self.processes < 2:
+            raise ValueError("distribution fsdp shards over processes: set processes to 2 or more")
+        if self.distribution != "fsdp" and self.fsdp != FsdpSettings():
+            raise ValueError("fsdp has settings, but distribution is not fsdp")
+        return self
 
 
 class TrlSftSettings(TrlSettings):
@@ -88,6 +129,20 @@ class TrlSftSettings(TrlSettings):
 
     loss_type: Literal["nll", "dft"] = "nll"
     min_reward: float | None = None
+
+
+class TrlDistillationSettings(TrlSettings):
+    """Settings of the trainer ``trl_distillation``.
+
+    :param teacher: model directory of the teacher, which has to have the student's vocabulary.
+    :param teacher_dtype: as `ModelConfig.dtype`.
+    :param beta: as `trl.DistillationConfig`: 1 minimises the reverse KL divergence, from student to teacher, 0 the
+        forward one, anything between a Jensen-Shannon divergence (arXiv:2306.13649, equation 1).
+    """
+
+    teacher: Annotated[str, ModelDirectory()]
+    teacher_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    beta: Annotated[float, Field(ge=0, le=1)] = 1.0
 
 
 class TrlTrainerSettings(TrlSettings):

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
+from ajet_backend_trl.settings import FsdpSettings
 from ajet_backend_trl.stepped import Stepped, ticks
 from ajet_core.timeline import TrainBatch, TrainSegment, TrainTree
 
@@ -46,6 +47,7 @@ class SteppedSFTTrainer(Stepped, SFTTrainer):  # type: ignore[misc]
 
     :param model: a causal LM.
     :param peft_config: adapters to add.
+    :param fsdp: how to shard; None leaves the model whole.
     """
 
     # The loss is divided by the tokens of all micro-batches of an optimiser step.
@@ -57,8 +59,9 @@ class SteppedSFTTrainer(Stepped, SFTTrainer):  # type: ignore[misc]
         args: SFTConfig,
         tokenizer: PreTrainedTokenizerBase,
         peft_config: Any = None,
+        fsdp: FsdpSettings | None = None,
     ) -> None:
-        self._begin()
+        self._begin(fsdp)
         super().__init__(
             model=model,
             args=args,

@@ -8,17 +8,20 @@ damage the weights.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from datasets import IterableDataset
 from peft import PeftModel
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ajet_backend_trl.loop import StepLoop
 from ajet_backend_trl.plan import Minibatch, Plan
+from ajet_backend_trl.settings import FsdpSettings
+from ajet_backend_trl.sharding import adopt_plugin, as_it_is, shard
 from ajet_backend_trl.tally import Tally
 from ajet_backend_trl.tensors import MicroBatch, micro_batch
 
@@ -52,7 +55,10 @@ class Stepped:
     """Mixed into a trainer of TRL, before it.
 
     :ivar loop: takes the batches.
+    :cvar measures: means that it reports beside the common ones, of `ajet_backend_trl.tally.SUMS`.
     """
+
+    measures: ClassVar[tuple[str, ...]] = ()
 
     args: Any
     accelerator: Any
@@ -61,8 +67,12 @@ class Stepped:
     optimizer: Any
     train: Any
 
-    def _begin(self) -> None:
-        """To be called before the trainer is made."""
+    def _begin(self, fsdp: FsdpSettings | None) -> None:
+        """To be called before the trainer is made.
+
+        :param fsdp: how to shard; None leaves the model whole.
+        """
+        self._fsdp = fsdp
         self.loop: StepLoop[Work] = StepLoop(self._train_from, self._fits)
         self._work: Work | None = None
         self._part: MicroBatch | None = None
@@ -78,6 +88,24 @@ class Stepped:
 
     def _send_telemetry(self) -> None:
         """Nobody is told what is trained here."""
+
+    # Sharding.
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As transformers does it; then FSDP is on for CPUs too."""
+        super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        if self._fsdp is not None:
+            adopt_plugin(self.accelerator, self.args.fsdp_plugin_args, self._fsdp)
+            self.is_fsdp_enabled = True
+
+    def shard(self) -> None:
+        """Cut the model's weights; before the optimiser is made."""
+        self.model = self.model_wrapped = shard(self.accelerator, self.model)
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        # The loop begins anew now and then, and would have the shards sharded.
+        with nullcontext() if self._fsdp is None else as_it_is(self.accelerator):
+            return super()._prepare_for_training(*args, **kwargs)  # type: ignore[misc]
 
     # The loop.
 
@@ -130,6 +158,8 @@ class Stepped:
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Called once before every optimiser step: the last place to keep it from being applied."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[misc]
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
         work, _ = self._present()
         if work.tally.close_minibatch(torch.as_tensor(norm), self._mean_over_processes):
             for group in self.optimizer.param_groups:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +16,18 @@ from ajet_backend_torch.guard import check_finite
 from ajet_backend_torch.memory import headline, is_out_of_memory
 from ajet_backend_torch.models import resolve_device
 from ajet_backend_torch.update import advantage_metrics
+from torch import nn
 
 from ajet_backend_trl.attempts import BatchStep
 from ajet_backend_trl.hooks import WEIGHT_CHANNELS
 from ajet_backend_trl.peers import Peers
 from ajet_backend_trl.policy import TrlPolicy
-from ajet_backend_trl.settings import TrlSftSettings, TrlTrainerSettings
+from ajet_backend_trl.settings import (
+    TrlDistillationSettings,
+    TrlSettings,
+    TrlSftSettings,
+    TrlTrainerSettings,
+)
 from ajet_backend_trl.sft import best_of
 from ajet_core.errors import TrainerError, WeightsLostError
 from ajet_core.interfaces import (
@@ -45,7 +52,7 @@ class TrlTrainer(Trainer):
     """
 
     name = "trl"
-    settings_type: type[TrlTrainerSettings] | type[TrlSftSettings] = TrlTrainerSettings
+    settings_type: type[TrlSettings] = TrlTrainerSettings
 
     def __init__(
         self, settings: ComponentSettings, context: WorkerContext, *, is_peer: bool = False
@@ -53,7 +60,7 @@ class TrlTrainer(Trainer):
         super().__init__(settings, context)
         if not isinstance(settings, self.settings_type):
             settings = self.settings_type.model_validate(settings.model_dump())
-        self._options: TrlTrainerSettings | TrlSftSettings = settings
+        self._options: TrlSettings = settings
         self._model: ModelConfig | None = None
         self._algorithm = AlgorithmConfig()
         self._policy: TrlPolicy | None = None
@@ -160,7 +167,7 @@ class TrlTrainer(Trainer):
             raise TrainerError(
                 f"the trainer {self.name!r} has no weight channel {channel!r}, only {', '.join(WEIGHT_CHANNELS)}"
             )
-        with policy.as_loaded() as module:
+        with self._as_written(policy) as module:
             location = publish_directory(module, model, self.context.run_dir, policy_version)
         with self._peers_do("follow", policy_version):
             self.follow(policy_version)
@@ -175,7 +182,10 @@ class TrlTrainer(Trainer):
 
         :raises TrainerError: the directory cannot be written.
         """
-        save_checkpoint(directory, self._started()[0].optimiser, self._progress)
+        policy, _ = self._started()
+        with self._peers_do("gather") if policy.is_sharded else nullcontext():
+            found = policy.checkpointed()
+        save_checkpoint(directory, found, self._progress)
 
     def load(self, directory: Path) -> None:
         """Go on from a checkpoint, bit by bit as if never stopped.
@@ -183,7 +193,7 @@ class TrlTrainer(Trainer):
         :raises TrainerError: it is incomplete, damaged or of another model; nothing was changed.
         """
         with self._peers_do("load", directory):
-            self._progress = load_checkpoint(directory, self._running()[0].optimiser)
+            self._progress = load_checkpoint(directory, self._running()[0].loadable())
 
     def export(self, directory: Path) -> None:
         """Write a Hugging Face directory, adapters merged, with the source's tokenizer files.
@@ -191,8 +201,28 @@ class TrlTrainer(Trainer):
         :raises TrainerError: the directory cannot be written.
         """
         policy, model = self._started()
-        with policy.as_loaded() as module:
+        with self._as_written(policy) as module:
             write_model(module, model, directory)
+
+    @contextmanager
+    def _as_written(self, policy: TrlPolicy) -> Iterator[nn.Module]:
+        """The model as it is written; shards are put together."""
+        if not policy.is_sharded:
+            with policy.as_loaded() as module:
+                yield module
+            return
+        with self._peers_do("assemble"):
+            assembled = policy.assembled()
+        assert assembled is not None, "what is kept is there"
+        yield assembled
+
+    def assemble(self) -> None:
+        """For a peer: take part when the model is put together."""
+        self._running()[0].assembled(keep=False)
+
+    def gather(self) -> None:
+        """For a peer: take part when the checkpoint is put together."""
+        self._running()[0].checkpointed(keep=False)
 
     def close(self) -> None:
         """Free everything."""
@@ -231,3 +261,15 @@ class TrlSftTrainer(TrlTrainer):
     def _trained(self, batch: TrainBatch) -> TrainBatch:
         assert isinstance(self._options, TrlSftSettings)
         return best_of(batch, self._options.min_reward)
+
+
+class TrlDistillationTrainer(TrlTrainer):
+    """Distillation on the student's own calls, by TRL's `DistillationTrainer`: on-policy distillation.
+
+    Every sampled token counts, whatever its episode was rewarded with. Metrics beside the common ones: ``loss`` is the
+    mean divergence of a token, ``teacher_logprob`` the mean logprob that the teacher gives the sampled tokens, and
+    ``teacher_kl`` what the policy gives them above that, an estimate of the reverse KL divergence.
+    """
+
+    name = "trl_distillation"
+    settings_type = TrlDistillationSettings
