@@ -16,6 +16,7 @@ from ajet_backend_trl.plan import Plan, make_plan
 from ajet_backend_trl.policy import TrlPolicy
 from ajet_backend_trl.stepped import Work
 from ajet_backend_trl.tally import Tally
+from ajet_backend_trl.zero import ZeroAdamW
 from ajet_core.errors import TrainerError, WeightsLostError
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
@@ -170,8 +171,9 @@ class BatchStep:
             learning_rate=self._rate,
             importance_cap=self.algorithm.importance_cap if truncated else None,
         )
-        # A single update that is refused is not applied at all.
-        before = optimiser.snapshot() if steps > 1 or optimiser.size <= ALWAYS_COPIED else None
+        # A single update that is refused is not applied at all, unless DeepSpeed does.
+        applied = steps > 1 or isinstance(optimiser, ZeroAdamW)
+        before = optimiser.snapshot() if applied or optimiser.size <= ALWAYS_COPIED else None
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 self.policy.trainer.loop.run(work)

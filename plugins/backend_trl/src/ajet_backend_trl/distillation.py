@@ -12,8 +12,7 @@ from trl import DistillationConfig, DistillationTrainer
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
-from ajet_backend_trl.settings import FsdpSettings
-from ajet_backend_trl.stepped import Stepped, ticks
+from ajet_backend_trl.stepped import WHOLE, Division, Stepped, ticks
 from ajet_backend_trl.tensors import MicroBatch
 
 VOCABULARY_TILE = 32768
@@ -28,7 +27,7 @@ class SteppedDistillationTrainer(Stepped, DistillationTrainer):  # type: ignore[
 
     :param model: a causal LM.
     :param peft_config: adapters to add.
-    :param fsdp: how to shard the student; None leaves it whole.
+    :param division: of the student among processes.
     :param teacher: a causal LM with the same vocabulary, whole on each process.
     """
 
@@ -40,11 +39,11 @@ class SteppedDistillationTrainer(Stepped, DistillationTrainer):  # type: ignore[
         args: DistillationConfig,
         tokenizer: PreTrainedTokenizerBase,
         peft_config: Any = None,
-        fsdp: FsdpSettings | None = None,
+        division: Division = WHOLE,
         *,
         teacher: nn.Module,
     ) -> None:
-        self._begin(fsdp)
+        self._begin(division)
         self._hidden: list[torch.Tensor] = []
         self._scores_of_teacher: torch.Tensor | None = None
         super().__init__(

@@ -12,8 +12,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
-from ajet_backend_trl.settings import FsdpSettings
-from ajet_backend_trl.stepped import Stepped, Work, ticks
+from ajet_backend_trl.stepped import WHOLE, Division, Stepped, Work, ticks
 from ajet_backend_trl.tensors import MicroBatch
 
 
@@ -40,7 +39,7 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
 
     :param model: a causal LM.
     :param peft_config: adapters to add.
-    :param fsdp: how to shard; None leaves the model whole.
+    :param division: of the model among processes.
     """
 
     beta: float
@@ -51,9 +50,9 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         args: GRPOConfig,
         tokenizer: PreTrainedTokenizerBase,
         peft_config: Any = None,
-        fsdp: FsdpSettings | None = None,
+        division: Division = WHOLE,
     ) -> None:
-        self._begin(fsdp)
+        self._begin(division)
         self._entropies: torch.Tensor | None = None
         self._entropy_scale: torch.Tensor | None = None
         super().__init__(

@@ -17,7 +17,6 @@ from ajet_backend_torch.models import (
     set_threads,
     vocabulary_size,
 )
-from ajet_backend_torch.optimiser import MasterAdamW
 from peft import LoraConfig as PeftLoraConfig
 from peft import get_peft_model
 from tokenizers import Tokenizer
@@ -30,17 +29,17 @@ from ajet_backend_trl.distillation import SteppedDistillationTrainer
 from ajet_backend_trl.grpo import SteppedGRPOTrainer
 from ajet_backend_trl.plan import Objective
 from ajet_backend_trl.settings import (
-    FsdpSettings,
     TrlDistillationSettings,
     TrlSettings,
     TrlSftSettings,
     TrlTrainerSettings,
 )
 from ajet_backend_trl.sft import SteppedSFTTrainer
-from ajet_backend_trl.sharding import ShardedAdamW, WholeState, gathered
-from ajet_backend_trl.stepped import has_linear_head
+from ajet_backend_trl.sharding import ShardedAdamW, WholeState
+from ajet_backend_trl.stepped import Division, has_linear_head
 from ajet_backend_trl.teacher import load_teacher
 from ajet_backend_trl.tensors import PAD
+from ajet_backend_trl.zero import ZeroAdamW, zero_config
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import TrainerInfo, WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
@@ -75,9 +74,9 @@ class TrlPolicy:
     ) -> None:
         self.device = resolve_device(options.device)
         set_threads(options.threads, self.device)
-        self.is_sharded = options.distribution == "fsdp"
-        # Only shards go to a GPU.
-        self.module = load_model(model, torch.device("cpu") if self.is_sharded else self.device)
+        self.is_divided = options.distribution != "ddp"
+        # Only parts go to a GPU.
+        self.module = load_model(model, torch.device("cpu") if self.is_divided else self.device)
         self.dtype = next(self.module.parameters()).dtype
         if self.dtype == torch.float16:
             raise ConfigError(
@@ -103,9 +102,8 @@ class TrlPolicy:
         self.objective, self.trainer = self._trainer(model, algorithm, options, place)
         # accelerate has its own idea of it when there are several processes.
         set_threads(options.threads, self.device)
-        if self.is_sharded:
-            self.trainer.shard()
-        self.optimiser = self._optimiser(algorithm)
+        self._parameters = sum(p.numel() for p in self.module.parameters())
+        self.optimiser = self.trainer.divide(self.module, algorithm)
         self.token_budget = algorithm.token_budget or min(
             MOST_TOKENS.get(self.device.type, MOST_TOKENS_ELSEWHERE),
             max(1, LOGIT_BUDGET // self.vocab_size),
@@ -114,8 +112,7 @@ class TrlPolicy:
     def _trainer(
         self, model: ModelConfig, algorithm: AlgorithmConfig, options: TrlSettings, place: Place
     ) -> tuple[Objective, Stepping]:
-        fsdp = options.fsdp if self.is_sharded else None
-        parts = self.module, model.lora, fsdp
+        parts = self.module, model.lora, _division(options, algorithm, place)
         if isinstance(options, TrlTrainerSettings):
             config = grpo_config(algorithm, options, place)
             length = config.max_completion_length
@@ -133,22 +130,10 @@ class TrlPolicy:
         supervised = sft_config(algorithm, options, place)
         return Objective.supervised(needs_all=False), _made(SteppedSFTTrainer, supervised, *parts)
 
-    def _optimiser(self, algorithm: AlgorithmConfig) -> MasterAdamW:
-        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        if not self.is_sharded:
-            found = MasterAdamW(trained, algorithm, float32=False)
-            self.trainer.optimizer = found.adamw
-            return found
-        sharded = ShardedAdamW(trained, algorithm, self.device)
-        # It is where its shards are.
-        prepared = self.trainer.accelerator.prepare_optimizer(sharded.adamw, device_placement=False)
-        self.trainer.optimizer = prepared
-        return sharded
-
     def info(self) -> TrainerInfo:
         """Sizes and device."""
         return TrainerInfo(
-            parameters=sum(p.numel() for p in self.module.parameters()),
+            parameters=self._parameters,
             trainable_parameters=self.optimiser.size,
             device=str(self.device),
             token_budget=self.token_budget,
@@ -170,26 +155,27 @@ class TrlPolicy:
             module.config, module.generation_config = aligned
 
     def checkpointed(self, *, keep: bool = True) -> Checkpointed:
-        """What is saved; where it is sharded, a collective.
+        """What is saved; where the model is divided, a collective.
 
         :param keep: False takes part only.
         """
-        if isinstance(self.optimiser, ShardedAdamW):
-            return WholeState.gather(self.optimiser, keep=keep)
+        if isinstance(self.optimiser, ShardedAdamW | ZeroAdamW):
+            return WholeState(self.optimiser, self.optimiser.gather(keep=keep))
         return self.optimiser
 
     def loadable(self) -> Checkpointed:
         """What a checkpoint is loaded into; each process does it."""
-        if isinstance(self.optimiser, ShardedAdamW):
+        if isinstance(self.optimiser, ShardedAdamW | ZeroAdamW):
             return WholeState(self.optimiser)
         return self.optimiser
 
     def assembled(self, *, keep: bool = True) -> nn.Module | None:
-        """As `as_loaded`, of shards: a model in host memory; a collective.
+        """As `as_loaded`, of the parts of a divided model: one in host memory; a collective.
 
         :param keep: False takes part only, and is given None.
         """
-        weights = gathered(self.module.state_dict(), self.device, keep=keep)
+        assert isinstance(self.optimiser, ShardedAdamW | ZeroAdamW), "the model is divided"
+        weights = self.optimiser.model_weights(keep=keep)
         if not keep:
             return None
         with torch.device("meta"):
@@ -215,18 +201,26 @@ class TrlPolicy:
         return cast("nn.Module", plain)
 
 
+def _division(options: TrlSettings, algorithm: AlgorithmConfig, place: Place) -> Division:
+    if options.distribution == "fsdp":
+        return Division(fsdp=options.fsdp)
+    if options.distribution == "deepspeed":
+        return Division(zero=zero_config(options.deepspeed, algorithm, bf16=place.bf16))
+    return Division()
+
+
 def _made(
     make: Callable[..., Made],
     config: object,
     module: nn.Module,
     lora: LoraConfig | None,
-    fsdp: FsdpSettings | None,
+    division: Division,
 ) -> Made:
     """A trainer of TRL around `module`, into which it puts adapters."""
     try:
         # It makes the random numbers of the process its own.
         with torch.random.fork_rng():
-            return make(module, config, _tokenizer(), _adapters(lora), fsdp)
+            return make(module, config, _tokenizer(), _adapters(lora), division)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"TRL refuses the run: {error}", param="trainer.settings") from error
 

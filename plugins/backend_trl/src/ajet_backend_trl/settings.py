@@ -91,6 +91,52 @@ class FsdpSettings(ComponentSettings):
         return self
 
 
+ZERO_KEYS = frozenset(
+    {
+        "allgather_bucket_size",
+        "allgather_partitions",
+        "contiguous_gradients",
+        "overlap_comm",
+        "reduce_bucket_size",
+        "reduce_scatter",
+        "round_robin_gradients",
+        "stage3_max_live_parameters",
+        "stage3_max_reuse_distance",
+        "stage3_param_persistence_threshold",
+        "stage3_prefetch_bucket_size",
+        "sub_group_size",
+    }
+)
+"""Keys of DeepSpeed's ``zero_optimization`` that a run may set: sizes and switches. No paths, nothing that changes what is
+trained."""
+
+
+class DeepSpeedSettings(ComponentSettings):
+    """How DeepSpeed partitions.
+
+    :param zero_stage: 2, gradients and optimiser; 3, weights too.
+    :param offload_optimizer: masters and optimiser are in host memory.
+    :param offload_param: weights are in host memory; with stage 3.
+    :param zero_optimization: further keys of DeepSpeed's section of this name, those in `ZERO_KEYS`.
+    """
+
+    zero_stage: Literal[2, 3] = 2
+    offload_optimizer: bool = False
+    offload_param: bool = False
+    zero_optimization: dict[str, bool | int] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _keys_may_be_set(self) -> Self:
+        if self.offload_param and self.zero_stage != 3:
+            raise ValueError("offload_param needs zero_stage 3")
+        if unknown := sorted(self.zero_optimization.keys() - ZERO_KEYS):
+            raise ValueError(
+                f"zero_optimization.{unknown[0]} cannot be set by a run; the keys that can are "
+                f"{', '.join(sorted(ZERO_KEYS))}"
+            )
+        return self
+
+
 class TrlSettings(ComponentSettings):
     """What all trainers of this plugin have.
 
@@ -100,7 +146,8 @@ class TrlSettings(ComponentSettings):
     :param grad_norm_limit: a step is refused if its gradient norm before clipping is higher. None allows any finite
         norm.
     :param processes: of data-parallel training on this machine, one for each GPU.
-    :param distribution: how they share the model: ``ddp``, each has all of it, or ``fsdp``, each has a shard.
+    :param distribution: how they share the model: ``ddp``, each has all of it; ``fsdp`` and ``deepspeed``, each has a
+        part.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -108,15 +155,22 @@ class TrlSettings(ComponentSettings):
     gradient_checkpointing: bool = False
     grad_norm_limit: Annotated[float, Field(gt=0)] | None = 1e6
     processes: Annotated[int, Field(ge=1, le=64)] = 1
-    distribution: Literal["ddp", "fsdp"] = "ddp"
+    distribution: Literal["ddp", "fsdp", "deepspeed"] = "ddp"
     fsdp: FsdpSettings = Field(default_factory=FsdpSettings)
+    deepspeed: DeepSpeedSettings = Field(default_factory=DeepSpeedSettings)
 
     @model_validator(mode="after")
     def _distribution_fits(self) -> Self:
-        if self.distribution == "fsdp" and self.processes < 2:
-            raise ValueError("distribution fsdp shards over processes: set processes to 2 or more")
-        if self.distribution != "fsdp" and self.fsdp != FsdpSettings():
-            raise ValueError("fsdp has settings, but distribution is not fsdp")
+        if self.distribution != "ddp" and self.processes < 2:
+            raise ValueError(
+                f"distribution {self.distribution} divides a model among processes: set processes to 2 or more"
+            )
+        for name, changed in (
+            ("fsdp", self.fsdp != FsdpSettings()),
+            ("deepspeed", self.deepspeed != DeepSpeedSettings()),
+        ):
+            if changed and self.distribution != name:
+                raise ValueError(f"{name} has settings, but distribution is {self.distribution}")
         return self
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed
@@ -70,7 +70,7 @@ def shard(accelerator: Accelerator, model: nn.Module) -> nn.Module:
 @contextmanager
 def as_it_is(accelerator: Any) -> Iterator[None]:
     """Within, `Accelerator.prepare` prepares nothing: what it is given is prepared."""
-    accelerator.prepare = lambda *objects: objects
+    accelerator.prepare = lambda *objects: objects if len(objects) > 1 else objects[0]
     try:
         yield
     finally:
@@ -110,20 +110,19 @@ def gathered(
 
 
 class ShardedAdamW(MasterAdamW):
-    """AdamW on this process's shards. Snapshots are of shards, `is_finite` is a collective.
+    """AdamW on this process's shards: snapshots are of these.
 
-    :param parameters: trainable ones by name, sharded.
+    What names whole tensors is a collective, as `is_finite` is.
+
+    :param module: sharded.
     :param device: of this process, on which it talks to the others.
     """
 
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        algorithm: AlgorithmConfig,
-        device: torch.device,
-    ) -> None:
-        super().__init__(parameters, algorithm, float32=False)
-        self.device = device
+    def __init__(self, module: nn.Module, algorithm: AlgorithmConfig, device: torch.device) -> None:
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        super().__init__(trained, algorithm, float32=False)
+        self._module = module
+        self._device = device
 
     def weight_tensors(self) -> dict[str, torch.Tensor]:
         """This process's shards."""
@@ -133,39 +132,69 @@ class ShardedAdamW(MasterAdamW):
         """Those of the optimiser's state."""
         return {name: _local(tensor) for name, tensor in super().state_tensors().items()}
 
-    def distributed(self) -> Snapshot:
-        """Weights and state with what is known of the other shards."""
-        return Snapshot(super().weight_tensors(), super().state_tensors())
-
     @torch.no_grad()
     def is_finite(self) -> bool:
         """Whether all weights of all processes are."""
         tensors = self.weight_tensors().values()
         finite = torch.stack([tensor.isfinite().all() for tensor in tensors]).all()
-        mine = finite.to(self.device, torch.int32)
+        mine = finite.to(self._device, torch.int32)
         torch.distributed.all_reduce(mine, torch.distributed.ReduceOp.MIN)
         return bool(mine)
+
+    def gather(self, *, keep: bool) -> Snapshot:
+        """Weights and state, whole and in host memory.
+
+        :param keep: False takes part, and has nothing.
+        """
+        weights = gathered(super().weight_tensors(), self._device, keep=keep)
+        return Snapshot(weights, gathered(super().state_tensors(), self._device, keep=keep))
+
+    def alike(self) -> Snapshot:
+        """Shapes and dtypes of the whole tensors."""
+        return Snapshot(_shapes(super().weight_tensors()), _shapes(super().state_tensors()))
+
+    def restore_whole(self, before: Snapshot) -> None:
+        """Take this process's shards of whole tensors."""
+        weights = _cut(before.weights, super().weight_tensors())
+        self.restore(Snapshot(weights, _cut(before.state, super().state_tensors())))
+
+    def model_weights(self, *, keep: bool) -> dict[str, torch.Tensor]:
+        """The model's state, whole and in host memory; `keep` as of `gather`."""
+        return gathered(self._module.state_dict(), self._device, keep=keep)
+
+
+class Distributed(Protocol):
+    """A model and its optimiser that are cut up; all of it collectives but `alike`."""
+
+    def gather(self, *, keep: bool) -> Snapshot:
+        """Weights and state, whole and in host memory; nothing unless `keep`."""
+        ...
+
+    def alike(self) -> Snapshot:
+        """Shapes and dtypes of the whole tensors."""
+        ...
+
+    def restore_whole(self, before: Snapshot) -> None:
+        """Take this process's part of whole tensors."""
+        ...
+
+    def model_weights(self, *, keep: bool) -> dict[str, torch.Tensor]:
+        """The model's state, whole and in host memory; nothing unless `keep`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class WholeState:
-    """What a sharded optimiser has, as checkpoints have it: whole, in host memory.
+    """What a checkpoint has of an optimiser that is cut up.
 
-    :param kept: as of `gather`; None can only be loaded into.
+    :param kept: of `Distributed.gather`; None can only be loaded into.
     """
 
-    optimiser: ShardedAdamW
+    optimiser: Distributed
     kept: Snapshot | None = None
 
-    @classmethod
-    def gather(cls, optimiser: ShardedAdamW, *, keep: bool) -> WholeState:
-        """A collective; `keep` as `gathered`."""
-        found, device = optimiser.distributed(), optimiser.device
-        weights = gathered(found.weights, device, keep=keep)
-        return cls(optimiser, Snapshot(weights, gathered(found.state, device, keep=keep)))
-
     def weight_tensors(self) -> Mapping[str, torch.Tensor]:
-        """As `Checkpointed`, at the time of `gather`."""
+        """As `Checkpointed`, at the time of `Distributed.gather`."""
         assert self.kept is not None, "what is written was gathered"
         return self.kept.weights
 
@@ -175,16 +204,12 @@ class WholeState:
         return self.kept.state
 
     def alike(self) -> Snapshot:
-        """Shapes and dtypes of the whole tensors."""
-        found = self.optimiser.distributed()
-        return Snapshot(_shapes(found.weights), _shapes(found.state))
+        """As `Distributed.alike`."""
+        return self.optimiser.alike()
 
     def restore(self, before: Snapshot) -> None:
-        """Take this process's shards of whole tensors."""
-        present = self.optimiser.distributed()
-        self.optimiser.restore(
-            Snapshot(_cut(before.weights, present.weights), _cut(before.state, present.state))
-        )
+        """As `Distributed.restore_whole`."""
+        self.optimiser.restore_whole(before)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,7 @@ from ajet_backend_trl.settings import (
     TrlTrainerSettings,
 )
 from ajet_backend_trl.sft import best_of
+from ajet_backend_trl.zero import check_installed
 from ajet_core.errors import TrainerError, WeightsLostError
 from ajet_core.interfaces import (
     ComponentSettings,
@@ -77,6 +78,8 @@ class TrlTrainer(Trainer):
         """
         if self._policy is not None:
             raise TrainerError(f"the trainer {self.name!r} was started already")
+        if self._options.distribution == "deepspeed":
+            check_installed()
         if self._options.processes > 1 and not self._is_peer:
             self._peers = Peers(
                 self._options.processes,
@@ -183,7 +186,7 @@ class TrlTrainer(Trainer):
         :raises TrainerError: the directory cannot be written.
         """
         policy, _ = self._started()
-        with self._peers_do("gather") if policy.is_sharded else nullcontext():
+        with self._peers_do("gather") if policy.is_divided else nullcontext():
             found = policy.checkpointed()
         save_checkpoint(directory, found, self._progress)
 
@@ -206,8 +209,8 @@ class TrlTrainer(Trainer):
 
     @contextmanager
     def _as_written(self, policy: TrlPolicy) -> Iterator[nn.Module]:
-        """The model as it is written; shards are put together."""
-        if not policy.is_sharded:
+        """The model as it is written; what is divided is put together."""
+        if not policy.is_divided:
             with policy.as_loaded() as module:
                 yield module
             return
