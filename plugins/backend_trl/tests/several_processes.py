@@ -1,7 +1,7 @@
 """A run on several processes; run as a script, it prints what came of it as JSON.
 
 ``python several_processes.py MODEL TEACHER DIRECTORY PROCESSES MODE DISTRIBUTION``; MODE is ``train``, ``lora``, ``sft``,
-``distillation``, or ``kill``, which ends a peer.
+``distillation``, or ``kill``, which ends a peer; DISTRIBUTION one of `DISTRIBUTIONS`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,31 @@ from pathlib import Path
 
 import torch
 from batches import LORA, batch, load, make, make_distillation, make_sft, weights
+from torch.distributed.fsdp import FSDPModule
 
 from ajet_core.errors import StepRefusedError, WeightsLostError
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
 
+DISTRIBUTIONS: dict[str, dict[str, object]] = {
+    "ddp": {},
+    "fsdp": {"distribution": "fsdp"},
+    "fsdp at once": {
+        "distribution": "fsdp",
+        "fsdp": {"reshard_after_forward": False, "auto_wrap_policy": "NO_WRAP"},
+    },
+    "fsdp by class": {
+        "distribution": "fsdp",
+        "fsdp": {"cpu_offload": True, "transformer_layer_cls_to_wrap": ["Qwen2MLP"]},
+    },
+    "zero 2": {"distribution": "deepspeed"},
+    "zero 3": {"distribution": "deepspeed", "deepspeed": {"zero_stage": 3}},
+}
+
 
 def main() -> None:
     path, teacher, directory, mode = sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[5]
-    settings = {"processes": int(sys.argv[4]), "distribution": sys.argv[6]}
+    settings = {"processes": int(sys.argv[4]), **DISTRIBUTIONS[sys.argv[6]]}
     common = {"learning_rate": 1e-3, "minibatches": 2, "epochs": 2, "token_budget": 100}
     if mode == "sft":
         trainer = make_sft(path, directory / "run", AlgorithmConfig(**common), **settings)
@@ -98,6 +114,14 @@ def main() -> None:
     found["learned"] = sum(int((before[n] != t).sum()) for n, t in weights(trainer).items())
     found["held"] = sum(t.numel() for t in weights(trainer).values())
     found["published"] = published
+    plugin = getattr(trainer.policy.trainer.accelerator.state, "fsdp_plugin", None)
+    if plugin is not None:
+        found["fsdp"] = {
+            "version": plugin.fsdp_version,
+            "reshard_after_forward": plugin.reshard_after_forward,
+            "layers": plugin.transformer_cls_names_to_wrap,
+            "units": sum(isinstance(m, FSDPModule) for m in trainer.policy.trainer.model.modules()),
+        }
     trainer.export(directory / "export")
     trainer.close()
     sys.stdout.write(json.dumps(found))

@@ -60,6 +60,8 @@ def outcome(
         ("train", "ddp"),
         ("lora", "ddp"),
         ("train", "fsdp"),
+        ("train", "fsdp at once"),
+        ("train", "fsdp by class"),
         ("lora", "fsdp"),
         ("sft", "fsdp"),
         ("distillation", "ddp"),
@@ -85,9 +87,7 @@ def test_two_processes_train_as_one_does(mode, distribution, outcome):
             assert torch.allclose(tensor, other[name], atol=1e-4), name
     assert two["learned"]
     # Each process has its part of the weights, or all of them.
-    assert two["held"] == pytest.approx(
-        one["held"] / (2 if distribution == "fsdp" else 1), rel=0.01
-    )
+    assert two["held"] == pytest.approx(one["held"] / (1 if distribution == "ddp" else 2), rel=0.01)
     # A checkpoint is the same thing, whoever wrote it.
     for file in ("weights.safetensors", "optimiser.safetensors"):
         mine, other = (load_file(root / "checkpoint" / file) for root in (together, alone))
@@ -95,6 +95,23 @@ def test_two_processes_train_as_one_does(mode, distribution, outcome):
         for name, tensor in mine.items():
             assert tensor.dtype == other[name].dtype
             assert torch.allclose(tensor, other[name], atol=1e-4), name
+
+
+@pytest.mark.parametrize(
+    ("distribution", "wanted"),
+    [
+        ("fsdp", {"reshard_after_forward": True, "layers": ["Qwen2DecoderLayer"]}),
+        ("fsdp at once", {"reshard_after_forward": False, "layers": None}),
+        ("fsdp by class", {"reshard_after_forward": True, "layers": ["Qwen2MLP"]}),
+    ],
+)
+def test_accelerate_shards_as_the_settings_say(distribution, wanted, outcome):
+    _, found = outcome(2, "train", distribution)
+    plugin = found["fsdp"]
+    assert {name: plugin[name] for name in wanted} == wanted
+    assert plugin["version"] == 2
+    # The layers; and the tied embedding, the last norm and the head, which are one unit; and the rest.
+    assert plugin["units"] == (2 if wanted["layers"] else 0) + 4
 
 
 @pytest.mark.parametrize("distribution", ["ddp", "fsdp"])

@@ -97,12 +97,16 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         plan = work.plan
         training = self.model.training
         self.model.eval()
-        # The rows of a process may be others in each epoch.
-        for minibatch in range(len(plan.minibatches)):
+        # The rows of a process may be others in each epoch. Where a model is divided all compute when one has to.
+        done: list[set[int]] = [set() for _ in range(self.accelerator.num_processes)]
+        for minibatch, found in enumerate(plan.minibatches):
             for place in range(plan.accumulation):
-                part = self._micro_batch(plan, minibatch, place)
-                if all(number in (work.old or work.reference) for number in part.rows):
+                due = [[share.row for share in parts[place]] for parts in found.passes]
+                if all(seen.issuperset(rows) for seen, rows in zip(done, due, strict=True)):
                     continue
+                for seen, rows in zip(done, due, strict=True):
+                    seen.update(rows)
+                part = self._micro_batch(plan, minibatch, place)
                 if truncated:
                     scored = self._score(self.model, part)
                     work.old.update(part.by_row(plan.rows, scored))
@@ -113,8 +117,8 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
                 if self.beta:
                     adapted = isinstance(self.model, PeftModel)
                     with self.model.disable_adapter() if adapted else nullcontext():
-                        found = self._score(self.model if adapted else self.ref_model, part)
-                    work.reference.update(part.by_row(plan.rows, found))
+                        reference = self._score(self.model if adapted else self.ref_model, part)
+                    work.reference.update(part.by_row(plan.rows, reference))
         self.model.train(training)
 
     def _score(self, model: nn.Module, part: MicroBatch) -> torch.Tensor:

@@ -66,26 +66,21 @@ class FsdpSettings(ComponentSettings):
 
     :param reshard_after_forward: drop a layer's whole weights after its forward pass too, and gather them again in the
         backward pass: less memory, more to send. False is what was called ZeRO-2.
-    :param auto_wrap_policy: which modules are gathered at once: the model's own layers, those with more than
-        `min_num_params`, or the whole model.
+    :param auto_wrap_policy: what is gathered at once: one of the model's layers, or the whole model. (accelerate's FSDP2
+        fails with ``SIZE_BASED_WRAP`` on models whose layers are a list.)
     :param transformer_layer_cls_to_wrap: class names of layers; None takes those that the model names.
     :param cpu_offload: shards and optimiser are in host memory.
     :param reduce_dtype: of gradients that are averaged, where a model in bfloat16 is trained.
     """
 
     reshard_after_forward: bool = True
-    auto_wrap_policy: Literal["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"] = (
-        "TRANSFORMER_BASED_WRAP"
-    )
-    min_num_params: Annotated[int, Field(ge=1)] | None = None
+    auto_wrap_policy: Literal["TRANSFORMER_BASED_WRAP", "NO_WRAP"] = "TRANSFORMER_BASED_WRAP"
     transformer_layer_cls_to_wrap: tuple[str, ...] | None = None
     cpu_offload: bool = False
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
 
     @model_validator(mode="after")
-    def _policy_and_its_number(self) -> Self:
-        if (self.auto_wrap_policy == "SIZE_BASED_WRAP") != (self.min_num_params is not None):
-            raise ValueError("auto_wrap_policy SIZE_BASED_WRAP and min_num_params belong together")
+    def _classes_are_used(self) -> Self:
         if self.transformer_layer_cls_to_wrap and self.auto_wrap_policy != "TRANSFORMER_BASED_WRAP":
             raise ValueError("transformer_layer_cls_to_wrap needs TRANSFORMER_BASED_WRAP")
         return self

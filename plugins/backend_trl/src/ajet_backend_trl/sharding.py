@@ -12,7 +12,12 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed
-from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+from accelerate import (
+    Accelerator,
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+    PartialState,
+)
 from ajet_backend_torch.optimiser import MasterAdamW, Snapshot
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -32,8 +37,6 @@ def fsdp_config(options: FsdpSettings) -> dict[str, Any]:
         "cpu_offload": options.cpu_offload,
         "auto_wrap_policy": options.auto_wrap_policy,
     }
-    if options.min_num_params is not None:
-        found["min_num_params"] = options.min_num_params
     if options.transformer_layer_cls_to_wrap:
         found["transformer_layer_cls_to_wrap"] = list(options.transformer_layer_cls_to_wrap)
     return found
@@ -49,12 +52,20 @@ def adopt_plugin(
     """
     state = accelerator.state
     if state.distributed_type != DistributedType.FSDP:
-        state.fsdp_plugin = FullyShardedDataParallelPlugin(**plugin_args)
-        state.distributed_type = DistributedType.FSDP
+        # Where there is no GPU, shards are in host memory anyway.
+        state.fsdp_plugin = FullyShardedDataParallelPlugin(**{**plugin_args, "cpu_offload": False})
+        become(accelerator, DistributedType.FSDP)
     if accelerator.mixed_precision == "bf16":
         state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=DTYPES[options.reduce_dtype]
         )
+
+
+def become(accelerator: Accelerator, kind: DistributedType) -> None:
+    """Set what accelerate's states, which are the same for all of a process, say of how it is distributed."""
+    accelerator.state.distributed_type = kind
+    # Each new state begins as a copy of this one.
+    PartialState._shared_state["distributed_type"] = kind
 
 
 def shard(accelerator: Accelerator, model: nn.Module) -> nn.Module:

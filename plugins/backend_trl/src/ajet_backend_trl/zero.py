@@ -17,6 +17,7 @@ from ajet_backend_torch.optimiser import Snapshot
 from torch import nn
 
 from ajet_backend_trl.settings import DeepSpeedSettings
+from ajet_backend_trl.sharding import become
 from ajet_core.errors import ConfigError
 from ajet_core.protocol.run import AlgorithmConfig
 
@@ -65,7 +66,7 @@ def adopt_plugin(accelerator: Accelerator, config: Mapping[str, Any]) -> None:
     plugin = DeepSpeedPlugin(hf_ds_config=dict(config), zero3_init_flag=False)
     plugin.set_mixed_precision("bf16" if config["bf16"]["enabled"] else "no")
     accelerator.state.deepspeed_plugins = plugin
-    accelerator.state.distributed_type = DistributedType.DEEPSPEED
+    become(accelerator, DistributedType.DEEPSPEED)
 
 
 class ZeroAdamW:
