@@ -150,6 +150,8 @@ class Stepped:
         # The loop begins anew now and then, and would have the parts cut up once more.
         enabled, self.is_deepspeed_enabled = self.is_deepspeed_enabled, False
         try:
+            if self._division.zero is not None:
+                zero.attach(self.accelerator, self.model_wrapped)
             with sharding.as_it_is(self.accelerator):
                 return super()._prepare_for_training(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -166,6 +168,8 @@ class Stepped:
             plain = self.model.__dict__.pop("_original_forward", None)
             if plain is not None:
                 self.model.forward = plain
+        if self._division.zero is not None:
+            zero.detach(self.accelerator)
         self._work = None
         self.train()
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed
 from accelerate import Accelerator, DeepSpeedPlugin, DistributedType
+from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 from ajet_backend_torch.optimiser import Snapshot
 from torch import nn
 
@@ -66,7 +67,18 @@ def adopt_plugin(accelerator: Accelerator, config: Mapping[str, Any]) -> None:
     plugin = DeepSpeedPlugin(hf_ds_config=dict(config), zero3_init_flag=False)
     plugin.set_mixed_precision("bf16" if config["bf16"]["enabled"] else "no")
     accelerator.state.deepspeed_plugins = plugin
+    detach(accelerator)
     become(accelerator, DistributedType.DEEPSPEED)
+
+
+def attach(accelerator: Any, engine: object) -> None:
+    """Have `Accelerator.backward` use an engine."""
+    accelerator.deepspeed_engine_wrapped = DeepSpeedEngineWrapper(engine)
+
+
+def detach(accelerator: Any) -> None:
+    """Have `Accelerator.free_memory`, with which transformers begins its loop, destroy no engine."""
+    accelerator.deepspeed_engine_wrapped = None
 
 
 class ZeroAdamW:
