@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from ajet_backend_trl.distillation import logit_scale
-from ajet_backend_trl.hooks import ajet_register_trainers
+from ajet_backend_trl.hooks import WEIGHT_CHANNELS, ajet_register_trainers
 from batches import LORA, batch, full_logprobs, load, make_distillation, weights
 from conftest import VOCAB
 from tokenizers import Tokenizer
