@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import subprocess
@@ -17,6 +18,9 @@ from batches import load
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.timeout(400)
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed here"
+)
 
 
 def run(
@@ -66,6 +70,8 @@ def outcome(
         ("sft", "fsdp"),
         ("distillation", "ddp"),
         ("distillation", "fsdp"),
+        pytest.param("train", "zero 2", marks=needs_deepspeed),
+        pytest.param("train", "zero 3", marks=needs_deepspeed),
     ],
 )
 def test_two_processes_train_as_one_does(mode, distribution, outcome):

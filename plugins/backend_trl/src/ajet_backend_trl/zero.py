@@ -113,16 +113,26 @@ class ZeroAdamW:
                 },
                 {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
             ],
-            # DeepSpeed takes a step without gradients, to have the optimiser make its state.
+            # DeepSpeed may take a step without gradients, to have the optimiser make its state.
             lr=0.0,
             betas=algorithm.adam_betas,
         )
         self.engine: Any
         self.engine, self.prepared = accelerator.prepare(model, adamw)
         self._zero = self.engine.optimizer
-        self._state: dict[torch.Tensor, dict[str, torch.Tensor]] = self._zero.optimizer.state
-        for state in self._state.values():
-            state["step"].zero_()
+        # Stage 3 has one name for it, stage 2 another.
+        flat = getattr(self._zero, "fp32_partitioned_groups_flat", None)
+        masters = flat or self._zero.single_partition_of_fp32_groups
+        kept: Any = self._zero.optimizer.state
+        for master in masters:
+            state = kept[master]
+            for key in MOMENTS:
+                state.setdefault(key, torch.zeros_like(master)).zero_()
+            state.setdefault("step", torch.zeros(())).zero_()
+        self._state: dict[torch.Tensor, dict[str, torch.Tensor]] = {m: kept[m] for m in masters}
+        link = getattr(self._zero, "_lazy_init_hp_params_optimizer_state", None)
+        if link is not None:
+            link()
         self._kept: Snapshot | None = None
 
     def zero_grad(self) -> None:
@@ -207,15 +217,12 @@ class ZeroAdamW:
     @torch.no_grad()
     def restore_whole(self, before: Snapshot) -> None:
         """Take this process's pieces of whole tensors."""
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-
         self.torn = True
         self.zero_grad()
         for name, parameter in self.parameters.items():
-            safe_set_full_fp32_param(parameter, before.weights[name].to(self.device))
+            _set(parameter, before.weights[name].to(self.device), None)
             for key in MOMENTS:
-                value = before.state[f"{name}/{key}"].to(self.device)
-                safe_set_full_optimizer_state(parameter, value, key)
+                _set(parameter, before.state[f"{name}/{key}"].to(self.device), key)
             steps = before.state[f"{name}/step"]
         for state in self._state.values():
             state["step"].copy_(steps)
@@ -227,8 +234,8 @@ class ZeroAdamW:
 
         :param keep: False takes part, and has nothing.
         """
+        from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_get_full_fp32_param
-        from deepspeed.zero import GatheredParameters
 
         found: dict[str, torch.Tensor] = {}
         for name, parameter in self._module.named_parameters(remove_duplicate=False):
@@ -257,6 +264,28 @@ class ZeroAdamW:
         # Small weights are whole all the time.
         if zero.persistent_parameters:
             zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+
+
+def _set(parameter: nn.Parameter, value: torch.Tensor, key: str | None) -> None:
+    """Have this process take its part of a whole weight, or of its moment `key`."""
+    from deepspeed import utils
+
+    partition = getattr(parameter, "ds_tensor", None)
+    if partition is None:
+        if key is None:
+            utils.safe_set_full_fp32_param(parameter, value)
+        else:
+            utils.safe_set_full_optimizer_state(parameter, value, key)
+        return
+    # Of stage 3: padded to parts of the same size, which DeepSpeed's setter of whole values does not do.
+    size, rank = partition.numel(), torch.distributed.get_rank()
+    padded = value.new_zeros(size * torch.distributed.get_world_size())
+    padded[: value.numel()] = value.flatten()
+    mine = padded[size * rank : size * (rank + 1)]
+    if key is None:
+        utils.safe_set_local_fp32_param(parameter, mine)
+    else:
+        utils.safe_set_local_optimizer_state(parameter, mine, key)
 
 
 def _keep(into: dict[str, torch.Tensor], name: str, tensor: torch.Tensor, keep: bool) -> None:
