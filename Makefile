@@ -7,9 +7,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # The CPU build is taken where pip is configured to find one.
 TORCH := torch==2.13.0
-TOX_ENVS := lint,type,core-py311,core-py312,core-py313,torch,wheels
+# Longest first. The tests of core-py311 are in torch.
+TOX_ENVS := torch,core-py312,core-py313,lint,type,wheels
 BACKENDS := sglang vllm verl trl
-TOX_BACKENDS := trl,vllm,sglang,verl,pairs-torch,pairs-trl,pairs-verl,extras,resolver
+TOX_BACKENDS := sglang,pairs-verl,verl,extras,pairs-trl,pairs-torch,vllm,trl,resolver
 # pyenv's shims exist for versions that are not selected and fail when run, so tox is shown the
 # interpreters themselves.
 PYENV_PYTHONS = $(wildcard $(shell pyenv root 2>/dev/null)/versions/3.1[123].*/bin/python)

@@ -33,6 +33,7 @@ AjetError                         internal_error          500
 │   ├── WorkerDiedError           worker_died             503
 │   └── WorkerBootError           worker_boot_failed      500
 ├── EngineError                   engine_error            503
+│   └── WeightsGoneError          weights_gone            503
 ├── TrainerError                  trainer_error           500
 │   ├── StepRefusedError          step_refused            500
 │   └── WeightsLostError          weights_lost            500
@@ -291,6 +292,12 @@ class EngineError(AjetError):
 
     type = "engine_error"
     status = 503
+
+
+class WeightsGoneError(EngineError):
+    """Nobody sends the weights of an update any more: there will be others."""
+
+    type = "weights_gone"
 
 
 class TrainerError(AjetError):

@@ -5,7 +5,7 @@ to it, and has the server join a group with it (``torch.distributed``: NCCL betw
 no torch for it.
 """
 
-from .receiver import GroupMember, SenderGoneError, WeightReceiver
+from .receiver import GroupMember, WeightReceiver
 from .sender import WeightSender
 from .wire import CHANNEL, Backend, Group, TensorSpec, tensors_of
 
@@ -14,7 +14,6 @@ __all__ = [
     "Backend",
     "Group",
     "GroupMember",
-    "SenderGoneError",
     "TensorSpec",
     "WeightReceiver",
     "WeightSender",

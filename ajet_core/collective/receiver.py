@@ -23,16 +23,12 @@ from ajet_core.collective.wire import (
     read_answer,
     tensors_of,
 )
-from ajet_core.errors import EngineError
+from ajet_core.errors import EngineError, WeightsGoneError
 from ajet_core.interfaces import WeightUpdate
 
 T = TypeVar("T")
 
 _CONNECT_SECONDS = 10.0
-
-
-class SenderGoneError(EngineError):
-    """Nobody sends the weights of an update any more: there will be others."""
 
 
 class GroupMember(ABC):
@@ -78,7 +74,7 @@ class WeightReceiver:
     async def receive(self, update: WeightUpdate) -> None:
         """Have the server serve the update's weights.
 
-        :raises SenderGoneError: the sender cannot be reached, and the server serves what it did.
+        :raises WeightsGoneError: the sender cannot be reached, and the server serves what it did.
         :raises EngineError: it failed, and what the server serves is not known.
         """
         tensors = tensors_of(update)
@@ -105,7 +101,7 @@ class WeightReceiver:
                     address.hostname, address.port, limit=MOST_LINE
                 )
         except (OSError, TimeoutError) as error:
-            raise SenderGoneError(
+            raise WeightsGoneError(
                 f"the trainer does not send weights at {update.location} any more: {error}"
             ) from error
         member = self._member
@@ -143,7 +139,7 @@ class WeightReceiver:
             await self._writer.drain()
         except OSError as error:
             await self.close()
-            raise SenderGoneError(f"the sender of weights is gone: {error}") from error
+            raise WeightsGoneError(f"the sender of weights is gone: {error}") from error
 
     async def _answer(self, doing: str) -> Answer:
         assert self._reader is not None, "it was joined"

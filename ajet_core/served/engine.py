@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from ajet_core.collective import SenderGoneError
-from ajet_core.errors import AjetError, EngineError
+from ajet_core.errors import AjetError, EngineError, WeightsGoneError
 from ajet_core.interfaces import (
     ComponentSettings,
     Engine,
@@ -211,7 +210,7 @@ class ServedEngine(Engine):
                     self._router.forget()
                 for one, error in zip(up, errors, strict=True):
                     # A server that could not even be told of weights serves the old ones, which others may not do any more.
-                    untouched = isinstance(error, SenderGoneError) and not taken
+                    untouched = isinstance(error, WeightsGoneError) and not taken
                     if error is not None and not untouched:
                         self._lose(one, str(error))
                 if not self._paused:
@@ -360,7 +359,7 @@ class ServedEngine(Engine):
                 await one.server.halt()
                 try:
                     await one.server.load(update)
-                except SenderGoneError:
+                except WeightsGoneError:
                     return False
                 await one.server.go_on()
             one.totals.begin(await one.server.stats())

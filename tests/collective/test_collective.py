@@ -14,13 +14,12 @@ import pytest
 import pytest_asyncio
 
 from ajet_core.collective import (
-    SenderGoneError,
     WeightReceiver,
     WeightSender,
     tensors_of,
 )
 from ajet_core.collective.wire import Send, encoded
-from ajet_core.errors import EngineError, TrainerError
+from ajet_core.errors import EngineError, TrainerError, WeightsGoneError
 from ajet_core.interfaces import WeightUpdate
 from ajet_core.served import check_update
 from ajet_core.testing.broadcast import ThreadedMember
@@ -126,7 +125,7 @@ async def test_a_sender_that_is_gone_is_told_from_one_that_fails(sender: WeightS
     update = sender.publish(make_model(0), 1)
     await asyncio.to_thread(sender.close)
     process = ThreadedMember()
-    with pytest.raises(SenderGoneError, match="does not send weights at tcp://127"):
+    with pytest.raises(WeightsGoneError, match="does not send weights at tcp://127"):
         await WeightReceiver(process).receive(update)
     assert process.joined == 0
 

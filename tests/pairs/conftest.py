@@ -1,4 +1,4 @@
-"""Which trainers' pairs are tested: all, or those that are named."""
+"""Which trainers' pairs are tested, and for how long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ TRAINERS = ("torch", "trl", "verl")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--trainer", action="append", choices=TRAINERS)
+    parser.addoption("--trainer", action="append", choices=TRAINERS, help="all, if none is named")
+    parser.addoption("--steps", type=int, help="of each pair")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

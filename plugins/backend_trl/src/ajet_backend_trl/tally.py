@@ -13,7 +13,16 @@ from ajet_backend_trl.tensors import MicroBatch
 from ajet_core.errors import StepRefusedError
 from ajet_core.timeline.rows import Row
 
-SUMS = ("entropy", "kl", "clip_fraction", "ratio", "importance", "capped")
+SUMS = (
+    "entropy",
+    "kl",
+    "clip_fraction",
+    "ratio",
+    "importance",
+    "capped",
+    "teacher_logprob",
+    "teacher_kl",
+)
 
 
 @dataclass(slots=True)
@@ -21,6 +30,7 @@ class Tally:
     """Sums over tokens of one process.
 
     :param gap_version: tokens of this version count for the logprob gap, in the first minibatch.
+    :param means: those of `SUMS` that are reported beside the common ones.
     :ivar known: logprobs of the computed rows, as first computed.
     :ivar norms: gradient norm of each optimiser step, as `losses`.
     :ivar refused: why the batch is not to be applied.
@@ -29,7 +39,7 @@ class Tally:
     rows: Sequence[Row]
     guard: StepGuard
     gap_version: int
-    has_kl: bool
+    means: Sequence[str]
     has_importance: bool
     known: dict[int, torch.Tensor] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
@@ -141,8 +151,8 @@ class Tally:
             "ratio_mean": self.sums["ratio"] / tokens,
             "ratio_max": self.ratio_max,
         }
-        if self.has_kl:
-            found["kl"] = self.sums["kl"] / tokens
+        for name in self.means:
+            found[name] = self.sums[name] / tokens
         if self.has_importance:
             found["importance_mean"] = self.sums["importance"] * epochs / tokens
             found["importance_max"] = self.importance_max

@@ -123,7 +123,7 @@ class SglangServer(ModelServer):
     async def load(self, update: WeightUpdate) -> None:
         """Load a directory, or what is broadcast, into the running model, and forget what was cached.
 
-        :raises SenderGoneError: nobody broadcasts it; it serves what it did.
+        :raises WeightsGoneError: nobody broadcasts it; it serves what it did.
         :raises EngineError: it refused.
         """
         if update.channel == COLLECTIVE:

@@ -178,7 +178,7 @@ class VllmServer(ModelServer):
     async def load(self, update: WeightUpdate) -> None:
         """Load a directory, or what is broadcast, into the running model, and empty the prefix cache.
 
-        :raises SenderGoneError: nobody broadcasts it; it serves what it did.
+        :raises WeightsGoneError: nobody broadcasts it; it serves what it did.
         :raises EngineError: it could not. What it serves then is not known.
         """
         if update.channel == COLLECTIVE:
