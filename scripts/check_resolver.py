@@ -29,11 +29,6 @@ LINES = {
         "hydra-core": ("1.3", "2"),
         "ray": ("2.41", "3"),
     },
-    "agentjet[sglang-cuda]": {
-        "sglang": ("0.5.23", "0.6"),
-        "torch": ("2.14", "2.15"),
-        "transformers": ("5.16.1", "5.20"),
-    },
 }
 
 

@@ -59,7 +59,13 @@ class Conflict:
     def exclusive(self) -> tuple[Want, Want] | None:
         """Two of them that no version suits, one of which is not content; None if there is a version for all."""
         pairs = [pair for pair in combinations(self.wants, 2) if not _share(*pair)]
-        pairs.sort(key=lambda pair: not set(pair) & set(self.unmet))
+        # The backends themselves say more than our plugins for them.
+        pairs.sort(
+            key=lambda pair: (
+                not set(pair) & set(self.unmet),
+                any(want.name.startswith(CORE_DISTRIBUTION) for want in pair),
+            )
+        )
         if not pairs:
             return None
         first, second = pairs[0]
@@ -84,6 +90,9 @@ def find_conflicts(packages: Packages, as_made: Mapping[str, str] | None = None)
     :param packages: what is installed.
     :param as_made: versions by name that were tried together when an environment was made, whatever they say of each other.
     """
+    tried = {
+        name for name, version in (as_made or {}).items() if _version(name, packages) == version
+    }
     concerned = set().union(*(its for _, its in _reach(packages)))
     wants: dict[NormalizedName, list[Want]] = {}
     for name in packages:
@@ -92,10 +101,21 @@ def find_conflicts(packages: Packages, as_made: Mapping[str, str] | None = None)
     found = []
     for package, its in sorted(wants.items()):
         version = packages[package].version
-        unmet = [w for w in its if w.name in concerned and not fits(version, w.accepted)]
-        if unmet and (as_made or {}).get(package) != version:
+        unmet = [
+            want
+            for want in its
+            if want.name in concerned
+            and not fits(version, want.accepted)
+            and not {package, want.name} <= tried
+        ]
+        if unmet:
             found.append(Conflict(package, version, tuple(unmet), tuple(its)))
     return found
+
+
+def _version(name: str, packages: Packages) -> str | None:
+    found = packages.get(canonicalize_name(name))
+    return None if found is None else found.version
 
 
 def backends_of(want: Want, packages: Packages) -> list[Recipe]:
