@@ -2,7 +2,7 @@
 
 WHEELS is a directory that `make wheels` filled, DIRECTORY one for the environments; each is removed when it has been looked at. Versions are
 those that the recipes of environments pin for a CPU. Fails if pip cannot install a combination, if a plugin in it
-cannot be used, or if something heavy is imported before it is needed.
+cannot be used, or if something heavy is imported before it is needed. The extras for CUDA are the business of `check_resolver.py`.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ COMBINATIONS = (
         ROOT / "constraints" / "dev.txt",
         ("trainer:torch", "engine:torch"),
     ),
+    Combination(("server",), ROOT / "constraints" / "dev.txt", ("store:sqlite",), first=()),
 )
 
 
@@ -71,7 +72,8 @@ def check(combination: Combination, wheels: Path, directory: Path) -> None:
     python, ajet = environment / "bin" / "python", environment / "bin" / "ajet"
     pip = (python, "-m", "pip", "install", "--quiet", "--no-cache-dir")
     constraints = ("--constraint", combination.constraints)
-    run(*pip, *constraints, *combination.first)
+    if combination.first:
+        run(*pip, *constraints, *combination.first)
     run(*pip, *constraints, "--find-links", wheels, name)
     rows = json.loads(run(ajet, "plugins", "--json", cwd=directory))
     found = {component for row in rows if not row["problem"] for component in row["components"]}

@@ -1,6 +1,6 @@
-"""Asks pip what it would install on a Linux machine with CUDA: `check_resolver.py WHEELS DIRECTORY`.
+"""Asks pip what it would install on a Linux machine with CUDA: `check_resolver.py WHEELS DIRECTORY [EXTRAS ...]`.
 
-WHEELS is a directory that `make wheels` filled. The line that users of a GPU type must lead to versions that fit together. pip has no dry run
+WHEELS is a directory that `make wheels` filled. The lines that users of a GPU type must lead to versions that fit together. pip has no dry run
 without downloads: this takes some gigabytes from the package index and some minutes, and installs nothing.
 """
 
@@ -14,25 +14,26 @@ from check_wheels import run
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-LINE = "agentjet[verl,vllm-cuda]"
 PYTHON = "3.12"
 GLIBC_MINORS = range(5, 36)
 TAGS = ("manylinux1", "manylinux2010", "manylinux2014", *(f"manylinux_2_{n}" for n in GLIBC_MINORS))
 # pip resolves for another platform from wheels alone, and of these there are only sources.
 SOURCES_ONLY = ("antlr4-python3-runtime==4.9.3",)
-# What was run (vLLM on a CPU, both), or is named by the project itself.
-KNOWN = {
-    "verl": ("0.9.1", "0.10"),
-    "vllm": ("0.31", "0.33"),
-    "torch": ("2.11", "2.14"),
-    "transformers": ("5.9", "5.11"),
-    "hydra-core": ("1.3", "2"),
-    "ray": ("2.41", "3"),
+# What was run (on a CPU), or is named by the project itself.
+LINES = {
+    "agentjet[verl,vllm-cuda]": {
+        "verl": ("0.9.1", "0.10"),
+        "vllm": ("0.31", "0.33"),
+        "torch": ("2.11", "2.14"),
+        "transformers": ("5.9", "5.11"),
+        "hydra-core": ("1.3", "2"),
+        "ray": ("2.41", "3"),
+    },
 }
 
 
-def resolve(wheels: Path, directory: Path) -> dict[str, str]:
-    """The versions by name that pip chooses."""
+def resolve(line: str, wheels: Path, directory: Path) -> dict[str, str]:
+    """The versions by name that pip chooses for what a user types."""
     report = directory / "report.json"
     pip = (sys.executable, "-m", "pip")
     sources = directory / "built"
@@ -41,7 +42,7 @@ def resolve(wheels: Path, directory: Path) -> dict[str, str]:
     run(
         *(*pip, "install", "--quiet", "--dry-run", "--ignore-installed", "--report", report),
         *("--only-binary=:all:", "--python-version", PYTHON, *platforms),
-        *("--target", directory / "nothing", "--find-links", wheels, "--find-links", sources, LINE),
+        *("--target", directory / "nothing", "--find-links", wheels, "--find-links", sources, line),
     )
     chosen = json.loads(report.read_text(encoding="utf-8"))["install"]
     check_source(chosen)
@@ -57,20 +58,28 @@ def check_source(chosen: list[dict[str, dict[str, str]]]) -> None:
         )
 
 
-def main(wheels: Path, directory: Path) -> None:
+def check(line: str, wheels: Path, directory: Path) -> None:
     """Compare what pip chooses with what is known to work together."""
-    directory.mkdir(parents=True, exist_ok=True)
-    versions = resolve(wheels, directory)
-    for name, (least, below) in KNOWN.items():
+    versions = resolve(line, wheels, directory)
+    known = LINES[line]
+    for name, (least, below) in known.items():
         found = versions.get(name)
         if found is None:
-            sys.exit(f"pip install '{LINE}' leaves out {name}")
+            sys.exit(f"pip install '{line}' leaves out {name}")
         if Requirement(f"x>={least},<{below}").specifier.contains(Version(found)):
             continue
-        sys.exit(f"pip install '{LINE}' takes {name} {found}; known to work: >={least},<{below}")
-    told = ", ".join(f"{name} {versions[name]}" for name in KNOWN)
-    print(f"pip install '{LINE}' takes {len(versions)} packages: {told}")
+        sys.exit(f"pip install '{line}' takes {name} {found}; known to work: >={least},<{below}")
+    told = ", ".join(f"{name} {versions[name]}" for name in known)
+    print(f"pip install '{line}' takes {len(versions)} packages: {told}", flush=True)
+
+
+def main(wheels: Path, directory: Path, only: list[str]) -> None:
+    """Check the lines, or those that hold one of the extras in `only`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for line in LINES:
+        if not only or set(only) & Requirement(line).extras:
+            check(line, wheels, directory)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve(), sys.argv[3:])

@@ -1,4 +1,7 @@
-"""Environments of backends, which `make backends` makes. Tests that need one ask for it here."""
+"""Environments of backends, which `make backends` makes. Tests that need one ask for it here.
+
+They are in ``.venvs``, or where the setting ``AJET_WORKERS__ENVIRONMENTS`` says: that is how another version of a backend is tried.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.environments.environment import Environment
+from ajet_core.environments.environment import DIRECTORY, Environment
 
 ROOT = Path(__file__).parents[1]
 
 
 def backend_python(name: str) -> str:
-    """The interpreter of ``.venvs/NAME``. Without one the test is skipped, and fails where everything has to be run."""
-    directory = ROOT / ".venvs" / name
+    """The interpreter of the environment NAME. Without one the test is skipped, and fails where everything has to be run."""
+    root = os.environ.get("AJET_WORKERS__ENVIRONMENTS")
+    directory = (Path(root) if root else ROOT / DIRECTORY) / name
     if Environment.read(directory) is None:
         missing = f"there is no environment {name} in {directory.parent}: make backends, or ajet env create {name}"
         if os.environ.get("CI"):

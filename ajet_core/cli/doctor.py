@@ -12,7 +12,8 @@ from rich.text import Text
 from ajet_core.cli.env import device_here
 from ajet_core.cli.output import table_console
 from ajet_core.cli.state import CliState, config_option, pass_state
-from ajet_core.environments.doctor import Finding, cannot_share, examine
+from ajet_core.environments.doctor import Finding, examine
+from ajet_core.environments.mending import cannot_share
 from ajet_core.environments.recipes import recipes
 
 _STYLES = {"ok": "green", "absent": "dim", "wrong": "red"}

@@ -72,7 +72,7 @@ def create(
     order = Order(
         recipe=chosen,
         device=its_device,
-        directory=path or _root(state) / name,
+        directory=_directory(path or _root(state) / name),
         python=find_python(chosen.build(its_device).python, python),
         source=source_of(chosen, tree, find_links),
         force=force,
@@ -136,6 +136,15 @@ def path_(state: CliState, name: str) -> None:
         command = create_command(recipe(name).name, device_here())
         raise ConfigError(f"there is no environment {name}: make it with {command}")
     click.echo(found[name].directory)
+
+
+def _directory(path: Path) -> Path:
+    directory = path.absolute()
+    if directory.name == "..":
+        directory = directory.resolve()
+    if not directory.name:
+        raise ConfigError(f"{directory} cannot be an environment: give another --path")
+    return directory
 
 
 def _root(state: CliState) -> Path:

@@ -20,7 +20,9 @@ from ajet_core.demo.report import History, Summary, draw, write_json
 from ajet_core.demo.run_state import SUMMARY_FILE, RunState, open_run, read_summary
 from ajet_core.demo.server_child import DemoServer
 from ajet_core.demo.training import Training
+from ajet_core.demo.workers import check_components, worker_settings
 from ajet_core.errors import ConfigError
+from ajet_core.settings import WorkerSettings
 
 MODEL_DIR = "model"
 TRAINED_DIR = "trained_model"
@@ -64,13 +66,15 @@ def run_demo(
 ) -> Summary:
     """Run the demo, or go on with a run that was interrupted, or show one that is finished.
 
-    :raises ConfigError: packages are missing, or the run directory is of another run.
+    :raises ConfigError: packages or components are missing, or the run directory is of another run.
     :raises WorkerError: a child process ended; the message shows its last lines.
     :raises KeyboardInterrupt: after everything has been stopped in order.
     """
     began = clock()
     check_packages()
     chosen = options.run_dir or Path("runs") / f"demo-seed{options.seed}"
+    workers = worker_settings(chosen, options.python)
+    check_components(chosen, workers, engine=options.engine, trainer=options.trainer)
     run_dir, state = open_run(chosen.resolve(), options.seed, fresh=options.fresh)
     display = Display(console, target=options.target, max_steps=options.steps)
     if state.finished and not _goes_on(read_summary(run_dir), options):
@@ -79,7 +83,7 @@ def run_demo(
         before = state.seconds
         try:
             with terminate_as_interrupt(), display:
-                result = _train(options, run_dir, state, display, clock)
+                result = _train(options, run_dir, state, display, clock, workers=workers)
                 display.phase("drawing the plot")
                 draw(History(run_dir / METRICS_FILE), options.target, run_dir / PLOT_FILE)
         except KeyboardInterrupt:
@@ -131,11 +135,13 @@ def _train(
     state: RunState,
     display: Display,
     clock: Callable[[], float],
+    *,
+    workers: WorkerSettings,
 ) -> _Result:
     history = History(run_dir / METRICS_FILE)
     for record in sorted([*history.steps(), *history.evals()], key=lambda r: r.step):
         display.record(record)
-    with DemoServer(run_dir, python=options.python, clock=clock) as server:
+    with DemoServer(run_dir, workers=workers, clock=clock) as server:
         # The server boots while the model is being made; only what is waited for afterwards counts.
         _make_model(options, run_dir, state, display, clock)
         display.phase("starting server and engine")

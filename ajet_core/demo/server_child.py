@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from ajet_core.client import SwarmClient
 from ajet_core.demo.processes import Child, child_environment
+from ajet_core.demo.workers import worker_settings
 from ajet_core.errors import AjetError, DeadlineError, StateError
 from ajet_core.protocol import RunConfig, ServerState
+from ajet_core.settings import WorkerSettings
 
 START_SECONDS = 60.0
 # Servers of large engines import for minutes on a busy machine.
@@ -27,23 +29,23 @@ POLL_SECONDS = 0.05
 class DemoServer:
     """``ajet serve`` for the length of a ``with`` block.
 
-    Everything it writes is in ``<run_dir>/server``. It gets tokens of this session and reads no settings
-    of the user's.
+    Everything it writes is in ``<run_dir>/server``. It gets tokens of this session, and of the user's settings only what
+    says where environments are.
 
-    :param python: interpreters of components, as the setting `workers.python`.
+    :param workers: interpreters of components, and where environments are looked for.
     """
 
     def __init__(
         self,
         run_dir: Path,
         *,
-        python: Mapping[str, str] | None = None,
+        workers: WorkerSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._run_dir = run_dir
         self._directory = run_dir / "server"
-        self._python = dict(python or {})
+        self._workers = workers or worker_settings(run_dir)
         self._clock = clock
         self._sleep = sleep
         self._control_token = secrets.token_urlsafe(32)
@@ -96,7 +98,7 @@ class DemoServer:
             environment=child_environment(
                 AJET_SERVER__CONTROL_TOKEN=self._control_token,
                 AJET_SERVER__CLIENT_TOKEN=self.client_token,
-                AJET_WORKERS__PYTHON=json.dumps(self._python),
+                AJET_WORKERS=self._workers.model_dump_json(),
                 XDG_STATE_HOME=str(self._directory / "state"),
                 AJET_SERVER__BOOT_TIMEOUT_SECONDS=str(BOOT_SECONDS),
                 HF_HUB_OFFLINE="1",

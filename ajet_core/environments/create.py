@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import distributions
 from pathlib import Path
@@ -25,12 +22,12 @@ from ajet_core.environments.environment import (
     site_packages,
 )
 from ajet_core.environments.pip import Runner, pip_install
+from ajet_core.environments.place import in_place_of, locked, recover
 from ajet_core.environments.pythons import Python
 from ajet_core.environments.recipes import Build, Device, Recipe, Step
 from ajet_core.environments.requirements import by_name, unmet
 from ajet_core.environments.sources import Source
 from ajet_core.errors import BackendEnvironmentError, ConfigError
-from ajet_core.files import lock_file
 
 _GIGABYTE = 10**9
 
@@ -80,7 +77,7 @@ def create_environment(order: Order, progress: Progress) -> Environment:
     :raises BackendEnvironmentError: it could not be made; the message says what to do.
     :raises ConfigError: there is something else in the directory.
     """
-    with _locked(order.directory) as descriptor:
+    with locked(order.directory) as descriptor:
         log = order.directory.with_name(f"{order.directory.name}.log")
         runner = Runner(log, progress.line, descriptor)
         there = _what_is_there(order)
@@ -88,32 +85,8 @@ def create_environment(order: Order, progress: Progress) -> Environment:
             return _completed(there, order, runner, progress)
         log.unlink(missing_ok=True)
         _check_space(order)
-        with _in_place_of(order.directory):
+        with in_place_of(order.directory):
             return _made(order, runner, progress)
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[int]:
-    lock = directory.with_name(f".{directory.name}.lock")
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = lock_file(lock)
-    except BlockingIOError as error:
-        raise BackendEnvironmentError(
-            f"process {error} is making {directory} already: wait for it, or give another --path"
-        ) from error
-    except OSError as error:
-        raise BackendEnvironmentError(f"nothing can be made in {lock.parent}: {error}") from error
-    try:
-        yield descriptor
-    finally:
-        # Not by closing alone: a program that outlives its parent would go on holding it.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
-
-
-def _before(directory: Path) -> Path:
-    return directory.with_name(f".{directory.name}.before")
 
 
 def _what_is_there(order: Order) -> Environment | None:
@@ -121,15 +94,7 @@ def _what_is_there(order: Order) -> Environment | None:
 
     :raises ConfigError: the directory holds something else.
     """
-    directory, before = order.directory, _before(order.directory)
-    unfinished = (directory / UNFINISHED).exists()
-    if unfinished or not directory.exists():
-        shutil.rmtree(directory, ignore_errors=True)
-        if before.exists():
-            before.rename(directory)
-    else:
-        shutil.rmtree(before, ignore_errors=True)
-    there = Environment.read(directory)
+    directory, there = order.directory, recover(order.directory)
     if there is not None and not order.force:
         digest = order.recipe.digest(order.device)
         if (there.name, there.record.device) != (order.recipe.name, order.device):
@@ -160,24 +125,6 @@ def _check_space(order: Order) -> None:
             f"{order.recipe.name} for {order.device} takes about {needed:g} GB and {order.directory.parent} has "
             f"{free:.1f} GB free: make room, or give a --path on another disk"
         )
-
-
-@contextmanager
-def _in_place_of(directory: Path) -> Iterator[None]:
-    """An empty directory; if what is made in it fails, what was there before is back."""
-    before = _before(directory)
-    if directory.exists():
-        directory.rename(before)
-    try:
-        directory.mkdir()
-        (directory / UNFINISHED).touch()
-        yield
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        with suppress(FileNotFoundError):
-            before.rename(directory)
-        raise
-    shutil.rmtree(before, ignore_errors=True)
 
 
 def _made(order: Order, runner: Runner, progress: Progress) -> Environment:

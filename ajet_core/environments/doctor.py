@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import Distribution, PackageNotFoundError, distributions, metadata
-from itertools import combinations
+from importlib.metadata import PackageNotFoundError, distributions, metadata
+from pathlib import Path
 from typing import Literal
 
 from packaging.specifiers import SpecifierSet
-from packaging.utils import NormalizedName, canonicalize_name
+from packaging.utils import canonicalize_name
 
+from ajet_core import __version__
+from ajet_core.environments.conflicts import Packages, find_conflicts
 from ajet_core.environments.environment import (
     PLUGINS,
     Environment,
     create_command,
+    environment_roots,
     find_environments,
+    is_unfinished,
     python_version,
+    site_packages,
 )
-from ajet_core.environments.interpreters import why_not_here
+from ajet_core.environments.interpreters import installed_here, is_installed_here, why_not_here
+from ajet_core.environments.mending import Mending
 from ajet_core.environments.recipes import Device, Recipe, recipe_of_plugin, recipes
-from ajet_core.environments.requirements import by_name, compatible, unmet
+from ajet_core.environments.requirements import by_name, unmet
 from ajet_core.plugin import PluginInfo, PluginManager
 from ajet_core.plugin.targets import CORE_DISTRIBUTION, install_hint
 from ajet_core.settings import Settings
@@ -53,32 +59,30 @@ def examine(settings: Settings, plugins: PluginManager, device: Device) -> list[
     :param device: what environments would be made for.
     """
     environments = find_environments(settings)
-    packages = by_name(distributions())
-    findings = [_python(), _core(packages)]
+    packages = installed_here()
+    here = Environment.read(Path(sys.prefix))
+    conflicts = find_conflicts(packages, here.record.packages if here is not None else {})
+    mending = Mending(packages, conflicts, environments, device)
+    findings = [_python(), _core(mending)]
     infos = [info for info in plugins.plugins(load=True) if info.distribution != CORE_DISTRIBUTION]
-    findings += [_plugin(info, packages, environments, device) for info in infos]
+    findings += [_plugin(info, mending) for info in infos]
+    findings += [
+        Finding(
+            f"conflict over {one.package}", one.found, "wrong", str(one), mending.of_conflict(one)
+        )
+        for one in conflicts
+    ]
     plugged = {info.distribution for info in infos}
     for recipe in recipes().values():
-        findings.append(_environment(recipe, environments.get(recipe.name), plugged, device))
-    return findings
-
-
-def cannot_share(chosen: Iterable[Recipe], device: Device) -> list[str]:
-    """Why backends cannot be installed in one environment, for each pair that cannot."""
-    reasons = []
-    for first, second in combinations(chosen, 2):
-        one, other = first.build(device).needs, second.build(device).needs
-        clashes = [
-            f"{first.name} needs {package} {one[package]} and {second.name} {other[package]}"
-            for package in sorted(set(one) & set(other))
-            if not compatible(one[package], other[package])
+        environment = environments.get(recipe.name)
+        if environment is not None:
+            findings.append(_environment(recipe, environment))
+            continue
+        half = [
+            r / recipe.name for r in environment_roots(settings) if is_unfinished(r / recipe.name)
         ]
-        if clashes:
-            reasons.append(
-                f"agentjet[{first.name},{second.name}] cannot be installed together: {'; '.join(clashes)}. "
-                f"Make an environment for each: ajet env create {first.name}, ajet env create {second.name}"
-            )
-    return reasons
+        findings.append(_no_environment(recipe, half, plugged, device))
+    return findings
 
 
 def _python() -> Finding:
@@ -92,14 +96,15 @@ def _python() -> Finding:
     return Finding("Python", version, "ok", sys.executable)
 
 
-def _core(packages: dict[NormalizedName, Distribution]) -> Finding:
+def _core(mending: Mending) -> Finding:
+    packages = mending.packages
     name = canonicalize_name(CORE_DISTRIBUTION)
     if name not in packages:
         return Finding("agentjet", "", "wrong", "its metadata is not there", "pip install agentjet")
     version = packages[name].version
     if problems := unmet(name, packages, deep=True):
         lines = "; ".join(map(str, problems[:_SHOWN]))
-        return Finding("agentjet", version, "wrong", lines, _pip_line(p.wanted for p in problems))
+        return Finding("agentjet", version, "wrong", lines, mending.of_unmet(problems))
     extras, missing = _extras(packages)
     detail = f"with {', '.join(extras)}" if extras else "for clients"
     if missing:
@@ -108,7 +113,7 @@ def _core(packages: dict[NormalizedName, Distribution]) -> Finding:
     return Finding("agentjet", version, "ok", detail, remedy)
 
 
-def _extras(packages: dict[NormalizedName, Distribution]) -> tuple[list[str], list[str]]:
+def _extras(packages: Packages) -> tuple[list[str], list[str]]:
     """The extras of agentjet that are complete here, and the others."""
     there: list[str] = []
     missing: list[str] = []
@@ -118,31 +123,27 @@ def _extras(packages: dict[NormalizedName, Distribution]) -> tuple[list[str], li
     return there, missing
 
 
-def _plugin(
-    info: PluginInfo,
-    packages: dict[NormalizedName, Distribution],
-    environments: dict[str, Environment],
-    device: Device,
-) -> Finding:
+def _plugin(info: PluginInfo, mending: Mending) -> Finding:
     what = f"plugin {info.name}"
     version = f"{info.distribution} {info.version}"
     if info.blocked:
         return Finding(what, version, "absent", info.problem)
+    its = [e for e in mending.environments.values() if info.distribution in e.record.plugins]
+    why = why_not_here(info.distribution)
     if info.problem:
         remedy = f"pip install --upgrade {info.distribution}"
+        if its and not is_installed_here(info.distribution):
+            remedy = its[0].create_command(force=True)
         return Finding(what, version, "wrong", info.problem, remedy)
-    why = why_not_here(info.distribution)
     if not why:
-        return _plugin_here(info, what, version, packages)
-    its = [e for e in environments.values() if info.distribution in e.record.plugins]
+        return _plugin_here(info, what, version, mending)
     if its:
         return Finding(what, version, "ok", f"runs in {its[0].directory}: {why}")
-    return Finding(what, version, "wrong", why, _remedy(info.distribution, device))
+    return Finding(what, version, "wrong", why, _remedy(info.distribution, mending.device))
 
 
-def _plugin_here(
-    info: PluginInfo, what: str, version: str, packages: dict[NormalizedName, Distribution]
-) -> Finding:
+def _plugin_here(info: PluginInfo, what: str, version: str, mending: Mending) -> Finding:
+    packages = mending.packages
     recipe = recipe_of_plugin(info.distribution)
     provides = recipe.cpu.provides if recipe is not None else {}
     if canonicalize_name(info.distribution) not in packages:
@@ -150,7 +151,7 @@ def _plugin_here(
     problems = unmet(info.distribution, packages, provides=provides, deep=True)
     if problems:
         lines = "; ".join(map(str, problems[:_SHOWN]))
-        return Finding(what, version, "wrong", lines, _pip_line(p.wanted for p in problems))
+        return Finding(what, version, "wrong", lines, mending.of_unmet(problems))
     return Finding(what, version, "ok", "runs here")
 
 
@@ -161,15 +162,19 @@ def _remedy(distribution: str, device: Device) -> str:
     return create_command(recipe.name, device)
 
 
-def _environment(
-    recipe: Recipe, environment: Environment | None, plugged: set[str], device: Device
-) -> Finding:
+def _no_environment(recipe: Recipe, half: list[Path], plugged: set[str], device: Device) -> Finding:
     what = f"environment {recipe.name}"
-    if environment is None:
-        here = recipe.plugin in plugged and not why_not_here(recipe.plugin)
-        detail = "not needed: the plugin runs here" if here else "not made"
-        remedy = "" if here else create_command(recipe.name, device)
-        return Finding(what, "", "absent", detail, remedy)
+    if half:
+        detail = f"{half[0]} is not finished: it is being made, or that was ended in the middle"
+        return Finding(what, "", "wrong", detail, create_command(recipe.name, device, half[0]))
+    here = recipe.plugin in plugged and not why_not_here(recipe.plugin)
+    detail = "not needed: the plugin runs here" if here else "not made"
+    remedy = "" if here else create_command(recipe.name, device)
+    return Finding(what, "", "absent", detail, remedy)
+
+
+def _environment(recipe: Recipe, environment: Environment) -> Finding:
+    what = f"environment {recipe.name}"
     record = environment.record
     version = f"{record.device}, Python {record.python}"
     if problem := _broken(environment):
@@ -193,28 +198,50 @@ def _environment(
     return Finding(what, version, "ok", str(environment.directory))
 
 
+_LOOK = """
+import json, platform
+try:
+    from ajet_core import __version__
+except ImportError:
+    __version__ = None
+print(json.dumps([platform.python_version(), __version__]))
+"""
+
+
 def _broken(environment: Environment) -> str:
     """What has changed since all of it could be imported."""
-    command = [str(environment.python), "-c", "import platform; print(platform.python_version())"]
+    record = environment.record
     try:
         done = subprocess.run(  # noqa: S603
-            command, capture_output=True, text=True, timeout=_SECONDS, check=True
+            [str(environment.python), "-c", _LOOK],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=True,
         )
-    except (OSError, subprocess.SubprocessError) as error:
+        python, agentjet = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
         return f"its Python does not run: {error}"
-    if (version := done.stdout.strip()) != environment.record.python:
-        return f"its Python was {environment.record.python} and is {version}"
-    now = environment.installed()
+    if python != record.python:
+        return f"its Python was {record.python} and is {python}"
+    if record.plugins and agentjet != __version__:
+        has = "no agentjet that can be imported" if agentjet is None else f"agentjet {agentjet}"
+        return f"it has {has}, and this is agentjet {__version__}"
+    return _changed(environment)
+
+
+def _changed(environment: Environment) -> str:
+    record, now = environment.record, environment.installed()
     changed = [
         f"{name} was {before} and is {now.get(name, 'gone')}"
-        for name, before in environment.record.packages.items()
+        for name, before in record.packages.items()
         if now.get(name) != before
     ]
-    if environment.record.plugins and not environment.plugin_directory.is_dir():
+    if record.plugins and not environment.plugin_directory.is_dir():
         changed.append(f"{PLUGINS} is gone")
+    if not changed:
+        return ""
     more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
-    return f"changed since it was made: {', '.join(changed[:_SHOWN])}{more}" if changed else ""
-
-
-def _pip_line(wanted: Iterable[str]) -> str:
-    return "pip install " + " ".join(f"'{requirement}'" for requirement in dict.fromkeys(wanted))
+    packages = by_name(distributions(path=[str(p) for p in site_packages(environment.directory)]))
+    conflicts = "".join(f"; {one}" for one in find_conflicts(packages, record.packages)[:_SHOWN])
+    return f"changed since it was made: {', '.join(changed[:_SHOWN])}{more}{conflicts}"

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
@@ -22,6 +22,8 @@ DIRECTORY = ".venvs"
 RECORD = "agentjet-environment.json"
 UNFINISHED = "agentjet-environment.unfinished"
 PLUGINS = "agentjet-plugins"
+BESIDE = Path(sys.prefix).parent if sys.prefix != sys.base_prefix else None
+"""The directory with the virtual environment that this process runs in, if it runs in one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,13 @@ class Interpreter:
 
     :param variables: environment variables it needs.
     :param programs: the directory of programs that belong to it.
+    :param remedy: the command that makes it anew, "" if ajet has not made it.
     """
 
     python: str
     variables: Mapping[str, str] = field(default_factory=dict)
     programs: str | None = None
+    remedy: str = ""
 
     def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """What a process in it gets: `inherited`, which wins over what the recipe says, its programs first."""
@@ -113,7 +117,18 @@ class Environment:
     @property
     def interpreter(self) -> Interpreter:
         """How to run a worker in it."""
-        return Interpreter(str(self.python), self.record.variables, str(self.directory / "bin"))
+        return Interpreter(
+            str(self.python),
+            self.record.variables,
+            str(self.directory / "bin"),
+            self.create_command(force=True),
+        )
+
+    @classmethod
+    def of_python(cls, python: str) -> Environment | None:
+        """The environment that an interpreter is of; None if ajet has not made it."""
+        # Not resolved: the link in an environment is what makes it that environment's interpreter.
+        return cls.read(Path(python).absolute().parent.parent)
 
     def installed(self) -> dict[str, str]:
         """Version by name of what is installed in it now."""
@@ -125,10 +140,13 @@ class Environment:
 
 
 def create_command(
-    name: str, device: Device, directory: Path | None = None, *, force: bool = False
+    name: str, device: Device | None, directory: Path | None = None, *, force: bool = False
 ) -> str:
-    """The command that makes an environment."""
-    words = ["ajet", "env", "create", name, f"--{device}"]
+    """The command that makes an environment.
+
+    :param device: None for what the machine has.
+    """
+    words = ["ajet", "env", "create", name, *([f"--{device}"] if device is not None else [])]
     if directory is not None and directory != default_directory(name):
         words += ["--path", str(directory)]
     return shlex.join([*words, "--force"] if force else words)
@@ -157,13 +175,20 @@ def site_packages(directory: Path) -> list[Path]:
 def environment_roots(settings: Settings) -> list[Path]:
     """The directories that environments are looked for in, in this order.
 
-    The setting `workers.environments` alone if it is set; else ``.venvs`` of the working directory, and
-    of each directory above the run directory.
+    The setting `workers.environments` alone if it is set; else ``.venvs`` of the working directory, of each directory
+    above the run directory, and beside the virtual environment that this process runs in.
     """
     if settings.workers.environments is not None:
         return [settings.workers.environments.absolute()]
-    run_dir = settings.server.run_dir.absolute()
-    return list(dict.fromkeys(p / DIRECTORY for p in (Path.cwd(), *run_dir.parents)))
+    return implied_roots(settings.server.run_dir)
+
+
+def implied_roots(run_dir: Path) -> list[Path]:
+    """Where environments are looked for if no setting says it."""
+    places = [Path.cwd(), *run_dir.absolute().parents]
+    if BESIDE is not None:
+        places.append(BESIDE)
+    return list(dict.fromkeys(place / DIRECTORY for place in places))
 
 
 def find_environments(settings: Settings) -> dict[str, Environment]:
@@ -171,16 +196,27 @@ def find_environments(settings: Settings) -> dict[str, Environment]:
 
     What another user made is not run, unless the setting `workers.environments` names it.
     """
+    return environments_in(
+        environment_roots(settings), trusted=settings.workers.environments is not None
+    )
+
+
+def environments_in(roots: Iterable[Path], *, trusted: bool = False) -> dict[str, Environment]:
+    """As `find_environments`.
+
+    :param trusted: also those that another user made.
+    """
     found: dict[str, Environment] = {}
-    for root in environment_roots(settings):
-        for environment in _environments_in(root):
-            trusted = settings.workers.environments is not None or _is_ours(environment.directory)
-            if trusted and environment.directory.name == environment.name:
+    for root in roots:
+        for environment in _read_all(root):
+            # Who owns the directory above can put another one in its place.
+            ours = trusted or (_is_ours(root) and _is_ours(environment.directory))
+            if ours and environment.directory.name == environment.name:
                 found.setdefault(environment.name, environment)
     return found
 
 
-def _environments_in(root: Path) -> Iterator[Environment]:
+def _read_all(root: Path) -> Iterator[Environment]:
     try:
         directories = sorted(root.iterdir())
     except OSError:
@@ -192,6 +228,11 @@ def _environments_in(root: Path) -> Iterator[Environment]:
 
 def _is_ours(directory: Path) -> bool:
     return directory.stat().st_uid in {os.getuid(), 0}
+
+
+def is_unfinished(directory: Path) -> bool:
+    """Whether the making of an environment goes on there, or was killed."""
+    return (directory / UNFINISHED).exists() and Environment.read(directory) is None
 
 
 def python_version() -> str:

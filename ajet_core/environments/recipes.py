@@ -87,7 +87,9 @@ class Recipe(_Part):
 
     :param plugin: the distribution of its plugin.
     :param source: directory of that plugin in agentjet's source tree.
+    :param components: names of the engines and trainers that the plugin registers.
     :param companions: backends whose plugins this one needs.
+    :param with_backend: the extra of agentjet that installs the backend itself, on a GPU, beside the server.
     :param directory: where the files it names are.
     """
 
@@ -96,6 +98,8 @@ class Recipe(_Part):
     summary: str
     plugin: str
     source: str
+    components: tuple[str, ...] = ()
+    with_backend: str
     companions: tuple[str, ...] = ()
     cpu: Build
     gpu: Build
@@ -146,3 +150,8 @@ def recipe(name: str) -> Recipe:
 def recipe_of_plugin(distribution: str) -> Recipe | None:
     """The recipe whose plugin is this distribution."""
     return next((known for known in recipes().values() if known.plugin == distribution), None)
+
+
+def recipe_of_component(name: str) -> Recipe | None:
+    """The recipe whose plugin registers an engine or a trainer of this name."""
+    return next((known for known in recipes().values() if name in known.components), None)

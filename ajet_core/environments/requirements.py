@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import Distribution
 
+from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import NormalizedName, canonicalize_name
@@ -64,11 +66,11 @@ def unmet(
         if (name, its_extras) in seen:
             continue
         seen.add((name, its_extras))
-        for requirement in _requirements(installed[name], its_extras):
+        for requirement in requirements_of(installed[name], its_extras):
             wanted = canonicalize_name(requirement.name)
             wanted = canonicalize_name(names.get(wanted, wanted))
             there = installed.get(wanted)
-            if there is None or not _fits(there.version, requirement.specifier):
+            if there is None or not fits(there.version, requirement.specifier):
                 found = there.version if there is not None else None
                 problems.append(Unmet(installed[name].name, _as_pip_takes_it(requirement), found))
             elif deep:
@@ -76,20 +78,51 @@ def unmet(
     return problems
 
 
-def _requirements(distribution: Distribution, extras: frozenset[str]) -> list[Requirement]:
+def needs(
+    root: NormalizedName, installed: Mapping[NormalizedName, Distribution]
+) -> set[NormalizedName]:
+    """A distribution that is installed, and all that it needs and is installed."""
+    seen: set[tuple[NormalizedName, frozenset[str]]] = set()
+    queue: list[tuple[NormalizedName, frozenset[str]]] = [(root, frozenset())]
+    while queue:
+        name, its_extras = queue.pop()
+        if (name, its_extras) in seen or name not in installed:
+            continue
+        seen.add((name, its_extras))
+        for requirement in requirements_of(installed[name], its_extras):
+            queue.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
+    return {name for name, _ in seen}
+
+
+def requirements_of(
+    distribution: Distribution, extras: frozenset[str] = frozenset()
+) -> list[Requirement]:
+    """The requirements of a distribution that apply here; what cannot be read is left out.
+
+    :param extras: those of its extras that are wanted too.
+    """
+    return [
+        requirement
+        for requirement, marker in _parsed(distribution)
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
+    ]
+
+
+# Reading them takes milliseconds, and they are asked for again and again.
+@lru_cache(maxsize=2048)
+def _parsed(distribution: Distribution) -> list[tuple[Requirement, Marker | None]]:
     found = []
     for line in distribution.requires or []:
         try:
             requirement = Requirement(line)
         except InvalidRequirement:
             continue
-        marker = requirement.marker
-        if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
-            found.append(requirement)
+        found.append((requirement, requirement.marker))
     return found
 
 
-def _fits(version: str, wanted: SpecifierSet) -> bool:
+def fits(version: str, wanted: SpecifierSet) -> bool:
+    """Whether a version is in a range."""
     try:
         return wanted.contains(version, prereleases=True)
     except InvalidVersion:

@@ -1,7 +1,13 @@
 """The contracts that plugins implement: one abstract base class a file."""
 
 from .agent import AgentAdapter, ModelEndpoint
-from .context import LOOPBACK, ComponentSettings, ModelServers, WorkerContext
+from .context import (
+    LOOPBACK,
+    ComponentSettings,
+    ModelDirectory,
+    ModelServers,
+    WorkerContext,
+)
 from .engine import (
     Engine,
     EngineCapabilities,
@@ -53,6 +59,7 @@ __all__ = [
     "MergePolicy",
     "Merger",
     "MetricsLogger",
+    "ModelDirectory",
     "ModelEndpoint",
     "ModelServers",
     "RunRecord",

@@ -17,6 +17,15 @@ class ComponentSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelDirectory:
+    """Marks a field of `ComponentSettings` that names a model directory, as ``Annotated[str, ModelDirectory()]``.
+
+    The server holds it to the rules of ``model.path``: it has to be complete and inside a model root, and the component is
+    given its absolute path.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class ModelServers:
     """What the operator says of the model servers behind an engine; never part of a run's configuration.
 

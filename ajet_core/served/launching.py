@@ -25,7 +25,7 @@ _HOW_TO_FIT = (
 
 
 def find_python(module: str, chosen: str | None, run_dir: Path) -> str:
-    """The interpreter that has a server's module: the operator's, this one, or that of an environment of its name.
+    """The interpreter that has a server's module: the operator's, this one, or that of the environment of its name.
 
     :param chosen: by the operator.
     :param run_dir: environments are looked for in ``.venvs`` of the working directory and of those above it.
@@ -37,11 +37,15 @@ def find_python(module: str, chosen: str | None, run_dir: Path) -> str:
         return chosen
     if importlib.util.find_spec(module) is not None:
         return sys.executable
-    for directory in (Path.cwd(), *run_dir.absolute().parents):
-        made = directory / ".venvs" / module / "bin" / "python"
-        if made.is_file():
-            return str(made)
-    raise EngineError(f"there is no interpreter with {module}: {how_to_install(module)}")
+    # Workers import this module, and few get here.
+    from ajet_core.environments.environment import environments_in, implied_roots, is_unfinished
+
+    roots = implied_roots(run_dir)
+    if (made := environments_in(roots).get(module)) is not None:
+        return str(made.python)
+    half = next((root / module for root in roots if is_unfinished(root / module)), None)
+    found = "" if half is None else f" ({half} is not finished)"
+    raise EngineError(f"there is no interpreter with {module}{found}: {how_to_install(module)}")
 
 
 def how_to_install(module: str) -> str:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ajet_core.environments.environment import Interpreter
-from ajet_core.environments.interpreters import choose_interpreters
+from ajet_core.environments.interpreters import choose_interpreters, find_engine, find_trainer
 from ajet_core.errors import ConfigError, ModelDirectoryError
 from ajet_core.interfaces import (
     LOOPBACK,
+    ComponentSettings,
     EngineCapabilities,
     Merger,
+    ModelDirectory,
     ModelServers,
     WorkerContext,
 )
@@ -24,6 +26,7 @@ from ajet_core.plugin import (
     TrainerSpec,
     negotiate_channel,
 )
+from ajet_core.plugin.kinds import kind_of
 from ajet_core.protocol import AlgorithmConfig, ComponentChoice, RunConfig
 from ajet_core.server.checkpoints import Checkpoint
 from ajet_core.server.rendering.factory import make_renderer
@@ -98,8 +101,8 @@ def resolve_run(
     config = config.model_copy(
         update={"model": config.model.model_copy(update={"path": str(directory)})}
     )
-    engine = plugins.engine(config.engine.name)
-    trainer = plugins.trainer(config.trainer.name)
+    engine = find_engine(plugins, config.engine.name)
+    trainer = find_trainer(plugins, config.trainer.name)
     merger = plugins.merger(config.merger.name)
     _check_algorithm(config, trainer)
     sleeps = config.rollout.engine_sleeps
@@ -120,8 +123,8 @@ def resolve_run(
     return ResolvedRun(
         run_id=run_id,
         config=config,
-        engine=_plan(plugins, engine, config.engine),
-        trainer=_plan(plugins, trainer, config.trainer),
+        engine=_plan(plugins, engine, config.engine, settings),
+        trainer=_plan(plugins, trainer, config.trainer, settings),
         capabilities=engine.capabilities,
         channel=channel,
         renderer=make_renderer(config.model, directory),
@@ -133,9 +136,10 @@ def resolve_run(
     )
 
 
-def resolve_model_directory(path: str, settings: Settings) -> Path:
+def resolve_model_directory(path: str, settings: Settings, param: str = "model.path") -> Path:
     """The absolute model directory that `path` names, complete and inside a model root.
 
+    :param param: the field of the run configuration that says so.
     :raises ModelDirectoryError: it is outside the roots, missing, or lacks a file.
     """
     roots = [root.resolve() for root in (settings.server.run_dir, *settings.server.model_roots)]
@@ -145,13 +149,13 @@ def resolve_model_directory(path: str, settings: Settings) -> Path:
             raise ModelDirectoryError(
                 f"model path {path[:_SHOWN_PATH]!r} is outside this server's model roots "
                 f"({', '.join(map(str, roots))}); the setting server.model_roots adds one",
-                param="model.path",
+                param=param,
             )
         if not directory.is_dir():
             raise ModelDirectoryError(
                 f"no model directory at {str(directory)[:_SHOWN_PATH]!r}; models are local directories, never "
                 "URLs or names to download",
-                param="model.path",
+                param=param,
             )
         outside = [file.name for file in directory.iterdir() if not _inside(file.resolve(), roots)]
     except ModelDirectoryError:
@@ -160,19 +164,19 @@ def resolve_model_directory(path: str, settings: Settings) -> Path:
     except (OSError, ValueError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)[:_SHOWN_PATH]
         raise ModelDirectoryError(
-            f"{path[:_SHOWN_PATH]!r} is no path of a model directory: {why}", param="model.path"
+            f"{path[:_SHOWN_PATH]!r} is no path of a model directory: {why}", param=param
         ) from error
     if outside:
         raise ModelDirectoryError(
             f"{directory} has links that lead out of this server's model roots ({', '.join(sorted(outside)[:3])}): "
             "copy the files, or add the directory they are in to server.model_roots",
-            param="model.path",
+            param=param,
         )
     if not (directory / "config.json").is_file():
-        raise ModelDirectoryError(f"{directory} has no config.json", param="model.path")
+        raise ModelDirectoryError(f"{directory} has no config.json", param=param)
     if not any(directory.glob("*.safetensors")):
         raise ModelDirectoryError(
-            f"{directory} has no weights: no *.safetensors file in it", param="model.path"
+            f"{directory} has no weights: no *.safetensors file in it", param=param
         )
     return directory
 
@@ -203,8 +207,11 @@ def _at(config: RunConfig, path: str) -> Any:
     return value
 
 
-def _plan(plugins: PluginManager, spec: ComponentSpec, choice: ComponentChoice) -> ComponentPlan:
-    settings = plugins.validate_settings(spec, choice.settings).model_dump(mode="json")
+def _plan(
+    plugins: PluginManager, spec: ComponentSpec, choice: ComponentChoice, server: Settings
+) -> ComponentPlan:
+    valid = plugins.validate_settings(spec, choice.settings)
+    settings = {**valid.model_dump(mode="json"), **_model_directories(spec, valid, server)}
     try:
         pack([settings])
     except (OverflowError, ValueError) as error:
@@ -217,6 +224,23 @@ def _plan(plugins: PluginManager, spec: ComponentSpec, choice: ComponentChoice) 
         settings_target=spec.settings,
         settings=settings,
     )
+
+
+def _model_directories(
+    spec: ComponentSpec, valid: ComponentSettings, server: Settings
+) -> dict[str, str]:
+    """The settings that name model directories, as absolute paths."""
+    kind = kind_of(spec).name
+    named = {
+        name: getattr(valid, name)
+        for name, field in type(valid).model_fields.items()
+        if any(isinstance(mark, ModelDirectory) for mark in field.metadata)
+    }
+    return {
+        name: str(resolve_model_directory(path, server, f"{kind}.settings.{name}"))
+        for name, path in named.items()
+        if path is not None
+    }
 
 
 def _without_in_process(trainer: TrainerSpec) -> TrainerSpec:

@@ -123,6 +123,14 @@ class _Boot:
             # It holds memory that its successor needs.
             await found.close(_DISMISS_SECONDS)
         orphan_seconds = self.orphan_seconds if reusable else 0.0
-        worker = await WorkerProcess.spawn(log, interpreter, rendezvous, orphan_seconds)
-        self.running[name] = worker
-        return await worker.boot(plan, self.timeout)
+        try:
+            worker = await WorkerProcess.spawn(log, interpreter, rendezvous, orphan_seconds)
+            self.running[name] = worker
+            return await worker.boot(plan, self.timeout)
+        except WorkerBootError as error:
+            if interpreter is None or not interpreter.remedy:
+                raise
+            raise WorkerBootError(
+                f"{error.message}\nThe {name} runs in an environment that `ajet doctor` looks at. If something is wrong "
+                f"with it, make it anew: {interpreter.remedy}"
+            ) from error

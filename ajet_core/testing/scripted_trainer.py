@@ -8,10 +8,12 @@ import math
 import os
 import select
 from pathlib import Path
+from typing import Annotated
 
 from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.interfaces import (
     ComponentSettings,
+    ModelDirectory,
     StepReport,
     Trainer,
     TrainerInfo,
@@ -35,10 +37,12 @@ class ScriptedTrainerSettings(FaultSettings):
 
     :param refuses_at: refuse the batch, and go on.
     :param tears_at: lose the weights, so that only a checkpoint helps.
+    :param teacher: a second model directory, which is not read.
     """
 
     refuses_at: Count | None = None
     tears_at: Count | None = None
+    teacher: Annotated[str | None, ModelDirectory()] = None
 
 
 class ScriptedTrainer(Trainer):

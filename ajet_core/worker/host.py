@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ajet_core import __version__
 from ajet_core.errors import AjetError, WorkerBootError, WorkerError
 from ajet_core.interfaces import (
     ComponentSettings,
@@ -63,6 +64,14 @@ def _import(target: str) -> Any:
 def _make(plan: ComponentPlan, context: WorkerContext) -> Any:
     settings_type: type[ComponentSettings] = _import(plan.settings_target)
     return _import(plan.target)(settings_type.model_validate(plan.settings), context)
+
+
+def _check_version(of_server: object) -> None:
+    if of_server != __version__:
+        raise WorkerBootError(
+            f"this worker's interpreter, {sys.executable}, has agentjet {__version__}, and the server is agentjet "
+            f"{of_server}: both must have the same"
+        )
 
 
 @contextlib.contextmanager
@@ -189,6 +198,8 @@ class WorkerHost:
         return await loop.run_in_executor(self._trainer_thread, work, trainer)
 
     async def _boot(self, _: int, params: Any) -> Any:
+        # Before the plan is read: another version may have written it in another form.
+        _check_version(params.get("version"))
         plan = from_plain(BootPlan, params)
         with _without_garbage_collection():
             report = await self._make_components(plan)

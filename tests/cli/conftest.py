@@ -11,5 +11,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    # There may be real environments beside the one of the tests.
+    monkeypatch.setattr("ajet_core.environments.environment.BESIDE", None)
     for name in [name for name in os.environ if name.upper().startswith("AJET_")]:
         monkeypatch.delenv(name)

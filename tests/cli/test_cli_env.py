@@ -107,6 +107,15 @@ def test_mistakes_are_explained(args: tuple[str, ...], message: str) -> None:
     assert message in result.output
 
 
+@pytest.mark.parametrize("path", ["/", "."])
+def test_a_path_that_cannot_be_an_environment_is_refused(path: str, tmp_path: Path) -> None:
+    (tmp_path / "something").touch()
+    python = f"--python={sys.executable}"
+    result = ajet("env", "create", "trl", "--cpu", "--path", path, python)
+    assert result.exit_code == 2
+    assert "give another --path" in result.output
+
+
 def test_environments_are_listed_with_those_that_can_be_made(tmp_path: Path) -> None:
     made = environment(tmp_path / ".venvs", "trl", plugins=["agentjet-backend-trl"])
     result = ajet("env", "list")

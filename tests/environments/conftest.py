@@ -21,6 +21,8 @@ def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     # Environments put their plugins on it.
     monkeypatch.setattr(sys, "path", list(sys.path))
+    # There may be real ones beside the environment of the tests.
+    monkeypatch.setattr("ajet_core.environments.environment.BESIDE", None)
     for name in [name for name in os.environ if name.upper().startswith(("AJET_", "PIP_"))]:
         monkeypatch.delenv(name)
     before = set(sys.modules)

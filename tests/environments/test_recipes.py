@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,33 @@ from ajet_core.errors import ConfigError
 
 from .making import tiny_recipe
 
+ROOT = Path(__file__).parents[2]
 ALL = [pytest.param(known, id=name) for name, known in recipes().items()]
 
 
 def test_there_is_a_recipe_for_every_backend() -> None:
     assert set(recipes()) == {"sglang", "torch", "trl", "verl", "vllm"}
+
+
+@pytest.mark.parametrize("known", ALL)
+def test_a_recipe_names_what_its_plugin_registers(known: Recipe) -> None:
+    (hooks,) = (ROOT / known.source / "src").glob("*/hooks.py")
+    text = hooks.read_text(encoding="utf-8")
+    specs = re.findall(r"(?:Engine|Trainer)Spec\(\s*name=\"(\w+)\"", text)
+    assert specs
+    assert set(known.components) == set(specs)
+
+
+@pytest.mark.parametrize("known", ALL)
+def test_a_recipe_names_an_extra_that_installs_what_its_steps_do(known: Recipe) -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extra = tomllib.loads(text)["project"]["optional-dependencies"][known.with_backend]
+    ranges = {r.name: r.specifier for r in map(Requirement, extra)}
+    steps = {r.name: r.specifier for s in known.gpu.steps for r in map(Requirement, s.packages)}
+    for name in set(ranges) & set(steps):
+        assert ranges[name] == steps[name]
+    if known.with_backend != known.name:
+        assert known.name in set(ranges) & set(steps)
 
 
 def pins(known: Recipe) -> dict[str, Requirement]:

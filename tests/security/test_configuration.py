@@ -13,7 +13,9 @@ import pytest
 from ajet_core.errors import ConfigError
 from ajet_core.protocol import ModelConfig, RunConfig
 from ajet_core.server.rendering.factory import make_renderer
+from ajet_core.server.run_setup import resolve_run
 from ajet_core.settings import Settings
+from ajet_core.testing.plugins import scripted_plugins
 from tests.security.booby_trap import Evil, booby_trapped
 from tests.security.outside import watched
 from tests.server.conftest import CONTROL, Running, error_of
@@ -51,6 +53,18 @@ async def test_a_model_is_a_local_directory_and_nothing_is_fetched(
     assert answer.status_code == 400, answer.text
     assert error_of(answer)["param"] == "model.path"
     assert len(answer.text) < 2000
+    assert attempts == []
+
+
+@pytest.mark.parametrize("place", _PLACES)
+async def test_a_second_model_of_a_component_is_held_to_the_same_rules(
+    server: Running, place: str
+) -> None:
+    with watched() as attempts:
+        answer = await server.put_run(trainer={"teacher": place})
+    assert answer.status_code == 400, answer.text
+    assert error_of(answer)["type"] == "invalid_model"
+    assert error_of(answer)["param"] == "trainer.settings.teacher"
     assert attempts == []
 
 
@@ -150,6 +164,27 @@ async def test_a_file_that_is_a_link_out_of_the_roots_is_refused(
     assert error_of(answer)["type"] == "invalid_model"
     assert name in error_of(answer)["message"]
     assert "hunter2" not in answer.text
+
+
+async def test_a_second_model_with_a_link_out_of_the_roots_is_refused(
+    server: Running, secret: Path
+) -> None:
+    directory = copied(server, "teacher")
+    (directory / "model.safetensors").unlink(missing_ok=True)
+    (directory / "model.safetensors").symlink_to(secret)
+    answer = await server.put_run(trainer={"teacher": "teacher"})
+    assert error_of(answer)["param"] == "trainer.settings.teacher"
+    assert "model.safetensors" in error_of(answer)["message"]
+
+
+async def test_a_component_is_given_the_absolute_path_of_its_second_model(server: Running) -> None:
+    directory = copied(server, "teacher")
+    config = RunConfig.model_validate(server.config(trainer={"teacher": "teacher"}))
+    roots = [server.model_dir.parent]
+    settings = Settings(server={"run_dir": server.run_dir, "model_roots": roots})
+    run = resolve_run("run", config, settings, scripted_plugins())
+    assert run.trainer.settings["teacher"] == str(directory.resolve())
+    assert (await server.put_run(trainer={"teacher": "teacher"})).status_code == 200
 
 
 async def test_a_link_within_the_roots_is_followed(server: Running) -> None:

@@ -58,12 +58,15 @@ def servers_with(
     return ServerFactory(path, tmp_path / "run")
 
 
-async def roll(server: Running, trainer: str) -> None:
-    """Start a run and wait until it rolls."""
+async def roll(server: Running, trainer: str, **settings: object) -> None:
+    """Start a run and wait until it rolls.
+
+    :param settings: of the trainer.
+    """
     body = {
         **server.config(),
         "engine": {"name": "torch", "settings": {"device": "cpu"}},
-        "trainer": {"name": trainer, "settings": {"device": "cpu"}},
+        "trainer": {"name": trainer, "settings": {"device": "cpu", **settings}},
         "algorithm": {"learning_rate": 1e-2, "minibatches": 2},
         "checkpoint_every": 1,
     }
@@ -101,10 +104,13 @@ def _workers_of(server: Running) -> RunWorkers:
     return workers
 
 
-async def kill_in_a_step(servers: ServerFactory, trainer_name: str) -> None:
-    """A trainer that is killed in a step is replaced, and goes on at its checkpoint."""
+async def kill_in_a_step(servers: ServerFactory, trainer_name: str, **settings: object) -> None:
+    """A trainer that is killed in a step is replaced, and goes on at its checkpoint.
+
+    :param settings: of the trainer.
+    """
     async with servers.running() as server:
-        await roll(server, trainer_name)
+        await roll(server, trainer_name, **settings)
         await _batch(server)
         await _until_step(server, 1)
         trainer = _workers_of(server).trainer

@@ -7,11 +7,13 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ajet_core import __version__
 from ajet_core.environments import Interpreter
 from ajet_core.errors import (
     ContextLengthError,
@@ -89,6 +91,14 @@ async def test_requests_run_side_by_side_and_keep_their_own_chunks(
     together = await asyncio.gather(*(tokens(worker, request(n)) for n in range(1, 9)))
     assert together == alone
     assert len({tuple(t) for t in alone}) == 8
+
+
+async def test_a_worker_of_another_agentjet_is_refused_with_both_versions(
+    worker: WorkerProcess, tmp_path: Path
+) -> None:
+    newer = replace(plan(tmp_path), version="99.0")
+    with pytest.raises(WorkerBootError, match=rf"{__version__}, and the server is agentjet 99\.0"):
+        await worker.boot(newer, 30)
 
 
 async def test_a_component_error_arrives_as_its_class(

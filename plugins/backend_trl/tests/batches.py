@@ -9,8 +9,12 @@ import torch
 from ajet_backend_torch.models import load_model
 from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_backend_torch.trainer import TorchTrainer
-from ajet_backend_trl.settings import TrlTrainerSettings
-from ajet_backend_trl.trainer import TrlTrainer
+from ajet_backend_trl.settings import (
+    TrlDistillationSettings,
+    TrlSftSettings,
+    TrlTrainerSettings,
+)
+from ajet_backend_trl.trainer import TrlDistillationTrainer, TrlSftTrainer, TrlTrainer
 from conftest import VOCAB
 
 from ajet_core.interfaces import Trainer, WorkerContext
@@ -40,6 +44,39 @@ def make(
     """A started trainer ``trl``."""
     trainer = TrlTrainer(
         TrlTrainerSettings(**{"device": "cpu", **settings}), WorkerContext(run_dir, seed)
+    )
+    trainer.start(ModelConfig(path=path, lora=lora, dtype=dtype), algorithm or AlgorithmConfig())
+    return trainer
+
+
+def make_sft(
+    path: str,
+    run_dir: Path,
+    algorithm: AlgorithmConfig,
+    lora: LoraConfig | None = None,
+    **settings: object,
+) -> TrlSftTrainer:
+    """A started trainer ``trl_sft``."""
+    trainer = TrlSftTrainer(
+        TrlSftSettings(**{"device": "cpu", **settings}), WorkerContext(run_dir, 3)
+    )
+    trainer.start(ModelConfig(path=path, lora=lora), algorithm)
+    return trainer
+
+
+def make_distillation(
+    path: str,
+    teacher: str,
+    run_dir: Path,
+    algorithm: AlgorithmConfig | None = None,
+    lora: LoraConfig | None = None,
+    dtype: str = "auto",
+    **settings: object,
+) -> TrlDistillationTrainer:
+    """A started trainer ``trl_distillation``."""
+    trainer = TrlDistillationTrainer(
+        TrlDistillationSettings(**{"device": "cpu", "teacher": teacher, **settings}),
+        WorkerContext(run_dir, 3),
     )
     trainer.start(ModelConfig(path=path, lora=lora, dtype=dtype), algorithm or AlgorithmConfig())
     return trainer

@@ -1,6 +1,7 @@
 """A run on several processes; run as a script, it prints what came of it as JSON.
 
-``python several_processes.py MODEL DIRECTORY PROCESSES MODE``; MODE is ``train``, ``lora``, or ``kill``, which ends a peer.
+``python several_processes.py MODEL TEACHER DIRECTORY PROCESSES MODE DISTRIBUTION``; MODE is ``train``, ``lora``, ``sft``,
+``distillation``, or ``kill``, which ends a peer; DISTRIBUTION one of `DISTRIBUTIONS`.
 """
 
 from __future__ import annotations
@@ -9,32 +10,55 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from batches import LORA, batch, load, make, weights
+from batches import LORA, batch, load, make, make_distillation, make_sft, weights
+from torch.distributed.fsdp import FSDPModule
 
-from ajet_core.errors import WeightsLostError
+from ajet_core.errors import StepRefusedError, WeightsLostError
 from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.timeline import TrainBatch
+
+DISTRIBUTIONS: dict[str, dict[str, object]] = {
+    "ddp": {},
+    "fsdp": {"distribution": "fsdp"},
+    "fsdp at once": {
+        "distribution": "fsdp",
+        "fsdp": {"reshard_after_forward": False, "auto_wrap_policy": "NO_WRAP"},
+    },
+    "fsdp by class": {
+        "distribution": "fsdp",
+        "fsdp": {"cpu_offload": True, "transformer_layer_cls_to_wrap": ["Qwen2MLP"]},
+    },
+    "zero 2": {"distribution": "deepspeed"},
+    "zero 3": {"distribution": "deepspeed", "deepspeed": {"zero_stage": 3}},
+}
 
 
 def main() -> None:
-    path, directory, processes, mode = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    algorithm = AlgorithmConfig(
-        learning_rate=1e-3,
-        minibatches=2,
-        epochs=2,
-        kl_coef=0.1,
-        entropy_coef=0.05,
-        token_budget=100,
-        importance="truncated",
-        aggregation="episode_mean" if mode == "lora" else "token_mean",
-    )
-    lora = LORA if mode == "lora" else None
-    trainer = make(path, directory / "run", algorithm, lora, processes=processes)
+    path, teacher, directory, mode = sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[5]
+    settings = {"processes": int(sys.argv[4]), **DISTRIBUTIONS[sys.argv[6]]}
+    common = {"learning_rate": 1e-3, "minibatches": 2, "epochs": 2, "token_budget": 100}
+    if mode == "sft":
+        trainer = make_sft(path, directory / "run", AlgorithmConfig(**common), **settings)
+    elif mode == "distillation":
+        algorithm = AlgorithmConfig(**common)
+        trainer = make_distillation(path, teacher, directory / "run", algorithm, **settings)
+    else:
+        algorithm = AlgorithmConfig(
+            **common,
+            kl_coef=0.1,
+            entropy_coef=0.05,
+            importance="truncated",
+            aggregation="episode_mean" if mode == "lora" else "token_mean",
+        )
+        lora = LORA if mode == "lora" else None
+        trainer = make(path, directory / "run", algorithm, lora, **settings)
     module = load(path)
 
-    def rolled(step: int) -> object:
+    def rolled(step: int) -> TrainBatch:
         return batch(
             module,
             (1.0, 0.0, 0.5, 0.0, 0.3, 0.9, 0.0),
@@ -63,6 +87,15 @@ def main() -> None:
     for step in (1, 2):
         reports.append(trainer.step(rolled(step)))
         trainer.publish("safetensors_dir", step)
+    published = trainer.publish("safetensors_dir", 2).location
+    poisoned = rolled(3)
+    calls = [replace(call, advantage=call.advantage * 1e12) for call in poisoned.calls]
+    before = {name: tensor.clone() for name, tensor in weights(trainer).items()}
+    try:
+        trainer.step(replace(poisoned, calls=calls))
+    except StepRefusedError as error:
+        found["refused"] = error.message
+    found["untouched"] = all(torch.equal(before[n], t) for n, t in weights(trainer).items())
     trainer.save(directory / "checkpoint")
     after = {name: tensor.clone() for name, tensor in weights(trainer).items()}
     trainer.step(rolled(4))
@@ -78,6 +111,17 @@ def main() -> None:
         }
         for report in (*reports, again)
     ]
+    found["learned"] = sum(int((before[n] != t).sum()) for n, t in weights(trainer).items())
+    found["held"] = sum(t.numel() for t in weights(trainer).values())
+    found["published"] = published
+    plugin = getattr(trainer.policy.trainer.accelerator.state, "fsdp_plugin", None)
+    if plugin is not None:
+        found["fsdp"] = {
+            "version": plugin.fsdp_version,
+            "reshard_after_forward": plugin.reshard_after_forward,
+            "layers": plugin.transformer_cls_names_to_wrap,
+            "units": sum(isinstance(m, FSDPModule) for m in trainer.policy.trainer.model.modules()),
+        }
     trainer.export(directory / "export")
     trainer.close()
     sys.stdout.write(json.dumps(found))

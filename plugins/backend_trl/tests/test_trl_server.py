@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.server import conftest as server_conftest
 from tests.server.conftest import ServerFactory
@@ -23,3 +26,17 @@ async def test_a_trainer_that_is_killed_in_a_step_is_replaced_and_goes_on_at_its
     servers: ServerFactory,
 ) -> None:
     await kill_in_a_step(servers, "trl")
+
+
+@pytest.mark.timeout(300)
+async def test_a_student_learns_from_a_teacher_in_a_model_root_and_goes_on_at_its_checkpoint(
+    servers: ServerFactory, tmp_path: Path
+) -> None:
+    """The teacher is named by a path below the run directory's neighbour, and read by the worker."""
+    student = tmp_path / "models" / "tiny"
+    teacher = tmp_path / "models" / "teacher"
+    shutil.copytree(student, teacher)
+    torch.manual_seed(1)
+    module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(student))
+    module.save_pretrained(teacher)
+    await kill_in_a_step(servers, "trl_distillation", teacher="../models/teacher")

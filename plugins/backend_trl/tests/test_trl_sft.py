@@ -9,29 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from ajet_backend_trl.hooks import WEIGHT_CHANNELS
-from ajet_backend_trl.settings import TrlSftSettings
-from ajet_backend_trl.trainer import TrlSftTrainer
-from batches import LORA, batch, full_logprobs, load, module_of, weights
+from batches import LORA, batch, full_logprobs, load, make_sft, module_of, weights
 from conftest import VOCAB
 
-from ajet_core.interfaces import Trainer, WorkerContext
-from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+from ajet_core.interfaces import Trainer
+from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.testing.trainer_suite import TrainerSuite
 from ajet_core.timeline import TrainBatch
-
-
-def make(
-    path: str,
-    run_dir: Path,
-    algorithm: AlgorithmConfig,
-    lora: LoraConfig | None = None,
-    **settings: object,
-) -> TrlSftTrainer:
-    trainer = TrlSftTrainer(
-        TrlSftSettings(**{"device": "cpu", **settings}), WorkerContext(run_dir, 3)
-    )
-    trainer.start(ModelConfig(path=path, lora=lora), algorithm)
-    return trainer
 
 
 class TestTrlSftTrainer(TrainerSuite):
@@ -44,7 +28,7 @@ class TestTrlSftTrainer(TrainerSuite):
 
     def make_trainer(self, run_dir: Path) -> Trainer:
         algorithm = AlgorithmConfig(learning_rate=1e-2, minibatches=2, epochs=2, token_budget=24)
-        return make(self.path, run_dir, algorithm)
+        return make_sft(self.path, run_dir, algorithm)
 
     def test_a_step_is_reported(self, tmp_path: Path) -> None:
         """Half of the calls are better than the others."""
@@ -78,7 +62,9 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_best(
     min_reward, episodes, budget, models, tmp_path
 ):
     b = batch(rewards=(1.0, 0.0, 0.7, 0.1), temperatures=(0.7, 1.2), noise=0.3)
-    trainer = make(models(), tmp_path, AlgorithmConfig(token_budget=budget), min_reward=min_reward)
+    trainer = make_sft(
+        models(), tmp_path, AlgorithmConfig(token_budget=budget), min_reward=min_reward
+    )
     report = trainer.step(b)
     wanted = best_tokens(b, load(models()), episodes)
     assert report.metrics["loss"] == pytest.approx(-math.fsum(wanted) / len(wanted), rel=1e-4)
@@ -89,7 +75,7 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_best(
 @pytest.mark.parametrize("loss_type", ["nll", "dft"])
 def test_the_best_become_more_likely(loss_type, lora, models, tmp_path):
     algorithm = AlgorithmConfig(learning_rate=1e-2, minibatches=2)
-    trainer = make(models(), tmp_path, algorithm, lora, loss_type=loss_type)
+    trainer = make_sft(models(), tmp_path, algorithm, lora, loss_type=loss_type)
     b = batch(rewards=(1.0, 0.0, 0.7, 0.1), groups="aabb")
     before = math.fsum(best_tokens(b, load(models()), {0, 2}))
     for _ in range(6):
@@ -99,7 +85,7 @@ def test_the_best_become_more_likely(loss_type, lora, models, tmp_path):
 
 
 def test_a_batch_without_better_calls_changes_nothing(models, tmp_path):
-    trainer = make(models(), tmp_path, AlgorithmConfig(learning_rate=1e-2), min_reward=2.0)
+    trainer = make_sft(models(), tmp_path, AlgorithmConfig(learning_rate=1e-2), min_reward=2.0)
     before = weights(trainer)
     assert trainer.step(batch()).metrics["no_signal"] == 1.0
     assert module_of(trainer) is trainer.policy.module

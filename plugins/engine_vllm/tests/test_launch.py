@@ -13,10 +13,12 @@ from ajet_engine_vllm.settings import VllmEngineSettings
 from conftest import make_engine
 from pydantic import ValidationError
 
+from ajet_core.environments.environment import RECORD, UNFINISHED
 from ajet_core.errors import ConfigError, EngineError
 from ajet_core.interfaces import ModelServers
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served.launching import check_arguments, explained, find_python
+from tests.environments.making import environment
 
 
 def plan(
@@ -133,15 +135,19 @@ def test_an_interpreter_with_vllm_is_found_or_the_line_that_makes_one_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # There may be environments beside this one.
+    monkeypatch.setattr("ajet_core.environments.environment.BESIDE", None)
     with pytest.raises(EngineError, match="ajet env create vllm"):
         find_python("vllm", None, tmp_path / "runs" / "a")
     with pytest.raises(EngineError, match="no interpreter at /nowhere/python"):
         find_python("vllm", "/nowhere/python", tmp_path)
-    made = tmp_path / ".venvs" / "vllm" / "bin" / "python"
-    made.parent.mkdir(parents=True)
-    made.touch()
+    made = environment(tmp_path / ".venvs", "vllm")
     monkeypatch.chdir("/")
-    assert find_python("vllm", None, tmp_path / "runs" / "a") == str(made)
+    assert find_python("vllm", None, tmp_path / "runs" / "a") == str(made.python)
+    (made.directory / RECORD).unlink()
+    (made.directory / UNFINISHED).touch()
+    with pytest.raises(EngineError, match=r"vllm is not finished.*ajet env create vllm"):
+        find_python("vllm", None, tmp_path / "runs" / "a")
 
 
 async def test_an_interpreter_without_vllm_is_told_with_what_mends_it(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ajet_backend_trl.plan import Plan, make_plan
 from ajet_backend_trl.policy import TrlPolicy
 from ajet_backend_trl.stepped import Work
 from ajet_backend_trl.tally import Tally
+from ajet_backend_trl.zero import ZeroAdamW
 from ajet_core.errors import TrainerError, WeightsLostError
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
@@ -147,8 +148,8 @@ class BatchStep:
         if any(temperature != 1.0 for row in plan.rows for temperature in row.temperatures):
             raise TrainerError(
                 f"step {self.batch.step} has calls of other temperatures than 1. Logits are divided by dividing what "
-                "the model's head is given, and this head has a bias or caps its logits: sample at temperature 1, or "
-                "use the trainer 'torch'"
+                "the head of the model (and of its teacher) is given, and this head has a bias or caps its logits: "
+                "sample at temperature 1, or use the trainer 'torch'"
             )
 
     def _attempt(self, plan: Plan) -> Tally:
@@ -160,7 +161,7 @@ class BatchStep:
             rows=plan.rows,
             guard=StepGuard(self.batch.step, steps, Limits(None, self.limit)),
             gap_version=progress.policy_version,
-            has_kl=self.algorithm.kl_coef > 0,
+            means=self.policy.trainer.measures + (("kl",) if self.algorithm.kl_coef > 0 else ()),
             has_importance=truncated,
         )
         work = Work(
@@ -170,8 +171,9 @@ class BatchStep:
             learning_rate=self._rate,
             importance_cap=self.algorithm.importance_cap if truncated else None,
         )
-        # A single update that is refused is not applied at all.
-        before = optimiser.snapshot() if steps > 1 or optimiser.size <= ALWAYS_COPIED else None
+        # A single update that is refused is not applied at all, unless DeepSpeed does.
+        applied = steps > 1 or isinstance(optimiser, ZeroAdamW)
+        before = optimiser.snapshot() if applied or optimiser.size <= ALWAYS_COPIED else None
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 self.policy.trainer.loop.run(work)

@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import trl
-from trl import GRPOConfig, SFTConfig
+from trl import DistillationConfig, GRPOConfig, SFTConfig
 
 from ajet_backend_trl.plan import LOSS_OF
-from ajet_backend_trl.settings import TrlSettings, TrlSftSettings, TrlTrainerSettings
+from ajet_backend_trl.settings import (
+    TrlDistillationSettings,
+    TrlSettings,
+    TrlSftSettings,
+    TrlTrainerSettings,
+)
+from ajet_backend_trl.sharding import fsdp_config
 from ajet_backend_trl.stepped import NEVER
 from ajet_core.errors import ConfigError
 from ajet_core.protocol.run import AlgorithmConfig
@@ -99,6 +105,26 @@ def sft_config(algorithm: AlgorithmConfig, options: TrlSftSettings, place: Place
     )
 
 
+def distillation_config(
+    algorithm: AlgorithmConfig, options: TrlDistillationSettings, place: Place
+) -> DistillationConfig:
+    """Of `trl.DistillationTrainer`.
+
+    :raises ConfigError: TRL does not take it.
+    """
+    return _made(
+        DistillationConfig,
+        {
+            **_common(algorithm, options, place),
+            "beta": options.beta,
+            # Each token is compared at the temperature that it was sampled with.
+            "temperature": 1.0,
+            "per_device_train_batch_size": 1,
+            "shuffle_dataset": False,
+        },
+    )
+
+
 def _common(algorithm: AlgorithmConfig, options: TrlSettings, place: Place) -> dict[str, Any]:
     return {
         "output_dir": str(place.output_dir),
@@ -108,6 +134,8 @@ def _common(algorithm: AlgorithmConfig, options: TrlSettings, place: Place) -> d
         "fp16": False,
         "ddp_backend": "gloo" if place.cpu and options.processes > 1 else None,
         "ddp_find_unused_parameters": False,
+        "fsdp": options.distribution == "fsdp" or None,
+        "fsdp_config": fsdp_config(options.fsdp) if options.distribution == "fsdp" else None,
         "max_steps": NEVER,
         "learning_rate": algorithm.learning_rate,
         "max_grad_norm": algorithm.max_grad_norm,

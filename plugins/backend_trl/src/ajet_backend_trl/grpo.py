@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
-from ajet_backend_trl.stepped import Stepped, Work, ticks
+from ajet_backend_trl.stepped import WHOLE, Division, Stepped, Work, ticks
 from ajet_backend_trl.tensors import MicroBatch
 
 
@@ -39,6 +39,7 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
 
     :param model: a causal LM.
     :param peft_config: adapters to add.
+    :param division: of the model among processes.
     """
 
     beta: float
@@ -49,8 +50,9 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         args: GRPOConfig,
         tokenizer: PreTrainedTokenizerBase,
         peft_config: Any = None,
+        division: Division = WHOLE,
     ) -> None:
-        self._begin()
+        self._begin(division)
         self._entropies: torch.Tensor | None = None
         self._entropy_scale: torch.Tensor | None = None
         super().__init__(
@@ -95,12 +97,16 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         plan = work.plan
         training = self.model.training
         self.model.eval()
-        # The rows of a process may be others in each epoch.
-        for minibatch in range(len(plan.minibatches)):
+        # The rows of a process may be others in each epoch. Where a model is divided all compute when one has to.
+        done: list[set[int]] = [set() for _ in range(self.accelerator.num_processes)]
+        for minibatch, found in enumerate(plan.minibatches):
             for place in range(plan.accumulation):
-                part = self._micro_batch(plan, minibatch, place)
-                if all(number in (work.old or work.reference) for number in part.rows):
+                due = [[share.row for share in parts[place]] for parts in found.passes]
+                if all(seen.issuperset(rows) for seen, rows in zip(done, due, strict=True)):
                     continue
+                for seen, rows in zip(done, due, strict=True):
+                    seen.update(rows)
+                part = self._micro_batch(plan, minibatch, place)
                 if truncated:
                     scored = self._score(self.model, part)
                     work.old.update(part.by_row(plan.rows, scored))
@@ -111,8 +117,8 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
                 if self.beta:
                     adapted = isinstance(self.model, PeftModel)
                     with self.model.disable_adapter() if adapted else nullcontext():
-                        found = self._score(self.model if adapted else self.ref_model, part)
-                    work.reference.update(part.by_row(plan.rows, found))
+                        reference = self._score(self.model if adapted else self.ref_model, part)
+                    work.reference.update(part.by_row(plan.rows, reference))
         self.model.train(training)
 
     def _score(self, model: nn.Module, part: MicroBatch) -> torch.Tensor:

@@ -43,10 +43,12 @@ SUPERVISED_FIELDS = ALGORITHM_FIELDS - {
     "entropy_coef",
 }
 
+DISTILLATION_FIELDS = SUPERVISED_FIELDS - {"advantage", "discount"}
+
 
 @hookimpl
 def ajet_register_trainers() -> Sequence[TrainerSpec]:
-    """The trainers ``trl`` and ``trl_sft``."""
+    """The trainers ``trl``, ``trl_sft`` and ``trl_distillation``."""
     return (
         TrainerSpec(
             name="trl",
@@ -68,6 +70,18 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
             capabilities=TrainerCapabilities(
                 weight_channels=WEIGHT_CHANNELS,
                 algorithm_fields=SUPERVISED_FIELDS,
+                lora=True,
+                reloads=True,
+            ),
+        ),
+        TrainerSpec(
+            name="trl_distillation",
+            target="ajet_backend_trl.trainer:TrlDistillationTrainer",
+            settings="ajet_backend_trl.settings:TrlDistillationSettings",
+            summary="TRL's DistillationTrainer: the student's own calls, towards a teacher's distribution",
+            capabilities=TrainerCapabilities(
+                weight_channels=WEIGHT_CHANNELS,
+                algorithm_fields=DISTILLATION_FIELDS,
                 lora=True,
                 reloads=True,
             ),

@@ -1,7 +1,7 @@
 """The processes that train together: the worker's own, of rank 0, and its peers.
 
-Every process has the whole model and does every step; each computes its share of the micro-batches, and accelerate
-averages gradients (DDP). All decisions rest on numbers that are the same in all of them, so that a batch is refused by
+Every process does every step; each computes its share of the micro-batches, and accelerate averages gradients (DDP), or has
+each keep a shard of weights, gradients and optimiser (FSDP). All decisions rest on numbers that are the same in all of them, so that a batch is refused by
 all or by none. If one of them fails in any other way the processes are no longer at the same place, and the worker
 is replaced with all its peers.
 """
@@ -128,7 +128,11 @@ def _join(meeting: Path, rank: int, count: int, cuda: bool) -> None:
         # They are all on this machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.distributed.init_process_group(
-        "nccl" if cuda else "gloo", init_method=f"file://{meeting}", rank=rank, world_size=count
+        # Shards may be in host memory.
+        "cpu:gloo,cuda:nccl" if cuda else "gloo",
+        init_method=f"file://{meeting}",
+        rank=rank,
+        world_size=count,
     )
 
 

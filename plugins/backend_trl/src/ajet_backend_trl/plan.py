@@ -62,6 +62,11 @@ class Objective:
             needs_all=algorithm.kl_coef > 0 or algorithm.entropy_coef > 0 or chosen == "bnpo",
         )
 
+    @classmethod
+    def supervised(cls, *, needs_all: bool) -> Objective:
+        """A mean over tokens, of which advantages say at most which are trained."""
+        return cls(loss_type="dapo", follows=False, max_completion_length=1, needs_all=needs_all)
+
     def weight(self, tokens_of_row: int, rows: int, tokens: int) -> float:
         """What TRL multiplies a token's loss by.
 

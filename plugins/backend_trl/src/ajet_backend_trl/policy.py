@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
+from ajet_backend_torch.checkpoint import Checkpointed
 from ajet_backend_torch.models import (
     disable_own_dropout,
     load_model,
@@ -15,25 +17,35 @@ from ajet_backend_torch.models import (
     set_threads,
     vocabulary_size,
 )
-from ajet_backend_torch.optimiser import MasterAdamW
 from peft import LoraConfig as PeftLoraConfig
+from peft import get_peft_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from ajet_backend_trl.configs import Place, grpo_config, sft_config
+from ajet_backend_trl.configs import Place, distillation_config, grpo_config, sft_config
+from ajet_backend_trl.distillation import SteppedDistillationTrainer
 from ajet_backend_trl.grpo import SteppedGRPOTrainer
 from ajet_backend_trl.plan import Objective
-from ajet_backend_trl.settings import TrlSftSettings, TrlTrainerSettings
+from ajet_backend_trl.settings import (
+    TrlDistillationSettings,
+    TrlSettings,
+    TrlSftSettings,
+    TrlTrainerSettings,
+)
 from ajet_backend_trl.sft import SteppedSFTTrainer
-from ajet_backend_trl.stepped import has_linear_head
+from ajet_backend_trl.sharding import ShardedAdamW, WholeState
+from ajet_backend_trl.stepped import Division, has_linear_head
+from ajet_backend_trl.teacher import load_teacher
 from ajet_backend_trl.tensors import PAD
+from ajet_backend_trl.zero import ZeroAdamW, zero_config
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import TrainerInfo, WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
 
-Stepping = TypeVar("Stepping")
+Made = TypeVar("Made")
+Stepping = SteppedGRPOTrainer | SteppedSFTTrainer | SteppedDistillationTrainer
 
 LOGIT_BUDGET = 2**30
 """Without a token budget of the user's, a micro-batch has at most this many logits, 4 GiB in float32,"""
@@ -57,12 +69,14 @@ class TrlPolicy:
         self,
         model: ModelConfig,
         algorithm: AlgorithmConfig,
-        options: TrlTrainerSettings | TrlSftSettings,
+        options: TrlSettings,
         context: WorkerContext,
     ) -> None:
         self.device = resolve_device(options.device)
         set_threads(options.threads, self.device)
-        self.module = load_model(model, self.device)
+        self.is_divided = options.distribution != "ddp"
+        # Only parts go to a GPU.
+        self.module = load_model(model, torch.device("cpu") if self.is_divided else self.device)
         self.dtype = next(self.module.parameters()).dtype
         if self.dtype == torch.float16:
             raise ConfigError(
@@ -72,9 +86,10 @@ class TrlPolicy:
         if model.lora is None:
             # Small updates would be rounded away in less.
             self.module.float()
+        self._class = type(self.module)
         self._config = deepcopy(self.module.config)
         self._generation_config = deepcopy(self.module.generation_config)
-        self.is_adapted = model.lora is not None
+        self._lora = model.lora
         disable_own_dropout(self.module)
         place = Place(
             output_dir=context.run_dir / "trl",
@@ -82,37 +97,43 @@ class TrlPolicy:
             cpu=self.device.type == "cpu",
             bf16=self.dtype == torch.bfloat16,
         )
-        self.trainer: SteppedGRPOTrainer | SteppedSFTTrainer
-        if isinstance(options, TrlTrainerSettings):
-            config = grpo_config(algorithm, options, place)
-            length = config.max_completion_length
-            self.objective = Objective.of(options.loss_type, length, algorithm)
-            self.trainer = _made(SteppedGRPOTrainer, self.module, config, model.lora)
-            # Without it TRL has no truncated importance weights.
-            self.trainer.use_vllm = algorithm.importance == "truncated"
-        else:
-            self.objective = Objective.of("dapo", 1, AlgorithmConfig())
-            supervised = sft_config(algorithm, options, place)
-            self.trainer = _made(SteppedSFTTrainer, self.module, supervised, model.lora)
-        # accelerate has its own idea of it when there are several processes.
-        set_threads(options.threads, self.device)
         self.has_linear_head = has_linear_head(self.module)
         self.vocab_size = vocabulary_size(self.module)
-        self.optimiser = MasterAdamW(
-            {name: p for name, p in self.module.named_parameters() if p.requires_grad},
-            algorithm,
-            float32=False,
-        )
-        self.trainer.optimizer = self.optimiser.adamw
+        self.objective, self.trainer = self._trainer(model, algorithm, options, place)
+        # accelerate has its own idea of it when there are several processes.
+        set_threads(options.threads, self.device)
+        self._parameters = sum(p.numel() for p in self.module.parameters())
+        self.optimiser = self.trainer.divide(self.module, algorithm)
         self.token_budget = algorithm.token_budget or min(
             MOST_TOKENS.get(self.device.type, MOST_TOKENS_ELSEWHERE),
             max(1, LOGIT_BUDGET // self.vocab_size),
         )
 
+    def _trainer(
+        self, model: ModelConfig, algorithm: AlgorithmConfig, options: TrlSettings, place: Place
+    ) -> tuple[Objective, Stepping]:
+        parts = self.module, model.lora, _division(options, algorithm, place)
+        if isinstance(options, TrlTrainerSettings):
+            config = grpo_config(algorithm, options, place)
+            length = config.max_completion_length
+            trainer = _made(SteppedGRPOTrainer, config, *parts)
+            # Without it TRL has no truncated importance weights.
+            trainer.use_vllm = algorithm.importance == "truncated"
+            return Objective.of(options.loss_type, length, algorithm), trainer
+        if isinstance(options, TrlDistillationSettings):
+            distillation = distillation_config(algorithm, options, place)
+            teacher = load_teacher(options, model, self.module, self.device)
+            self.has_linear_head = self.has_linear_head and has_linear_head(teacher)
+            make = partial(SteppedDistillationTrainer, teacher=teacher)
+            return Objective.supervised(needs_all=True), _made(make, distillation, *parts)
+        assert isinstance(options, TrlSftSettings)
+        supervised = sft_config(algorithm, options, place)
+        return Objective.supervised(needs_all=False), _made(SteppedSFTTrainer, supervised, *parts)
+
     def info(self) -> TrainerInfo:
         """Sizes and device."""
         return TrainerInfo(
-            parameters=sum(p.numel() for p in self.module.parameters()),
+            parameters=self._parameters,
             trainable_parameters=self.optimiser.size,
             device=str(self.device),
             token_budget=self.token_budget,
@@ -133,26 +154,73 @@ class TrlPolicy:
         finally:
             module.config, module.generation_config = aligned
 
+    def checkpointed(self, *, keep: bool = True) -> Checkpointed:
+        """What is saved; where the model is divided, a collective.
+
+        :param keep: False takes part only.
+        """
+        if isinstance(self.optimiser, ShardedAdamW | ZeroAdamW):
+            return WholeState(self.optimiser, self.optimiser.gather(keep=keep))
+        return self.optimiser
+
+    def loadable(self) -> Checkpointed:
+        """What a checkpoint is loaded into; each process does it."""
+        if isinstance(self.optimiser, ShardedAdamW | ZeroAdamW):
+            return WholeState(self.optimiser)
+        return self.optimiser
+
+    def assembled(self, *, keep: bool = True) -> nn.Module | None:
+        """As `as_loaded`, of the parts of a divided model: one in host memory; a collective.
+
+        :param keep: False takes part only, and is given None.
+        """
+        assert isinstance(self.optimiser, ShardedAdamW | ZeroAdamW), "the model is divided"
+        weights = self.optimiser.model_weights(keep=keep)
+        if not keep:
+            return None
+        with torch.device("meta"):
+            plain: Any = self._class(self._config)
+            if self._lora is not None:
+                get_peft_model(plain, _adapters(self._lora))
+        if self._lora is None:
+            weights = {name: weight.to(self.dtype) for name, weight in weights.items()}
+        plain.load_state_dict(weights, assign=True)
+        plain.tie_weights()
+        plain.generation_config = self._generation_config
+        return cast("nn.Module", plain)
+
     def _in_own_precision(self) -> nn.Module:
         weights = self.module.state_dict()
-        if self.is_adapted or all(tensor.dtype == self.dtype for tensor in weights.values()):
+        if self._lora is not None or all(tensor.dtype == self.dtype for tensor in weights.values()):
             return self.module
         with torch.device("meta"):
-            plain: Any = type(self.module)(self.module.config)
+            plain: Any = self._class(self.module.config)
         plain.load_state_dict({k: v.to(self.dtype) for k, v in weights.items()}, assign=True)
         plain.tie_weights()
         plain.generation_config = self._generation_config
         return cast("nn.Module", plain)
 
 
+def _division(options: TrlSettings, algorithm: AlgorithmConfig, place: Place) -> Division:
+    if options.distribution == "fsdp":
+        return Division(fsdp=options.fsdp)
+    if options.distribution == "deepspeed":
+        return Division(zero=zero_config(options.deepspeed, algorithm, bf16=place.bf16))
+    return Division()
+
+
 def _made(
-    make: Callable[..., Stepping], module: nn.Module, config: object, lora: LoraConfig | None
-) -> Stepping:
+    make: Callable[..., Made],
+    config: object,
+    module: nn.Module,
+    lora: LoraConfig | None,
+    division: Division,
+) -> Made:
     """A trainer of TRL around `module`, into which it puts adapters."""
     try:
         # It makes the random numbers of the process its own.
         with torch.random.fork_rng():
-            return make(module, config, _tokenizer(), _adapters(lora))
+            return make(module, config, _tokenizer(), _adapters(lora), division)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"TRL refuses the run: {error}", param="trainer.settings") from error
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from ajet_core.interfaces import ComponentSettings
+from ajet_core.interfaces import ComponentSettings, ModelDirectory
 
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 
@@ -61,6 +61,77 @@ ELSEWHERE = {
 """Fields of `trl.GRPOConfig` that a run sets in another place."""
 
 
+class FsdpSettings(ComponentSettings):
+    """How FSDP2 shards, by the names of `transformers.TrainingArguments.fsdp_config`.
+
+    :param reshard_after_forward: drop a layer's whole weights after its forward pass too, and gather them again in the
+        backward pass: less memory, more to send. False is what was called ZeRO-2.
+    :param auto_wrap_policy: what is gathered at once: one of the model's layers, or the whole model. (accelerate's FSDP2
+        fails with ``SIZE_BASED_WRAP`` on models whose layers are a list.)
+    :param transformer_layer_cls_to_wrap: class names of layers; None takes those that the model names.
+    :param cpu_offload: shards and optimiser are in host memory.
+    :param reduce_dtype: of gradients that are averaged, where a model in bfloat16 is trained.
+    """
+
+    reshard_after_forward: bool = True
+    auto_wrap_policy: Literal["TRANSFORMER_BASED_WRAP", "NO_WRAP"] = "TRANSFORMER_BASED_WRAP"
+    transformer_layer_cls_to_wrap: tuple[str, ...] | None = None
+    cpu_offload: bool = False
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @model_validator(mode="after")
+    def _classes_are_used(self) -> Self:
+        if self.transformer_layer_cls_to_wrap and self.auto_wrap_policy != "TRANSFORMER_BASED_WRAP":
+            raise ValueError("transformer_layer_cls_to_wrap needs TRANSFORMER_BASED_WRAP")
+        return self
+
+
+ZERO_KEYS = frozenset(
+    {
+        "allgather_bucket_size",
+        "allgather_partitions",
+        "contiguous_gradients",
+        "overlap_comm",
+        "reduce_bucket_size",
+        "reduce_scatter",
+        "round_robin_gradients",
+        "stage3_max_live_parameters",
+        "stage3_max_reuse_distance",
+        "stage3_param_persistence_threshold",
+        "stage3_prefetch_bucket_size",
+        "sub_group_size",
+    }
+)
+"""Keys of DeepSpeed's ``zero_optimization`` that a run may set: sizes and switches. No paths, nothing that changes what is
+trained."""
+
+
+class DeepSpeedSettings(ComponentSettings):
+    """How DeepSpeed partitions.
+
+    :param zero_stage: 2, gradients and optimiser; 3, weights too.
+    :param offload_optimizer: masters and optimiser are in host memory.
+    :param offload_param: weights are in host memory; with stage 3.
+    :param zero_optimization: further keys of DeepSpeed's section of this name, those in `ZERO_KEYS`.
+    """
+
+    zero_stage: Literal[2, 3] = 2
+    offload_optimizer: bool = False
+    offload_param: bool = False
+    zero_optimization: dict[str, bool | int] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _keys_may_be_set(self) -> Self:
+        if self.offload_param and self.zero_stage != 3:
+            raise ValueError("offload_param needs zero_stage 3")
+        if unknown := sorted(self.zero_optimization.keys() - ZERO_KEYS):
+            raise ValueError(
+                f"zero_optimization.{unknown[0]} cannot be set by a run; the keys that can are "
+                f"{', '.join(sorted(ZERO_KEYS))}"
+            )
+        return self
+
+
 class TrlSettings(ComponentSettings):
     """What all trainers of this plugin have.
 
@@ -70,6 +141,8 @@ class TrlSettings(ComponentSettings):
     :param grad_norm_limit: a step is refused if its gradient norm before clipping is higher. None allows any finite
         norm.
     :param processes: of data-parallel training on this machine, one for each GPU.
+    :param distribution: how they share the model: ``ddp``, each has all of it; ``fsdp`` and ``deepspeed``, each has a
+        part.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -77,6 +150,23 @@ class TrlSettings(ComponentSettings):
     gradient_checkpointing: bool = False
     grad_norm_limit: Annotated[float, Field(gt=0)] | None = 1e6
     processes: Annotated[int, Field(ge=1, le=64)] = 1
+    distribution: Literal["ddp", "fsdp", "deepspeed"] = "ddp"
+    fsdp: FsdpSettings = Field(default_factory=FsdpSettings)
+    deepspeed: DeepSpeedSettings = Field(default_factory=DeepSpeedSettings)
+
+    @model_validator(mode="after")
+    def _distribution_fits(self) -> Self:
+        if self.distribution != "ddp" and self.processes < 2:
+            raise ValueError(
+                f"distribution {self.distribution} divides a model among processes: set processes to 2 or more"
+            )
+        for name, changed in (
+            ("fsdp", self.fsdp != FsdpSettings()),
+            ("deepspeed", self.deepspeed != DeepSpeedSettings()),
+        ):
+            if changed and self.distribution != name:
+                raise ValueError(f"{name} has settings, but distribution is {self.distribution}")
+        return self
 
 
 class TrlSftSettings(TrlSettings):
@@ -88,6 +178,20 @@ class TrlSftSettings(TrlSettings):
 
     loss_type: Literal["nll", "dft"] = "nll"
     min_reward: float | None = None
+
+
+class TrlDistillationSettings(TrlSettings):
+    """Settings of the trainer ``trl_distillation``.
+
+    :param teacher: model directory of the teacher, which has to have the student's vocabulary.
+    :param teacher_dtype: as `ModelConfig.dtype`.
+    :param beta: as `trl.DistillationConfig`: 1 minimises the reverse KL divergence, from student to teacher, 0 the
+        forward one, anything between a Jensen-Shannon divergence (arXiv:2306.13649, equation 1).
+    """
+
+    teacher: Annotated[str, ModelDirectory()]
+    teacher_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    beta: Annotated[float, Field(ge=0, le=1)] = 1.0
 
 
 class TrlTrainerSettings(TrlSettings):

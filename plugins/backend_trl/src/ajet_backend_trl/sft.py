@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
-from ajet_backend_trl.stepped import Stepped, ticks
+from ajet_backend_trl.stepped import WHOLE, Division, Stepped, ticks
 from ajet_core.timeline import TrainBatch, TrainSegment, TrainTree
 
 IGNORED = -100
@@ -46,6 +46,7 @@ class SteppedSFTTrainer(Stepped, SFTTrainer):  # type: ignore[misc]
 
     :param model: a causal LM.
     :param peft_config: adapters to add.
+    :param division: of the model among processes.
     """
 
     # The loss is divided by the tokens of all micro-batches of an optimiser step.
@@ -57,8 +58,9 @@ class SteppedSFTTrainer(Stepped, SFTTrainer):  # type: ignore[misc]
         args: SFTConfig,
         tokenizer: PreTrainedTokenizerBase,
         peft_config: Any = None,
+        division: Division = WHOLE,
     ) -> None:
-        self._begin()
+        self._begin(division)
         super().__init__(
             model=model,
             args=args,

@@ -7,20 +7,27 @@ damage the weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from ajet_backend_torch.optimiser import MasterAdamW
 from datasets import IterableDataset
 from peft import PeftModel
 from torch import nn
+from torch.distributed.tensor import DTensor
 
+from ajet_backend_trl import sharding, zero
 from ajet_backend_trl.loop import StepLoop
 from ajet_backend_trl.plan import Minibatch, Plan
+from ajet_backend_trl.settings import FsdpSettings
 from ajet_backend_trl.tally import Tally
 from ajet_backend_trl.tensors import MicroBatch, micro_batch
+from ajet_core.protocol.run import AlgorithmConfig
+
+Optimiser = MasterAdamW | zero.ZeroAdamW
 
 NEVER = 10**9
 """Optimiser steps after which the loop would end."""
@@ -48,21 +55,46 @@ class Work:
     reference: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How a model is cut up for several processes; by default it is not.
+
+    :param fsdp: how FSDP shards.
+    :param zero: configuration of DeepSpeed.
+    """
+
+    fsdp: FsdpSettings | None = None
+    zero: Mapping[str, Any] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each process has all of it."""
+        return self.fsdp is None and self.zero is None
+
+
+WHOLE = Division()
+
+
 class Stepped:
     """Mixed into a trainer of TRL, before it.
 
     :ivar loop: takes the batches.
+    :cvar measures: means that it reports beside the common ones, of `ajet_backend_trl.tally.SUMS`.
     """
+
+    measures: ClassVar[tuple[str, ...]] = ()
 
     args: Any
     accelerator: Any
     model: Any
     model_wrapped: Any
     optimizer: Any
+    is_deepspeed_enabled: bool
     train: Any
 
-    def _begin(self) -> None:
+    def _begin(self, division: Division) -> None:
         """To be called before the trainer is made."""
+        self._division = division
         self.loop: StepLoop[Work] = StepLoop(self._train_from, self._fits)
         self._work: Work | None = None
         self._part: MicroBatch | None = None
@@ -79,6 +111,52 @@ class Stepped:
     def _send_telemetry(self) -> None:
         """Nobody is told what is trained here."""
 
+    # Several processes.
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As transformers does it; then FSDP and DeepSpeed are on for CPUs too."""
+        super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        division = self._division
+        if division.fsdp is not None:
+            sharding.adopt_plugin(self.accelerator, self.args.fsdp_plugin_args, division.fsdp)
+            self.is_fsdp_enabled = True
+        if division.zero is not None:
+            zero.adopt_plugin(self.accelerator, division.zero)
+            self.is_deepspeed_enabled = True
+
+    def divide(self, module: nn.Module, algorithm: AlgorithmConfig) -> Optimiser:
+        """Cut up the model, if it is to be, and make its optimiser.
+
+        :param module: `model` without what peft puts around it.
+        """
+        found: Optimiser
+        if self._division.zero is not None:
+            found = zero.ZeroAdamW(module, self.model, self.accelerator, algorithm)
+            self.model_wrapped, self.optimizer = found.engine, found.prepared
+        elif self._division.fsdp is not None:
+            self.model = self.model_wrapped = sharding.shard(self.accelerator, self.model)
+            found = sharding.ShardedAdamW(module, algorithm, self.accelerator.device)
+            # It is where its shards are.
+            self.optimizer = self.accelerator.prepare_optimizer(found.adamw, device_placement=False)
+        else:
+            trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+            found = MasterAdamW(trained, algorithm, float32=False)
+            self.optimizer = found.adamw
+        return found
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        if self._division.is_whole:
+            return super()._prepare_for_training(*args, **kwargs)  # type: ignore[misc]
+        # The loop begins anew now and then, and would have the parts cut up once more.
+        enabled, self.is_deepspeed_enabled = self.is_deepspeed_enabled, False
+        try:
+            if self._division.zero is not None:
+                zero.attach(self.accelerator, self.model_wrapped)
+            with sharding.as_it_is(self.accelerator):
+                return super()._prepare_for_training(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.is_deepspeed_enabled = enabled
+
     # The loop.
 
     def _train_from(self, work: Work) -> None:
@@ -90,6 +168,8 @@ class Stepped:
             plain = self.model.__dict__.pop("_original_forward", None)
             if plain is not None:
                 self.model.forward = plain
+        if self._division.zero is not None:
+            zero.detach(self.accelerator)
         self._work = None
         self.train()
 
@@ -105,6 +185,9 @@ class Stepped:
             self._work = work
             torch.manual_seed(work.seed)
             self._before(work)
+        if self._division.zero is not None:
+            # DeepSpeed steps within the backward pass.
+            self._set_learning_rate(work)
         minibatch, place = divmod(work.done, work.plan.accumulation)
         self._minibatch = work.plan.minibatches[minibatch]
         self._part = self._micro_batch(work.plan, minibatch, place)
@@ -130,14 +213,19 @@ class Stepped:
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Called once before every optimiser step: the last place to keep it from being applied."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[misc]
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
         work, _ = self._present()
         if work.tally.close_minibatch(torch.as_tensor(norm), self._mean_over_processes):
-            for group in self.optimizer.param_groups:
-                group["lr"] = work.learning_rate
+            self._set_learning_rate(work)
         else:
             # AdamW leaves alone what has no gradient.
             self.optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def _set_learning_rate(self, work: Work) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = work.learning_rate
 
     def _mean_over_processes(self, value: float) -> float:
         found = torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)

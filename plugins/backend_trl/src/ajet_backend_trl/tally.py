@@ -13,7 +13,16 @@ from ajet_backend_trl.tensors import MicroBatch
 from ajet_core.errors import StepRefusedError
 from ajet_core.timeline.rows import Row
 
-SUMS = ("entropy", "kl", "clip_fraction", "ratio", "importance", "capped")
+SUMS = (
+    "entropy",
+    "kl",
+    "clip_fraction",
+    "ratio",
+    "importance",
+    "capped",
+    "teacher_logprob",
+    "teacher_kl",
+)
 
 
 @dataclass(slots=True)
@@ -21,7 +30,9 @@ class Tally:
     """Sums over tokens of one process.
 
     :param gap_version: tokens of this version count for the logprob gap, in the first minibatch.
+    :param means: those of `SUMS` that are reported beside the common ones.
     :ivar known: logprobs of the computed rows, as first computed.
+    :ivar known_since: by row, how many optimiser steps were before that; those that are not in it were scored beforehand.
     :ivar norms: gradient norm of each optimiser step, as `losses`.
     :ivar refused: why the batch is not to be applied.
     """
@@ -29,9 +40,10 @@ class Tally:
     rows: Sequence[Row]
     guard: StepGuard
     gap_version: int
-    has_kl: bool
+    means: Sequence[str]
     has_importance: bool
     known: dict[int, torch.Tensor] = field(default_factory=dict)
+    known_since: dict[int, int] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
@@ -67,7 +79,9 @@ class Tally:
         mine = logprobs[inside]
         self.logprob_sum += float(mine.double().sum())
         for number, values in part.by_row(self.rows, logprobs).items():
-            self.known.setdefault(number, values.cpu())
+            if number not in self.known:
+                self.known[number] = values.cpu()
+                self.known_since[number] = len(self.norms)
         ratio = (mine - old[inside]).exp()
         for name, mean in {**means, "ratio": float(ratio.mean())}.items():
             self.sums[name] += mean * tokens
@@ -118,7 +132,12 @@ class Tally:
     def merge(self, others: Sequence[Tally]) -> None:
         """Add what other processes summed up; loss and norms are the same on all of them."""
         for other in others:
-            self.known.update(other.known)
+            for number, values in other.known.items():
+                # Each epoch deals a row to another process; later ones have other weights.
+                since = other.known_since.get(number, -1)
+                if number not in self.known or since < self.known_since.get(number, -1):
+                    self.known[number] = values
+                    self.known_since[number] = since
             for name in SUMS:
                 self.sums[name] += other.sums[name]
             self.tokens += other.tokens
@@ -141,8 +160,8 @@ class Tally:
             "ratio_mean": self.sums["ratio"] / tokens,
             "ratio_max": self.ratio_max,
         }
-        if self.has_kl:
-            found["kl"] = self.sums["kl"] / tokens
+        for name in self.means:
+            found[name] = self.sums[name] / tokens
         if self.has_importance:
             found["importance_mean"] = self.sums["importance"] * epochs / tokens
             found["importance_max"] = self.importance_max

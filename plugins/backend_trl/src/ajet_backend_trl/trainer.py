@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +17,20 @@ from ajet_backend_torch.memory import headline, is_out_of_memory
 from ajet_backend_torch.models import resolve_device
 from ajet_backend_torch.publishing import Publisher
 from ajet_backend_torch.update import advantage_metrics
+from torch import nn
 
 from ajet_backend_trl.attempts import BatchStep
 from ajet_backend_trl.hooks import WEIGHT_CHANNELS
 from ajet_backend_trl.peers import Peers
 from ajet_backend_trl.policy import TrlPolicy
-from ajet_backend_trl.settings import TrlSftSettings, TrlTrainerSettings
+from ajet_backend_trl.settings import (
+    TrlDistillationSettings,
+    TrlSettings,
+    TrlSftSettings,
+    TrlTrainerSettings,
+)
 from ajet_backend_trl.sft import best_of
+from ajet_backend_trl.zero import check_installed
 from ajet_core.errors import TrainerError, WeightsLostError
 from ajet_core.interfaces import (
     ComponentSettings,
@@ -46,7 +54,7 @@ class TrlTrainer(Trainer):
     """
 
     name = "trl"
-    settings_type: type[TrlTrainerSettings] | type[TrlSftSettings] = TrlTrainerSettings
+    settings_type: type[TrlSettings] = TrlTrainerSettings
 
     def __init__(
         self, settings: ComponentSettings, context: WorkerContext, *, is_peer: bool = False
@@ -54,7 +62,7 @@ class TrlTrainer(Trainer):
         super().__init__(settings, context)
         if not isinstance(settings, self.settings_type):
             settings = self.settings_type.model_validate(settings.model_dump())
-        self._options: TrlTrainerSettings | TrlSftSettings = settings
+        self._options: TrlSettings = settings
         self._model: ModelConfig | None = None
         self._algorithm = AlgorithmConfig()
         self._policy: TrlPolicy | None = None
@@ -72,6 +80,8 @@ class TrlTrainer(Trainer):
         """
         if self._policy is not None:
             raise TrainerError(f"the trainer {self.name!r} was started already")
+        if self._options.distribution == "deepspeed":
+            check_installed()
         if self._options.processes > 1 and not self._is_peer:
             self._peers = Peers(
                 self._options.processes,
@@ -158,7 +168,8 @@ class TrlTrainer(Trainer):
         :raises TrainerError: there is no such channel, or it failed.
         """
         policy, model = self._started()
-        with policy.as_loaded() as module:
+        self._publisher.check(channel)
+        with self._as_written(policy) as module:
             update = self._publisher.publish(module, model, channel, policy_version)
         with self._peers_do("follow", policy_version):
             self.follow(policy_version)
@@ -173,7 +184,10 @@ class TrlTrainer(Trainer):
 
         :raises TrainerError: the directory cannot be written.
         """
-        save_checkpoint(directory, self._started()[0].optimiser, self._progress)
+        policy, _ = self._started()
+        with self._peers_do("gather") if policy.is_divided else nullcontext():
+            found = policy.checkpointed()
+        save_checkpoint(directory, found, self._progress)
 
     def load(self, directory: Path) -> None:
         """Go on from a checkpoint, bit by bit as if never stopped.
@@ -181,7 +195,7 @@ class TrlTrainer(Trainer):
         :raises TrainerError: it is incomplete, damaged or of another model; nothing was changed.
         """
         with self._peers_do("load", directory):
-            self._progress = load_checkpoint(directory, self._running()[0].optimiser)
+            self._progress = load_checkpoint(directory, self._running()[0].loadable())
 
     def export(self, directory: Path) -> None:
         """Write a Hugging Face directory, adapters merged, with the source's tokenizer files.
@@ -189,8 +203,28 @@ class TrlTrainer(Trainer):
         :raises TrainerError: the directory cannot be written.
         """
         policy, model = self._started()
-        with policy.as_loaded() as module:
+        with self._as_written(policy) as module:
             write_model(module, model, directory)
+
+    @contextmanager
+    def _as_written(self, policy: TrlPolicy) -> Iterator[nn.Module]:
+        """The model as it is written; what is divided is put together."""
+        if not policy.is_divided:
+            with policy.as_loaded() as module:
+                yield module
+            return
+        with self._peers_do("assemble"):
+            assembled = policy.assembled()
+        assert assembled is not None, "what is kept is there"
+        yield assembled
+
+    def assemble(self) -> None:
+        """For a peer: take part when the model is put together."""
+        self._running()[0].assembled(keep=False)
+
+    def gather(self) -> None:
+        """For a peer: take part when the checkpoint is put together."""
+        self._running()[0].checkpointed(keep=False)
 
     def close(self) -> None:
         """Free everything."""
@@ -230,3 +264,15 @@ class TrlSftTrainer(TrlTrainer):
     def _trained(self, batch: TrainBatch) -> TrainBatch:
         assert isinstance(self._options, TrlSftSettings)
         return best_of(batch, self._options.min_reward)
+
+
+class TrlDistillationTrainer(TrlTrainer):
+    """Distillation on the student's own calls, by TRL's `DistillationTrainer`: on-policy distillation.
+
+    Every sampled token counts, whatever its episode was rewarded with. Metrics beside the common ones: ``loss`` is the
+    mean divergence of a token, ``teacher_logprob`` the mean logprob that the teacher gives the sampled tokens, and
+    ``teacher_kl`` what the policy gives them above that, an estimate of the reverse KL divergence.
+    """
+
+    name = "trl_distillation"
+    settings_type = TrlDistillationSettings

@@ -25,6 +25,7 @@ from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import HttpClient, ModelServer, Piece, ServerGoneError, ServerRefusedError
 from ajet_core.served.launching import model_config
 from ajet_engine_vllm.group import VllmMember
+from ajet_engine_vllm.version import check_version
 
 SERVED_NAME = "agentjet"
 WORKER_EXTENSION = "ajet_vllm_worker.WorkerExtension"
@@ -52,7 +53,7 @@ _TOLERANCE = 0.05
 
 
 class VllmServer(ModelServer):
-    """A server of vLLM 0.32 or later.
+    """A server of vLLM, of a version that `check_version` accepts.
 
     :param model: that it serves.
     :param chunk_tokens: tokens of a chunk of a streamed answer.
@@ -73,8 +74,9 @@ class VllmServer(ModelServer):
     async def prepare(self) -> EngineInfo:
         """Find out what it serves and how its logprobs are meant.
 
-        :raises EngineError: it was started in a way that this engine cannot use.
+        :raises EngineError: it is too old, or was started in a way that this engine cannot use.
         """
+        check_version(str(json.loads(await self._get("/version"))["version"]))
         (served,) = json.loads(await self._get("/v1/models"))["data"][:1]
         if served["id"] != SERVED_NAME:
             raise EngineError(f"the vLLM server is not made for agentjet: {HOW_TO_START}")
