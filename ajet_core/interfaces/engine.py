@@ -25,6 +25,14 @@ class SamplingParams:
     :param seed: the same seed, prompt and weights give the same tokens.
     :param stop_token_ids: sampling one of them ends the completion; it is part of the sampled ids.
     :param top_logprobs: also return the logprobs of this many most likely tokens per position.
+    :param frequency_penalty: taken off a token's logit for each time it was sampled, before the temperature.
+    :param presence_penalty: taken off once if it was sampled at all.
+    :param logit_bias: (token id, what is added to its logit) pairs.
+    :param grammar: the completion matches it, and ends where it ends: a Lark grammar as ``llguidance`` reads it;
+        "" allows anything.
+
+    What tokens are drawn from may differ from the policy by top-p, top-k, penalties, bias and grammar; logprobs are always
+    those of the policy at the temperature, which is what is trained.
     """
 
     max_tokens: int
@@ -34,6 +42,15 @@ class SamplingParams:
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     top_logprobs: int = 0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: str = ""
+
+    @property
+    def is_penalised(self) -> bool:
+        """Whether penalties or a bias change what is drawn from."""
+        return bool(self.frequency_penalty or self.presence_penalty or self.logit_bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +93,16 @@ class EngineCapabilities:
     :param max_top_logprobs: the most `SamplingParams.top_logprobs` it answers.
     :param seed: whether `SamplingParams.seed` is honoured.
     :param sleep: whether `sleep` and `wake` free and regain device memory.
+    :param penalties: whether the two penalties and `SamplingParams.logit_bias` are honoured.
+    :param grammar: whether `SamplingParams.grammar` is.
     """
 
     weight_channels: tuple[str, ...]
     max_top_logprobs: int = 0
     seed: bool = False
     sleep: bool = False
+    penalties: bool = False
+    grammar: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,17 @@ from ajet_core.errors import ContextLengthError, RequestError, UnsupportedError
 from ajet_core.interfaces.engine import EngineInfo, GenerateRequest
 
 
-def check_request(request: GenerateRequest, info: EngineInfo, max_top_logprobs: int) -> None:
+def check_request(
+    request: GenerateRequest,
+    info: EngineInfo,
+    max_top_logprobs: int,
+    *,
+    penalties: bool = False,
+    grammar: bool = False,
+) -> None:
     """Refuse a request that makes no sense, or does not fit the model.
 
-    :param max_top_logprobs: as `EngineCapabilities.max_top_logprobs`.
+    :param max_top_logprobs: as `EngineCapabilities.max_top_logprobs`, and `penalties` and `grammar` as there.
     :raises ContextLengthError: the prompt leaves no room for a token.
     :raises UnsupportedError: more top logprobs than the engine answers.
     :raises RequestError: a token id or parameter that the model does not have.
@@ -32,6 +39,17 @@ def check_request(request: GenerateRequest, info: EngineInfo, max_top_logprobs: 
         raise UnsupportedError(
             f"top_logprobs is {sampling.top_logprobs}, the engine answers at most {max_top_logprobs}",
             param="top_logprobs",
+        )
+    if sampling.is_penalised and not penalties:
+        raise UnsupportedError(
+            "the engine knows no penalties and no logit_bias", param="logit_bias"
+        )
+    if sampling.grammar and not grammar:
+        raise UnsupportedError("the engine cannot hold completions to a grammar", param="grammar")
+    if not all(0 <= token < info.vocab_size for token, _ in sampling.logit_bias):
+        raise RequestError(
+            f"logit_bias: a token id is outside the model's vocabulary of {info.vocab_size}",
+            param="logit_bias",
         )
     for name, valid, rule in (
         ("max_tokens", sampling.max_tokens >= 1, "at least 1"),

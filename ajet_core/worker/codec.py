@@ -117,6 +117,7 @@ def unpack_request(plain: list[Any]) -> GenerateRequest:
     prompt_ids.frombytes(prompt)
     sampling = dict(zip(_SAMPLING_NAMES, values, strict=True))
     sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
+    sampling["logit_bias"] = tuple(tuple(pair) for pair in sampling["logit_bias"])
     return GenerateRequest(request_id, prompt_ids.tolist(), SamplingParams(**sampling), stream)
 
 

@@ -16,12 +16,14 @@ from ajet_core.server.dialects.bodies import (
     TopK,
     TopP,
     ignored_names,
+    json_text,
     read_object,
     refuse_unsupported,
     request_error,
     stop_strings,
     wrong,
 )
+from ajet_core.server.dialects.constraints import FREE_CHOICE, AnswerFormat, ToolChoice
 from ajet_core.server.dialects.request import ModelRequest
 from ajet_core.server.dialects.tools import Tools, function_spec
 from ajet_core.server.rendering.messages import ChatMessage, ToolCall, as_json
@@ -36,12 +38,8 @@ _REFUSED: Neutral = {
     "container": (),
     "context_management": (),
     "mcp_servers": ([],),
-    "output_config": ({},),
-    "output_format": (),
 }
 _INSTEAD = {
-    "output_config": "ask for JSON in the prompt, or offer a tool",
-    "output_format": "ask for JSON in the prompt, or offer a tool",
     "mcp_servers": "call them from the agent, and offer their tools",
 }
 # The forms of a tool that the client runs itself.
@@ -60,6 +58,8 @@ class _Body(Body):
     top_p: TopP | None = None
     top_k: TopK | None = None
     stream: bool | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
 
 
 def read_messages_request(body: bytes) -> ModelRequest:
@@ -75,13 +75,13 @@ def read_messages_request(body: bytes) -> ModelRequest:
     extra = parsed.model_extra or {}
     refuse_unsupported(extra, _REFUSED, _INSTEAD)
     tools = _tools(parsed.tools or ())
-    choice = parsed.tool_choice or {}
-    kind = choice.get("type", "auto")
-    single = choice.get("disable_parallel_tool_use") is True
+    choice = _choice(parsed.tool_choice or {})
     return ModelRequest(
         id_prefix=ID_PREFIX,
         messages=tuple(_messages(parsed)),
-        tools=tools.chosen(kind, parallel=not single, name="tool_choice"),
+        tools=tools.chosen(choice),
+        tool_choice=choice or FREE_CHOICE,
+        answer_format=_answer_format(parsed),
         max_tokens=parsed.max_tokens,
         temperature=1.0 if parsed.temperature is None else parsed.temperature,
         top_p=parsed.top_p or 1.0,
@@ -91,6 +91,33 @@ def read_messages_request(body: bytes) -> ModelRequest:
         include_usage=True,
         ignored=(*ignored_names(extra, _REFUSED), *tools.unknown),
     )
+
+
+def _choice(choice: dict[str, Any]) -> ToolChoice | None:
+    kind = choice.get("type", "auto")
+    if kind == "none":
+        return None
+    if kind not in ("auto", "any", "tool"):
+        wrong("tool_choice.type", '"none", "auto", "any" or "tool"')
+    name = choice.get("name") if kind == "tool" else ""
+    if not isinstance(name, str) or (kind == "tool" and not name):
+        wrong("tool_choice.name", "a non-empty string")
+    single = choice.get("disable_parallel_tool_use") is True
+    return ToolChoice(forced=kind != "auto", name=name, single=single)
+
+
+def _answer_format(body: _Body) -> AnswerFormat | None:
+    """Of ``output_format``, or where it stands now, ``output_config.format``."""
+    config = body.output_config or {}
+    form, param = body.output_format, "output_format"
+    if form is None:
+        form, param = config.get("format"), "output_config.format"
+    if form is None:
+        return None
+    schema = form.get("schema") if isinstance(form, dict) else None
+    if not isinstance(schema, dict) or form.get("type") != "json_schema":
+        raise UnsupportedError(f'{param}: only "json_schema" is supported', param=param)
+    return AnswerFormat(json_text(schema), param)
 
 
 def _tools(bodies: Sequence[Any]) -> Tools:

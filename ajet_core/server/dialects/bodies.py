@@ -19,6 +19,8 @@ TopP = Annotated[float, Field(gt=0, le=1)]
 TopK = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Tokens = Annotated[int, Field(ge=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+LogitBias = Annotated[dict[str, float], Field(max_length=1024)]
 
 Neutral = Mapping[str, tuple[object, ...]]
 """Settings that would change the answer and are not offered, with the values that change nothing."""

@@ -7,10 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from ajet_core.errors import RequestError
+from ajet_core.errors import RequestError, UnsupportedError
 from ajet_core.server.dialects.bodies import (
     Body,
+    LogitBias,
     Neutral,
+    Penalty,
     Seed,
     StreamOptions,
     Temperature,
@@ -18,6 +20,7 @@ from ajet_core.server.dialects.bodies import (
     TopK,
     TopP,
     ignored_names,
+    json_text,
     read_object,
     refuse_unsupported,
     request_error,
@@ -25,6 +28,7 @@ from ajet_core.server.dialects.bodies import (
     wrong,
 )
 from ajet_core.server.dialects.chat_messages import chat_messages
+from ajet_core.server.dialects.constraints import FREE_CHOICE, AnswerFormat, ToolChoice
 from ajet_core.server.dialects.request import ModelRequest
 from ajet_core.server.dialects.tools import Tools, function_spec
 from ajet_core.server.rendering.messages import ChatMessage
@@ -33,6 +37,7 @@ _MAX_MESSAGES = 16384
 _MAX_TOOLS = 1024
 # Logprobs that one position of one choice lists, times the choices: they are most of a large answer.
 _MAX_LISTED = 512
+_MAX_BIAS = 100
 
 # Settings that would change the answer and are not offered, with the values that change nothing.
 _REFUSED: Neutral = {
@@ -44,7 +49,6 @@ _REFUSED: Neutral = {
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
-    "frequency_penalty": (0,),
     "function_call": (),
     "functions": ([],),
     "guided_choice": (),
@@ -52,14 +56,11 @@ _REFUSED: Neutral = {
     "guided_json": (),
     "guided_regex": (),
     "ignore_eos": (False,),
-    "logit_bias": ({},),
     "min_p": (0,),
     "min_tokens": (0,),
     "modalities": ([], ["text"]),
     "prediction": (),
-    "presence_penalty": (0,),
     "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "stop_token_ids": ([],),
     "structured_outputs": (),
     "use_beam_search": (False,),
@@ -69,7 +70,6 @@ _INSTEAD = {
     "chat_template_kwargs": "the run's model.renderer decides how messages are written",
     "function_call": "use tools and tool_choice",
     "functions": "use tools",
-    "response_format": "ask for JSON in the prompt, or offer a tool",
 }
 
 
@@ -86,6 +86,10 @@ class _Body(Body):
     top_p: TopP | None = None
     top_k: TopK | None = None
     seed: Seed | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+    response_format: Any = None
     stop: Any = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -111,9 +115,7 @@ def read_chat_request(body: bytes, known: Sequence[ChatMessage] = ()) -> ModelRe
     extra = parsed.model_extra or {}
     refuse_unsupported(extra, _REFUSED, _INSTEAD)
     tools = _tools(parsed.tools or ())
-    offered = tools.chosen(
-        _choice(parsed.tool_choice), parallel=parsed.parallel_tool_calls, name="tool_choice"
-    )
+    choice = _choice(parsed)
     if parsed.top_logprobs and not parsed.logprobs:
         raise RequestError("top_logprobs: needs logprobs to be true", param="top_logprobs")
     if (parsed.n or 1) * (parsed.top_logprobs or 0) > _MAX_LISTED:
@@ -124,13 +126,18 @@ def read_chat_request(body: bytes, known: Sequence[ChatMessage] = ()) -> ModelRe
     return ModelRequest(
         id_prefix="chatcmpl-",
         messages=messages,
-        tools=offered,
+        tools=tools.chosen(choice),
+        tool_choice=choice or FREE_CHOICE,
+        answer_format=_answer_format(parsed.response_format),
         n=parsed.n or 1,
         max_tokens=parsed.max_completion_tokens or parsed.max_tokens,
         temperature=1.0 if parsed.temperature is None else parsed.temperature,
         top_p=parsed.top_p or 1.0,
         top_k=max(0, parsed.top_k or 0),
         seed=parsed.seed,
+        frequency_penalty=parsed.frequency_penalty or 0.0,
+        presence_penalty=parsed.presence_penalty or 0.0,
+        logit_bias=logit_bias(parsed.logit_bias),
         stop=stop_strings(parsed.stop),
         stream=bool(parsed.stream),
         include_usage=bool(parsed.stream_options and parsed.stream_options.include_usage),
@@ -156,7 +163,57 @@ def _tools(bodies: Sequence[Any]) -> Tools:
     return Tools(tuple(offered), tuple(unknown))
 
 
-def _choice(choice: Any) -> str:
+def _choice(body: _Body) -> ToolChoice | None:
+    choice, name = body.tool_choice, ""
     if isinstance(choice, dict):
+        function = choice.get("function")
+        if isinstance(function, dict):
+            name = str(function.get("name") or "")
         choice = choice.get("type")
-    return "auto" if choice is None else str(choice)
+    if choice == "none":
+        return None
+    if choice not in (None, "auto", "required", "function"):
+        wrong("tool_choice", '"none", "auto", "required" or a function by name')
+    if choice == "function" and not name:
+        wrong("tool_choice.function.name", "a non-empty string")
+    single = body.parallel_tool_calls is False
+    return ToolChoice(
+        forced=choice in ("required", "function"),
+        name=name,
+        single=single,
+        param="parallel_tool_calls" if single and choice in (None, "auto") else "tool_choice",
+    )
+
+
+def _answer_format(form: Any) -> AnswerFormat | None:
+    if form is None:
+        return None
+    kind = form.get("type") if isinstance(form, dict) else None
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return AnswerFormat("", "response_format")
+        case "json_schema":
+            described = form.get("json_schema")
+            schema = described.get("schema") if isinstance(described, dict) else None
+            if not isinstance(schema, dict):
+                wrong("response_format.json_schema.schema", "a JSON schema object")
+            return AnswerFormat(json_text(schema), "response_format")
+    raise UnsupportedError(
+        'response_format: only "text", "json_object" and "json_schema" are supported',
+        param="response_format",
+    )
+
+
+def logit_bias(given: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
+    """Pairs of token ids and what is added to their logits.
+
+    :raises RequestError: something is no token id, or beyond what is sensible.
+    """
+    pairs = []
+    for key, value in (given or {}).items():
+        if not (key.isascii() and key.isdigit() and abs(value) <= _MAX_BIAS):
+            wrong("logit_bias", f"token ids with numbers from -{_MAX_BIAS} to {_MAX_BIAS}")
+        pairs.append((int(key), value))
+    return tuple(pairs)

@@ -14,6 +14,7 @@ from ajet_core.interfaces.engine import (
     SamplingParams,
 )
 from ajet_core.server.dialects.answer import Answer, TokenHex, make_answer, random_hex
+from ajet_core.server.dialects.constraints import Constraints
 from ajet_core.server.dialects.deltas import DeltaStream
 from ajet_core.server.dialects.events import Choice, Event, Grown, Started
 from ajet_core.server.dialects.exchange import Exchange, Record, Session
@@ -59,6 +60,7 @@ class CompletionService:
         self._clock = clock
         self._token_hex = token_hex
         self._recorder = CallRecorder(renderer)
+        self._constraints = Constraints(renderer)
         # They share the interpreter with the event loop, which is to have its part of it.
         self._rendering = asyncio.Semaphore(_RENDERING_AT_ONCE)
 
@@ -73,19 +75,21 @@ class CompletionService:
         :raises RequestError: the model's template cannot express the messages.
         """
         self._check_engine(request)
+        grammar = self._grammar(request)
         if request.prompt is not None:
             prompt = session.index.raw(self._raw_ids(request.prompt))
-            return self._exchange(session, request, record, agent, prompt)
+            return self._exchange(session, request, record, agent, prompt, grammar)
         asked = session.index.asked(request.messages, request.tools)
         work = asked.write_or_defer(self._renderer, self._renderer.quick_characters)
         if isinstance(work, Written):
-            return self._exchange(session, request, record, agent, session.index.made(asked, work))
+            prompt = session.index.made(asked, work)
+            return self._exchange(session, request, record, agent, prompt, grammar)
 
         async def begin() -> Exchange:
             async with self._rendering:
                 written = await asyncio.to_thread(work)
             prompt = session.index.made(asked, written)
-            return self._exchange(session, request, record, agent, prompt)
+            return self._exchange(session, request, record, agent, prompt, grammar)
 
         return begin
 
@@ -127,6 +131,28 @@ class CompletionService:
                 f"{self._capabilities.max_top_logprobs} tokens",
                 param="top_logprobs",
             )
+        for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
+            if getattr(request, name) and not self._capabilities.penalties:
+                raise UnsupportedError(
+                    f"{name} is not supported by this server's engine: leave it out", param=name
+                )
+
+    def _grammar(self, request: ModelRequest) -> str:
+        """What the answer is held to, "" if it may be anything."""
+        choice, wanted = request.tool_choice, request.answer_format
+        must = request.tools is not None and not choice.is_free
+        if not must and wanted is None:
+            return ""
+        param = choice.param if must or wanted is None else wanted.param
+        if not self._capabilities.grammar:
+            raise UnsupportedError(
+                f"{param}: this server's engine cannot force what the model writes; leave it to the model",
+                param=param,
+            )
+        if must and request.tools is not None:
+            return self._constraints.calls(choice, request.tools)
+        assert wanted is not None, "one of the two is asked for"
+        return self._constraints.answer(wanted)
 
     def _raw_ids(self, prompt: str | tuple[int, ...]) -> list[int]:
         if isinstance(prompt, str):
@@ -137,8 +163,14 @@ class CompletionService:
             )
         return list(prompt)
 
-    def _exchange(
-        self, session: Session, request: ModelRequest, record: Record, agent: str, prompt: Prompt
+    def _exchange(  # noqa: PLR0917 - what `begin` was given, and what it made
+        self,
+        session: Session,
+        request: ModelRequest,
+        record: Record,
+        agent: str,
+        prompt: Prompt,
+        grammar: str,
     ) -> Exchange:
         self._check_context(len(prompt.ids), request.max_tokens)
         created_at = self._clock()
@@ -148,6 +180,7 @@ class CompletionService:
             session=session,
             request=request,
             prompt=prompt,
+            grammar=grammar,
             record=record,
             agent=agent,
             model_name=self.model_name,
@@ -183,6 +216,10 @@ class CompletionService:
             seed=None if request.seed is None else request.seed + choice,
             stop_token_ids=self._renderer.stop_token_ids,
             top_logprobs=request.top_logprobs,
+            frequency_penalty=request.frequency_penalty,
+            presence_penalty=request.presence_penalty,
+            logit_bias=request.logit_bias,
+            grammar=exchange.grammar,
         )
         asked = GenerateRequest(
             request_id=exchange.call_id(choice),

@@ -9,7 +9,9 @@ from pydantic import Field, ValidationError
 from ajet_core.errors import RequestError, UnsupportedError
 from ajet_core.server.dialects.bodies import (
     Body,
+    LogitBias,
     Neutral,
+    Penalty,
     Seed,
     StreamOptions,
     Temperature,
@@ -21,6 +23,7 @@ from ajet_core.server.dialects.bodies import (
     request_error,
     stop_strings,
 )
+from ajet_core.server.dialects.chat_request import logit_bias
 from ajet_core.server.dialects.request import ModelRequest
 
 ID_PREFIX = "cmpl-"
@@ -28,9 +31,6 @@ ID_PREFIX = "cmpl-"
 _MAX_TOKENS = 16
 _REFUSED: Neutral = {
     "best_of": (1,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
     "suffix": ("",),
 }
 
@@ -46,6 +46,9 @@ class CompletionsBody(Body):
     top_p: TopP | None = None
     top_k: TopK | None = None
     seed: Seed | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
     stop: Any = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -80,6 +83,9 @@ def read_completions_request(body: bytes) -> tuple[ModelRequest, CompletionsBody
         top_p=parsed.top_p or 1.0,
         top_k=max(0, parsed.top_k or 0),
         seed=parsed.seed,
+        frequency_penalty=parsed.frequency_penalty or 0.0,
+        presence_penalty=parsed.presence_penalty or 0.0,
+        logit_bias=logit_bias(parsed.logit_bias),
         stop=stop_strings(parsed.stop),
         stream=bool(parsed.stream),
         include_usage=bool(parsed.stream_options and parsed.stream_options.include_usage),

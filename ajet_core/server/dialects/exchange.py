@@ -40,6 +40,7 @@ class Session:
 class Exchange:
     """A request that is being answered, with all that its choices have in common.
 
+    :param grammar: what its answers are held to, "" if they may be anything.
     :param model_name: what answers say the model is.
     :param completion_id: the answer's, unique in the run.
     :param created_at: unix seconds.
@@ -48,6 +49,7 @@ class Exchange:
     session: Session
     request: ModelRequest
     prompt: Prompt
+    grammar: str
     record: Record
     agent: str
     model_name: str

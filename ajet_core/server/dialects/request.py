@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ajet_core.server.dialects.constraints import FREE_CHOICE, AnswerFormat, ToolChoice
 from ajet_core.server.rendering.messages import ChatMessage, ToolSpec
 
 
@@ -16,9 +17,12 @@ class ModelRequest:
     :param messages: empty if `prompt` is there.
     :param prompt: a text or token ids that are continued as they are, instead of messages.
     :param tools: None if none are offered to the model, also where it shall call none.
+    :param tool_choice: whether it must call them.
+    :param answer_format: None if the answer may be anything.
     :param n: choices, each a call of its own.
     :param max_tokens: None leaves all of the remaining context.
     :param most_tokens: a limit of the server's, which unlike that of the agent need not fit into the context.
+    :param logit_bias: (token id, what is added to its logit) pairs.
     :param stop: the answer ends before the first of these texts.
     :param top_logprobs: most likely tokens to list at each position, if `logprobs`.
     :param metadata: what is kept with its calls.
@@ -29,6 +33,8 @@ class ModelRequest:
     messages: tuple[ChatMessage, ...] = ()
     prompt: str | tuple[int, ...] | None = None
     tools: tuple[ToolSpec, ...] | None = None
+    tool_choice: ToolChoice = FREE_CHOICE
+    answer_format: AnswerFormat | None = None
     n: int = 1
     max_tokens: int | None = None
     most_tokens: int | None = None
@@ -36,6 +42,9 @@ class ModelRequest:
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False

@@ -17,12 +17,14 @@ from ajet_core.server.dialects.bodies import (
     TopK,
     TopP,
     ignored_names,
+    json_text,
     read_object,
     refuse_unsupported,
     request_error,
     wrong,
 )
 from ajet_core.server.dialects.chat_messages import content_text
+from ajet_core.server.dialects.constraints import FREE_CHOICE, AnswerFormat, ToolChoice
 from ajet_core.server.dialects.exchange import Session
 from ajet_core.server.dialects.request import ModelRequest
 from ajet_core.server.dialects.tools import Tools, function_spec
@@ -86,7 +88,7 @@ def read_responses_request(body: bytes, session: Session) -> tuple[ModelRequest,
         raise request_error(error) from error
     extra = parsed.model_extra or {}
     refuse_unsupported(extra, _REFUSED, _INSTEAD)
-    _check_format(parsed.text or {})
+    choice = _choice(parsed)
     tools = _tools(parsed.tools or ())
     messages = [*_instructions(parsed), *_before(parsed, session)]
     messages += _Items(session).read(parsed.input)
@@ -95,9 +97,9 @@ def read_responses_request(body: bytes, session: Session) -> tuple[ModelRequest,
     request = ModelRequest(
         id_prefix=ID_PREFIX,
         messages=tuple(messages),
-        tools=tools.chosen(
-            _choice(parsed.tool_choice), parallel=parsed.parallel_tool_calls, name="tool_choice"
-        ),
+        tools=tools.chosen(choice),
+        tool_choice=choice or FREE_CHOICE,
+        answer_format=_answer_format(parsed.text or {}),
         max_tokens=parsed.max_output_tokens,
         temperature=1.0 if parsed.temperature is None else parsed.temperature,
         top_p=parsed.top_p or 1.0,
@@ -112,19 +114,43 @@ def read_responses_request(body: bytes, session: Session) -> tuple[ModelRequest,
     return request, parsed
 
 
-def _check_format(text: dict[str, Any]) -> None:
+def _answer_format(text: dict[str, Any]) -> AnswerFormat | None:
     form = text.get("format")
-    if isinstance(form, dict) and form.get("type", "text") != "text":
-        raise UnsupportedError(
-            "text.format is not supported by this server: ask for JSON in the prompt, or offer a tool",
-            param="text.format",
-        )
+    kind = form.get("type", "text") if isinstance(form, dict) else "text"
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return AnswerFormat("", "text.format")
+        case "json_schema" if isinstance(form, dict) and isinstance(form.get("schema"), dict):
+            return AnswerFormat(json_text(form["schema"]), "text.format")
+    raise RequestError(
+        'text.format: expected a format of type "text", "json_object" or "json_schema", with its schema',
+        param="text.format",
+    )
 
 
-def _choice(choice: Any) -> str:
+def _choice(body: ResponsesBody) -> ToolChoice | None:
+    choice, name = body.tool_choice, ""
     if isinstance(choice, dict):
+        name = str(choice.get("name") or "")
         choice = choice.get("type")
-    return "auto" if choice is None else str(choice)
+    if choice == "none":
+        return None
+    if choice not in (None, "auto", "required", "function"):
+        raise UnsupportedError(
+            f"tool_choice: {str(choice)[:40]!r} is not supported: functions can be forced, all or one by name",
+            param="tool_choice",
+        )
+    if choice == "function" and not name:
+        wrong("tool_choice.name", "a non-empty string")
+    single = body.parallel_tool_calls is False
+    return ToolChoice(
+        forced=choice in ("required", "function"),
+        name=name,
+        single=single,
+        param="parallel_tool_calls" if single and choice in (None, "auto") else "tool_choice",
+    )
 
 
 def _tools(bodies: Sequence[Any]) -> Tools:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ajet_core.errors import UnsupportedError
+from ajet_core.errors import RequestError
 from ajet_core.server.dialects.bodies import wrong
+from ajet_core.server.dialects.constraints import ToolChoice
 from ajet_core.server.rendering.messages import ToolSpec
 
 
@@ -21,28 +22,17 @@ class Tools:
     offered: tuple[ToolSpec, ...] = ()
     unknown: tuple[str, ...] = ()
 
-    def chosen(
-        self, choice: str, *, parallel: bool | None, name: str
-    ) -> tuple[ToolSpec, ...] | None:
+    def chosen(self, choice: ToolChoice | None) -> tuple[ToolSpec, ...] | None:
         """What the model is shown.
 
-        :param choice: "auto", "none", or anything that forces a call.
-        :param parallel: False if it must call no more than one.
-        :param name: of the field that says so, for errors.
-        :raises UnsupportedError: it cannot be held to that.
+        :param choice: None if it shall call none.
+        :raises RequestError: it must call one, and there is none.
         """
-        if choice == "none":
+        if choice is None:
             return None
-        if choice != "auto":
-            raise UnsupportedError(
-                f'{name} must be "auto" or "none": this server cannot force the model to call a tool',
-                param=name,
-            )
-        if self.offered and parallel is False:
-            raise UnsupportedError(
-                "parallel_tool_calls: false is not supported by this server: the model decides how many tools it calls; "
-                "leave it out and run the calls one after the other",
-                param="parallel_tool_calls",
+        if choice.forced and not self.offered:
+            raise RequestError(
+                f"{choice.param}: there are no tools to be called", param=choice.param
             )
         return self.offered or None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from ajet_backend_torch.forward import CachedModel
 from ajet_backend_torch.requests import ActiveRequest, Post
 from ajet_backend_torch.sampling import RowSampling, Sampled, sample
+from ajet_backend_torch.shaping import Shaping
 from ajet_backend_torch.slots import SlotTable
 from ajet_core.errors import AjetError, EngineError
 from ajet_core.interfaces import EngineStats, FinishReason
@@ -44,6 +46,7 @@ class Batcher:
         self._running: dict[int, ActiveRequest] = {}
         self._streams: set[int] = set()
         self._tops: set[int] = set()
+        self._shaped: set[int] = set()
         self._to_prefill: list[int] = []
         self._requests = 0
         self._prompt_tokens = 0
@@ -146,6 +149,8 @@ class Batcher:
                 self._streams.add(slot)
             if request.request.sampling.top_logprobs:
                 self._tops.add(slot)
+            if request.shaping is not None:
+                self._shaped.add(slot)
         self._waiting = left
 
     def _prefill(self) -> None:
@@ -196,6 +201,8 @@ class Batcher:
         self._sampled_tokens += len(rows)
         if self._tops:
             self._keep_top(rows, sampled)
+        for lane, shaping in self._shapings(rows):
+            shaping.take(int(ids[lane]))
         stopped = table.stop[rows, ids]
         ended = stopped | (places + 1 >= table.end[rows])
         broken = ~np.isfinite(logprobs)
@@ -211,7 +218,25 @@ class Batcher:
             for slot, by_stop in zip(rows[ended].tolist(), stopped[ended].tolist(), strict=True):
                 self._finish(slot, "stop" if by_stop else "length")
 
+    def _shapings(self, rows: NDArray[np.int64]) -> list[tuple[int, Shaping]]:
+        """(place in `rows`, shaping) of those that have one."""
+        if not self._shaped:
+            return []
+        found = ((lane, self._running[slot].shaping) for lane, slot in enumerate(rows.tolist()))
+        return [(lane, shaping) for lane, shaping in found if shaping is not None]
+
     def _row_sampling(self, rows: NDArray[np.int64], device: torch.device) -> RowSampling:
+        plain = self._plain_sampling(rows, device)
+        shapings = self._shapings(rows)
+        if not shapings:
+            return plain
+        return replace(
+            plain,
+            shaped_rows=torch.tensor([lane for lane, _ in shapings], device=device),
+            shaping=torch.stack([shaping.row() for _, shaping in shapings]).to(device),
+        )
+
+    def _plain_sampling(self, rows: NDArray[np.int64], device: torch.device) -> RowSampling:
         table = self._table
         if table.is_plain(rows):
             return RowSampling()
@@ -270,6 +295,7 @@ class Batcher:
         del self._running[slot]
         self._streams.discard(slot)
         self._tops.discard(slot)
+        self._shaped.discard(slot)
         if slot in self._to_prefill:
             self._to_prefill.remove(slot)
         self._table.release(slot)

@@ -46,7 +46,11 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
             settings="ajet_backend_torch.settings:TorchEngineSettings",
             summary="Slot KV cache over any Hugging Face causal LM, on CPU or one GPU",
             capabilities=EngineCapabilities(
-                weight_channels=ACCEPTED_CHANNELS, max_top_logprobs=MAX_TOP_LOGPROBS, seed=True
+                weight_channels=ACCEPTED_CHANNELS,
+                max_top_logprobs=MAX_TOP_LOGPROBS,
+                seed=True,
+                penalties=True,
+                grammar=True,
             ),
         ),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet_backend_torch.shaping import Shaping
 from ajet_core.errors import AjetError
 from ajet_core.interfaces import FinishReason, GenerateChunk, GenerateRequest
 
@@ -25,12 +26,14 @@ class ActiveRequest:
     :param slot: the KV slot, -1 while it waits.
     :param sent: sampled tokens that were handed to the caller.
     :param versions: (number of sampled tokens before, policy version) in order.
+    :param shaping: what its tokens are drawn from, if that is not the policy itself.
     :param top_logprobs: one list for each sampled token that was not sent yet, when asked for.
     """
 
     request: GenerateRequest
     prompt: NDArray[np.int32]
     mail: asyncio.Queue[Outcome]
+    shaping: Shaping | None = None
     slot: int = -1
     sent: int = 0
     versions: list[tuple[int, int]] = field(default_factory=list)

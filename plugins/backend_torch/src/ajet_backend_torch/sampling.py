@@ -17,6 +17,8 @@ class RowSampling:
     :param top_p: [m] float32, 1 is off.
     :param top_k: [m] int64, the vocabulary size where it is off.
     :param cut_width: the largest of `top_k`, known beforehand so that a GPU need not be asked.
+    :param shaped_rows: [s] int64, rows that are not drawn from the policy itself; None: none.
+    :param shaping: [s, vocabulary] float32, what is added to their logits before they are drawn from.
     """
 
     temperature: torch.Tensor | None = None
@@ -25,6 +27,8 @@ class RowSampling:
     top_p: torch.Tensor | None = None
     top_k: torch.Tensor | None = None
     cut_width: int = 0
+    shaped_rows: torch.Tensor | None = None
+    shaping: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +54,26 @@ def sample(logits: torch.Tensor, rows: RowSampling, uniforms: torch.Tensor) -> S
     :param uniforms: [n] float64 in [0, 1).
     """
     logits = logits.float()
+    drawn_from = logits
+    if rows.shaped_rows is not None and rows.shaping is not None:
+        drawn_from = logits.index_add(0, rows.shaped_rows, rows.shaping)
     if rows.temperature is not None:
+        is_shaped = drawn_from is not logits
         logits = logits / rows.temperature[:, None]
+        drawn_from = drawn_from / rows.temperature[:, None] if is_shaped else logits
     logprobs = torch.log_softmax(logits, -1)
-    ids = _invert(logprobs.exp(), uniforms)
+    drawn = logprobs if drawn_from is logits else torch.log_softmax(drawn_from, -1)
+    ids = _invert(drawn.exp(), uniforms)
     if rows.cut_rows is not None and rows.top_p is not None and rows.top_k is not None:
         ids[rows.cut_rows] = _sample_cut(
-            logprobs[rows.cut_rows],
+            drawn[rows.cut_rows],
             rows.top_p,
             rows.top_k,
             rows.cut_width,
             uniforms[rows.cut_rows],
         )
     if rows.greedy is not None:
-        ids = torch.where(rows.greedy, logprobs.argmax(-1), ids)
+        ids = torch.where(rows.greedy, drawn.argmax(-1), ids)
     chosen = logprobs.gather(1, ids[:, None])[:, 0]
     return Sampled(ids=ids, logprobs=chosen, all_logprobs=logprobs)
 
