@@ -155,8 +155,8 @@ class WorkerSettings(_Section):
     :param python: interpreter by component, as ``engine:NAME``, ``trainer:NAME``, or ``NAME`` for both; ``env:NAME``
         is that of an environment made by ``ajet env create``. Only here, never in a run's configuration: a
         client must not choose what the server executes.
-    :param environments: the directory such environments are in; ``.venvs`` of the working directory, and of those
-        above the run directory, if it is not set.
+    :param environments: the directory such environments are in; ``.venvs`` of the working directory, of those above
+        the run directory, and beside the virtual environment the server runs in, if it is not set.
     :param collective_host: address of this machine that a trainer listens at for the weight channel ``collective``. Model
         servers of other machines need one they can reach, in a network you trust: weights go over it in the clear.
     """
@@ -171,8 +171,8 @@ class ModelServerSettings(_Section):
 
     Only here, never in a run's configuration: a client must not choose what the server executes, nor whom it talks to.
 
-    :param python: interpreter to start them with; if not set, an environment named after the engine, or the worker's
-        own interpreter.
+    :param python: interpreter to start them with; if not set, the worker's own interpreter if it has the engine, or an
+        environment named after the engine.
     :param arguments: added to their command line; what agentjet itself decides is refused.
     :param urls: servers that run already, one a replica; none are started then.
     :param api_key: what those ask for.

@@ -21,6 +21,14 @@ TAGS = ("manylinux1", "manylinux2010", "manylinux2014", *(f"manylinux_2_{n}" for
 SOURCES_ONLY = ("antlr4-python3-runtime==4.9.3",)
 # What was run (on a CPU), or is named by the project itself.
 LINES = {
+    # What users type first; the servers are in an environment of their own then.
+    "agentjet[verl,vllm]": {
+        "verl": ("0.9.1", "0.10"),
+        "torch": ("2.11", "2.14"),
+        "transformers": ("5.9", "5.24"),
+        "hydra-core": ("1.3", "2"),
+        "ray": ("2.41", "3"),
+    },
     "agentjet[verl,vllm-cuda]": {
         "verl": ("0.9.1", "0.10"),
         "vllm": ("0.31", "0.33"),

@@ -31,6 +31,10 @@ REQUIRED = {
         "ajet_core/inspect/page/page.html",
         "ajet_core/environments/recipes/vllm.toml",
         "ajet_core/environments/recipes/vllm-cpu.txt",
+        "ajet_core/testing/engine_suite.py",
+        "ajet_core/testing/trainer_suite.py",
+        "ajet_core/testing/store_suite.py",
+        "ajet_core/testing/merger_suite.py",
     ),
     "agentjet-backend-torch": ("ajet_backend_torch/py.typed",),
     "agentjet-engine-sglang": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
@@ -14,8 +15,10 @@ from ajet_core.collective.wire import (
     Backend,
     Done,
     Failed,
+    Gone,
     Group,
     Join,
+    Ready,
     Request,
     Send,
     TensorSpec,
@@ -29,6 +32,8 @@ from ajet_core.interfaces import WeightUpdate
 T = TypeVar("T")
 
 _CONNECT_SECONDS = 10.0
+_JOIN_SECONDS = 60.0
+_LEAVE_SECONDS = 5.0
 
 
 class GroupMember(ABC):
@@ -66,7 +71,7 @@ class WeightReceiver:
 
     def __init__(self, member: GroupMember) -> None:
         self._member = member
-        self._location = ""
+        self._sender = ("", "")
         self._joined = False
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -78,19 +83,39 @@ class WeightReceiver:
         :raises EngineError: it failed, and what the server serves is not known.
         """
         tensors = tensors_of(update)
-        if self._location != update.location:
+        sender = update.location, update.metadata.get("token", "")
+        if self._sender != sender:
             await self._join(update)
+            self._sender = sender
         await self._ask(Send(policy_version=update.policy_version))
+        match await self._answer_if_there():
+            case Ready():
+                pass
+            case Gone():
+                raise WeightsGoneError(
+                    f"the weights of policy version {update.policy_version} are not offered any more"
+                )
+            case other:
+                raise EngineError(f"the sender of weights said {other!r} when asked for some")
         await self._both(self._member.take(tensors), self._answered("sending the weights"))
 
     async def close(self) -> None:
-        """Hang up; the sender leaves the group then."""
-        writer, self._writer, self._reader, self._location = self._writer, None, None, ""
+        """Hang up, and have the server leave the group, as the sender does then."""
+        self._hang_up()
+        if self._joined:
+            self._joined = False
+            # One that is gone, or hangs, has left as far as anybody can say.
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(_LEAVE_SECONDS):
+                    await self._member.leave()
+
+    def _hang_up(self) -> None:
+        writer, self._writer, self._reader, self._sender = self._writer, None, None, ("", "")
         if writer is not None:
             writer.close()
 
     async def _join(self, update: WeightUpdate) -> None:
-        await self.close()
+        self._hang_up()
         if self._joined:
             self._joined = False
             await self._member.leave()
@@ -108,12 +133,16 @@ class WeightReceiver:
         await self._ask(
             Join(token=update.metadata["token"], ranks=member.ranks(), backends=member.backends())
         )
-        group = await self._answer("joining the group")
+        try:
+            async with asyncio.timeout(_JOIN_SECONDS):
+                group = await self._answer("joining the group")
+        except TimeoutError:
+            self._hang_up()
+            raise EngineError("the sender of weights named no group in time") from None
         if not isinstance(group, Group):
             raise EngineError(f"the sender of weights named no group but said {group!r}")
         self._joined = True
         await self._both(member.join(group), self._answered("meeting the group"))
-        self._location = update.location
 
     async def _both(self, ours: Awaitable[None], theirs: Awaitable[None]) -> None:
         """Wait for both ends; the first that fails is told, because the other would wait for it."""
@@ -124,7 +153,7 @@ class WeightReceiver:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self.close()
+            self._hang_up()
             raise
 
     async def _answered(self, doing: str) -> None:
@@ -138,8 +167,19 @@ class WeightReceiver:
         try:
             await self._writer.drain()
         except OSError as error:
-            await self.close()
+            self._hang_up()
             raise WeightsGoneError(f"the sender of weights is gone: {error}") from error
+
+    async def _answer_if_there(self) -> Answer:
+        """What the sender says before any server was told of anything.
+
+        :raises WeightsGoneError: it says nothing any more.
+        """
+        try:
+            return await self._answer("asking for weights")
+        except EngineError as error:
+            self._hang_up()
+            raise WeightsGoneError(error.message) from error
 
     async def _answer(self, doing: str) -> Answer:
         assert self._reader is not None, "it was joined"

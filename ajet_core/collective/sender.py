@@ -8,7 +8,7 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,8 +21,10 @@ from ajet_core.collective.wire import (
     Backend,
     Done,
     Failed,
+    Gone,
     Group,
     Join,
+    Ready,
     Send,
     TensorSpec,
     encoded,
@@ -84,7 +86,6 @@ class WeightSender:
         self._server: asyncio.Server | None = None
         self._port = 0
         self._connections: set[asyncio.Task[None]] = set()
-        self._groups = 0
 
     def publish(self, module: nn.Module, policy_version: int) -> WeightUpdate:
         """Offer the weights of `module` as they are.
@@ -100,6 +101,8 @@ class WeightSender:
             )
         if self._thread is None:
             self._listen()
+        # Not three times in memory: those who ask for it are told that there will be others.
+        self._offer = None
         tensors = {name: tensor.detach().clone() for name, tensor in file_tensors(module).items()}
         self._offer = _Offer(policy_version, tensors)
         specs = [
@@ -176,64 +179,75 @@ class WeightSender:
 
         async with asyncio.timeout(_JOIN_SECONDS):
             first = read_request(await reader.readline())
-        if not isinstance(first, Join) or not hmac.compare_digest(first.token, self._token):
+        known = self._token.encode()
+        if not isinstance(first, Join) or not hmac.compare_digest(first.token.encode(), known):
             await answer(Failed(error="this is not the sender's token"))
             return
         try:
             backend, device = self._backend(first)
             listener = socket.create_server((self._host, 0), family=_family(self._host))
-            self._groups += 1
             group = Group(
-                name=f"ajet-weights-{self._groups}",
+                # A server of somebody else's may still be in groups of other senders.
+                name=f"ajet-weights-{secrets.token_hex(8)}",
                 host=self._host,
                 port=listener.getsockname()[1],
                 world_size=1 + first.ranks,
                 backend=backend,
             )
             await answer(group)
-            member.store, member.group = await _in_thread(lambda: meet(group, 0, listener.detach()))
+            met = _in_thread(lambda: meet(group, 0, listener.detach()))
+            member.store, member.group = await _unless_hung_up(reader, met)
             member.device = device
             await answer(Done())
             while line := await reader.readline():
                 request = read_request(line)
                 if not isinstance(request, Send):
                     raise ValueError("a receiver joins once")
-                await _in_thread(partial(self._broadcast, member, request.policy_version))
+                offer = self._offer
+                if offer is None or offer.policy_version != request.policy_version:
+                    await answer(Gone())
+                    continue
+                await answer(Ready())
+                await _unless_hung_up(reader, _in_thread(partial(_broadcast, member, offer)))
                 await answer(Done())
         except (AjetError, RuntimeError) as error:
             # RuntimeError is what torch raises for whatever goes wrong in a group.
-            await answer(Failed(error=str(error).splitlines()[0]))
+            await answer(Failed(error=str(error).partition("\n")[0]))
 
     def _backend(self, join: Join) -> tuple[Backend, Any]:
         """The best that both can use, and the device that tensors have to be on for it."""
         import torch
 
+        device = torch.device("cpu")
+        if self._offer is not None:
+            device = next(iter(self._offer.tensors.values())).device
         for backend in join.backends:
-            if backend == "gloo" and torch.distributed.is_gloo_available():
-                return "gloo", torch.device("cpu")
+            # Weights that are on no GPU would need one of their own to be sent from.
             if (
                 backend == "nccl"
-                and torch.cuda.is_available()
+                and device.type == "cuda"
                 and torch.distributed.is_nccl_available()
             ):
-                return "nccl", torch.device("cuda", torch.cuda.current_device())
+                return "nccl", device
+            if backend == "gloo" and torch.distributed.is_gloo_available():
+                return "gloo", torch.device("cpu")
         raise TrainerError(
             f"trainer and engine have no backend for collectives in common: the engine has {', '.join(join.backends)}"
         )
 
-    def _broadcast(self, member: _Member, policy_version: int) -> None:
-        from torch import distributed
 
-        offer = self._offer
-        if offer is None or offer.policy_version != policy_version:
-            raise TrainerError(
-                f"the weights of policy version {policy_version} are not offered any more"
-            )
-        assert member.group is not None, "it was met first"
-        options = distributed.BroadcastOptions()
-        options.rootRank = 0
-        for tensor in offer.tensors.values():
-            member.group.broadcast([tensor.to(member.device).contiguous()], options).wait()
+def _broadcast(member: _Member, offer: _Offer) -> None:
+    import torch
+    from torch import distributed
+
+    assert member.group is not None, "it was met first"
+    if member.device.type == "cuda":
+        torch.cuda.set_device(member.device)
+    options = distributed.BroadcastOptions()
+    options.rootRank = 0
+    options.timeout = timedelta(seconds=BROADCAST_SECONDS)
+    for tensor in offer.tensors.values():
+        member.group.broadcast([tensor.to(member.device).contiguous()], options).wait()
 
 
 def meet(group: Group, rank: int, listener: int | None) -> tuple[Any, Any]:
@@ -264,7 +278,8 @@ def meet(group: Group, rank: int, listener: int | None) -> tuple[Any, Any]:
     keys: Any = distributed.PrefixStore(group.name, store)
     for prefix in (f"{group.name}/", f"{device}/"):
         keys = distributed.PrefixStore(prefix, keys)
-    limit = timedelta(seconds=BROADCAST_SECONDS)
+    # To meet in; a broadcast has a limit of its own.
+    limit = timedelta(seconds=MEET_SECONDS)
     if group.backend == "nccl":
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = limit
@@ -300,6 +315,25 @@ def _as_in_files(module: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[st
 
 def _family(host: str) -> int:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+async def _unless_hung_up(reader: asyncio.StreamReader, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which whoever asked for it is not to interrupt.
+
+    :raises ConnectionError: they hung up meanwhile, or said something. The thread is left behind: torch lets go of a
+        peer that is gone, or after a time.
+    """
+    task = asyncio.ensure_future(work)
+    hears = asyncio.ensure_future(reader.read(1))
+    try:
+        await asyncio.wait([task, hears], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ConnectionError("it hung up in the middle")
+        return task.result()
+    finally:
+        task.cancel()
+        hears.cancel()
+        await asyncio.gather(task, hears, return_exceptions=True)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

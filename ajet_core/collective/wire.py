@@ -1,8 +1,8 @@
 """What a sender of weights and those who receive them say to each other: lines of JSON over TCP.
 
 A receiver joins, is told where the group meets, and is answered once more when all of it have met. Then it asks for weights
-as often as it likes, and is answered when all tensors have been broadcast, from rank 0, in the order in which they are listed.
-The connection stands for the group: where it ends, the group ends.
+as often as it likes: it is told that they are about to be broadcast, or that there are others by now, and is answered once more
+when all tensors have been broadcast, from rank 0, in the order in which they are listed. The connection stands for the group: where it ends, the group ends.
 """
 
 from __future__ import annotations
@@ -60,6 +60,18 @@ class Group(_Line):
     backend: Backend
 
 
+class Ready(_Line):
+    """The broadcast begins."""
+
+    kind: Literal["ready"] = "ready"
+
+
+class Gone(_Line):
+    """Other weights are offered by now."""
+
+    kind: Literal["gone"] = "gone"
+
+
 class Done(_Line):
     """It has been done."""
 
@@ -85,7 +97,7 @@ class TensorSpec(_Line):
 
 
 Request = Join | Send
-Answer = Group | Done | Failed
+Answer = Group | Ready | Gone | Done | Failed
 _REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 _ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="kind")])
 _SPECS = TypeAdapter(list[TensorSpec])

@@ -242,17 +242,23 @@ class ServedEngine(Engine):
             self._refresh()
 
     async def sleep(self) -> None:
-        """Free the servers' device memory; no requests are answered meanwhile."""
+        """Free the servers' device memory; no requests are answered meanwhile.
+
+        :raises EngineError: a server cannot.
+        """
         await self.pause()
         for one in self._replicas:
             if one.up:
-                await self._asked(one, one.server.sleep())
+                await self._told(one, one.server.sleep())
 
     async def wake(self) -> None:
-        """Undo `sleep`."""
+        """Undo `sleep`.
+
+        :raises EngineError: a server cannot.
+        """
         for one in self._replicas:
             if one.up:
-                await self._asked(one, one.server.wake())
+                await self._told(one, one.server.wake())
         await self.resume()
 
     async def stats(self) -> EngineStats:
@@ -445,6 +451,13 @@ class ServedEngine(Engine):
         try:
             await asking
         except (EngineError, ServerGoneError) as error:
+            self._lose(one, str(error))
+
+    async def _told(self, one: Replica, asking: Awaitable[None]) -> None:
+        """As `_asked`, but what a server says against it is raised."""
+        try:
+            await asking
+        except ServerGoneError as error:
             self._lose(one, str(error))
 
     async def _look(self, one: Replica) -> None:

@@ -428,6 +428,24 @@ class EngineSuite:
             assert set(answer.versions) == {version}
             self.assert_exact(0, prompt, answer)
 
+    async def test_nothing_is_left_of_requests(self, engine: Engine) -> None:
+        """Of those that ended and of those that were cancelled: no load, no tasks."""
+        await self.serve(engine, 0)
+        await ask(engine, self.prompts(1, seed=21)[0], max_tokens=4)
+        await until(engine, lambda stats: stats.running + stats.waiting == 0)
+        before = len(asyncio.all_tasks())
+        tasks = [
+            asyncio.create_task(ask(engine, prompt, max_tokens=40))
+            for prompt in self.prompts(24, seed=22)
+        ]
+        await until(engine, lambda stats: stats.running + stats.waiting > 0)
+        for task in tasks[::2]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await until(engine, lambda stats: stats.running + stats.waiting == 0)
+        while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 - tasks have no event for it
+            await asyncio.sleep(0)
+
     async def test_what_it_measures_can_be_read(self, engine: Engine) -> None:
         """In the text format of Prometheus, if there is anything."""
         parser = pytest.importorskip("prometheus_client.parser")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 from dataclasses import replace
@@ -200,6 +201,16 @@ class TrainerSuite:
             assert states[-1] != before
         assert states[0] == states[1]
 
+    def test_steps_leave_no_tensors_behind(self, tmp_path: Path) -> None:
+        """What one step took is free before the next."""
+        trainer = self.make_trainer(tmp_path)
+        for step in range(1, 4):
+            trainer.step(self.make_batch(step))
+        before = _live_tensors()
+        for step in range(4, 8):
+            trainer.step(self.make_batch(step))
+        assert _live_tensors() <= before
+
     def test_an_unknown_weight_channel_is_refused(self, tmp_path: Path) -> None:
         """By name."""
         with pytest.raises(TrainerError, match="no-such-channel"):
@@ -240,6 +251,11 @@ class TrainerSuite:
         trainer = self.make_trainer(tmp_path / "run")
         trainer.export(tmp_path / "export")
         assert (tmp_path / "export" / "config.json").is_file()
+
+
+def _live_tensors() -> int:
+    gc.collect()
+    return sum(type(one).__name__ in {"Tensor", "Parameter"} for one in gc.get_objects())
 
 
 def _tensors(directory: Path) -> dict[str, Any]:

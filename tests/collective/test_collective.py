@@ -130,11 +130,50 @@ async def test_a_sender_that_is_gone_is_told_from_one_that_fails(sender: WeightS
     assert process.joined == 0
 
 
-async def test_versions_that_are_not_offered_any_more_are_refused(sender: WeightSender) -> None:
+async def test_versions_that_are_not_offered_any_more_leave_the_server_as_it_is(
+    sender: WeightSender,
+) -> None:
     old = sender.publish(make_model(0), 1)
-    sender.publish(make_model(1), 2)
-    with pytest.raises(EngineError, match="policy version 1 are not offered any more"):
-        await WeightReceiver(ThreadedMember()).receive(old)
+    latest = sender.publish(make_model(1), 2)
+    process = ThreadedMember()
+    receiver = WeightReceiver(process)
+    with pytest.raises(WeightsGoneError, match="policy version 1 are not offered any more"):
+        await receiver.receive(old)
+    assert not process.received
+    await receiver.receive(latest)
+    assert process.received
+    assert process.joined == 1
+
+
+async def test_a_sender_that_dies_between_two_updates_leaves_the_server_as_it_is(
+    sender: WeightSender,
+) -> None:
+    process = ThreadedMember()
+    receiver = WeightReceiver(process)
+    update = sender.publish(make_model(0), 1)
+    await receiver.receive(update)
+    process.received = {}
+    await asyncio.to_thread(sender.close)
+    with pytest.raises(WeightsGoneError):
+        await receiver.receive(update)
+    assert not process.received
+
+
+async def test_a_receiver_that_is_closed_has_its_server_leave(sender: WeightSender) -> None:
+    process = ThreadedMember()
+    receiver = WeightReceiver(process)
+    await receiver.receive(sender.publish(make_model(0), 1))
+    await receiver.close()
+    assert process.left == 1
+    await receiver.close()
+    assert process.left == 1
+
+
+async def test_a_token_in_another_script_is_as_wrong_as_any(sender: WeightSender) -> None:
+    update = sender.publish(make_model(0), 1)
+    odd = replace(update, metadata={**update.metadata, "token": "\u043a\u043b\u044e\u0447"})
+    with pytest.raises(EngineError, match="not the sender's token"):
+        await WeightReceiver(ThreadedMember()).receive(odd)
 
 
 async def test_only_who_has_the_token_is_answered(sender: WeightSender) -> None:

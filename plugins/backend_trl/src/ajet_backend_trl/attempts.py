@@ -186,6 +186,10 @@ class BatchStep:
                 tallies = gather_object([tally])
                 tally.merge(tallies[:mine] + tallies[mine + 1 :])
         except Exception as error:
+            if self._processes > 1 and not isinstance(error, TrainerError):
+                # The others are at it still: what all do together, as restoring may be, would wait for them for ever.
+                optimiser.torn = True
+                raise
             optimiser.zero_grad()
             if before is not None:
                 optimiser.restore(before)

@@ -82,6 +82,13 @@ class SglangEngine(ServedEngine):
             raise
         return Launched(server, process)
 
+    async def sleep(self) -> None:
+        """Not offered: it needs a memory allocator of SGLang's own.
+
+        :raises EngineError: always, with nothing changed.
+        """
+        raise EngineError("the engine 'sglang' cannot sleep")
+
 
 def _server(address: Address, model: ModelConfig) -> SglangServer:
     return SglangServer(HttpClient(address), model)

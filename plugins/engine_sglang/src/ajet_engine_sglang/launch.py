@@ -23,6 +23,7 @@ _DENIED = """
     --served-model-name --host --port --api-key --admin-api-key --config --device --ssl-keyfile --ssl-certfile
     --incremental-streaming-output --stream-interval --enable-metrics --max-running-requests --max-total-tokens
     --mem-fraction-static --tensor-parallel-size --tp-size --tp --data-parallel-size --dp-size --dp
+    --pipeline-parallel-size --pp-size --pp
     --speculative-algorithm --rl-on-policy-target --enable-custom-logit-processor --trust-remote-code
     --json-model-override-args --load-format --download-dir --revision --enable-deterministic-inference
 """
@@ -78,6 +79,8 @@ class LaunchPlan:
         """All of it. Replicas on GPUs get GPUs of their own, one after the other."""
         options = self.options
         found = server_environment(IN_SERVER) | {"SERVED_API_KEY": key}
+        # Weights that are broadcast to it come from this machine.
+        found.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if self.cpu:
             found |= {"SGLANG_USE_CPU_ENGINE": "0", "OMP_NUM_THREADS": str(options.threads)}
         elif options.replicas > 1:

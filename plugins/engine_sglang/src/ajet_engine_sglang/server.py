@@ -74,6 +74,11 @@ class SglangServer(ModelServer):
                 f"the model does not fit: the SGLang server has room for {room} tokens of a prompt and its completion, "
                 f"and {wanted} are asked for; {_HOW_TO_FIT}"
             )
+        if any(int(served.get(name) or 1) > 1 for name in ("dp_size", "pp_size")):
+            raise EngineError(
+                "start the SGLang server without --dp-size and --pp-size: weights come to its parts by tensor parallelism "
+                "alone; have several servers instead"
+            )
         self._member.describe(int(served["tp_size"]), gpu=served["device"] != "cpu")
         return EngineInfo(min(wanted, room), int(config["vocab_size"]))
 

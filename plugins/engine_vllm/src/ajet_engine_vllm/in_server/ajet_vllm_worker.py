@@ -11,6 +11,7 @@ packed its own copy, which would stay the old one (vLLM 0.32).
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -95,7 +96,13 @@ class WorkerExtension:
             options._timeout = _BROADCAST
             self.ajet_group = distributed.ProcessGroupNCCL(keys, rank, size, options)
         else:
-            self.ajet_group = distributed.ProcessGroupGloo(keys, rank, size, _BROADCAST)
+            options = distributed.ProcessGroupGloo._Options()
+            # At the address that the sender is reached from, and not wherever this machine's name leads.
+            with socket.create_connection((said["host"], said["port"])) as way:
+                own = way.getsockname()[0]
+            options._devices = [distributed.ProcessGroupGloo.create_device(hostname=own)]
+            options._timeout = _BROADCAST
+            self.ajet_group = distributed.ProcessGroupGloo(keys, rank, size, options)
         self.ajet_store = store
 
     def ajet_leave_group(self) -> None:
