@@ -15,6 +15,7 @@ from ajet_core.server.rendering.messages import ToolSpec
 from ajet_core.server.rendering.renderer import ChatRenderer
 
 _OBJECT: dict[str, Any] = {"type": "object"}
+_WHITE_SPACE = r"[ \n\t]{0,32}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,8 @@ class Constraints:
                 f"{wanted.param} is not supported with this model: its answers begin with reasoning",
                 param=wanted.param,
             )
-        return f"start: %json {wanted.schema or json.dumps(_OBJECT)}\n"
+        schema = json.loads(wanted.schema) if wanted.schema else _OBJECT
+        return f"start: %json {_with_spaces(schema)}\n"
 
     def calls(self, choice: ToolChoice, tools: Sequence[ToolSpec]) -> str:
         """The grammar of an answer that calls tools as it must.
@@ -168,7 +170,15 @@ def _body(tool: ToolSpec, form: _CallFormat) -> str:
     for key in ("$defs", "definitions"):
         if key in arguments:
             schema[key] = arguments[key]
-    return json.dumps(schema)
+    return _with_spaces(schema)
+
+
+def _with_spaces(schema: dict[str, Any]) -> str:
+    """A schema as JSON text, with as much white space between values as anybody needs.
+
+    A model that may write any amount of it goes on for ever, sooner or later.
+    """
+    return json.dumps({**schema, "x-guidance": {"whitespace_pattern": _WHITE_SPACE}})
 
 
 def _object(arguments: Any) -> Any:

@@ -7,6 +7,7 @@ from scripted import MOVE, USER, body
 
 from ajet_core.errors import RequestError, UnsupportedError
 from ajet_core.server.dialects.chat_request import read_chat_request
+from ajet_core.server.dialects.constraints import ToolChoice
 from ajet_core.server.rendering.messages import ChatMessage, ToolCall
 
 
@@ -144,14 +145,7 @@ def test_tool_choice_none_offers_no_tools():
 @pytest.mark.parametrize(
     ("param", "value"),
     [
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "move"}}),
-        ("parallel_tool_calls", False),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {}}),
-        ("logit_bias", {"5": 1}),
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", -0.5),
+        ("response_format", {"type": "grammar"}),
         ("functions", [{"name": "f"}]),
         ("function_call", "auto"),
         ("audio", {"voice": "x"}),
@@ -188,8 +182,49 @@ def test_neutral_values_are_accepted(param, value):
     assert parse(**{param: value}).ignored == ()
 
 
-def test_parallel_tool_calls_mean_nothing_without_tools():
-    assert parse(parallel_tool_calls=False) == parse()
+@pytest.mark.parametrize(
+    ("settings", "choice"),
+    [
+        ({}, ToolChoice()),
+        ({"tool_choice": "auto"}, ToolChoice()),
+        ({"tool_choice": "required"}, ToolChoice(forced=True)),
+        ({"tool_choice": {"type": "function", "function": {"name": "move"}}}, ToolChoice(forced=True, name="move")),
+        ({"parallel_tool_calls": False}, ToolChoice(single=True, param="parallel_tool_calls")),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, ToolChoice(forced=True, single=True)),
+    ],
+)  # fmt: skip
+def test_whether_tools_must_be_called(settings, choice):
+    assert parse(tools=[MOVE], **settings).tool_choice == choice
+
+
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "perhaps", "tools": [MOVE]}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}, "tools": [MOVE]}, "tool_choice.function.name"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"frequency_penalty": 3}, "frequency_penalty"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_named(settings, param):
+    with pytest.raises(RequestError) as caught:
+        parse(**settings)
+    assert caught.value.param == param
+
+
+def test_formats_penalties_and_bias_are_read():
+    schema = {"type": "object"}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    request = parse(
+        response_format=form, logit_bias={"5": -1.5}, frequency_penalty=0.5, presence_penalty=-1
+    )
+    assert json.loads(request.answer_format.schema) == schema
+    assert request.logit_bias == ((5, -1.5),)
+    assert (request.frequency_penalty, request.presence_penalty) == (0.5, -1)
+    assert parse(response_format={"type": "json_object"}).answer_format.schema == ""
 
 
 @pytest.mark.parametrize(
