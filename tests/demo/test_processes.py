@@ -202,7 +202,9 @@ def finished(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo has what it needs, which the core alone does not."""
     monkeypatch.setattr(orchestrate, "NEEDED", ("json",))
+    monkeypatch.setattr(orchestrate, "check_components", lambda *_, **__: None)
 
 
 def test_a_finished_run_shows_its_summary_again(tmp_path: Path, packages: None) -> None:
@@ -222,7 +224,7 @@ def test_missing_packages_name_the_extra(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_interrupt_keeps_the_time_and_says_how_to_go_on(
     tmp_path: Path, packages: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: Any) -> Any:
+    def interrupt(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(orchestrate, "_train", interrupt)
@@ -239,7 +241,9 @@ def test_a_termination_stops_in_order_too(
     tmp_path: Path, packages: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(orchestrate, "_train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(
+        orchestrate, "_train", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
+    )
     with pytest.raises(KeyboardInterrupt):
         run_demo(DemoOptions(run_dir=tmp_path / "demo"), Console(quiet=True))
     assert signal.getsignal(signal.SIGTERM) is before
