@@ -96,7 +96,10 @@ class _Chunks:
                     yield self._chunk(writer.choice({"role": "assistant"}), **prompt)
                 case Grown(_, delta):
                     assert writer is not None, "a choice starts before it grows"
-                    if delta or writer.has_tokens:
+                    if delta.calls:
+                        for part in rest_json(delta, empty=False):
+                            yield self._chunk(writer.choice(part))
+                    elif delta or writer.has_tokens:
                         yield self._chunk(writer.choice(delta_json(delta)))
                 case Choice(_, _, answer, reason, rest):
                     assert writer is not None, "a choice starts before it ends"

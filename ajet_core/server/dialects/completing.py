@@ -244,7 +244,7 @@ class CompletionService:
 
     async def _events(self, exchange: Exchange, choice: int) -> AsyncGenerator[Event, None]:
         generation = self._generation(exchange, choice)
-        deltas = DeltaStream(generation, exchange.request)
+        deltas = DeltaStream(generation, exchange.request, self._token_hex)
         started = False
         try:
             async with aclosing(sample(self._engine, generation)) as progress:

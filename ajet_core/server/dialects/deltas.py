@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from ajet_core.server.dialects.answer import Answer
+from ajet_core.server.dialects.answer import Answer, TokenHex, make_answer
 from ajet_core.server.dialects.events import NOTHING, CallDelta, Delta
 from ajet_core.server.dialects.generation import Generation
 from ajet_core.server.dialects.request import ModelRequest
+from ajet_core.server.rendering.messages import ToolCall
+from ajet_core.server.rendering.renderer import Parsed
 
 # An answer of n tokens is parsed again after n/64 new ones, so all parses together are linear in n.
 _PARSES_PER_DOUBLING = 64
@@ -27,8 +29,10 @@ class DeltaStream:
 
     generation: Generation
     request: ModelRequest
+    token_hex: TokenHex
     _content: str = ""
     _reasoning: str = ""
+    _calls: list[ToolCall] = field(default_factory=list)
     _parsed_tokens: int = 0
 
     def grown(self) -> Delta:
@@ -50,7 +54,26 @@ class DeltaStream:
         if len(reasoning) > len(self._reasoning) and reasoning.startswith(self._reasoning):
             more = reasoning[len(self._reasoning) :]
             self._reasoning = reasoning
-        return Delta(more, self._new_content(_settled(parsed.content)))
+        return Delta(more, self._new_content(_settled(parsed.content)), self._new_calls(parsed))
+
+    def _new_calls(self, parsed: Parsed) -> tuple[CallDelta, ...]:
+        """Calls that are written to their end; the next token belongs to something else."""
+        if self.request.tools is None or parsed.malformed or len(parsed.calls) <= len(self._calls):
+            return ()
+        known = len(self._calls)
+        answer = make_answer(
+            replace(parsed, calls=parsed.calls[known:]),
+            tools_offered=True,
+            token_hex=self.token_hex,
+        )
+        taken = {call.id for call in self._calls}
+        if len(answer.tool_calls) < len(parsed.calls) - known or any(
+            call.id in taken for call in answer.tool_calls
+        ):
+            # Some of them are no calls after all; what becomes of them is seen at the end.
+            return ()
+        self._calls += answer.tool_calls
+        return tuple(_whole(index, call) for index, call in enumerate(self._calls))[known:]
 
     def _new_content(self, content: str) -> str:
         if len(content) <= len(self._content) or not content.startswith(self._content):
@@ -70,19 +93,21 @@ class DeltaStream:
             content = self._content
         if not reasoning.startswith(self._reasoning):
             reasoning = self._reasoning
-        return Answer(content, reasoning, answer.tool_calls)
+        calls = (*self._calls, *answer.tool_calls[len(self._calls) :])
+        return Answer(content, reasoning, calls)
 
     def rest(self, answer: Answer) -> Delta:
         """What completes what was sent to `answer`, which `given` returned."""
-        calls = [
-            CallDelta(index, call.id, call.name, call.arguments)
-            for index, call in enumerate(answer.tool_calls)
-        ]
+        calls = [_whole(index, call) for index, call in enumerate(answer.tool_calls)]
         return Delta(
             answer.reasoning[len(self._reasoning) :],
             answer.content[len(self._content) :],
-            tuple(calls),
+            tuple(calls[len(self._calls) :]),
         )
+
+
+def _whole(index: int, call: ToolCall) -> CallDelta:
+    return CallDelta(index, call.id, call.name, call.arguments)
 
 
 def _settled(text: str) -> str:

@@ -169,7 +169,11 @@ class _Stream:
     def text(self) -> Iterator[bytes]:
         """Be in a message."""
         if self._kind != "message":
-            yield from self._open("message", _message(self.exchange, "", "in_progress"))
+            item = _message(self.exchange, "", "in_progress")
+            if any(one["type"] == "message" for one in self.done):
+                # What was said after a call.
+                item["id"] += f"-{len(self.done)}"
+            yield from self._open("message", item)
             yield self._part("response.content_part.added")
 
     def closed(self, status: str = "completed") -> Iterator[bytes]:

@@ -68,6 +68,28 @@ async def test_tool_call_deltas():
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
+async def test_a_call_goes_out_when_it_is_written_and_not_at_the_end():
+    gate = gateway(f"Up.{CALL_TEXT}{CALL_TEXT}<|im_end|>", hold=asyncio.Event())
+    gate.engine.hold_at = len(gate.renderer.encode(f"Up.{CALL_TEXT}")) + 2
+    request = read_chat_request(body(USER, stream=True, tools=[MOVE]))
+    stream = gate.service.stream(gate.session, request, gate.record)
+    calls = []
+    while len(calls) < 2:
+        calls += json.loads(await anext(stream))["choices"][0]["delta"].get("tool_calls", [])
+    assert calls[0]["function"]["name"] == "move"
+    assert calls[1]["function"]["arguments"] == '{"direction": "up"}'
+    gate.engine.hold.set()
+    rest = [json.loads(chunk)["choices"][0]["delta"] async for chunk in stream]
+    more = [call for delta in rest for call in delta.get("tool_calls", [])]
+    assert [call["index"] for call in more] == [1, 1]
+    # The id that was told is the one that is recorded.
+    (recorded,) = gate.calls
+    assert [c["id"] for c in json.loads(recorded.answer.tool_calls)] == [
+        calls[0]["id"],
+        more[0]["id"],
+    ]
+
+
 async def test_the_call_is_recorded_before_the_finish_is_told():
     gate = gateway("x<|im_end|>")
     request = read_chat_request(body(USER, stream=True))
