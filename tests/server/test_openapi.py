@@ -23,4 +23,4 @@ async def test_every_route_documents_its_errors(server: Running) -> None:
     for operation in operations:
         assert operation["summary"]
         error = json.dumps(operation["responses"]["4XX"])
-        assert "ErrorBody" in error or "OpenAI's form" in error
+        assert "ErrorBody" in error or "the dialect's form" in error
