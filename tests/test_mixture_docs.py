@@ -36,11 +36,15 @@ def test_the_example_trains_a_mixture_and_changes_it(
     scope: dict[str, Any] = {"__name__": "example"}
     exec(compile(example(), "mixtures.md", "exec"), scope)
     asyncio.run(scope["main"](model=str(served / "model"), steps=3))
-    assert capsys.readouterr().out.splitlines() == [
+    *before, third = capsys.readouterr().out.splitlines()
+    assert before == [
         "1 {'math': 4.0, 'code': 3.0, 'terminal': 3.0}",
         "2 {'math': 4.0, 'code': 3.0, 'terminal': 3.0}",
-        "3 {'math': 2.0, 'code': 2.0, 'terminal': 6.0}",
     ]
+    # Parts of tasks of math that were begun before the change, and found no place to go on, are trained besides.
+    found = re.fullmatch(r"3 \{'math': (\d)\.0, 'code': 2\.0, 'terminal': 6\.0\}", third)
+    assert found is not None, third
+    assert 2 <= int(found.group(1)) <= 4
 
 
 def test_the_schedule_that_is_shown_is_one() -> None:
