@@ -37,6 +37,7 @@ AjetError                         internal_error          500
 ├── TrainerError                  trainer_error           500
 │   ├── StepRefusedError          step_refused            500
 │   └── WeightsLostError          weights_lost            500
+├── RoutingError                  routing_error           500
 ├── DeadlineError (TimeoutError)  deadline_exceeded       504
 └── ServerUnreachableError (ConnectionError)  server_unreachable 503
 ```
@@ -316,6 +317,13 @@ class WeightsLostError(TrainerError):
     """Weights or optimiser of the trainer are neither as before a step nor as after it: only a checkpoint helps."""
 
     type = "weights_lost"
+
+
+class RoutingError(AjetError):
+    """A model call of an episode cannot be told where to go, or none came through."""
+
+    type = "routing_error"
+    status = 500
 
 
 class DeadlineError(AjetError, TimeoutError):

@@ -84,7 +84,7 @@ class AsyncScopedEpisode(PendingEpisode):
 
 
 class AsyncSwarmClient:
-    """A client of one swarm server, to be shared by the tasks of one event loop.
+    """A client of one swarm server, to be shared by the tasks of an event loop; each loop has connections of its own.
 
     Requests are repeated, with growing pauses, where that is safe; ``retry_after`` of the server is
     honoured. Errors are those of `ajet_core.errors`, of the class they had on the server.

@@ -68,7 +68,7 @@ class AsyncSwarm:
     """A client of several swarm servers, each with a model of its own, that train on the same episodes.
 
     A joint episode has a part on each server. It is ended on all of them or aborted on all, whatever dies meanwhile.
-    To be shared by the tasks of one event loop.
+    To be shared by the tasks of an event loop; each loop has connections of its own.
 
     :param servers: the URL of each server, by the role of its model. The role that comes first in the alphabet is the
         arbiter's: its outcome is that of all.

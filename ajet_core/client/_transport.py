@@ -10,7 +10,9 @@ import contextlib
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakKeyDictionary
 
 from ajet_core.client._flows import Flow, Flows
 from ajet_core.client._sse import EventFeed
@@ -167,8 +169,19 @@ class SyncDriver:
         return self._http
 
 
+@dataclass(frozen=True, slots=True)
+class _OfLoop:
+    """What belongs to one event loop.
+
+    :param connecting: held while a protocol version is agreed on.
+    """
+
+    http: httpx.AsyncClient
+    connecting: asyncio.Lock
+
+
 class AsyncDriver:
-    """Runs flows over an `httpx.AsyncClient`."""
+    """Runs flows over an `httpx.AsyncClient` for each event loop that asks."""
 
     def __init__(
         self,
@@ -180,15 +193,14 @@ class AsyncDriver:
         self._transport = transport
         self._sleep = sleep
         self._closed = False
-        self._lock = asyncio.Lock()
-        self._http: httpx.AsyncClient | None = None
+        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = WeakKeyDictionary()
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections of this event loop; those of another one went with it."""
         self._closed = True
-        http, self._http = self._http, None
-        if http is not None:
-            await http.aclose()
+        mine = self._of_loop.pop(asyncio.get_running_loop(), None)
+        if mine is not None:
+            await mine.http.aclose()
 
     async def run(self, flow: Flow[R]) -> R:
         """The result of `flow`, after agreeing on a protocol version if that was not done yet."""
@@ -243,21 +255,24 @@ class AsyncDriver:
                 reply = failure
 
     async def _connected(self) -> httpx.AsyncClient:
-        http = self._ready()
+        mine = self._ready()
         if self._flows.version is None:
-            async with self._lock:
+            async with mine.connecting:
                 if self._flows.version is None:
-                    await self._drive(http, self._flows.connect())
-        return http
+                    await self._drive(mine.http, self._flows.connect())
+        return mine.http
 
-    def _ready(self) -> httpx.AsyncClient:
+    def _ready(self) -> _OfLoop:
         if self._closed:
             raise _closed_error("AsyncSwarmClient")
-        if self._http is None:
+        loop = asyncio.get_running_loop()
+        mine = self._of_loop.get(loop)
+        if mine is None:
             import httpx
 
-            self._http = httpx.AsyncClient(transport=self._transport, limits=_limits())
-        return self._http
+            http = httpx.AsyncClient(transport=self._transport, limits=_limits())
+            mine = self._of_loop[loop] = _OfLoop(http, asyncio.Lock())
+        return mine
 
 
 def _answer(response: httpx.Response, body: bytes) -> Answer:

@@ -56,7 +56,13 @@ class MergerSpec(ComponentSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSpec(ComponentSpec):
-    """An `ajet_core.interfaces.AgentAdapter`."""
+    """An `ajet_core.interfaces.AgentAdapter`.
+
+    :param framework: the module whose import tells that a program uses the framework, such as ``langchain_core``;
+        before that `target` is not imported.
+    """
+
+    framework: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Iterator
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -36,10 +37,23 @@ MAX_TOP_LOGPROBS = 5
 TokenId = Annotated[int, Field(ge=0)]
 
 
+class ScriptedReply(ComponentSettings):
+    """What is said to some prompts.
+
+    :param prompt: a regular expression that is searched for in the prompt's text, special tokens included, in which
+        ``.`` is any character.
+    :param says: texts, with the special tokens that shall end them; one is chosen by the request's id.
+    """
+
+    prompt: str
+    says: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
 class ScriptedEngineSettings(FaultSettings):
     """Settings of the engine ``scripted``.
 
-    :param reply_ids: the answer to every prompt, a stop token included if there shall be one. None answers
+    :param replies: what is said to prompts, the first that fits; takes the tokenizer of the model's directory.
+    :param reply_ids: the answer to every other prompt, a stop token included if there shall be one. None answers
         with tokens made from prompt and seed, and the request's first stop token after them.
     :param reply_length: tokens of a made-up answer, the stop token not counted.
     :param chunk_tokens: tokens in a chunk.
@@ -47,6 +61,7 @@ class ScriptedEngineSettings(FaultSettings):
 
     vocab_size: Annotated[int, Field(ge=2)] = 512
     max_context: Annotated[int, Field(ge=2)] = 4096
+    replies: tuple[ScriptedReply, ...] = ()
     reply_ids: tuple[TokenId, ...] | None = None
     reply_length: Annotated[int, Field(ge=0)] = 8
     chunk_tokens: Annotated[int, Field(ge=1)] = 4
@@ -69,12 +84,15 @@ class ScriptedEngine(Engine):
         self._closed = False
         self._info = EngineInfo(self._settings.max_context, self._settings.vocab_size)
         self._policy_version = 0
+        self._script: _Script | None = None
         self._running = self._requests = self._prompt_tokens = self._sampled_tokens = 0
 
     async def start(self, model: ModelConfig) -> EngineInfo:
         """Nothing is loaded; the smaller of the two context limits counts."""
         limit = min(self._info.max_context, model.max_context or self._info.max_context)
         self._info = replace(self._info, max_context=limit)
+        if self._settings.replies:
+            self._script = _Script(Path(model.path), self._settings.replies)
         return self._info
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
@@ -159,6 +177,8 @@ class ScriptedEngine(Engine):
             raise EngineError("the scripted engine is closed")
 
     def _reply(self, request: GenerateRequest) -> list[int]:
+        if self._script is not None and (found := self._script.reply(request)) is not None:
+            return found
         if self._settings.reply_ids is not None:
             return list(self._settings.reply_ids)
         stops = request.sampling.stop_token_ids
@@ -191,6 +211,32 @@ class ScriptedEngine(Engine):
         finally:
             loop.remove_reader(descriptor)
             os.close(descriptor)
+
+
+class _Script:
+    """Replies by the text of prompts."""
+
+    def __init__(self, model: Path, replies: Sequence[ScriptedReply]) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self._replies = [
+            (re.compile(reply.prompt, re.DOTALL), [self._ids(text) for text in reply.says])
+            for reply in replies
+        ]
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def reply(self, request: GenerateRequest) -> list[int] | None:
+        """What is said; None if no reply fits."""
+        text = self._tokenizer.decode(request.prompt_ids, skip_special_tokens=False)
+        for pattern, choices in self._replies:
+            if pattern.search(text):
+                digest = hashlib.sha256(request.request_id.encode()).digest()
+                return choices[int.from_bytes(digest[:4], "little") % len(choices)]
+        return None
 
 
 def scripted_logprob(token_id: int) -> float:

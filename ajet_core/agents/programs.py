@@ -1,0 +1,267 @@
+"""Programs that roll out an episode whenever they are called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Self, TypeVar, cast
+
+from ajet_core.agents.adapters import installed_adapters
+from ajet_core.agents.route import SINGLE, Route, routed
+from ajet_core.agents.sending import instrument
+from ajet_core.agents.tasks import TaskId, item_of, task_of
+from ajet_core.client import (
+    AsyncScopedEpisode,
+    AsyncScopedSwarmEpisode,
+    AsyncSwarm,
+    AsyncSwarmClient,
+    Episode,
+    EpisodeOutcome,
+    ScopedEpisode,
+    ScopedSwarmEpisode,
+    Swarm,
+    SwarmClient,
+    SwarmEpisode,
+    Task,
+)
+from ajet_core.errors import RoutingError
+from ajet_core.interfaces import ModelEndpoint
+
+R = TypeVar("R")
+
+SyncClient = SwarmClient | Swarm
+AsyncClient = AsyncSwarmClient | AsyncSwarm
+Client = SyncClient | AsyncClient
+Scoped = ScopedEpisode | ScopedSwarmEpisode | AsyncScopedEpisode | AsyncScopedSwarmEpisode
+
+Reward = Callable[[Any, Any], Any]
+"""Says of a task and what the program made of it how good that is: as agents of the client's runners say it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How a program's calls become episodes.
+
+    :param reward: None if what the program returns is its reward.
+    :param roles: the role of the calls that an agent makes, or that ask for a model, by the name of either.
+    :param passthrough: models whose calls are not trained and go where they would go otherwise.
+    :param sampling: what the bodies of model calls are overridden with, such as ``{"temperature": 1.0}``; None takes a
+        parameter out.
+    :param tag: which part of a mixture the tasks belong to, unless they say so themselves.
+    :param lease_seconds: as of `SwarmClient.begin_episode`, and so is `timeout`.
+    """
+
+    reward: Reward | None = None
+    roles: Mapping[str, str] = field(default_factory=dict)
+    passthrough: frozenset[str] = frozenset()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    task_id: TaskId | None = None
+    tag: str = ""
+    lease_seconds: float = 600.0
+    timeout: float | None = None
+
+    def route(self, episode: Episode | SwarmEpisode) -> Route:
+        """Where the model calls of an episode go."""
+        parts = episode.parts if isinstance(episode, SwarmEpisode) else {SINGLE: episode}
+        endpoints = {
+            role: ModelEndpoint(part.base_url, part.api_key, part.model)
+            for role, part in parts.items()
+        }
+        return Route(endpoints, self.roles, self.passthrough, self.sampling)
+
+    def task(self, item: object) -> Task:
+        """The task that an item of a dataset is."""
+        task = task_of(item, self.task_id)
+        return task if task.tag or not self.tag else replace(task, tag=self.tag)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played(Generic[R]):
+    """What became of one call.
+
+    :param result: what the program returned.
+    :param outcome: what it was said to be worth.
+    """
+
+    episode: Episode | SwarmEpisode
+    result: R
+    outcome: Any
+
+
+class Trainable(ABC, Generic[R]):
+    """A program that rolls out an episode whenever it is called; `trainable` makes them.
+
+    Without a client it is the program as it was, to be trained by `train` or by the runner of a client.
+
+    :ivar plain: the program as it was.
+    """
+
+    def __init__(self, plain: Callable[..., Any], terms: Terms) -> None:
+        self.plain = plain
+        self.terms = terms
+        functools.update_wrapper(cast("Callable[..., Any]", self), plain)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        """A method is trainable too: the task is what follows its object."""
+        if instance is None:
+            return self
+        return self._of(self.plain.__get__(instance, owner))
+
+    @abstractmethod
+    def _of(self, plain: Callable[..., Any]) -> Self:
+        """The same of another program."""
+
+    def _begin(self, episode: Episode | SwarmEpisode) -> Route:
+        instrument()
+        installed_adapters().prepare()
+        return self.terms.route(episode)
+
+    def _check(self, route: Route) -> None:
+        """:raises RoutingError: nothing happened that could be trained."""
+        if not route.routed:
+            raise RoutingError(
+                f"{getattr(self.plain, '__qualname__', self.plain)!s} made no model call that could be trained: its "
+                "model is asked by other means than httpx or httpx2, or from a thread that was not given the context "
+                "(run it by contextvars.copy_context().run)"
+            )
+
+
+class SyncTrainable(Trainable[R]):
+    """A trainable function; hundreds may run at once, in threads."""
+
+    def __init__(
+        self, plain: Callable[..., R], terms: Terms, client: SyncClient | None = None
+    ) -> None:
+        super().__init__(plain, terms)
+        self.client = client
+
+    def __call__(self, task: Any, *args: Any, **kwargs: Any) -> R:
+        """Run the program, as an episode if there is a client.
+
+        :raises AjetError: there is no episode to be had.
+        """
+        if self.client is None:
+            its: R = self.plain(task, *args, **kwargs)
+            return its
+        return self.episode(task, *args, **kwargs).result
+
+    def episode(self, task: Any, *args: Any, **kwargs: Any) -> Played[R]:
+        """As a call, but says more of it."""
+        if self.client is None:
+            raise TypeError("there is no client to claim an episode with")
+        its, terms = self.terms.task(task), self.terms
+        with self.client.episode(
+            its.id,
+            group=its.group,
+            tag=its.tag,
+            lease_seconds=terms.lease_seconds,
+            timeout=terms.timeout,
+        ) as scoped:
+            result, outcome = self._play(its, scoped, args, kwargs)
+            score(scoped, outcome)
+        return Played(episode=scoped, result=result, outcome=outcome)
+
+    def agent(self, task: Task, episode: Any) -> Any:
+        """The program as an agent of `SwarmClient.run_episodes_until_all_complete` or `Swarm`'s."""
+        return self._play(task, episode, (), {})[1]
+
+    def _of(self, plain: Callable[..., Any]) -> Self:
+        return type(self)(plain, self.terms, self.client)
+
+    def _play(
+        self,
+        task: Task,
+        episode: Episode | SwarmEpisode,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[R, Any]:
+        route = self._begin(episode)
+        item = item_of(task)
+        with routed(route):
+            result: R = self.plain(item, *args, **kwargs)
+        self._check(route)
+        reward = self.terms.reward
+        return result, (result if reward is None else reward(item, result))
+
+
+class AsyncTrainable(Trainable[R]):
+    """A trainable coroutine function; hundreds may run at once, in tasks."""
+
+    def __init__(
+        self,
+        plain: Callable[..., Awaitable[R]],
+        terms: Terms,
+        client: AsyncClient | None = None,
+    ) -> None:
+        super().__init__(plain, terms)
+        self.client = client
+
+    async def __call__(self, task: Any, *args: Any, **kwargs: Any) -> R:
+        """Run the program, as an episode if there is a client.
+
+        :raises AjetError: there is no episode to be had.
+        """
+        if self.client is None:
+            its: R = await self.plain(task, *args, **kwargs)
+            return its
+        return (await self.episode(task, *args, **kwargs)).result
+
+    async def episode(self, task: Any, *args: Any, **kwargs: Any) -> Played[R]:
+        """As a call, but says more of it."""
+        if self.client is None:
+            raise TypeError("there is no client to claim an episode with")
+        its, terms = self.terms.task(task), self.terms
+        async with self.client.episode(
+            its.id,
+            group=its.group,
+            tag=its.tag,
+            lease_seconds=terms.lease_seconds,
+            timeout=terms.timeout,
+        ) as scoped:
+            result, outcome = await self._play(its, scoped, args, kwargs)
+            score(scoped, outcome)
+        return Played(episode=scoped, result=result, outcome=outcome)
+
+    async def agent(self, task: Task, episode: Any) -> Any:
+        """The program as an agent of `AsyncSwarmClient.run_episodes_until_all_complete` or `AsyncSwarm`'s."""
+        return (await self._play(task, episode, (), {}))[1]
+
+    def _of(self, plain: Callable[..., Any]) -> Self:
+        return type(self)(plain, self.terms, self.client)
+
+    async def _play(
+        self,
+        task: Task,
+        episode: Episode | SwarmEpisode,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[R, Any]:
+        route = self._begin(episode)
+        item = item_of(task)
+        with routed(route):
+            result: R = await self.plain(item, *args, **kwargs)
+        self._check(route)
+        reward = self.terms.reward
+        if reward is None:
+            return result, result
+        outcome = reward(item, result)
+        return result, (await outcome if inspect.isawaitable(outcome) else outcome)
+
+
+def score(scoped: Scoped, outcome: Any) -> None:
+    """Note in a scoped episode what it shall be ended with.
+
+    :raises TypeError: `outcome` is no reward.
+    """
+    if isinstance(scoped, ScopedSwarmEpisode | AsyncScopedSwarmEpisode):
+        scoped.rewards = outcome
+        return
+    its = EpisodeOutcome.of(outcome)
+    scoped.reward = its.reward
+    scoped.components = dict(its.components)
+    scoped.call_rewards = dict(its.call_rewards)
+    scoped.agent_rewards = dict(its.agent_rewards)
+    scoped.metadata = dict(its.metadata)

@@ -1,0 +1,115 @@
+"""Which requests are model calls, and what becomes of them on their way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ajet_core.interfaces import ModelEndpoint
+
+AGENT_HEADER = "x-ajet-agent"
+
+_DIALECTS: dict[str, frozenset[str]] = {
+    "/chat/completions": frozenset({"model", "messages"}),
+    "/completions": frozenset({"model", "prompt"}),
+    "/responses": frozenset({"model", "input"}),
+    "/v1/messages": frozenset({"model", "messages"}),
+    "/v1/messages/count_tokens": frozenset({"model", "messages"}),
+}
+"""How the paths of model calls end, and what their bodies have: other requests, such as those of tools, pass by."""
+
+_FORGOTTEN = frozenset(
+    {
+        "api-key",
+        "authorization",
+        "content-length",
+        "cookie",
+        "host",
+        "openai-organization",
+        "openai-project",
+        "proxy-authorization",
+        "x-api-key",
+        "x-goog-api-key",
+    }
+)
+"""Headers that are about the endpoint for which a request was meant: its secrets go to nobody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """A request that asks a model for something.
+
+    :param path: what follows the base URL.
+    """
+
+    path: str
+    body: dict[str, Any]
+
+    @property
+    def model(self) -> str:
+        """The model that it asks for."""
+        return str(self.body["model"])
+
+
+@dataclass(frozen=True, slots=True)
+class Rerouted:
+    """What is sent instead of a model call."""
+
+    url: str
+    headers: list[tuple[str, str | bytes]]
+    content: bytes
+
+
+def may_be_model_call(method: str, path: str) -> bool:
+    """Whether it is worth reading a request's body."""
+    return method == "POST" and path.endswith(tuple(_DIALECTS))
+
+
+def read_model_call(method: str, path: str, content: bytes) -> ModelCall | None:
+    """The model call that a request is; None if it is something else."""
+    if method != "POST":
+        return None
+    ending = next((ending for ending in _DIALECTS if path.endswith(ending)), None)
+    if ending is None:
+        return None
+    try:
+        body = json.loads(content)
+    except ValueError:
+        return None
+    if not isinstance(body, dict) or not body.keys() >= _DIALECTS[ending]:
+        return None
+    return ModelCall(ending.removeprefix("/v1"), body)
+
+
+def reroute(
+    call: ModelCall,
+    content: bytes,
+    headers: Iterable[tuple[str, str]],
+    endpoint: ModelEndpoint,
+    *,
+    agent: str | None,
+    sampling: Mapping[str, Any],
+) -> Rerouted:
+    """The request that goes to `endpoint` instead.
+
+    :param content: the body of `call`, which is sent as it is unless `sampling` changes it.
+    :param agent: who calls, unless the request says so itself.
+    """
+    kept: list[tuple[str, str | bytes]] = [
+        (name, value) for name, value in headers if name.lower() not in _FORGOTTEN
+    ]
+    kept.append(("authorization", f"Bearer {endpoint.api_key}"))
+    if agent and not any(name.lower() == AGENT_HEADER for name, _ in kept):
+        # As bytes: names need not be ASCII.
+        clean = " ".join(agent.split())
+        kept.append((AGENT_HEADER, clean.encode()))
+    if sampling:
+        content = json.dumps(_overridden(call.body, sampling)).encode()
+    return Rerouted(endpoint.base_url + call.path, kept, content)
+
+
+def _overridden(body: Mapping[str, Any], sampling: Mapping[str, Any]) -> dict[str, Any]:
+    changed = {**body, **sampling}
+    return {name: value for name, value in changed.items() if sampling.get(name, ...) is not None}

@@ -1,0 +1,99 @@
+"""Where the model calls of the code that runs go: a context variable, so that threads and tasks do not meet."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from ajet_core.errors import RoutingError
+from ajet_core.interfaces import ModelEndpoint
+
+SINGLE = ""
+"""The role of the model where there is but one."""
+
+
+@dataclass(eq=False)
+class Route:
+    """Where the model calls of one episode go.
+
+    :param endpoints: by role; `SINGLE` is the only role of an episode with one model.
+    :param roles: the role of the calls that an agent makes, or that ask for a model, by the name of either.
+    :param passthrough: models whose calls are not the episode's: they go where they would go without it.
+    :param sampling: what request bodies are overridden with; None takes a parameter out.
+    """
+
+    endpoints: Mapping[str, ModelEndpoint]
+    roles: Mapping[str, str] = field(default_factory=dict)
+    passthrough: frozenset[str] = frozenset()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    _calls: Iterator[int] = field(default_factory=itertools.count, repr=False)
+    routed: int = 0
+
+    def count(self) -> None:
+        """Note a call that was routed. Safe in threads: the counter's steps cannot be torn."""
+        self.routed = next(self._calls) + 1
+
+    def endpoint(self, agent: str | None, model: str) -> ModelEndpoint:
+        """Where a call goes.
+
+        :raises RoutingError: there are several models, and nothing says which one is meant.
+        """
+        if len(self.endpoints) == 1:
+            return next(iter(self.endpoints.values()))
+        for name in (agent, model):
+            if name is not None and (role := self.roles.get(name, name)) in self.endpoints:
+                return self.endpoints[role]
+        raise RoutingError(
+            f"a call of agent {agent!r} for model {model!r} belongs to none of the roles "
+            f"{', '.join(map(repr, self.endpoints))}: name the agent or the model like its role, or say which is whose "
+            "(roles={name: role})"
+        )
+
+
+_route: ContextVar[Route | None] = ContextVar("ajet_route", default=None)
+_agent: ContextVar[str | None] = ContextVar("ajet_agent", default=None)
+
+
+def current_route() -> Route | None:
+    """The route of the episode in which this code runs; None outside of any."""
+    return _route.get()
+
+
+def named_agent() -> str | None:
+    """What `agent_name` says here."""
+    return _agent.get()
+
+
+@contextmanager
+def routed(route: Route | None) -> Iterator[None]:
+    """Send the model calls of the block, and of the tasks that it starts, along a route; None sends them along none."""
+    before = _route.set(route)
+    try:
+        yield
+    finally:
+        _route.reset(before)
+
+
+@contextmanager
+def agent_name(name: str) -> Iterator[None]:
+    """Say whose the model calls of the block are: the name under which they are recorded and rewarded.
+
+    Adapters of frameworks say it by themselves; this is for code without one, and goes before them.
+    """
+    before = _agent.set(name)
+    try:
+        yield
+    finally:
+        _agent.reset(before)
+
+
+def passthrough() -> Any:
+    """A ``with`` block whose model calls are not the episode's: they go where they would go without it.
+
+    For a judge, or a tool that asks a model of its own.
+    """
+    return routed(None)

@@ -1,0 +1,160 @@
+"""Requests of httpx and httpx2 are looked at when they are sent, and model calls of episodes rerouted.
+
+Either is used by the SDKs and so by the frameworks. `instrument` wraps ``Client.send`` and ``AsyncClient.send`` once, as
+tracing libraries do, so that existing clients need not be touched; outside an episode the wrappers do nothing.
+Whoever would rather change nothing for all gives one client a `RoutedTransport` (`routed_transports`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from ajet_core.agents.adapters import current_agent
+from ajet_core.agents.rerouting import may_be_model_call, read_model_call, reroute
+from ajet_core.agents.route import current_route
+from ajet_core.errors import RoutingError
+
+_LIBRARIES = ("httpx", "httpx2")
+_MARK = "__ajet_instrumented__"
+_DONE = "ajet_rerouted"
+_lock = threading.Lock()
+
+
+def instrument() -> None:
+    """Let requests of all clients of httpx and httpx2 follow the route of their episode; a repeat changes nothing.
+
+    A library that is installed but not imported is imported: later its clients would be missed.
+    """
+    with _lock:
+        for name in _LIBRARIES:
+            try:
+                library = sys.modules.get(name) or importlib.import_module(name)
+            except ModuleNotFoundError:
+                continue
+            _wrap(library.Client, _sending)
+            _wrap(library.AsyncClient, _sending_async)
+
+
+def _wrap(client: Any, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    if not hasattr(client.send, _MARK):
+        wrapped = wrapper(client.send)
+        setattr(wrapped, _MARK, True)
+        client.send = wrapped
+
+
+def _sending(send: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(send)
+    def sends(client: Any, request: Any, **options: Any) -> Any:
+        try:
+            changed = rerouted(request)
+        except RoutingError as error:
+            return _refusal(request, error)
+        if changed is None:
+            return send(client, request, **options)
+        return send(client, changed, **_of_endpoint(options))
+
+    return sends
+
+
+def _sending_async(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(send)
+    async def sends(client: Any, request: Any, **options: Any) -> Any:
+        try:
+            changed = rerouted(request)
+        except RoutingError as error:
+            return _refusal(request, error)
+        if changed is None:
+            return await send(client, request, **options)
+        return await send(client, changed, **_of_endpoint(options))
+
+    return sends
+
+
+def _of_endpoint(options: dict[str, Any]) -> dict[str, Any]:
+    """What the client would add for the endpoint it was made for, and where an answer may lead it, does not count."""
+    return {**options, "auth": None, "follow_redirects": False}
+
+
+def _refusal(request: Any, error: RoutingError) -> Any:
+    """An answer in place of one from a server: SDKs take exceptions for lost connections, and try again."""
+    library = sys.modules[type(request).__module__.partition(".")[0]]
+    payload = {"error": error.to_payload(), "type": "error"}
+    return library.Response(400, json=payload, request=request)
+
+
+def rerouted(request: Any) -> Any:
+    """The request of either library that goes out instead of `request`; None if that goes where it is going.
+
+    :raises RoutingError: it is a model call of an episode, and nothing says of which of several models.
+    """
+    route = current_route()
+    if route is None or not may_be_model_call(request.method, request.url.path):
+        return None
+    if _DONE in request.extensions:
+        return None
+    try:
+        content = request.content
+    except RuntimeError:
+        # A body that is made while it is sent: SDKs of models do not do that.
+        return None
+    call = read_model_call(request.method, request.url.path, content)
+    if call is None or call.model in route.passthrough:
+        return None
+    agent = current_agent()
+    changed = reroute(
+        call,
+        content,
+        request.headers.multi_items(),
+        route.endpoint(agent, call.model),
+        agent=agent,
+        sampling=route.sampling,
+    )
+    route.count()
+    return type(request)(
+        request.method,
+        changed.url,
+        headers=changed.headers,
+        content=changed.content,
+        extensions={**request.extensions, _DONE: True},
+    )
+
+
+class RoutedTransports(NamedTuple):
+    """Transports of one HTTP library, for clients that follow routes whether or not `instrument` was called.
+
+    :param sync: for its ``Client``.
+    :param asynchronous: for its ``AsyncClient``.
+    """
+
+    sync: Any
+    asynchronous: Any
+
+
+def routed_transports(library: str = "httpx", **options: Any) -> RoutedTransports:
+    """New transports that send the model calls of an episode along its route.
+
+    :param library: ``httpx`` or ``httpx2``, whichever the client is of.
+    :param options: as the library's ``HTTPTransport`` takes them.
+    """
+    module = importlib.import_module(library)
+
+    class Transport(module.HTTPTransport):  # type: ignore[misc, name-defined]
+        def handle_request(self, request: Any) -> Any:
+            try:
+                return super().handle_request(rerouted(request) or request)
+            except RoutingError as error:
+                return _refusal(request, error)
+
+    class AsyncTransport(module.AsyncHTTPTransport):  # type: ignore[misc, name-defined]
+        async def handle_async_request(self, request: Any) -> Any:
+            try:
+                return await super().handle_async_request(rerouted(request) or request)
+            except RoutingError as error:
+                return _refusal(request, error)
+
+    return RoutedTransports(Transport(**options), AsyncTransport(**options))

@@ -1,0 +1,244 @@
+"""`train`: the loop over a dataset."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from ajet_core.agents.decorator import trainable
+from ajet_core.agents.programs import AsyncClient, AsyncTrainable, Client, SyncTrainable, Trainable
+from ajet_core.agents.progress import Progress
+from ajet_core.client import (
+    AsyncSwarm,
+    AsyncSwarmClient,
+    EpisodeFailure,
+    EpisodeResult,
+    Resumption,
+    RunnerReport,
+    Swarm,
+    SwarmClient,
+    Task,
+)
+from ajet_core.errors import ConfigError, RequestError
+from ajet_core.protocol import RunConfig, RunStatus
+
+OnResult = Callable[[EpisodeResult[Any, Any] | EpisodeFailure], object]
+Report = RunnerReport[Any, Any]
+
+_NEEDS_ASYNC = "an async program is trained with AsyncSwarmClient or AsyncSwarm"
+
+
+def train(
+    program: Any,
+    tasks: Sequence[Any],
+    *,
+    client: Client | None = None,
+    config: RunConfig | None = None,
+    epochs: int = 1,
+    group_size: int | None = None,
+    concurrency: int = 64,
+    retries: int = 1,
+    episode_timeout: float | None = None,
+    resume: bool = False,
+    shuffle: int | None = None,
+    progress: bool | None = None,
+    on_result: OnResult | None = None,
+) -> Report:
+    """Roll a program out on a dataset, `group_size` times for each task in each epoch, while the server trains.
+
+    ```python
+    report = train(solve, tasks, epochs=3, concurrency=64)
+    ```
+
+    An exception in the program aborts its episode, which is tried again up to `retries` times, and no other. To be
+    called where no event loop runs; elsewhere there is `train_async`.
+
+    :param program: made by `trainable`, or what it takes (a function, an agent); functions that are not async run in
+        threads.
+    :param tasks: whatever the program takes, or `Task` objects. Their ids (see `task_of`) must differ.
+    :param client: default: the program's own, else one of the server that ``AJET_URL`` names.
+    :param config: what to train and how; the run is started if there is none yet. Needs a control token. None if
+        somebody else has started it.
+    :param epochs: passes over the dataset. Episodes of different epochs are not compared with each other.
+    :param group_size: episodes of a task that are compared with each other; default: as many as the run's batches take.
+    :param concurrency: episodes at a time.
+    :param episode_timeout: seconds after which a program that has not finished is given up.
+    :param resume: leave out what has ended before, also by another process with the same arguments.
+    :param shuffle: seed of the order of the tasks in each epoch; None keeps them in order.
+    :param progress: show it on the terminal; by default if there is one.
+    :param on_result: called after each episode that ended or was given up.
+    :raises RequestError: two tasks have the same id, or an argument is out of range.
+    :raises StateError: there is no run, and no `config`.
+    """
+    its = _trainable(program)
+    if isinstance(its, AsyncTrainable):
+        if isinstance(client, SwarmClient | Swarm):
+            raise TypeError(_NEEDS_ASYNC)
+        return asyncio.run(
+            train_async(
+                its,
+                tasks,
+                client=client,
+                config=config,
+                epochs=epochs,
+                group_size=group_size,
+                concurrency=concurrency,
+                retries=retries,
+                episode_timeout=episode_timeout,
+                resume=resume,
+                shuffle=shuffle,
+                progress=progress,
+                on_result=on_result,
+            )
+        )
+    server = client if client is not None else its.client
+    if isinstance(server, AsyncSwarmClient | AsyncSwarm):
+        raise TypeError("a function that is not async is trained with SwarmClient or Swarm")
+    with _closing(server) as found:
+        status = _start(found, config)
+        wanted, size = _plan(its, tasks, status, epochs=epochs, size=group_size, shuffle=shuffle)
+        left = found.resume(wanted, episodes_per_task=size) if resume else None
+        with Progress(_total(wanted, size, left), epochs, show=progress, also=on_result) as shown:
+            report: Report = found.run_episodes_until_all_complete(
+                wanted,
+                its.agent,
+                episodes_per_task=size,
+                concurrency=concurrency,
+                retries=retries,
+                episode_timeout=episode_timeout,
+                resume=resume,
+                on_result=shown.note,
+            )
+            return report
+
+
+async def train_async(
+    program: Any,
+    tasks: Sequence[Any],
+    *,
+    client: AsyncClient | None = None,
+    config: RunConfig | None = None,
+    epochs: int = 1,
+    group_size: int | None = None,
+    concurrency: int = 64,
+    retries: int = 1,
+    episode_timeout: float | None = None,
+    resume: bool = False,
+    shuffle: int | None = None,
+    progress: bool | None = None,
+    on_result: OnResult | None = None,
+) -> Report:
+    """As `train`, of an async program, in the event loop that runs."""
+    its = _trainable(program)
+    if not isinstance(its, AsyncTrainable):
+        raise TypeError(
+            "a function that is not async is trained by `train`, which runs it in threads"
+        )
+    server = client if client is not None else its.client
+    if isinstance(server, SwarmClient | Swarm):
+        raise TypeError(_NEEDS_ASYNC)
+    own = server is None
+    found = AsyncSwarmClient() if server is None else server
+    try:
+        status = await _start_async(found, config)
+        wanted, size = _plan(its, tasks, status, epochs=epochs, size=group_size, shuffle=shuffle)
+        left = await found.resume(wanted, episodes_per_task=size) if resume else None
+        with Progress(_total(wanted, size, left), epochs, show=progress, also=on_result) as shown:
+            report: Report = await found.run_episodes_until_all_complete(
+                wanted,
+                its.agent,
+                episodes_per_task=size,
+                concurrency=concurrency,
+                retries=retries,
+                episode_timeout=episode_timeout,
+                resume=resume,
+                on_result=shown.note,
+            )
+            return report
+    finally:
+        if own:
+            await found.close()
+
+
+def _trainable(program: Any) -> SyncTrainable[Any] | AsyncTrainable[Any]:
+    made = program if isinstance(program, Trainable) else trainable(program)
+    assert isinstance(made, SyncTrainable | AsyncTrainable)
+    return made
+
+
+@contextmanager
+def _closing(server: SwarmClient | Swarm | None) -> Iterator[SwarmClient | Swarm]:
+    if server is not None:
+        yield server
+        return
+    with SwarmClient() as own:
+        yield own
+
+
+def _start(server: SwarmClient | Swarm, config: RunConfig | None) -> RunStatus:
+    if isinstance(server, Swarm):
+        _refuse(config)
+        return server[server.arbiter].run_status()
+    if config is not None:
+        server.sync_train_config(config)
+        server.start_engine()
+    return server.run_status()
+
+
+async def _start_async(server: AsyncClient, config: RunConfig | None) -> RunStatus:
+    if isinstance(server, AsyncSwarm):
+        _refuse(config)
+        return await server[server.arbiter].run_status()
+    if config is not None:
+        await server.sync_train_config(config)
+        await server.start_engine()
+    return await server.run_status()
+
+
+def _total(wanted: Sequence[Task], size: int, left: Resumption | None) -> int:
+    """Episodes to be rolled out."""
+    if left is None:
+        return len(wanted) * size
+    return sum(lacking for _, lacking in left.remaining)
+
+
+def _refuse(config: RunConfig | None) -> None:
+    if config is not None:
+        raise ConfigError(
+            "several models have a configuration each: give them to the swarm's sync_train_config, and start it"
+        )
+
+
+def _plan(
+    program: Trainable[Any],
+    items: Sequence[Any],
+    status: RunStatus,
+    *,
+    epochs: int,
+    size: int | None,
+    shuffle: int | None,
+) -> tuple[list[Task], int]:
+    """All tasks of all epochs, in order, and how many episodes each has."""
+    if epochs < 1:
+        raise RequestError(f"epochs is {epochs}; it must be at least 1", param="epochs")
+    tasks = [program.terms.task(item) for item in items]
+    seen: set[str] = set()
+    for task in tasks:
+        if task.id in seen:
+            raise RequestError(
+                f"two tasks are called {task.id!r}: their episodes would be compared with each other; give them ids "
+                "that differ (task_id=)",
+                param="tasks",
+            )
+        seen.add(task.id)
+    wanted: list[Task] = []
+    for epoch in range(1, epochs + 1):
+        order = list(tasks)
+        if shuffle is not None:
+            random.Random(f"{shuffle} {epoch}").shuffle(order)  # noqa: S311
+        wanted += [replace(task, group=f"{task.group or task.id}@{epoch}") for task in order]
+    return wanted, status.config.batch.episodes_per_task if size is None else size

@@ -1,0 +1,19 @@
+"""The suite for adapters, with one for the smallest framework."""
+
+from __future__ import annotations
+
+from ajet_core.testing.agent_suite import AgentSuite
+from tests.agents import plain
+
+
+class TestPlainAdapter(AgentSuite):
+    adapter = "plain"
+
+    async def play(self, task: str) -> object:
+        return await plain.play(task)
+
+    def play_sync(self, task: str) -> object:
+        return plain.play_sync(task)
+
+    def worker(self) -> object:
+        return plain.worker
