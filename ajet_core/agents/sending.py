@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from ajet_core.agents.adapters import current_agent
+from ajet_core.agents.connections import Connections
 from ajet_core.agents.rerouting import may_be_model_call, read_model_call, reroute
 from ajet_core.agents.route import current_route
 from ajet_core.errors import RoutingError
@@ -22,6 +23,7 @@ from ajet_core.errors import RoutingError
 _LIBRARIES = ("httpx", "httpx2")
 _MARK = "__ajet_instrumented__"
 _DONE = "ajet_rerouted"
+_CONNECTIONS = {name: Connections(name) for name in _LIBRARIES}
 _lock = threading.Lock()
 
 
@@ -56,7 +58,7 @@ def _sending(send: Callable[..., Any]) -> Callable[..., Any]:
             return _refusal(request, error)
         if changed is None:
             return send(client, request, **options)
-        return send(client, changed, **_of_endpoint(options))
+        return _connections(request).sync().send(changed, stream=options.get("stream", False))
 
     return sends
 
@@ -70,19 +72,30 @@ def _sending_async(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
             return _refusal(request, error)
         if changed is None:
             return await send(client, request, **options)
-        return await send(client, changed, **_of_endpoint(options))
+        ours = _connections(request).asynchronous()
+        return await ours.send(changed, stream=options.get("stream", False))
 
     return sends
 
 
-def _of_endpoint(options: dict[str, Any]) -> dict[str, Any]:
-    """What the client would add for the endpoint it was made for, and where an answer may lead it, does not count."""
-    return {**options, "auth": None, "follow_redirects": False}
+def _library(request: Any) -> str:
+    """Which of the libraries a request is of."""
+    return type(request).__module__.partition(".")[0]
+
+
+def _connections(request: Any) -> Connections:
+    return _CONNECTIONS[_library(request)]
+
+
+async def close_connections() -> None:
+    """Close what rerouted requests of the event loop that runs were sent by."""
+    for connections in _CONNECTIONS.values():
+        await connections.close()
 
 
 def _refusal(request: Any, error: RoutingError) -> Any:
     """An answer in place of one from a server: SDKs take exceptions for lost connections, and try again."""
-    library = sys.modules[type(request).__module__.partition(".")[0]]
+    library = sys.modules[_library(request)]
     payload = {"error": error.to_payload(), "type": "error"}
     return library.Response(400, json=payload, request=request)
 

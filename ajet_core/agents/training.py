@@ -12,6 +12,7 @@ from typing import Any
 from ajet_core.agents.decorator import trainable
 from ajet_core.agents.programs import AsyncClient, AsyncTrainable, Client, SyncTrainable, Trainable
 from ajet_core.agents.progress import Progress
+from ajet_core.agents.sending import close_connections
 from ajet_core.client import (
     AsyncSwarm,
     AsyncSwarmClient,
@@ -160,6 +161,7 @@ async def train_async(
             )
             return report
     finally:
+        await close_connections()
         if own:
             await found.close()
 

@@ -24,9 +24,7 @@ TRAPDOOR = "trapdoor"
 MANY = 200
 _NAME = re.compile(r"t\d{3}x")
 _END = "<|im_end|>"
-_LAST_IS_TOOL = (
-    r"</tool_response><\|im_end\|>\s*<\|im_start\|>assistant\s*(<think>\s*</think>\s*)?$"
-)
+LAST_IS_TOOL = r"</tool_response><\|im_end\|>\s*<\|im_start\|>assistant\s*(<think>\s*</think>\s*)?$"
 
 
 def tool_call(name: str, arguments: str) -> str:
@@ -43,7 +41,7 @@ def _one(_task: object, _result: object) -> float:
 
 
 REPLIES = (
-    ScriptedReply(prompt=_LAST_IS_TOOL, says=(f"I have looked behind it.{_END}",)),
+    ScriptedReply(prompt=LAST_IS_TOOL, says=(f"I have looked behind it.{_END}",)),
     ScriptedReply(
         prompt=r'"name": "open_door".*t9\d\dx',
         says=(tool_call("open_door", f'{{"door": "{TRAPDOOR}"}}'),),
@@ -278,4 +276,13 @@ class AgentSuite:
         assert 1 <= requests <= self.dead_requests
 
 
-__all__ = ["DOORS", "PLANNER", "REPLIES", "TRAPDOOR", "WORKER", "AgentSuite", "tool_call"]
+__all__ = [
+    "DOORS",
+    "LAST_IS_TOOL",
+    "PLANNER",
+    "REPLIES",
+    "TRAPDOOR",
+    "WORKER",
+    "AgentSuite",
+    "tool_call",
+]

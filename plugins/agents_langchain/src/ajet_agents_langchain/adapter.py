@@ -1,0 +1,98 @@
+"""LangChain: everything that runs is a `Runnable`, and says in its configuration who it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_core.caches import RETURN_VAL_TYPE, BaseCache
+from langchain_core.globals import get_llm_cache, set_llm_cache
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import Runnable
+from langchain_core.runnables.config import var_child_runnable_config
+
+from ajet_core.agents import current_route
+from ajet_core.interfaces import AgentAdapter
+
+_AGENT = "lc_agent_name"
+_PATH = "langgraph_checkpoint_ns"
+
+
+class LangChainAdapter(AgentAdapter):
+    """The adapter ``langchain``."""
+
+    def accepts(self, agent: object) -> bool:
+        """Whether it is a `Runnable`: an agent, a graph, a chain or a model."""
+        return isinstance(agent, Runnable)
+
+    def fresh(self, agent: object) -> object:
+        """The same: what is remembered is in a checkpointer, by thread, and a run without a thread has none."""
+        return agent
+
+    def current_agent(self) -> str | None:
+        """The name that ``create_agent`` was given, or of the graph's node in which a model is called."""
+        config = var_child_runnable_config.get()
+        if config is None:
+            return None
+        metadata = config.get("metadata") or {}
+        # The path is that of nested graphs, each as node:id.
+        name = metadata.get(_AGENT) or str(metadata.get(_PATH, "")).partition(":")[0]
+        return str(name) or None
+
+    def prepare(self) -> None:
+        """Let LangChain's global cache of answers, if there is one, miss in episodes."""
+        cache = get_llm_cache()
+        if cache is not None and not isinstance(cache, _OutsideEpisodes):
+            set_llm_cache(_OutsideEpisodes(cache))
+
+    async def run(self, agent: object, task: object) -> object:
+        """``ainvoke``; a text is a user's message to a graph."""
+        assert isinstance(agent, Runnable)
+        return await agent.ainvoke(_input(agent, task))
+
+    def run_sync(self, agent: object, task: object) -> object:
+        """``invoke``."""
+        assert isinstance(agent, Runnable)
+        return agent.invoke(_input(agent, task))
+
+
+def _input(agent: Runnable[Any, Any], task: object) -> Any:
+    if isinstance(agent, BaseLanguageModel) or isinstance(task, Mapping):
+        return task
+    if isinstance(task, BaseMessage):
+        return {"messages": [task]}
+    return {"messages": [{"role": "user", "content": str(task)}]}
+
+
+class _OutsideEpisodes(BaseCache):
+    """A cache that knows nothing in an episode: an answer out of it would be trained in none."""
+
+    def __init__(self, cache: BaseCache) -> None:
+        self._cache = cache
+
+    def lookup(self, prompt: str, llm_string: str) -> RETURN_VAL_TYPE | None:
+        """Nothing in an episode."""
+        return None if current_route() else self._cache.lookup(prompt, llm_string)
+
+    def update(self, prompt: str, llm_string: str, return_val: RETURN_VAL_TYPE) -> None:
+        """Nothing in an episode."""
+        if not current_route():
+            self._cache.update(prompt, llm_string, return_val)
+
+    def clear(self, **kwargs: Any) -> None:
+        """Forget all."""
+        self._cache.clear(**kwargs)
+
+    async def alookup(self, prompt: str, llm_string: str) -> RETURN_VAL_TYPE | None:
+        """Nothing in an episode."""
+        return None if current_route() else await self._cache.alookup(prompt, llm_string)
+
+    async def aupdate(self, prompt: str, llm_string: str, return_val: RETURN_VAL_TYPE) -> None:
+        """Nothing in an episode."""
+        if not current_route():
+            await self._cache.aupdate(prompt, llm_string, return_val)
+
+    async def aclear(self, **kwargs: Any) -> None:
+        """Forget all."""
+        await self._cache.aclear(**kwargs)

@@ -1,0 +1,21 @@
+"""What this plugin registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_core.plugin.components import AgentSpec
+from ajet_core.plugin.spec import hookimpl
+
+
+@hookimpl
+def ajet_register_agents() -> Sequence[AgentSpec]:
+    """The adapter ``langchain``."""
+    return (
+        AgentSpec(
+            name="langchain",
+            target="ajet_agents_langchain.adapter:LangChainAdapter",
+            framework="langchain_core",
+            summary="LangChain 1.x agents, LangGraph graphs and chat models",
+        ),
+    )

@@ -1,0 +1,143 @@
+"""Trains a program of two agents with a real model, which runs in the development environment.
+
+The program is that of `ajet_core.testing.agent_suite.AgentSuite`; its framework may want an environment of its own. A
+random model would call no tools, so it is first taught, on what a scripted model said to the same program, to say
+one of the same things: which door is the best it has to find out by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+
+from ajet_core.agents import train, trainable
+from ajet_core.client import AsyncSwarmClient, SwarmClient, Task
+from ajet_core.protocol import RunConfig
+from ajet_core.testing.agent_suite import PLANNER, REPLIES, WORKER
+from ajet_core.testing.scripted_engine import ScriptedReply
+from ajet_core.testing.scripted_swarm import ScriptedSwarm
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv" / "bin" / "python"
+STEPS = 6
+TASKS = 4
+EPISODES = 8
+
+Play = Callable[[str], Awaitable[list[str]]]
+
+
+def score(_task: str, doors: list[str]) -> float:
+    """What the program is trained for: to open the left door first."""
+    return float(doors[:1] == ["left"])
+
+
+def assert_learns(play: Play, directory: Path, replies: Sequence[ScriptedReply] = REPLIES) -> None:
+    """Train for some steps; rewards rise, and every call of the program was trained in its own episode."""
+    recorded = record(play, directory / "scripted", replies)
+    lesson = directory / "lesson.json"
+    lesson.write_text(json.dumps(recorded))
+    model = directory / "models" / "doors"
+    tokenizer = directory / "scripted" / "models" / "scripted"
+    teach = [PYTHON, "-m", "tests.agents.teach", lesson, tokenizer, model]
+    subprocess.run([*map(str, teach)], cwd=ROOT, check=True, env=_dev_env())
+    with serving(directory) as (url, token, metrics):
+        tasks = [Task(f"t{i:03}x") for i in range(STEPS * TASKS)]
+        report = train(
+            trainable(play, reward=score),
+            tasks,
+            client=AsyncSwarmClient(url, token),
+            config=_config(model),
+            concurrency=TASKS * EPISODES,
+            progress=False,
+        )
+        with SwarmClient(url, token) as control:
+            # After the step in progress.
+            control.stop_engine()
+        assert [str(failure.error) for failure in report.failures] == []
+        rewards = [result.outcome.reward for result in report.outcomes]
+        size = TASKS * EPISODES
+        steps = [sum(rewards[i : i + size]) / size for i in range(0, len(rewards), size)]
+        print(f"rewards by step: {steps}")  # noqa: T201 - shown if it fails
+        trained = [json.loads(line) for line in metrics.read_text().splitlines()]
+        assert [line["step"] for line in trained] == list(range(1, STEPS + 1))
+        assert all(line["episodes"] == size for line in trained)
+        assert sum(steps[-2:]) / 2 > steps[0]
+
+
+def record(
+    play: Play, directory: Path, replies: Sequence[ScriptedReply]
+) -> list[dict[str, list[int]]]:
+    """The calls of some episodes with a scripted model: prompts, and what was said."""
+    with ScriptedSwarm(directory, replies, batch={"tasks": 6, "episodes_per_task": 4}) as swarm:
+        report = train(
+            trainable(play, reward=score),
+            [f"t{i:03}x" for i in range(100, 106)],
+            client=AsyncSwarmClient(swarm.url, swarm.token),
+            progress=False,
+            retries=0,
+        )
+        assert [str(failure.error) for failure in report.failures] == []
+        calls = [
+            call for result in report.outcomes for call in swarm.calls(result.episode.episode_id)
+        ]
+        assert {call.agent for call in calls} == {PLANNER, WORKER}
+        return [
+            {"prompt_ids": list(call.prompt_ids), "sampled_ids": list(call.sampled_ids)}
+            for call in calls
+        ]
+
+
+@contextlib.contextmanager
+def serving(directory: Path) -> Iterator[tuple[str, str, Path]]:
+    """A server with a real engine and trainer: its URL, its control token and its metrics."""
+    run_dir = directory / "run"
+    serve = [PYTHON, "-m", "ajet_core.cli.main", "serve", "--port", "0"]
+    where = ["--run-dir", run_dir, "--model-root", directory / "models"]
+    state = directory / "state"
+    env = {**_dev_env(), "XDG_STATE_HOME": str(state)}
+    process = subprocess.Popen(
+        [*map(str, [*serve, *where])], stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT
+    )
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "listening on" in line:
+                break
+        found = json.loads((run_dir / "server.json").read_text())
+        port = found["url"].rpartition(":")[2]
+        tokens = json.loads((state / "agentjet" / "servers" / f"{port}.json").read_text())
+        yield found["url"], tokens["control"], run_dir / "metrics.jsonl"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+def _config(model: Path) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"path": str(model), "renderer": "qwen3"},
+            "batch": {"tasks": TASKS, "episodes_per_task": EPISODES},
+            "algorithm": {
+                "learning_rate": 2e-3,
+                "warmup_steps": 2,
+                "minibatches": 4,
+                "clip_high": 0.3,
+                "adam_betas": (0.9, 0.99),
+                "max_grad_norm": 1.0,
+            },
+        }
+    )
+
+
+def _dev_env() -> dict[str, str]:
+    """Without what belongs to the framework's environment."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {"VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"}
+    }

@@ -1,0 +1,76 @@
+"""Makes a tiny model that says what was said: `teach.py LESSON TOKENIZER_DIRECTORY MODEL_DIRECTORY`.
+
+:LESSON: JSON, a list of calls with ``prompt_ids`` and ``sampled_ids``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+STEPS = 150
+BATCH = 6
+LEARNING_RATE = 2e-3
+
+
+def teach(lesson: Path, tokenizer_directory: Path, directory: Path) -> float:
+    """Train until the end; the last loss, in nats per sampled token."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    calls = json.loads(lesson.read_text())
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_directory)
+    longest = max(len(call["prompt_ids"]) + len(call["sampled_ids"]) for call in calls)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=192,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=max(2048, 2 * longest),
+            initializer_range=0.1,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+            pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+            dtype="float32",
+        )
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    rng = random.Random(0)
+    value = 0.0
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 10)
+        loss = _loss(model, rng.sample(calls, min(BATCH, len(calls))))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        value = float(loss.detach())
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return value
+
+
+def _loss(model: LlamaForCausalLM, calls: list[dict[str, list[int]]]) -> torch.Tensor:
+    """Mean cross entropy of what was sampled."""
+    losses = []
+    for call in calls:
+        prompt, sampled = call["prompt_ids"], call["sampled_ids"]
+        ids = torch.tensor([prompt + sampled])
+        hidden = model.model(input_ids=ids).last_hidden_state[0, len(prompt) - 1 : -1]
+        losses.append(functional.cross_entropy(model.lm_head(hidden), ids[0, len(prompt) :]))
+    return torch.stack(losses).mean()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{teach(*map(Path, sys.argv[1:]))}\n")

@@ -1,0 +1,46 @@
+"""Runs the tutorial of an adapter's README as it stands, against a server whose model calls the tool."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_core.client import RunnerReport
+from ajet_core.testing.agent_suite import LAST_IS_TOOL, tool_call
+from ajet_core.testing.scripted_engine import ScriptedReply
+from ajet_core.testing.scripted_swarm import ScriptedSwarm
+
+ADDING = (
+    ScriptedReply(prompt=LAST_IS_TOOL, says=("It is 3.<|im_end|>",)),
+    ScriptedReply(prompt='"name": "add"', says=(tool_call("add", '{"a": 1, "b": 2}'),)),
+    ScriptedReply(prompt="", says=("I do not know.<|im_end|>",)),
+)
+"""Whatever is asked, the answer is 3: right for four of the sixteen sums from 0 + 0 to 3 + 3."""
+RIGHT = 4
+SUMS = 16
+
+
+def run_tutorial(
+    readme: Path,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    replies: tuple[ScriptedReply, ...] = ADDING,
+) -> None:
+    """Train what the README's example says; each sum is tried as often as the run's batches want, and four of 16 make 3."""
+    found = re.search(
+        r"<!-- example: tutorial -->\n```python\n(.*?)```", readme.read_text(), re.DOTALL
+    )
+    assert found is not None
+    with ScriptedSwarm(directory, replies, batch={"tasks": 4, "episodes_per_task": 2}) as swarm:
+        monkeypatch.setenv("AJET_URL", swarm.url)
+        monkeypatch.setenv("AJET_TOKEN", swarm.token)
+        scope: dict[str, Any] = {"__name__": "tutorial"}
+        exec(compile(found.group(1), str(readme), "exec"), scope)
+        report: RunnerReport = scope["main"]()
+        assert [str(failure.error) for failure in report.failures] == []
+        assert report.reward_mean == RIGHT / SUMS
+        for result in report.outcomes:
+            assert len(swarm.calls(result.episode.episode_id)) > 1
