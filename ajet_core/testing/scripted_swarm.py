@@ -50,7 +50,7 @@ class ScriptedSwarm:
         (model / "model.safetensors").touch()
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         engine = {"replies": [reply.model_dump() for reply in replies], "max_context": 32768}
-        self._config = RunConfig.model_validate(
+        self.config = RunConfig.model_validate(
             {
                 "model": {"path": str(model), "renderer": _RENDERER},
                 "engine": {"name": "scripted", "settings": {"vocab_size": 1024, **engine}},
@@ -72,7 +72,7 @@ class ScriptedSwarm:
         if self._failed is not None:
             raise self._failed
         with SwarmClient(self.url, self.tokens.control) as control:
-            control.sync_train_config(self._config)
+            control.sync_train_config(self.config)
             control.start_engine()
         return self
 
