@@ -48,7 +48,6 @@ class ScriptedSwarm:
         self._directory = directory
         model = write_model(directory / "models" / "scripted", _RENDERER)
         (model / "model.safetensors").touch()
-        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         engine = {"replies": [reply.model_dump() for reply in replies], "max_context": 32768}
         self.config = RunConfig.model_validate(
             {
@@ -59,6 +58,8 @@ class ScriptedSwarm:
                 **run,
             }
         )
+        tokenizer = Path(self.config.model.path) / "tokenizer.json"
+        self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self.tokens = ServerTokens(control="control-secret", client="client-secret")
         self._service: SwarmService | None = None
         self._url = ""
