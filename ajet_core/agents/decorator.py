@@ -33,6 +33,7 @@ def trainable(
     models: Models | None = None,
     roles: Mapping[str, str] | None = None,
     passthrough: Collection[str] = (),
+    agents: Mapping[str, str] | None = None,
     sampling: Mapping[str, Any] | None = None,
     task_id: TaskId | None = None,
     tag: str = "",
@@ -63,6 +64,8 @@ def trainable(
     :param roles: which model a call is for, by the name of the agent that makes it or of the model it asks for. Names
         that are roles need not be listed.
     :param passthrough: names of models whose calls are left alone, such as that of a judge.
+    :param agents: names of agents, with a text that the system prompt of each contains; for frameworks without an adapter,
+        whose calls say nothing else of whose they are.
     :param sampling: overrides parameters of all model calls of episodes, such as ``{"temperature": 1.0}``, where the
         program's own would leave nothing to learn from; None takes a parameter out.
     :param task_id: says what a task is called; see `task_of`.
@@ -83,6 +86,7 @@ def trainable(
             models=models,
             roles=roles,
             passthrough=passthrough,
+            agents=agents,
             sampling=sampling,
             task_id=task_id,
             tag=tag,
@@ -95,6 +99,7 @@ def trainable(
         reward=reward,
         roles=dict(roles or {}),
         passthrough=frozenset(passthrough),
+        agents=dict(agents or {}),
         sampling=dict(sampling or {}),
         task_id=task_id,
         tag=tag,

@@ -53,18 +53,29 @@ async def two_turns(task: str) -> str:
 async def streaming(task: str) -> str:
     messages: list[Any] = [{"role": "user", "content": task}]
     while True:
-        async with client.chat.completions.stream(
-            model="gpt-5", messages=messages, tools=[TOOL]
-        ) as stream:
-            pieces = [e.delta async for e in stream if e.type == "content.delta"]
-            message = (await stream.get_final_completion()).choices[0].message
-        if not message.tool_calls:
-            assert len(pieces) > 1
-            return "".join(pieces)
-        messages.append(message.model_dump(exclude_none=True))
+        text, calls = [], {}
+        async for chunk in await client.chat.completions.create(
+            model="gpt-5", messages=messages, tools=[TOOL], stream=True
+        ):
+            for choice in chunk.choices:
+                if choice.delta.content:
+                    text.append(choice.delta.content)
+                for piece in choice.delta.tool_calls or ():
+                    call = calls.setdefault(piece.index, ["", "", ""])
+                    call[0] += piece.id or ""
+                    call[1] += piece.function.name or ""
+                    call[2] += piece.function.arguments or ""
+        if not calls:
+            assert len(text) > 1
+            return "".join(text)
+        asked = [
+            {"id": name, "type": "function", "function": {"name": tool, "arguments": arguments}}
+            for name, tool, arguments in calls.values()
+        ]
+        messages.append({"role": "assistant", "content": "".join(text), "tool_calls": asked})
         messages += [
-            {"role": "tool", "tool_call_id": call.id, "content": opened(call)}
-            for call in message.tool_calls
+            {"role": "tool", "tool_call_id": call[0], "content": open_door(**json.loads(call[2]))}
+            for call in calls.values()
         ]
 
 

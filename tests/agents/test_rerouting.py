@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ajet_core.agents.rerouting import AGENT_HEADER, read_model_call, reroute
+from ajet_core.agents.route import Route
 from ajet_core.interfaces import ModelEndpoint
 
 ENDPOINT = ModelEndpoint("http://swarm:8642/v1", "episode-key")
@@ -100,3 +101,29 @@ def test_a_name_that_the_request_has_stands() -> None:
     rerouted, _ = sent({"X-Ajet-Agent": "mine"}, agent="theirs")
     names = [value for name, value in rerouted.headers if name.lower() == AGENT_HEADER]
     assert names == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "system", "content": "You plan."}]}),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [
+                    {"role": "developer", "content": [{"type": "text", "text": "You plan."}]}
+                ]
+            },
+        ),
+        ("/v1/responses", {"input": "x", "instructions": "You plan."}),
+        ("/v1/responses", {"input": [{"role": "developer", "content": "You plan."}]}),
+        ("/v1/messages", {"messages": [], "system": [{"type": "text", "text": "You plan."}]}),
+    ],
+)
+def test_system_prompts_are_found_in_every_dialect(path: str, content: dict[str, Any]) -> None:
+    call = read_model_call("POST", path, body(model="m", **content))
+    assert call is not None
+    assert call.system_prompt == "You plan."
+    route = Route({"": ENDPOINT}, agents={"worker": "You work.", "planner": "You plan."})
+    assert route.agent_of(call.system_prompt) == "planner"
+    assert route.agent_of("Somebody else") is None

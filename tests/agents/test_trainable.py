@@ -262,3 +262,20 @@ def test_several_models_of_a_function_that_is_not_async(
         program = trainable(plain.play_sync, joint, reward=lambda task, result: 1.0)
         parts = program.episode("sync joint").episode.parts
     assert len(executors.calls(parts["worker"].episode_id)) == 2
+
+
+async def test_agents_may_be_told_by_their_system_prompts(
+    swarm: ScriptedSwarm, client: AsyncSwarmClient
+) -> None:
+    @trainable(client, agents={"planner": "You plan", "critic": "You judge"})
+    async def solve(task: str) -> float:
+        for prompt in ("You plan ahead.", "You judge plans.", "You are somebody."):
+            async with AsyncOpenAI(base_url=NOWHERE, api_key="sk-real") as llm:
+                system: Any = {"role": "system", "content": prompt}
+                user: Any = {"role": "user", "content": "Which door?"}
+                await llm.chat.completions.create(model="any", messages=[system, user])
+        return 1.0
+
+    await solve("prompts")
+    calls = swarm.calls(last(swarm).episode_id)
+    assert [call.agent for call in calls] == ["planner", "critic", ""]
