@@ -58,7 +58,8 @@ def script() -> list[ScriptedReply]:
     return [
         # smolagents ends by a tool, and tells results in the user's words.
         ScriptedReply(
-            prompt=r'"name": "final_answer".*Observation:',
+            prompt=r'"name": "final_answer".*(Observation|Error):((?!<\|im_start\|>).)*<\|im_end\|>\s*'
+            r"<\|im_start\|>assistant\s*(<think>\s*</think>\s*)?$",
             says=(tool_call("final_answer", json.dumps({"answer": DONE})),),
         ),
         ScriptedReply(prompt=LAST_IS_TOOL, says=(done,)),
@@ -110,6 +111,7 @@ def drive(
     structured: ScriptedSwarm,
     episodes: int,
     first: int,
+    output: Path,
 ) -> list[dict[str, Any]]:
     """All cases of one SDK or framework."""
     arguments: Arguments = {
@@ -119,6 +121,7 @@ def drive(
         "structured_token": structured.token,
         "episodes": episodes,
         "first": first,
+        "output": str(output),
     }
     done = subprocess.run(
         [python, "-m", "compat_cases.run", FRAMEWORKS[name][0], json.dumps(arguments)],
@@ -132,7 +135,7 @@ def drive(
         print(done.stderr[-4000:], file=sys.stderr)
         why = f"its program ended with {done.returncode}"
         return [{"case": case, "passed": False, "error": why} for case in CASES] * episodes
-    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    found: list[dict[str, Any]] = json.loads(output.read_text())
     return found
 
 
@@ -172,7 +175,15 @@ def main() -> None:
                     by_framework[framework] = None
                     continue
                 first = number * len(CASES) * options.episodes
-                found = drive(framework, python, scripted, structured, options.episodes, first)
+                found = drive(
+                    framework,
+                    python,
+                    scripted,
+                    structured,
+                    options.episodes,
+                    first,
+                    directory / "results",
+                )
                 counts = dict.fromkeys(totals, 0)
                 failed: dict[str, str] = {}
                 for said in found:

@@ -12,20 +12,25 @@ from ajet_core.testing import scripted_engine, scripted_trainer
 
 @hookimpl
 def ajet_register_engines() -> Sequence[EngineSpec]:
-    """The engine ``scripted``."""
-    return (
+    """The engine ``scripted``, and ``obedient``, which says that it forces what the script makes it say."""
+    return tuple(
         EngineSpec(
-            name="scripted",
+            name=name,
             target="ajet_core.testing.scripted_engine:ScriptedEngine",
             settings="ajet_core.testing.scripted_engine:ScriptedEngineSettings",
-            summary="Answers what its settings say; for tests",
+            summary=summary,
             capabilities=EngineCapabilities(
                 weight_channels=scripted_engine.WEIGHT_CHANNELS,
                 max_top_logprobs=scripted_engine.MAX_TOP_LOGPROBS,
                 seed=True,
                 sleep=True,
+                grammar=grammar,
             ),
-        ),
+        )
+        for name, grammar, summary in (
+            ("scripted", False, "Answers what its settings say; for tests"),
+            ("obedient", True, "The same, also where the form is forced: its script has to fit"),
+        )
     )
 
 

@@ -104,7 +104,7 @@ class ScriptedEngine(Engine):
         :raises RequestError: as `check_request` says.
         """
         self._check_open()
-        check_request(request, self._info, MAX_TOP_LOGPROBS)
+        check_request(request, self._info, MAX_TOP_LOGPROBS, grammar=True)
         room = self._info.max_context - len(request.prompt_ids)
         self._requests += 1
         self._prompt_tokens += len(request.prompt_ids)

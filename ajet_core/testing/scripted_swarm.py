@@ -52,7 +52,8 @@ class ScriptedSwarm:
         self.config = RunConfig.model_validate(
             {
                 "model": {"path": str(model), "renderer": _RENDERER},
-                "engine": {"name": "scripted", "settings": {"vocab_size": 1024, **engine}},
+                # Some frameworks always force a call of a tool.
+                "engine": {"name": "obedient", "settings": {"vocab_size": 1024, **engine}},
                 "trainer": {"name": "scripted"},
                 "batch": {"tasks": 2, "episodes_per_task": 2},
                 **run,

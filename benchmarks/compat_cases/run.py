@@ -1,6 +1,6 @@
 """Lets the programs of one module do all cases: `run.py MODULE ARGUMENTS`, with `Arguments` as JSON.
 
-The last line of the output is JSON: a list of what became of each episode.
+What became of each episode is written as a list of JSON to the file that they name: some frameworks print.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypedDict
 
 from ajet_core.agents import current_route, trainable
@@ -25,6 +26,7 @@ class Arguments(TypedDict):
     """Where episodes are claimed.
 
     :ivar first: number of the first task; each has a name of its own.
+    :ivar output: a file for the results.
     """
 
     url: str
@@ -33,6 +35,7 @@ class Arguments(TypedDict):
     structured_token: str
     episodes: int
     first: int
+    output: str
 
 
 async def main(module: str, arguments: Arguments) -> list[dict[str, Any]]:
@@ -91,5 +94,6 @@ async def _called(program: Program, text: str) -> Any:
 
 
 if __name__ == "__main__":
-    results = asyncio.run(main(sys.argv[1], json.loads(sys.argv[2])))
-    print(json.dumps(results))
+    arguments: Arguments = json.loads(sys.argv[2])
+    results = asyncio.run(main(sys.argv[1], arguments))
+    Path(arguments["output"]).write_text(json.dumps(results))

@@ -1,0 +1,75 @@
+"""CrewAI."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Literal
+
+os.environ.setdefault("CREWAI_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("CREWAI_TRACING_ENABLED", "false")
+
+from crewai import LLM, Agent, Crew, Task
+from crewai.tools import tool
+from pydantic import BaseModel
+
+from compat_cases import contract
+
+OPTIONS: dict[str, Any] = {
+    "model": "any-model",
+    "provider": "openai",
+    "base_url": contract.NOWHERE,
+    "api_key": "sk-real",
+}
+llm = LLM(**OPTIONS)
+
+
+@tool("open_door")
+def open_door(door: str) -> str:
+    """Open one of the doors: left, middle or right."""
+    return contract.open_door(door)
+
+
+class Choice(BaseModel):
+    door: Literal["left", "middle", "right"]
+
+
+def crew(**options: Any) -> Crew:
+    """One for each run: it remembers what it was given."""
+    worker = Agent(role="worker", goal="Do it.", backstory="You do.", llm=llm, tools=[open_door])
+    work = Task(description="{task}", expected_output="What was found.", agent=worker)
+    return Crew(agents=[worker], tasks=[work], cache=False, verbose=False, **options)
+
+
+async def two_turns(task: str) -> str:
+    return (await crew().akickoff(inputs={"task": task})).raw
+
+
+async def streaming(task: str) -> str:
+    streamed = await crew(stream=True).akickoff(inputs={"task": task})
+    pieces = [chunk.content async for chunk in streamed if chunk.content]
+    assert len(pieces) > 1
+    return "".join(pieces)
+
+
+async def parallel_calls(task: str) -> list[str]:
+    output = await crew().akickoff(inputs={"task": task})
+    return [
+        json.loads(call["function"]["arguments"])["door"]
+        for message in output.tasks_output[-1].messages
+        for call in message.get("tool_calls") or ()
+    ]
+
+
+def structured_output(task: str) -> dict[str, Any]:
+    found = LLM(**OPTIONS).call(task, response_model=Choice)
+    return found.model_dump() if isinstance(found, BaseModel) else json.loads(found)
+
+
+bad_arguments = two_turns
+server_error = two_turns
+
+
+def rate_limited(task: str) -> str:
+    """By the way that is not async."""
+    return crew().kickoff(inputs={"task": task}).raw
