@@ -1,15 +1,17 @@
 # Development commands; `make help` lists them.
 
 comma := ,
+space := $() $()
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # The CPU build is taken where pip is configured to find one.
 TORCH := torch==2.13.0
-# Longest first. The tests of core-py311 are in torch.
-TOX_ENVS := torch,core-py312,core-py313,lint,type,wheels
+# Longest first. The tests of core-py311 are in torch; what passes on the oldest and the newest Python passes between.
+TOX_ENVS := torch,core-py313,lint,type,wheels
 BACKENDS := sglang vllm verl trl
+TOX_AGENTS := $(subst $(space),$(comma),$(patsubst plugins/%,%,$(wildcard plugins/agents_*)))
 TOX_BACKENDS := sglang,pairs-verl,verl,extras,pairs-trl,pairs-torch,vllm,trl,resolver
 # pyenv's shims exist for versions that are not selected and fail when run, so tox is shown the
 # interpreters themselves.
@@ -20,7 +22,7 @@ TOX_RUN = $(if $(filter 1,$(JOBS)),run,run-parallel -p $(JOBS) --parallel-no-spi
 DISCOVER = $(if $(PYENV_PYTHONS),--discover $(PYENV_PYTHONS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backends browser demo test test-backends wheels lint type format clean
+.PHONY: help setup backends browser demo test test-agents test-backends wheels lint type format clean
 
 help:  ## List the commands
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -67,6 +69,9 @@ wheels: setup  ## Build and check every package; the wheels are left in dist/whe
 
 test-backends: backends  ## Run the tests with real backends: each trainer, each engine, every pair of them
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_BACKENDS)
+
+test-agents: setup  ## Run the tests of agent adapters, each with its framework (options: ARGS="...")
+	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_AGENTS) $(if $(ARGS),-- $(ARGS))
 
 lint: setup  ## Check style and format
 	$(BIN)/ruff check .

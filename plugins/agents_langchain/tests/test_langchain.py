@@ -67,6 +67,7 @@ class TestLangChain(AgentSuite):
             set_llm_cache(None)
 
 
+@pytest.mark.learns
 def test_the_program_learns(tmp_path: Path) -> None:
     assert_learns(program.play, tmp_path)
 
