@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from ajet_core.client import (
     SwarmClient,
     Task,
 )
+from ajet_core.client._runner import check_concurrency
 from ajet_core.errors import ConfigError, RequestError
 from ajet_core.protocol import RunConfig, RunStatus
 
@@ -75,25 +77,30 @@ def train(
     :raises RequestError: two tasks have the same id, or an argument is out of range.
     :raises StateError: there is no run, and no `config`.
     """
+    check_concurrency(concurrency)
     its = _trainable(program)
     if isinstance(its, AsyncTrainable):
         if isinstance(client, SwarmClient | Swarm):
             raise TypeError(_NEEDS_ASYNC)
+        _refuse_loop()
         return asyncio.run(
-            train_async(
-                its,
-                tasks,
-                client=client,
-                config=config,
-                epochs=epochs,
-                group_size=group_size,
-                concurrency=concurrency,
-                retries=retries,
-                episode_timeout=episode_timeout,
-                resume=resume,
-                shuffle=shuffle,
-                progress=progress,
-                on_result=on_result,
+            _with_threads(
+                concurrency,
+                train_async(
+                    its,
+                    tasks,
+                    client=client,
+                    config=config,
+                    epochs=epochs,
+                    group_size=group_size,
+                    concurrency=concurrency,
+                    retries=retries,
+                    episode_timeout=episode_timeout,
+                    resume=resume,
+                    shuffle=shuffle,
+                    progress=progress,
+                    on_result=on_result,
+                ),
             )
         )
     server = client if client is not None else its.client
@@ -164,6 +171,22 @@ async def train_async(
         await close_connections()
         if own:
             await found.close()
+
+
+def _refuse_loop() -> None:
+    """:raises TypeError: an event loop runs here, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise TypeError("an event loop runs here, as in a notebook: use `await train_async(...)`")
+
+
+async def _with_threads(number: int, loop_over: Coroutine[Any, Any, Report]) -> Report:
+    """Give the event loop as many threads as there are episodes: frameworks that are not async take one for each."""
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(number, thread_name_prefix="ajet-agent"))
+    return await loop_over
 
 
 def _trainable(program: Any) -> SyncTrainable[Any] | AsyncTrainable[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,10 @@ async def test_what_cannot_be_trained_is_refused(own_swarm: ScriptedSwarm) -> No
         await train_async(trainable(plain.play_sync), ["a"], client=client)
     with pytest.raises(TypeError, match="trained with AsyncSwarmClient"):
         train(solve, ["a"], client=SwarmClient(own_swarm.url))
+    with pytest.raises(TypeError, match="await train_async"):
+        train(solve, ["a"], client=client)
+    with pytest.raises(RequestError, match="concurrency is 0"):
+        train(solve, ["a"], client=client, concurrency=0)
     with pytest.raises(TypeError, match="trained with SwarmClient"):
         train(trainable(plain.play_sync), ["a"], client=client)
     await client.close()
@@ -111,6 +117,23 @@ def test_without_a_run_it_says_so(tmp_path: Path) -> None:
         client = AsyncSwarmClient(swarm.url, swarm.token)
         with pytest.raises(StateError):
             train(trainable(plain.play, reward=one), ["a"], client=client, progress=False)
+
+
+def test_programs_that_block_run_all_at_once(tmp_path: Path) -> None:
+    """However few cores there are: each waits for all the others."""
+    together = threading.Barrier(16)
+
+    @trainable(reward=one)
+    async def solve(task: str) -> None:
+        await asyncio.to_thread(together.wait)
+        await plain.play(task)
+
+    batch = {"tasks": 8, "episodes_per_task": 2}
+    with ScriptedSwarm(tmp_path, REPLIES, batch=batch) as swarm:
+        client = AsyncSwarmClient(swarm.url, swarm.token)
+        names = [str(i) for i in range(8)]
+        report = train(solve, names, client=client, progress=False, concurrency=16)
+    assert len(report.outcomes) == 16
 
 
 @pytest.mark.parametrize(
