@@ -102,7 +102,7 @@ class TestOpenAIAgents(AgentSuite):
         assert [str(failure.error) for failure in report.failures] == []
         return [swarm.calls(result.episode.episode_id) for result in report.outcomes]
 
-    async def speakers(self, swarm: ScriptedSwarm, play: Any, *tasks: Any) -> list[str | None]:
+    async def speakers(self, swarm: ScriptedSwarm, play: Any, *tasks: Any) -> list[str]:
         """Who made the calls of an episode, in order: the same in all."""
         found = [[call.agent for call in calls] for calls in await self.calls(swarm, play, *tasks)]
         assert found == [found[0]] * len(found)

@@ -40,7 +40,7 @@ def _watch(provider: TraceProvider) -> None:
 
     def creates_trace(name: str, *args: Any, disabled: bool = False, **others: Any) -> Trace:
         quiet = disabled or current_route() is not None
-        return create_trace(name, *args, disabled=quiet, **others)
+        return create_trace(name, *args, **{**others, "disabled": quiet})
 
     def creates_span(
         span_data: Any,
