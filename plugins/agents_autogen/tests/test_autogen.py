@@ -32,6 +32,9 @@ from ajet_core.timeline import Call
 from tests.agents.door_training import assert_learns
 from tests.agents.tutorial import run_tutorial
 
+# The server answers as the model "default", whichever was asked for.
+pytestmark = pytest.mark.filterwarnings("ignore:Resolved model mismatch")
+
 BOSS = "boss"
 MANAGER = "SelectorGroupChatManager"
 NAME = re.compile(r"t\d{3}x")
