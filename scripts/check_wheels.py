@@ -17,14 +17,7 @@ from email.parser import Parser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECTS = (
-    ROOT,
-    ROOT / "plugins" / "backend_torch",
-    ROOT / "plugins" / "backend_trl",
-    ROOT / "plugins" / "backend_verl",
-    ROOT / "plugins" / "engine_sglang",
-    ROOT / "plugins" / "engine_vllm",
-)
+PROJECTS = (ROOT, *sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml")))
 REQUIRED = {
     "agentjet": (
         "ajet_core/py.typed",
@@ -35,18 +28,10 @@ REQUIRED = {
         "ajet_core/testing/trainer_suite.py",
         "ajet_core/testing/store_suite.py",
         "ajet_core/testing/merger_suite.py",
+        "ajet_core/testing/agent_suite.py",
     ),
-    "agentjet-backend-torch": ("ajet_backend_torch/py.typed",),
-    "agentjet-engine-sglang": (
-        "ajet_engine_sglang/py.typed",
-        "ajet_engine_sglang/in_server/ajet_sglang_server.py",
-    ),
-    "agentjet-engine-vllm": (
-        "ajet_engine_vllm/py.typed",
-        "ajet_engine_vllm/in_server/ajet_vllm_worker.py",
-    ),
-    "agentjet-backend-trl": ("ajet_backend_trl/py.typed",),
-    "agentjet-backend-verl": ("ajet_backend_verl/py.typed",),
+    "agentjet-engine-sglang": ("ajet_engine_sglang/in_server/ajet_sglang_server.py",),
+    "agentjet-engine-vllm": ("ajet_engine_vllm/in_server/ajet_vllm_worker.py",),
 }
 EMPTY_PAGE = {"title": "", "episodes": []}
 
@@ -69,6 +54,13 @@ def build(project: Path, directory: Path) -> Path:
     return wheel
 
 
+def find_packages(project: Path) -> list[str]:
+    """The import packages of a project."""
+    declared = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = declared["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    return [Path(package).name for package in packages]
+
+
 def check_contents(project: Path, wheel: Path) -> None:
     """Compare the wheel's files and metadata with the project's declaration."""
     declared = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -89,7 +81,8 @@ def check_contents(project: Path, wheel: Path) -> None:
             sys.exit(f"{wheel.name}: {key} is {metadata[key]!r}, not {value!r}")
     if not metadata.get_payload():
         sys.exit(f"{wheel.name}: the description is empty")
-    if missing := set(REQUIRED[name]) - names:
+    (package,) = find_packages(project)
+    if missing := {f"{package}/py.typed", *REQUIRED.get(name, ())} - names:
         sys.exit(f"{wheel.name}: {min(missing)} is missing")
     for group in ("[agentjet]", "[agentjet.hook_api]"):
         if group not in entry_points:
@@ -110,18 +103,11 @@ def check_installed(core: Path, plugins: list[Path], directory: Path) -> None:
     print(run(ajet, "version", cwd=directory).strip())
     rows = json.loads(run(ajet, "plugins", "--json", cwd=directory))
     found = {row["name"]: row for row in rows}
-    components = (
-        ("embedded", "store:sqlite"),
-        ("torch", "engine:torch"),
-        ("sglang", "engine:sglang"),
-        ("vllm", "engine:vllm"),
-        ("trl", "trainer:trl"),
-        ("verl", "trainer:verl"),
-    )
-    for name, component in components:
-        row = found.get(name)
-        if row is None or row["problem"] or component not in row["components"]:
-            sys.exit(f"plugin {name!r} is not usable from its wheel: {row}")
+    for row in rows:
+        if row["problem"] or not row["components"]:
+            sys.exit(f"plugin {row['name']!r} is not usable from its wheel: {row}")
+    if len(found) != len(plugins) + 1:
+        sys.exit(f"of the core and {len(plugins)} plugins only {', '.join(found)} are found")
     run(ajet, "--help", cwd=directory)
     # A page is put together from files of the package; what is in it is tested elsewhere.
     run(

@@ -18,8 +18,11 @@ from ajet_core.agents.programs import (
     Terms,
 )
 from ajet_core.agents.tasks import TaskId
-from ajet_core.client import AsyncSwarm, AsyncSwarmClient, Swarm
+from ajet_core.client import AsyncSwarm, AsyncSwarmClient, Swarm, SwarmClient, servers_of
 from ajet_core.errors import ConfigError
+
+Models = Mapping[str, str | SwarmClient | AsyncSwarmClient]
+"""Servers by the role of their model."""
 
 
 def trainable(
@@ -27,9 +30,10 @@ def trainable(
     client: Client | None = None,
     *,
     reward: Reward | None = None,
-    models: Mapping[str, str] | None = None,
+    models: Models | None = None,
     roles: Mapping[str, str] | None = None,
     passthrough: Collection[str] = (),
+    agents: Mapping[str, str] | None = None,
     sampling: Mapping[str, Any] | None = None,
     task_id: TaskId | None = None,
     tag: str = "",
@@ -55,10 +59,13 @@ def trainable(
     :param reward: called with the task and what the program returned; says the reward, an `EpisodeOutcome`, or, with
         several models, these by role. None if the program itself returns that. Its own model calls are not the
         episode's.
-    :param models: URLs of servers by role, instead of a client, if several models are trained together.
+    :param models: servers by role (their URLs, or clients of them), instead of a client, if several models are trained
+        together.
     :param roles: which model a call is for, by the name of the agent that makes it or of the model it asks for. Names
         that are roles need not be listed.
     :param passthrough: names of models whose calls are left alone, such as that of a judge.
+    :param agents: names of agents, with a text that the system prompt of each contains; for frameworks without an adapter,
+        whose calls say nothing else of whose they are.
     :param sampling: overrides parameters of all model calls of episodes, such as ``{"temperature": 1.0}``, where the
         program's own would leave nothing to learn from; None takes a parameter out.
     :param task_id: says what a task is called; see `task_of`.
@@ -79,6 +86,7 @@ def trainable(
             models=models,
             roles=roles,
             passthrough=passthrough,
+            agents=agents,
             sampling=sampling,
             task_id=task_id,
             tag=tag,
@@ -91,6 +99,7 @@ def trainable(
         reward=reward,
         roles=dict(roles or {}),
         passthrough=frozenset(passthrough),
+        agents=dict(agents or {}),
         sampling=dict(sampling or {}),
         task_id=task_id,
         tag=tag,
@@ -135,7 +144,7 @@ def _refuse_generators(target: Any) -> None:
 
 
 def _of_agent(
-    agent: object, client: Client | None, models: Mapping[str, str] | None, terms: Terms
+    agent: object, client: Client | None, models: Models | None, terms: Terms
 ) -> AsyncTrainable[Any] | SyncTrainable[Any]:
     adapter = installed_adapters().of(agent)
     if isinstance(client, SyncClient):
@@ -151,17 +160,17 @@ def _of_agent(
     return AsyncTrainable(run, terms, _async_client(client, models))
 
 
-def _async_client(client: Client | None, models: Mapping[str, str] | None) -> AsyncClient | None:
+def _async_client(client: Client | None, models: Models | None) -> AsyncClient | None:
     if isinstance(client, SyncClient):
         raise TypeError(
             f"an async function needs AsyncSwarmClient or AsyncSwarm, not {type(client).__name__}"
         )
-    return AsyncSwarm(models) if models is not None else client
+    return AsyncSwarm(*servers_of(models)) if models is not None else client
 
 
-def _sync_client(client: Client | None, models: Mapping[str, str] | None) -> SyncClient | None:
+def _sync_client(client: Client | None, models: Models | None) -> SyncClient | None:
     if isinstance(client, AsyncSwarmClient | AsyncSwarm):
         raise TypeError(
             f"a function that is not async needs SwarmClient or Swarm, not {type(client).__name__}"
         )
-    return Swarm(models) if models is not None else client
+    return Swarm(*servers_of(models)) if models is not None else client

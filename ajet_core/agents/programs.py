@@ -48,6 +48,7 @@ class Terms:
     :param reward: None if what the program returns is its reward.
     :param roles: the role of the calls that an agent makes, or that ask for a model, by the name of either.
     :param passthrough: models whose calls are not trained and go where they would go otherwise.
+    :param agents: what the system prompts of agents contain, by their names.
     :param sampling: what the bodies of model calls are overridden with, such as ``{"temperature": 1.0}``; None takes a
         parameter out.
     :param tag: which part of a mixture the tasks belong to, unless they say so themselves.
@@ -57,6 +58,7 @@ class Terms:
     reward: Reward | None = None
     roles: Mapping[str, str] = field(default_factory=dict)
     passthrough: frozenset[str] = frozenset()
+    agents: Mapping[str, str] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     task_id: TaskId | None = None
     tag: str = ""
@@ -70,7 +72,13 @@ class Terms:
             role: ModelEndpoint(part.base_url, part.api_key, part.model)
             for role, part in parts.items()
         }
-        return Route(endpoints, self.roles, self.passthrough, self.sampling)
+        return Route(
+            endpoints,
+            roles=self.roles,
+            passthrough=self.passthrough,
+            agents=self.agents,
+            sampling=self.sampling,
+        )
 
     def task(self, item: object) -> Task:
         """The task that an item of a dataset is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,32 @@ class ModelCall:
     def model(self) -> str:
         """The model that it asks for."""
         return str(self.body["model"])
+
+    @property
+    def system_prompt(self) -> str:
+        """What it tells the model of who it is, in whichever dialect; "" if it says nothing."""
+        said = [self.body.get("system"), self.body.get("instructions")]
+        messages = self.body.get("messages") or self.body.get("input")
+        if isinstance(messages, list):
+            said += [
+                message.get("content")
+                for message in messages
+                if isinstance(message, dict) and message.get("role") in _SYSTEM
+            ]
+        return "\n".join(text for content in said for text in _texts(content))
+
+
+_SYSTEM = frozenset({"system", "developer"})
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """The texts of a message's content: a string, or parts."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        for part in content:
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                yield part["text"]
 
 
 @dataclass(frozen=True, slots=True)

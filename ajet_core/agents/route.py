@@ -23,12 +23,15 @@ class Route:
     :param endpoints: by role; `SINGLE` is the only role of an episode with one model.
     :param roles: the role of the calls that an agent makes, or that ask for a model, by the name of either.
     :param passthrough: models whose calls are not the episode's: they go where they would go without it.
+    :param agents: what the system prompts of agents contain, by their names, for calls of which nothing else tells whose
+        they are.
     :param sampling: what request bodies are overridden with; None takes a parameter out.
     """
 
     endpoints: Mapping[str, ModelEndpoint]
     roles: Mapping[str, str] = field(default_factory=dict)
     passthrough: frozenset[str] = frozenset()
+    agents: Mapping[str, str] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     _calls: Iterator[int] = field(default_factory=itertools.count, repr=False)
     routed: int = 0
@@ -36,6 +39,13 @@ class Route:
     def count(self) -> None:
         """Note a call that was routed. Safe in threads: the counter's steps cannot be torn."""
         self.routed = next(self._calls) + 1
+
+    def agent_of(self, system_prompt: str) -> str | None:
+        """Whose system prompt this is; None if nobody knows."""
+        for name, text in self.agents.items():
+            if text in system_prompt:
+                return name
+        return None
 
     def endpoint(self, agent: str | None, model: str) -> ModelEndpoint:
         """Where a call goes.

@@ -118,7 +118,7 @@ def rerouted(request: Any) -> Any:
     call = read_model_call(request.method, request.url.path, content)
     if call is None or call.model in route.passthrough:
         return None
-    agent = current_agent()
+    agent = current_agent() or route.agent_of(call.system_prompt)
     changed = reroute(
         call,
         content,

@@ -34,6 +34,7 @@ from ._episode import (
 )
 from ._evaluation import EvaluationReport, TaskEvaluation
 from ._joint import SwarmEpisode, SwarmOutcome
+from ._servers import servers_of
 from ._swarm_async import AsyncScopedSwarmEpisode, AsyncSwarm
 from ._swarm_sync import ScopedSwarmEpisode, Swarm
 from ._sync import ScopedEpisode, SwarmClient
@@ -58,4 +59,5 @@ __all__ = [
     "SwarmOutcome",
     "Task",
     "TaskEvaluation",
+    "servers_of",
 ]

@@ -28,8 +28,10 @@ def error_response(error: AjetError, path: str) -> JSONResponse:
         headers["retry-after"] = str(math.ceil(error.retry_after))
     if is_llm_path(path):
         content = dialect_of(path).error(error)
-        # The official SDKs repeat on some statuses by themselves; this header tells them when it is useless.
-        headers["x-should-retry"] = "true" if error.retry_after is not None else "false"
+        # The official SDKs repeat on some statuses by themselves; this header tells them when it is useless. What
+        # nobody foresaw may pass: they do as they think best.
+        if type(error) is not AjetError:
+            headers["x-should-retry"] = "true" if error.retry_after is not None else "false"
     else:
         content = ErrorBody(error=ErrorDetail(**error.to_payload())).model_dump()
     return JSONResponse(content, status_code=error.status, headers=headers)

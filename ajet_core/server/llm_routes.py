@@ -101,6 +101,12 @@ def episode_key(request: Request) -> str:
     return str(in_path) if in_path else bearer(request.headers)
 
 
+def _agent_name(request: Request) -> str:
+    """Who makes a call, "" if nobody says. Names are sent in UTF-8; whatever else there is, is read as far as it goes."""
+    name = request.headers.get(AGENT_HEADER, "")
+    return name.encode("latin-1").decode(errors="replace")[:_MAX_AGENT_NAME]
+
+
 class _Calls:
     """An ASGI application of its own, so that a call counts until the last byte of its answer is sent."""
 
@@ -118,7 +124,7 @@ class _Calls:
             if episode.record.kind == "eval":
                 sampling = service.evaluations.config.sampling
                 asked = replace(asked, request=evaluated(asked.request, sampling))
-            agent = request.headers.get(AGENT_HEADER, "")[:_MAX_AGENT_NAME]
+            agent = _agent_name(request)
             same = SameRequest.read(request.headers, scope["path"], agent, body)
             call = _Call(service, episode, request, self._dialect, asked, agent, same)
             response = await call.answer()

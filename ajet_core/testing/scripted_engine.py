@@ -6,14 +6,14 @@ import asyncio
 import hashlib
 import os
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ajet_core.errors import EngineError
+from ajet_core.errors import AjetError, BusyError, EngineError
 from ajet_core.interfaces import (
     ComponentSettings,
     Engine,
@@ -43,10 +43,13 @@ class ScriptedReply(ComponentSettings):
     :param prompt: a regular expression that is searched for in the prompt's text, special tokens included, in which
         ``.`` is any character.
     :param says: texts, with the special tokens that shall end them; one is chosen by the request's id.
+    :param error: what happens instead the first time that a prompt comes: the engine is ``busy`` (429), fails
+        (``engine``, 503), or has a ``bug`` (500).
     """
 
     prompt: str
     says: Annotated[tuple[str, ...], Field(min_length=1)]
+    error: Literal["busy", "engine", "bug"] | None = None
 
 
 class ScriptedEngineSettings(FaultSettings):
@@ -213,6 +216,13 @@ class ScriptedEngine(Engine):
             os.close(descriptor)
 
 
+_ERRORS: dict[str, Callable[[], Exception]] = {
+    "busy": lambda: BusyError("the scripted engine is busy", retry_after=0.1),
+    "engine": lambda: EngineError("the scripted engine fails"),
+    "bug": lambda: AjetError("a bug of the scripted engine"),
+}
+
+
 class _Script:
     """Replies by the text of prompts."""
 
@@ -221,19 +231,30 @@ class _Script:
 
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._replies = [
-            (re.compile(reply.prompt, re.DOTALL), [self._ids(text) for text in reply.says])
+            (
+                re.compile(reply.prompt, re.DOTALL),
+                [self._ids(text) for text in reply.says],
+                reply.error,
+            )
             for reply in replies
         ]
+        self._failed: set[str] = set()
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def reply(self, request: GenerateRequest) -> list[int] | None:
-        """What is said; None if no reply fits."""
+        """What is said; None if no reply fits.
+
+        :raises Exception: a reply says so.
+        """
         text = self._tokenizer.decode(request.prompt_ids, skip_special_tokens=False)
-        for pattern, choices in self._replies:
+        for pattern, choices, error in self._replies:
             if pattern.search(text):
+                if error is not None and text not in self._failed:
+                    self._failed.add(text)
+                    raise _ERRORS[error]()
                 digest = hashlib.sha256(request.request_id.encode()).digest()
                 return choices[int.from_bytes(digest[:4], "little") % len(choices)]
         return None

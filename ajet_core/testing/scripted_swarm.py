@@ -48,9 +48,8 @@ class ScriptedSwarm:
         self._directory = directory
         model = write_model(directory / "models" / "scripted", _RENDERER)
         (model / "model.safetensors").touch()
-        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         engine = {"replies": [reply.model_dump() for reply in replies], "max_context": 32768}
-        self._config = RunConfig.model_validate(
+        self.config = RunConfig.model_validate(
             {
                 "model": {"path": str(model), "renderer": _RENDERER},
                 "engine": {"name": "scripted", "settings": {"vocab_size": 1024, **engine}},
@@ -59,6 +58,8 @@ class ScriptedSwarm:
                 **run,
             }
         )
+        tokenizer = Path(self.config.model.path) / "tokenizer.json"
+        self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self.tokens = ServerTokens(control="control-secret", client="client-secret")
         self._service: SwarmService | None = None
         self._url = ""
@@ -72,7 +73,7 @@ class ScriptedSwarm:
         if self._failed is not None:
             raise self._failed
         with SwarmClient(self.url, self.tokens.control) as control:
-            control.sync_train_config(self._config)
+            control.sync_train_config(self.config)
             control.start_engine()
         return self
 

@@ -1,4 +1,4 @@
-"""The adapter of the plain framework, as if its plugin were installed."""
+"""The adapter of the plain framework, as if its plugin were installed, and a server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from ajet_core.agents import adapters
+from ajet_core.testing.agent_suite import REPLIES
 from ajet_core.testing.plugins import plugins_with
+from ajet_core.testing.scripted_swarm import ScriptedSwarm
 
 
 @pytest.fixture(autouse=True)
@@ -18,3 +20,11 @@ def plain_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     adapters.installed_adapters.cache_clear()
     yield
     adapters.installed_adapters.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedSwarm]:
+    """With a place for every episode of a module."""
+    batch = {"tasks": 64, "episodes_per_task": 4}
+    with ScriptedSwarm(tmp_path_factory.mktemp("swarm"), REPLIES, batch=batch) as swarm:
+        yield swarm

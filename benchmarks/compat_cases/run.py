@@ -1,0 +1,95 @@
+"""Lets the programs of one module do all cases: `run.py MODULE ARGUMENTS`, with `Arguments` as JSON.
+
+The last line of the output is JSON: a list of what became of each episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any, TypedDict
+
+from ajet_core.agents import current_route, trainable
+from ajet_core.client import AsyncSwarmClient, Task
+from compat_cases.contract import CASES, MAY_RAISE, STRUCTURED, task_text
+
+Program = Callable[[str], Any]
+
+
+class Arguments(TypedDict):
+    """Where episodes are claimed.
+
+    :ivar first: number of the first task; each has a name of its own.
+    """
+
+    url: str
+    token: str
+    structured_url: str
+    structured_token: str
+    episodes: int
+    first: int
+
+
+async def main(module: str, arguments: Arguments) -> list[dict[str, Any]]:
+    """All cases, each with its episodes at once."""
+    programs = importlib.import_module(f"compat_cases.{module}")
+    found: list[dict[str, Any]] = []
+    async with (
+        AsyncSwarmClient(arguments["url"], arguments["token"]) as scripted,
+        AsyncSwarmClient(arguments["structured_url"], arguments["structured_token"]) as structured,
+    ):
+        number = arguments["first"]
+        for case in CASES:
+            program = getattr(programs, case)
+            if program is None:
+                continue
+            client = structured if case in STRUCTURED else scripted
+            names = [f"t{i:04}x" for i in range(number, number + arguments["episodes"])]
+            number += len(names)
+            found += await asyncio.gather(*(one(client, case, program, name) for name in names))
+    return found
+
+
+async def one(client: AsyncSwarmClient, case: str, program: Program, name: str) -> dict[str, Any]:
+    """One episode."""
+    said: dict[str, Any] = {"case": case, "name": name, "passed": False, "error": "", "routed": 0}
+
+    async def plays(_: str) -> float:
+        route = current_route()
+        assert route is not None
+        said["episode_id"] = episode.episode_id
+        try:
+            result = await _called(program, task_text(case, name))
+        finally:
+            said["routed"] = route.routed
+        said["passed"] = CASES[case](result)
+        if not said["passed"]:
+            said["error"] = f"returned {result!r}"[:300]
+        return 1.0
+
+    async with client.episode(name) as episode:
+        episode.reward = 1.0
+        try:
+            await trainable(plays).agent(Task(name), episode)
+        except Exception as error:  # noqa: BLE001 - what a framework raises is what is looked at
+            said["passed"] = case in MAY_RAISE and bool(said["routed"])
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            said["error"] = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"[:500]
+    return said
+
+
+async def _called(program: Program, text: str) -> Any:
+    if inspect.iscoroutinefunction(program):
+        waiting: Awaitable[Any] = program(text)
+        return await waiting
+    return await asyncio.to_thread(program, text)
+
+
+if __name__ == "__main__":
+    results = asyncio.run(main(sys.argv[1], json.loads(sys.argv[2])))
+    print(json.dumps(results))

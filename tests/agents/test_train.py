@@ -1,0 +1,148 @@
+"""The loop over a dataset."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ajet_core import train, train_async, trainable
+from ajet_core.agents.progress import Progress
+from ajet_core.agents.tasks import task_of
+from ajet_core.client import (
+    AsyncSwarmClient,
+    EpisodeFailure,
+    EpisodeOutcome,
+    EpisodeResult,
+    SwarmClient,
+    Task,
+)
+from ajet_core.errors import RequestError, StateError
+from ajet_core.testing.agent_suite import REPLIES
+from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from tests.agents import plain
+
+ONE = {"batch": {"tasks": 2, "episodes_per_task": 2}}
+
+
+@pytest.fixture
+def own_swarm(tmp_path: Path):
+    """One whose episodes are this test's alone."""
+    with ScriptedSwarm(tmp_path / "swarm", REPLIES, **ONE) as swarm:
+        yield swarm
+
+
+def one(task: Any, result: Any) -> float:
+    return 1.0
+
+
+def groups(swarm: ScriptedSwarm) -> list[str]:
+    return sorted(episode.group for episode in swarm.episodes())
+
+
+def test_each_epoch_has_groups_of_its_own_and_what_is_done_is_not_done_again(
+    own_swarm: ScriptedSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AJET_URL", own_swarm.url)
+    monkeypatch.setenv("AJET_TOKEN", own_swarm.token)
+    solve = trainable(plain.play, reward=one)
+    seen: list[str] = []
+    report = train(
+        solve,
+        ["a", "b"],
+        epochs=2,
+        progress=False,
+        shuffle=1,
+        on_result=lambda result: seen.append(result.task.id),
+    )
+    assert len(report.outcomes) == 8
+    assert sorted(seen) == ["a"] * 4 + ["b"] * 4
+    assert groups(own_swarm) == ["a@1", "a@1", "a@2", "a@2", "b@1", "b@1", "b@2", "b@2"]
+    again = train(solve, ["a", "b"], epochs=3, progress=False, resume=True)
+    assert len(again.outcomes) == 4
+    assert groups(own_swarm)[2:4] == ["a@2", "a@2"]
+
+
+def test_functions_run_in_threads_and_agents_as_they_are(own_swarm: ScriptedSwarm) -> None:
+    with SwarmClient(own_swarm.url, own_swarm.token) as client:
+        report = train(
+            trainable(plain.play_sync, reward=one), ["a", "b"], client=client, progress=False
+        )
+        assert len(report.outcomes) == 4
+    client = AsyncSwarmClient(own_swarm.url, own_swarm.token)
+    report = train(trainable(plain.worker, reward=one), ["a", "b"], client=client, progress=False)
+    assert len(report.outcomes) == 4
+
+
+async def test_what_cannot_be_trained_is_refused(own_swarm: ScriptedSwarm) -> None:
+    client = AsyncSwarmClient(own_swarm.url, own_swarm.token)
+    solve = trainable(plain.play, reward=one)
+    with pytest.raises(RequestError, match="two tasks are called 'a'"):
+        await train_async(solve, ["a", "b", "a"], client=client)
+    with pytest.raises(RequestError, match="epochs is 0"):
+        await train_async(solve, ["a"], client=client, epochs=0)
+    with pytest.raises(TypeError, match="`train`, which runs it in threads"):
+        await train_async(trainable(plain.play_sync), ["a"], client=client)
+    with pytest.raises(TypeError, match="trained with AsyncSwarmClient"):
+        train(solve, ["a"], client=SwarmClient(own_swarm.url))
+    with pytest.raises(TypeError, match="trained with SwarmClient"):
+        train(trainable(plain.play_sync), ["a"], client=client)
+    await client.close()
+
+
+def test_the_run_may_be_started_by_the_loop(tmp_path: Path) -> None:
+    with ScriptedSwarm(tmp_path / "swarm", REPLIES, **ONE) as swarm:
+        config = swarm.config
+        with SwarmClient(swarm.url, swarm.tokens.control) as control:
+            control.stop_engine()
+        client = AsyncSwarmClient(swarm.url, swarm.tokens.control)
+        solve = trainable(plain.play, reward=one)
+        report = train(solve, ["a", "b"], client=client, config=config, progress=False)
+        assert len(report.outcomes) == 4
+
+
+def test_without_a_run_it_says_so(tmp_path: Path) -> None:
+    with ScriptedSwarm(tmp_path / "swarm", REPLIES, **ONE) as swarm:
+        with SwarmClient(swarm.url, swarm.tokens.control) as control:
+            control.stop_engine()
+        client = AsyncSwarmClient(swarm.url, swarm.token)
+        with pytest.raises(StateError):
+            train(trainable(plain.play, reward=one), ["a"], client=client, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("item", "name"),
+    [
+        ("short", "short"),
+        ({"id": "x", "question": "?"}, "x"),
+        ({"task_id": 7}, "7"),
+        (Task("mine", payload=1), "mine"),
+    ],
+)
+def test_tasks_are_called_what_they_say(item: Any, name: str) -> None:
+    assert task_of(item).id == name
+
+
+def test_other_tasks_are_called_by_their_content() -> None:
+    first, same, other = (task_of({"q": q}).id for q in ("a", "a", "b"))
+    assert first == same != other
+    assert task_of("long " * 100).id.startswith("task-")
+    assert task_of({"q": "a"}, lambda item: item["q"]).id == "a"
+
+
+def test_progress_says_epoch_reward_and_failures() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    told: list[Any] = []
+    task = Task("a", group="a@2")
+    with Progress(2, 3, show=None, also=told.append, console=console) as progress:
+        progress.note(
+            EpisodeResult(task=task, episode=None, outcome=EpisodeOutcome(reward=0.5))  # type: ignore[type-var]
+        )
+        progress.note(EpisodeFailure(task=task, attempts=1, error=ValueError(), traceback=""))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "epoch 2/3, reward 0.500, 1 failed" in shown
+    assert "2/2" in shown
+    assert len(told) == 2

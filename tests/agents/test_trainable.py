@@ -1,0 +1,281 @@
+"""A call of a trainable program is an episode."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from ajet_core.agents import agent_name, trainable
+from ajet_core.client import AsyncSwarm, AsyncSwarmClient, EpisodeOutcome, Swarm, SwarmClient, Task
+from ajet_core.errors import ConfigError, RoutingError
+from ajet_core.interfaces import EpisodeRecord
+from ajet_core.testing.agent_suite import REPLIES
+from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from tests.agents import plain
+from tests.agents.plain import NOWHERE
+
+
+async def ask(model: str = "any") -> str:
+    asked: Any = {"model": model, "messages": [{"role": "user", "content": "Which door?"}]}
+    async with AsyncOpenAI(base_url=NOWHERE, api_key="sk-real", max_retries=0) as client:
+        return (await client.chat.completions.create(**asked)).choices[0].message.content or ""
+
+
+@pytest.fixture
+async def client(swarm: ScriptedSwarm):
+    async with AsyncSwarmClient(swarm.url, swarm.token) as client:
+        yield client
+
+
+def last(swarm: ScriptedSwarm) -> EpisodeRecord:
+    return swarm.episodes()[-1]
+
+
+async def test_a_call_ends_with_the_reward_and_returns_what_the_program_returns(
+    swarm: ScriptedSwarm, client: AsyncSwarmClient
+) -> None:
+    async def score(task: dict[str, str], answer: str) -> EpisodeOutcome:
+        assert task == {"id": "t1", "question": "Which?"}
+        return EpisodeOutcome(reward=0.25, components={"length": float(len(answer))})
+
+    @trainable(client, reward=score)
+    async def solve(task: dict[str, str], *, polite: bool) -> str:
+        """Solves."""
+        assert polite
+        return await ask()
+
+    answer = await solve({"id": "t1", "question": "Which?"}, polite=True)
+    assert answer.startswith("Take the")
+    record = last(swarm)
+    assert (record.task_id, record.state, record.reward) == ("t1", "ended", 0.25)
+    assert record.components == {"length": float(len(answer))}
+    assert (solve.__name__, solve.__doc__) == ("solve", "Solves.")
+
+
+async def test_a_program_may_say_its_reward_itself(
+    swarm: ScriptedSwarm, client: AsyncSwarmClient
+) -> None:
+    @trainable(client)
+    async def solve(task: str) -> float:
+        await ask()
+        return 0.5
+
+    assert await solve("itself") == 0.5
+    assert last(swarm).reward == 0.5
+
+
+async def test_an_exception_aborts_the_episode_and_is_raised(
+    swarm: ScriptedSwarm, client: AsyncSwarmClient
+) -> None:
+    @trainable(client, reward=lambda task, result: 1.0)
+    async def solve(task: str) -> None:
+        await ask()
+        raise LookupError("the map is gone")
+
+    with pytest.raises(LookupError):
+        await solve("raises")
+    record = last(swarm)
+    assert record.state == "aborted"
+    assert "LookupError: the map is gone" in (record.reason or "")
+
+
+@pytest.mark.parametrize("result", ["a text", None])
+async def test_what_is_no_reward_is_refused(
+    swarm: ScriptedSwarm, client: AsyncSwarmClient, result: Any
+) -> None:
+    @trainable(client)
+    async def solve(task: str) -> Any:
+        await ask()
+        return result
+
+    with pytest.raises(TypeError, match="return the reward as a number"):
+        await solve("no reward")
+    assert last(swarm).state == "aborted"
+
+
+async def test_an_episode_without_a_model_call_is_refused(
+    swarm: ScriptedSwarm, client: AsyncSwarmClient
+) -> None:
+    @trainable(client)
+    async def idle(task: str) -> float:
+        return 1.0
+
+    with pytest.raises(RoutingError, match="idle made no model call that could be trained"):
+        await idle("idle")
+    assert last(swarm).state == "aborted"
+
+
+async def test_the_judge_of_a_reward_is_asked_where_it_is(
+    swarm: ScriptedSwarm, client: AsyncSwarmClient
+) -> None:
+    async def judge(task: str, answer: str) -> float:
+        with pytest.raises(openai.APIConnectionError):
+            await ask()
+        return 1.0
+
+    async def solve(task: str) -> str:
+        return await ask()
+
+    await trainable(solve, client, reward=judge)("judged")
+    assert len(swarm.calls(last(swarm).episode_id)) == 1
+
+
+def test_a_function_that_is_not_async_has_a_client_that_is_not(swarm: ScriptedSwarm) -> None:
+    with SwarmClient(swarm.url, swarm.token) as client:
+
+        @trainable(client, reward=lambda task, result: 1.0)
+        def solve(task: str) -> str:
+            return plain.play_sync(task)
+
+        assert solve("sync").startswith("I have looked")
+        agent = trainable(plain.worker, client, reward=lambda task, result: 1.0)
+        assert agent("sync agent").startswith("I have looked")
+    assert [call.agent for call in swarm.calls(last(swarm).episode_id)] == ["worker", "worker"]
+
+
+async def test_methods_and_callable_objects_are_programs_too(
+    swarm: ScriptedSwarm, client: AsyncSwarmClient
+) -> None:
+    class Solver:
+        reward = 0.75
+
+        @trainable(client)
+        async def solve(self, task: str) -> float:
+            await ask()
+            return self.reward
+
+        async def __call__(self, task: str, factor: float = 1.0) -> float:
+            await ask()
+            return self.reward * factor
+
+    assert await Solver().solve("method") == 0.75
+    assert await trainable(Solver(), client)("object") == 0.75
+    assert await trainable(functools.partial(Solver(), factor=2.0), client)("partial") == 1.5
+    assert last(swarm).reward == 1.5
+
+
+async def test_without_a_client_a_program_is_what_it_was(swarm: ScriptedSwarm) -> None:
+    episodes = len(swarm.episodes())
+
+    @trainable(reward=lambda task, result: 1.0)
+    async def solve(task: str) -> str:
+        return task.upper()
+
+    assert await solve("x") == "X"
+    assert await solve.plain("x") == "X"
+    assert len(swarm.episodes()) == episodes
+
+
+async def test_what_does_not_fit_is_refused(swarm: ScriptedSwarm) -> None:
+    async def solve(task: str) -> float:
+        return 1.0
+
+    def generates(task: str):
+        yield 1.0
+
+    with SwarmClient(swarm.url) as sync:
+        with pytest.raises(TypeError, match="an async function needs AsyncSwarmClient"):
+            trainable(solve, sync)
+        with pytest.raises(TypeError, match="generator"):
+            trainable(generates, sync)
+        with pytest.raises(TypeError, match="two clients"):
+            trainable(sync, sync)
+        with pytest.raises(TypeError, match="leave the client out"):
+            trainable(lambda task: 1.0, sync, models={"a": swarm.url})
+    with pytest.raises(TypeError, match="needs SwarmClient or Swarm, not AsyncSwarmClient"):
+        trainable(lambda task: 1.0, AsyncSwarmClient(swarm.url))
+    with pytest.raises(ConfigError, match=r"builtins.object \(installed adapters: .*plain"):
+        trainable(object())
+    with pytest.raises(TypeError, match="has no name"):
+        await trainable(solve, AsyncSwarmClient(swarm.url))(object())
+
+
+async def test_rewards_of_agents(swarm: ScriptedSwarm, client: AsyncSwarmClient) -> None:
+    @trainable(client)
+    async def solve(task: str) -> EpisodeOutcome:
+        await plain.play(task)
+        return EpisodeOutcome(reward=0.0, agent_rewards={"planner": 1.0})
+
+    await solve(Task("by agent", payload="a door"))
+    assert last(swarm).agent_rewards == {"planner": 1.0}
+
+
+@pytest.fixture(scope="module")
+def executors(tmp_path_factory: pytest.TempPathFactory):
+    """Another server, for another model."""
+    batch = {"tasks": 64, "episodes_per_task": 4}
+    with ScriptedSwarm(tmp_path_factory.mktemp("executors"), REPLIES, batch=batch) as executors:
+        yield executors
+
+
+async def test_models_by_the_names_of_agents(
+    swarm: ScriptedSwarm, executors: ScriptedSwarm
+) -> None:
+    models = {
+        "planner": AsyncSwarmClient(swarm.url, swarm.token),
+        "executor": SwarmClient(executors.url, executors.token),
+    }
+    program = trainable(
+        plain.play,
+        models=models,
+        roles={"worker": "executor"},
+        reward=lambda task, result: {"planner": 1.0, "executor": 0.5},
+    )
+    played = await program.episode("joint")
+    parts = played.episode.parts
+    assert [c.agent for c in swarm.calls(parts["planner"].episode_id)] == ["planner"]
+    assert [c.agent for c in executors.calls(parts["executor"].episode_id)] == ["worker", "worker"]
+    assert (last(swarm).reward, last(executors).reward) == (1.0, 0.5)
+
+
+async def test_models_by_the_names_that_are_asked_for(
+    swarm: ScriptedSwarm, executors: ScriptedSwarm
+) -> None:
+    servers = {"planner": swarm.url, "executor": executors.url}
+    tokens = dict.fromkeys(servers, swarm.token)
+
+    async def program(task: str) -> float:
+        await ask("planner")
+        await ask("gpt-5-mini")
+        with agent_name("executor"):
+            await ask("planner")
+        with pytest.raises(openai.BadRequestError, match="belongs to none of the roles"):
+            await ask("gpt-5")
+        return 1.0
+
+    async with AsyncSwarm(servers, tokens) as joint:
+        played = await trainable(program, joint, roles={"gpt-5-mini": "executor"}).episode("named")
+    parts = played.episode.parts
+    assert len(swarm.calls(parts["planner"].episode_id)) == 1
+    assert len(executors.calls(parts["executor"].episode_id)) == 2
+
+
+def test_several_models_of_a_function_that_is_not_async(
+    swarm: ScriptedSwarm, executors: ScriptedSwarm
+) -> None:
+    servers = {"planner": swarm.url, "worker": executors.url}
+    with Swarm(servers, dict.fromkeys(servers, swarm.token)) as joint:
+        program = trainable(plain.play_sync, joint, reward=lambda task, result: 1.0)
+        parts = program.episode("sync joint").episode.parts
+    assert len(executors.calls(parts["worker"].episode_id)) == 2
+
+
+async def test_agents_may_be_told_by_their_system_prompts(
+    swarm: ScriptedSwarm, client: AsyncSwarmClient
+) -> None:
+    @trainable(client, agents={"planner": "You plan", "critic": "You judge"})
+    async def solve(task: str) -> float:
+        for prompt in ("You plan ahead.", "You judge plans.", "You are somebody."):
+            async with AsyncOpenAI(base_url=NOWHERE, api_key="sk-real") as llm:
+                system: Any = {"role": "system", "content": prompt}
+                user: Any = {"role": "user", "content": "Which door?"}
+                await llm.chat.completions.create(model="any", messages=[system, user])
+        return 1.0
+
+    await solve("prompts")
+    calls = swarm.calls(last(swarm).episode_id)
+    assert [call.agent for call in calls] == ["planner", "critic", ""]
