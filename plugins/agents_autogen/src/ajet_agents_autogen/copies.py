@@ -1,0 +1,118 @@
+"""Copies of agents and teams, without what they remember of their conversations.
+
+`dump_component` makes copies too, but with a client of its own for each agent, and tools whose functions lost what they
+refer to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import MethodType
+from typing import Any
+
+from autogen_agentchat.base import ChatAgent, TerminationCondition
+from autogen_agentchat.teams import BaseGroupChat
+from autogen_agentchat.tools import AgentTool, TeamTool
+from autogen_core import CancellationToken, SingleThreadedAgentRuntime
+from autogen_core.memory import ListMemory, Memory
+from autogen_core.model_context import ChatCompletionContext
+from autogen_core.models import ChatCompletionClient
+from autogen_core.tools import BaseTool, StaticWorkbench, Workbench
+from pydantic import BaseModel
+
+from ajet_core.errors import ConfigError
+
+_TEAM = ("_runtime", "_output_message_queue", "_initialized", "_is_running", "_embedded_runtime")
+
+
+def copied(agent: object) -> Any:
+    """An agent or a team like `agent`, whose model clients, tools and connections it shares.
+
+    :raises ConfigError: there is something about it that cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    for part in _parts(agent):
+        if _is_shared(part):
+            memo[id(part)] = part
+        elif isinstance(part, BaseGroupChat):
+            _check(part)
+            its: Any = part
+            memo[id(its._runtime)] = SingleThreadedAgentRuntime(ignore_unhandled_exceptions=False)
+            memo[id(its._output_message_queue)] = asyncio.Queue()
+    try:
+        twin = copy.deepcopy(agent, memo)
+    except TypeError as error:
+        raise ConfigError(
+            f"{type(agent).__name__} cannot be copied for each episode ({error}): decorate a function that makes it "
+            "and runs it"
+        ) from error
+    for part in _parts(twin):
+        if isinstance(part, BaseGroupChat):
+            # The members of a team belong to its runtime, and are made anew in a new one.
+            vars(part).update(_initialized=False, _is_running=False, _embedded_runtime=True)
+    return twin
+
+
+async def forget(agent: object) -> None:
+    """Let a copy be as if it had never run; messages that it was made with are no memory."""
+    parts = [part for part in _parts(agent) if not _is_shared(part)]
+    for part in parts:
+        if isinstance(part, ChatAgent):
+            await part.on_reset(CancellationToken())
+        elif isinstance(part, TerminationCondition):
+            await part.reset()
+    for part in parts:
+        if isinstance(part, ChatCompletionContext):
+            await part.clear()
+            for message in getattr(part, "_initial_messages", None) or ():
+                await part.add_message(message)
+
+
+def _parts(root: object) -> Iterator[Any]:
+    """All that AutoGen's objects consist of, each once."""
+    seen: dict[int, object] = {}
+    left = [root]
+    while left:
+        part = left.pop()
+        if id(part) in seen:
+            continue
+        # Kept, so that no other gets its id.
+        seen[id(part)] = part
+        yield part
+        if isinstance(part, Mapping):
+            left.extend(part.values())
+        elif isinstance(part, list | tuple | set | frozenset | deque):
+            left.extend(part)
+        elif _is_of_autogen(part) and not _is_shared(part):
+            # A team's runtime is not copied, and there are others' parts in it.
+            left.extend(each for name, each in vars(part).items() if name != "_runtime")
+
+
+def _is_of_autogen(part: object) -> bool:
+    if isinstance(part, type | BaseModel) or not hasattr(part, "__dict__"):
+        return False
+    return any(kind.__module__.startswith("autogen_") for kind in type(part).__mro__)
+
+
+def _is_shared(part: object) -> bool:
+    """Whether it is the same in all copies: what is of the program, and what keeps connections."""
+    if isinstance(part, MethodType):
+        return not _is_of_autogen(part.__self__)
+    if isinstance(part, BaseTool):
+        return not isinstance(part, AgentTool | TeamTool)
+    if isinstance(part, Workbench):
+        return not isinstance(part, StaticWorkbench)
+    if isinstance(part, Memory):
+        return not isinstance(part, ListMemory)
+    return isinstance(part, ChatCompletionClient)
+
+
+def _check(team: BaseGroupChat) -> None:
+    missing = [name for name in _TEAM if not hasattr(team, name)]
+    if missing:
+        raise ConfigError(
+            f"teams of this version of AutoGen have no {', '.join(missing)}; agentjet-agents-autogen is made for 0.7"
+        )

@@ -1,0 +1,59 @@
+"""What AutoGen would answer by itself in an episode, and what it would do outside of it."""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from autogen_core.tools import FunctionTool
+
+from ajet_agents_autogen.overriding import override
+from ajet_core.agents import current_route
+from ajet_core.errors import ConfigError
+
+_CACHES = "autogen_ext.models.cache"
+
+
+def let_caches_miss() -> None:
+    """In episodes a `ChatCompletionCache` asks its client: an answer out of it would be trained in none."""
+    caches = sys.modules.get(_CACHES)
+    if caches is not None:
+        for name in ("create", "create_stream"):
+            override(caches.ChatCompletionCache, name, functools.partial(_asking, name))
+
+
+def _asking(name: str, method: Callable[..., Any]) -> Any:
+    def asks(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if current_route() is None:
+            return method(self, *args, **kwargs)
+        return getattr(self.client, name)(*args, **kwargs)
+
+    return asks
+
+
+def let_tools_keep_the_episode() -> None:
+    """Functions that are not async run in threads, to which AutoGen does not tell whose they are."""
+    override(FunctionTool, "run", _keeping)
+
+
+def _keeping(run: Callable[..., Any]) -> Any:
+    async def keeps(self: FunctionTool, *args: Any, **kwargs: Any) -> Any:
+        if current_route() is None:
+            return await run(self, *args, **kwargs)
+        function = getattr(self, "_func", None)
+        if function is None:
+            raise ConfigError(
+                "FunctionTool of this version of AutoGen has no _func; agentjet-agents-autogen is made for 0.7"
+            )
+        if inspect.iscoroutinefunction(function):
+            return await run(self, *args, **kwargs)
+        tool: Any = copy.copy(self)
+        tool._func = functools.partial(contextvars.copy_context().run, function)
+        return await run(tool, *args, **kwargs)
+
+    return keeps

@@ -1,0 +1,21 @@
+"""What this plugin registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_core.plugin.components import AgentSpec
+from ajet_core.plugin.spec import hookimpl
+
+
+@hookimpl
+def ajet_register_agents() -> Sequence[AgentSpec]:
+    """The adapter ``autogen``."""
+    return (
+        AgentSpec(
+            name="autogen",
+            target="ajet_agents_autogen.adapter:AutoGenAdapter",
+            framework="autogen_agentchat",
+            summary="agents and teams of AutoGen (autogen-agentchat)",
+        ),
+    )

@@ -1,0 +1,97 @@
+"""Whose turn it is: AutoGen knows it in teams alone, so the methods with which an agent takes a turn note it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from autogen_agentchat.base import ChatAgent
+from autogen_core import AgentId, MessageHandlerContext
+
+from ajet_agents_autogen.overriding import override
+from ajet_core.agents import current_route
+
+
+class _Turn(NamedTuple):
+    """An agent's turn.
+
+    :ivar handler: the handler of messages in which it began; None outside of teams.
+    """
+
+    agent: str
+    handler: AgentId | None
+
+
+_turn: ContextVar[_Turn | None] = ContextVar("ajet_autogen_turn", default=None)
+# Of the members of a team: the name of the agent or of the manager's class, and the team's id.
+_MEMBER = re.compile(r"(.+)_[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.DOTALL)
+
+
+def speaker() -> str | None:
+    """The agent or the team's manager whose turn it is."""
+    turn, handler = _turn.get(), _handler()
+    # A handler that began within a turn belongs to a team within the agent.
+    if handler is None or (turn is not None and turn.handler == handler):
+        return turn.agent if turn is not None else None
+    member = _MEMBER.fullmatch(handler.type)
+    return member.group(1) if member else handler.type
+
+
+def note_turns() -> None:
+    """Let all classes of agents that there are note their turns in episodes."""
+    for kind in _kinds(ChatAgent):
+        override(kind, "on_messages", _noting)
+        override(kind, "on_messages_stream", _noting_stream)
+
+
+def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
+    for derived in kind.__subclasses__():
+        yield derived
+        yield from _kinds(derived)
+
+
+def _noting(on_messages: Callable[..., Any]) -> Any:
+    async def notes(self: ChatAgent, *args: Any, **kwargs: Any) -> Any:
+        if current_route() is None:
+            return await on_messages(self, *args, **kwargs)
+        with _taking(self):
+            return await on_messages(self, *args, **kwargs)
+
+    return notes
+
+
+def _noting_stream(on_messages_stream: Callable[..., AsyncGenerator[Any, None]]) -> Any:
+    async def notes(self: ChatAgent, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        stream = on_messages_stream(self, *args, **kwargs)
+        try:
+            while True:
+                # Not around the yield: what is done with an item is done by others.
+                with _taking(self):
+                    try:
+                        item = await anext(stream)
+                    except StopAsyncIteration:
+                        return
+                yield item
+        finally:
+            await stream.aclose()
+
+    return notes
+
+
+@contextmanager
+def _taking(agent: ChatAgent) -> Iterator[None]:
+    before = _turn.set(_Turn(agent.name, _handler()))
+    try:
+        yield
+    finally:
+        _turn.reset(before)
+
+
+def _handler() -> AgentId | None:
+    try:
+        return MessageHandlerContext.agent_id()
+    except RuntimeError:
+        return None

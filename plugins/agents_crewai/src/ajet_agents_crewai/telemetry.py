@@ -1,0 +1,34 @@
+"""CrewAI's telemetry, which hears nothing of episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from crewai.telemetry import Telemetry
+
+from ajet_agents_crewai.overriding import override
+from ajet_core.agents import current_route
+from ajet_core.errors import ConfigError
+
+# Every operation asks it; the public switch is the environment, which is not an episode's alone.
+_ASKED = "_should_execute_telemetry"
+
+
+def tell_nothing() -> None:
+    """Let operations of telemetry do nothing in episodes.
+
+    :raises ConfigError: this version of CrewAI decides it elsewhere.
+    """
+    if _ASKED not in vars(Telemetry):
+        raise ConfigError(
+            f"Telemetry of this version of CrewAI has no {_ASKED}; agentjet-agents-crewai is made for 1.15"
+        )
+    override(Telemetry, _ASKED, _outside_episodes)
+
+
+def _outside_episodes(asked: Callable[..., bool]) -> Any:
+    def answers(self: Telemetry) -> bool:
+        return current_route() is None and asked(self)
+
+    return answers

@@ -1,0 +1,64 @@
+"""Whose turn it is: nothing in CrewAI's context says it, so the methods with which an agent takes a turn note it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from crewai.agents.agent_builder.base_agent import BaseAgent
+
+from ajet_agents_crewai.overriding import override
+from ajet_core.agents import current_route
+
+_TURNS = ("execute_task", "aexecute_task", "kickoff", "akickoff")
+_speaker: ContextVar[str | None] = ContextVar("ajet_crewai_speaker", default=None)
+
+
+def speaker() -> str | None:
+    """The role of the agent whose turn it is."""
+    return _speaker.get()
+
+
+def note_turns() -> None:
+    """Let all classes of agents that there are note their turns in episodes."""
+    for kind in _kinds(BaseAgent):
+        for name in _TURNS:
+            override(kind, name, _noting)
+
+
+def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
+    for derived in kind.__subclasses__():
+        yield derived
+        yield from _kinds(derived)
+
+
+def _noting(method: Callable[..., Any]) -> Any:
+    if inspect.iscoroutinefunction(method):
+
+        async def notes_async(self: BaseAgent, *args: Any, **kwargs: Any) -> Any:
+            with _taking(self):
+                return await method(self, *args, **kwargs)
+
+        return notes_async
+
+    def notes(self: BaseAgent, *args: Any, **kwargs: Any) -> Any:
+        with _taking(self):
+            return method(self, *args, **kwargs)
+
+    return notes
+
+
+@contextmanager
+def _taking(agent: BaseAgent) -> Iterator[None]:
+    if current_route() is None:
+        yield
+        return
+    # With the crew's inputs in it, where it refers to them.
+    before = _speaker.set(agent.role)
+    try:
+        yield
+    finally:
+        _speaker.reset(before)

@@ -1,0 +1,62 @@
+"""Spans of episodes: they remember whose turn it is, and no processor hears of them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from agents.tracing import AgentSpanData, Trace, get_trace_provider
+from agents.tracing.provider import TraceProvider
+from agents.tracing.spans import NoOpSpan, Span
+
+from ajet_core.agents import current_route
+
+_MARK = "__ajet_named__"
+_lock = threading.Lock()
+
+
+class NamedSpan(NoOpSpan[Any]):
+    """A span that is not recorded.
+
+    :ivar agent: in whose turn it is; None outside of any.
+    """
+
+    def __init__(self, span_data: Any, agent: str | None) -> None:
+        super().__init__(span_data)
+        self.agent = agent
+
+
+def name_spans() -> None:
+    """Let the provider of spans make those of episodes so; a repeat changes nothing."""
+    with _lock:
+        provider = get_trace_provider()
+        if not hasattr(provider, _MARK):
+            _watch(provider)
+
+
+def _watch(provider: TraceProvider) -> None:
+    # Of the provider itself: another in its place would not be all that the program knows it for.
+    create_trace, create_span = provider.create_trace, provider.create_span
+
+    def creates_trace(name: str, *args: Any, disabled: bool = False, **others: Any) -> Trace:
+        quiet = disabled or current_route() is not None
+        return create_trace(name, *args, **{**others, "disabled": quiet})
+
+    def creates_span(
+        span_data: Any,
+        span_id: str | None = None,
+        parent: Trace | Span[Any] | None = None,
+        disabled: bool = False,
+    ) -> Span[Any]:
+        if current_route() is None:
+            return create_span(span_data, span_id, parent, disabled)
+        around = parent if isinstance(parent, NamedSpan) else provider.get_current_span()
+        return NamedSpan(span_data, _speaker(span_data, around))
+
+    vars(provider).update({"create_trace": creates_trace, "create_span": creates_span, _MARK: True})
+
+
+def _speaker(span_data: Any, around: Span[Any] | None) -> str | None:
+    if isinstance(span_data, AgentSpanData):
+        return span_data.name
+    return around.agent if isinstance(around, NamedSpan) else None
