@@ -40,7 +40,7 @@ def test_every_runtime_dependency_is_explained() -> None:
 
 def pinned() -> set[str]:
     """In the development environment, or in one that is made for a backend."""
-    files = [ROOT / "constraints" / "dev.txt"]
+    files = sorted((ROOT / "constraints").glob("*.txt"))
     names: set[str] = set()
     for known in recipes().values():
         files.append(known.directory / str(known.cpu.constraints))

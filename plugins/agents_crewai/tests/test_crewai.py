@@ -239,6 +239,7 @@ class TestCrewAI(AgentSuite):
             await its.run(its.fresh(program.worker), {"question": "?", "answer": "gold"})
 
 
+@pytest.mark.learns
 @pytest.mark.timeout(600)
 def test_the_program_learns(tmp_path: Path) -> None:
     assert_learns(program.play, tmp_path)

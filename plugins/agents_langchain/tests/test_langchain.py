@@ -68,6 +68,7 @@ class TestLangChain(AgentSuite):
 
 
 @pytest.mark.learns
+@pytest.mark.timeout(600)
 def test_the_program_learns(tmp_path: Path) -> None:
     assert_learns(program.play, tmp_path)
 

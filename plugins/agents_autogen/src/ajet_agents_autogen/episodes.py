@@ -12,8 +12,7 @@ from typing import Any
 
 from autogen_core.tools import FunctionTool
 
-from ajet_agents_autogen.overriding import override
-from ajet_core.agents import current_route
+from ajet_core.agents import current_route, override_method
 from ajet_core.errors import ConfigError
 
 _CACHES = "autogen_ext.models.cache"
@@ -24,7 +23,7 @@ def let_caches_miss() -> None:
     caches = sys.modules.get(_CACHES)
     if caches is not None:
         for name in ("create", "create_stream"):
-            override(caches.ChatCompletionCache, name, functools.partial(_asking, name))
+            override_method(caches.ChatCompletionCache, name, functools.partial(_asking, name))
 
 
 def _asking(name: str, method: Callable[..., Any]) -> Any:
@@ -38,7 +37,7 @@ def _asking(name: str, method: Callable[..., Any]) -> Any:
 
 def let_tools_keep_the_episode() -> None:
     """Functions that are not async run in threads, to which AutoGen does not tell whose they are."""
-    override(FunctionTool, "run", _keeping)
+    override_method(FunctionTool, "run", _keeping)
 
 
 def _keeping(run: Callable[..., Any]) -> Any:

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from autogen_agentchat.base import ChatAgent
 from autogen_core import AgentId, MessageHandlerContext
 
-from ajet_agents_autogen.overriding import override
-from ajet_core.agents import current_route
+from ajet_core.agents import current_route, override_method
 
 
 class _Turn(NamedTuple):
@@ -43,8 +42,8 @@ def speaker() -> str | None:
 def note_turns() -> None:
     """Let all classes of agents that there are note their turns in episodes."""
     for kind in _kinds(ChatAgent):
-        override(kind, "on_messages", _noting)
-        override(kind, "on_messages_stream", _noting_stream)
+        override_method(kind, "on_messages", _noting)
+        override_method(kind, "on_messages_stream", _noting_stream)
 
 
 def _kinds(kind: type[Any]) -> Iterator[type[Any]]:

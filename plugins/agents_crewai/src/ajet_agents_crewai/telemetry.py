@@ -7,8 +7,7 @@ from typing import Any
 
 from crewai.telemetry import Telemetry
 
-from ajet_agents_crewai.overriding import override
-from ajet_core.agents import current_route
+from ajet_core.agents import current_route, override_method
 from ajet_core.errors import ConfigError
 
 # Every operation asks it; the public switch is the environment, which is not an episode's alone.
@@ -24,7 +23,7 @@ def tell_nothing() -> None:
         raise ConfigError(
             f"Telemetry of this version of CrewAI has no {_ASKED}; agentjet-agents-crewai is made for 1.15"
         )
-    override(Telemetry, _ASKED, _outside_episodes)
+    override_method(Telemetry, _ASKED, _outside_episodes)
 
 
 def _outside_episodes(asked: Callable[..., bool]) -> Any:

@@ -10,8 +10,7 @@ from typing import Any
 
 from crewai.agents.agent_builder.base_agent import BaseAgent
 
-from ajet_agents_crewai.overriding import override
-from ajet_core.agents import current_route
+from ajet_core.agents import current_route, override_method
 
 _TURNS = ("execute_task", "aexecute_task", "kickoff", "akickoff")
 _speaker: ContextVar[str | None] = ContextVar("ajet_crewai_speaker", default=None)
@@ -26,7 +25,7 @@ def note_turns() -> None:
     """Let all classes of agents that there are note their turns in episodes."""
     for kind in _kinds(BaseAgent):
         for name in _TURNS:
-            override(kind, name, _noting)
+            override_method(kind, name, _noting)
 
 
 def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
