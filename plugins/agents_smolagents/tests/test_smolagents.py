@@ -32,7 +32,8 @@ def answer(text: str) -> str:
 
 
 def code(text: str) -> str:
-    return f"Thought: I write code.\n<code>\n{text}\n</code><|im_end|>"
+    # White space before the closing tag, at which the server stops, would be gone from what the agent is told it wrote.
+    return f"Thought: I write code.\n<code>\n{text}</code><|im_end|>"
 
 
 # As those of the suite, but that agents answer by calling a tool.
@@ -141,6 +142,8 @@ class TestSmolagents(AgentSuite):
         """In the thread in which it runs; each call extends the tokens of the last."""
         calls = await _calls(swarm, make_coder().run, "t504x")
         assert names(calls) == ["coder", "planner", "coder"]
+        one, two = calls[0], calls[2]
+        assert two.prompt_ids[: one.length] == one.token_ids
 
     async def test_one_coder_in_many_episodes(self, swarm: ScriptedSwarm) -> None:
         """Each with an interpreter and managed agents of its own, and the agent itself runs in none."""
