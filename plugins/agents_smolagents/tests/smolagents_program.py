@@ -7,7 +7,7 @@ import contextvars
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
+from smolagents import LogLevel, OpenAIModel, Tool, ToolCallingAgent, tool
 
 model = OpenAIModel(
     "any-model",
@@ -30,28 +30,28 @@ def open_door(door: str) -> str:
     return f"Behind the {door} door: {'gold' if door == 'left' else 'nothing'}."
 
 
-def make_planner() -> ToolCallingAgent:
-    return ToolCallingAgent(
-        tools=[],
+def _make(name: str, prompt: str, steps: int, tools: list[Tool]) -> ToolCallingAgent:
+    agent = ToolCallingAgent(
+        tools=tools,
         model=model,
-        name="planner",
-        description="Plans.",
-        instructions="Say in one sentence which door to take: left, middle or right.",
-        max_steps=3,
+        name=name,
+        description="Helps.",
+        max_steps=steps,
         verbosity_level=LogLevel.OFF,
     )
+    # That of smolagents is as long as all the rest together, many times over.
+    agent.prompt_templates["system_prompt"] = prompt
+    return agent
+
+
+def make_planner() -> ToolCallingAgent:
+    prompt = "Say in one sentence which door to take: left, middle or right."
+    return _make("planner", prompt, 1, [])
 
 
 def make_worker() -> ToolCallingAgent:
-    return ToolCallingAgent(
-        tools=[open_door],
-        model=model,
-        name="worker",
-        description="Opens doors.",
-        instructions="Open the door that the plan names, then say what you found.",
-        max_steps=5,
-        verbosity_level=LogLevel.OFF,
-    )
+    prompt = "Open the door that the plan names, then say what you found."
+    return _make("worker", prompt, 2, [open_door])
 
 
 def doors(agent: ToolCallingAgent) -> list[str]:
