@@ -50,7 +50,7 @@ class LlamaIndexAdapter(AgentAdapter):
         return await agent.run(user_msg=task)
 
 
-class _Steps(NullSpanHandler):  # type: ignore[misc, unused-ignore] - no types where they are checked
+class _Steps(NullSpanHandler):
     """Notes in the task of a step whose it is; that task ends with it."""
 
     @classmethod
