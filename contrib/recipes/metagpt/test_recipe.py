@@ -16,7 +16,7 @@ REPLIES = (
     ScriptedReply(prompt="Name the door", says=tuple(f"The {door}.<|im_end|>" for door in DOORS)),
     ScriptedReply(prompt="", says=tuple(f"Take the {door} door.<|im_end|>" for door in DOORS)),
 )
-TASKS, EPISODES = 16, 4
+TASKS, EPISODES = 16, 2
 
 
 def test_the_roles_of_the_program_are_trained(
