@@ -38,7 +38,10 @@ def run_tutorial(
         monkeypatch.setenv("AJET_URL", swarm.url)
         monkeypatch.setenv("AJET_TOKEN", swarm.token)
         scope: dict[str, Any] = {"__name__": "tutorial"}
-        exec(compile(found.group(1), str(readme), "exec"), scope)
+        # A file of its own: there are frameworks that read the source of tools.
+        program = directory / "tutorial.py"
+        program.write_text(found.group(1))
+        exec(compile(found.group(1), str(program), "exec"), scope)
         report: RunnerReport = scope["main"]()
         assert [str(failure.error) for failure in report.failures] == []
         assert report.reward_mean == RIGHT / SUMS

@@ -1,0 +1,21 @@
+"""What this plugin registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_core.plugin.components import AgentSpec
+from ajet_core.plugin.spec import hookimpl
+
+
+@hookimpl
+def ajet_register_agents() -> Sequence[AgentSpec]:
+    """The adapter ``agentscope``."""
+    return (
+        AgentSpec(
+            name="agentscope",
+            target="ajet_agents_agentscope.adapter:AgentScopeAdapter",
+            framework="agentscope",
+            summary="AgentScope 2's agents",
+        ),
+    )

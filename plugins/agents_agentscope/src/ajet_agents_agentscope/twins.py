@@ -1,0 +1,70 @@
+"""Agents and teams like others, that no other episode sees."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from agentscope.agent import Agent
+from agentscope.pipeline import TeamPipeline
+from agentscope.state import AgentState
+from agentscope.tool import Toolkit
+
+
+def twin_of_team(team: TeamPipeline) -> TeamPipeline:
+    """A twin with twins of its agents."""
+    twin = copy.copy(team)
+    twin.leader = twin_of(team.leader)
+    twin.members = {
+        name: member.model_copy(update={"agent": twin_of(member.agent)})
+        for name, member in team.members.items()
+    }
+    return twin
+
+
+def twin_of(agent: Agent) -> Agent:
+    """A twin that remembers nothing but what it is permitted to do; model and tools are shared.
+
+    They hold locks and connections, so that nothing deeper can be copied. What else an agent is made of is made anew: some of
+    it points at its state.
+    """
+    twin = copy.copy(agent)
+    Agent.__init__(
+        twin,
+        name=agent.name,
+        system_prompt=agent._system_prompt,
+        model=_impatient(agent.model),
+        toolkit=_toolkit(agent.toolkit),
+        state=AgentState(permission_context=agent.state.permission_context.model_copy(deep=True)),
+        offloader=agent.offloader,
+        model_config=agent.model_config,
+        context_config=agent.context_config,
+        # Else an episode that is given up goes on, with an answer that no model gave.
+        react_config=agent.react_config.model_copy(
+            update={"interruption_raise_cancelled_error": True}
+        ),
+        injection_config=agent.injection_config,
+    )
+    # Agents keep their middlewares by what these do.
+    for name, value in vars(agent).items():
+        if name.endswith("_middlewares"):
+            setattr(twin, name, value)
+    return twin
+
+
+def _impatient(model: Any) -> Any:
+    """A model that leaves trying again to the SDK: together they make twelve requests of one."""
+    twin = copy.copy(model)
+    twin.max_retries = 0
+    return twin
+
+
+def _toolkit(toolkit: Toolkit) -> Toolkit:
+    """Agents add tools of their own to theirs."""
+    twin = copy.copy(toolkit)
+    twin.tool_groups = []
+    for group in toolkit.tool_groups:
+        own = copy.copy(group)
+        own.tools = list(group.tools)
+        twin.tool_groups.append(own)
+    return twin

@@ -1,0 +1,21 @@
+"""What this plugin registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_core.plugin.components import AgentSpec
+from ajet_core.plugin.spec import hookimpl
+
+
+@hookimpl
+def ajet_register_agents() -> Sequence[AgentSpec]:
+    """The adapter ``llamaindex``."""
+    return (
+        AgentSpec(
+            name="llamaindex",
+            target="ajet_agents_llamaindex.adapter:LlamaIndexAdapter",
+            framework="llama_index",
+            summary="LlamaIndex's agents, agent workflows and workflows",
+        ),
+    )

@@ -1,0 +1,21 @@
+"""What this plugin registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_core.plugin.components import AgentSpec
+from ajet_core.plugin.spec import hookimpl
+
+
+@hookimpl
+def ajet_register_agents() -> Sequence[AgentSpec]:
+    """The adapter ``pydantic-ai``."""
+    return (
+        AgentSpec(
+            name="pydantic-ai",
+            target="ajet_agents_pydantic_ai.adapter:PydanticAIAdapter",
+            framework="pydantic_ai",
+            summary="Agents of Pydantic AI",
+        ),
+    )
