@@ -7,16 +7,25 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ajet_core.errors import ConfigError
+
 _MARK = "__ajet_overridden__"
 _lock = threading.Lock()
 
 
 def override_method(kind: type, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
-    """Let a class that defines a method have what `make` makes of it; a repeat changes nothing.
+    """Let a class that defines a method have what `make` makes of it; a repeat changes nothing, nor does an inherited method.
 
     What is made has to do what the method did, and outside of episodes nothing else.
+
+    :raises ConfigError: the class has no such method: the adapter is for another version of the framework.
     """
     with _lock:
+        if not hasattr(kind, name):
+            raise ConfigError(
+                f"{kind.__module__}.{kind.__qualname__} has no {name}: this version of the framework is made differently; "
+                "install one that the adapter knows"
+            )
         original = vars(kind).get(name)
         if original is None or hasattr(original, _MARK):
             return

@@ -201,6 +201,8 @@ class TestAgentScope(AgentSuite):
             return swarm.calls((await program.episode(task)).episode.episode_id)
 
 
+@pytest.mark.learns
+@pytest.mark.timeout(600)
 def test_the_program_learns(tmp_path: Path) -> None:
     assert_learns(program.play, tmp_path)
 

@@ -150,6 +150,8 @@ class TestPydanticAI(AgentSuite):
             return swarm.calls((await program.episode(task)).episode.episode_id)
 
 
+@pytest.mark.learns
+@pytest.mark.timeout(600)
 def test_the_program_learns(tmp_path: Path) -> None:
     assert_learns(program.play, tmp_path)
 

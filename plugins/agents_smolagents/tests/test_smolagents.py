@@ -201,6 +201,8 @@ async def _calls(swarm: ScriptedSwarm, play: Callable[[str], object], task: str)
     return swarm.calls(played.episode.episode_id)
 
 
+@pytest.mark.learns
+@pytest.mark.timeout(600)
 def test_the_program_learns(tmp_path: Path) -> None:
     assert_learns(program.play, tmp_path, REPLIES)
 

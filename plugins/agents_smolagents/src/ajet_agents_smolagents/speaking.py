@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,9 +12,8 @@ from typing import Any
 
 from smolagents import MultiStepAgent, local_python_executor
 
-from ajet_core.agents import current_route
+from ajet_core.agents import current_route, override_method
 
-_MARK = "__ajet_instrumented__"
 _speaker: ContextVar[str | None] = ContextVar("ajet_smolagents_speaker", default=None)
 _lock = threading.Lock()
 
@@ -28,21 +26,13 @@ def speaker() -> str | None:
 def instrument() -> None:
     """Wrap what has to be; a repeat changes nothing. Outside of episodes the wrappers do nothing.
 
-    :raises AttributeError: this version of smolagents is made differently.
+    :raises ConfigError: this version of smolagents is made differently.
     """
+    override_method(MultiStepAgent, "run", _running)
+    override_method(MultiStepAgent, "write_memory_to_messages", _remembering)
     with _lock:
-        _wrap("run", _running)
-        _wrap("write_memory_to_messages", _remembering)
         if not issubclass(local_python_executor.ThreadPoolExecutor, _Carrying):
             local_python_executor.ThreadPoolExecutor = _Carrying
-
-
-def _wrap(method: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    original = getattr(MultiStepAgent, method)
-    if not hasattr(original, _MARK):
-        wrapped = wrapper(original)
-        setattr(wrapped, _MARK, True)
-        setattr(MultiStepAgent, method, wrapped)
 
 
 def _name(agent: Any) -> str:
@@ -52,7 +42,6 @@ def _name(agent: Any) -> str:
 def _running(run: Callable[..., Any]) -> Callable[..., Any]:
     """It is the agent's turn until its run ends, and then that of the one who called it."""
 
-    @functools.wraps(run)
     def runs(agent: Any, *args: Any, **kwargs: Any) -> Any:
         if current_route() is None:
             return run(agent, *args, **kwargs)
@@ -72,7 +61,6 @@ def _running(run: Callable[..., Any]) -> Callable[..., Any]:
 def _remembering(write: Callable[..., Any]) -> Callable[..., Any]:
     """Before it asks its model an agent puts its memory into words; streams of several agents may take turns."""
 
-    @functools.wraps(write)
     def writes(agent: Any, *args: Any, **kwargs: Any) -> Any:
         if current_route() is not None:
             _speaker.set(_name(agent))
