@@ -31,6 +31,9 @@ from ajet_core.testing.scripted_swarm import ScriptedSwarm
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST_PROMPT = 8192
+SDKS = {"openai_chat", "openai_responses", "anthropic_messages"}
+AGENT = "worker"
+"""The name of the agent in all programs."""
 FRAMEWORKS: dict[str, tuple[str, str | None]] = {
     "openai 3 chat": ("openai_chat", None),
     "openai 3 responses": ("openai_responses", None),
@@ -93,15 +96,24 @@ def interpreter(environment: str | None, given: dict[str, str]) -> str | None:
     return found if Path(found).exists() else None
 
 
-def look_at(swarm: ScriptedSwarm, said: dict[str, Any]) -> tuple[int, int]:
-    """How many calls of an episode are misattributed, and how many are not recorded."""
+def look_at(swarm: ScriptedSwarm, said: dict[str, Any], agents: set[str]) -> tuple[int, int]:
+    """How many calls of an episode are misattributed, and how many are not recorded.
+
+    An episode does not pass if what was to go wrong did not.
+    """
     if "episode_id" not in said:
         return 0, 0
     calls = swarm.calls(said["episode_id"])
-    names = [set(re.findall(r"t\d{4}x", swarm.text(call))) for call in calls]
-    misattributed = sum(found != {said["name"]} for found in names)
-    failed = 1 if said["case"] in FAILING else 0
-    return misattributed, max(0, said["routed"] - failed - len(calls))
+    texts = [swarm.text(call) for call in calls]
+    misattributed = sum(
+        set(re.findall(r"t\d{4}x", text)) != {said["name"]} or call.agent not in agents
+        for call, text in zip(calls, texts, strict=True)
+    )
+    if said["case"] in FAILING and said["sent"] != said["answered"] + 1:
+        said |= {"passed": False, "error": f"{said['sent'] - said['answered']} calls failed, not 1"}
+    if said["case"] == "bad_arguments" and not any('"dor"' in text for text in texts):
+        said |= {"passed": False, "error": "the tool was not called with bad arguments"}
+    return misattributed, abs(said["answered"] - len(calls))
 
 
 def drive(
@@ -188,7 +200,11 @@ def main() -> None:
                 failed: dict[str, str] = {}
                 for said in found:
                     swarm = structured if said["case"] in STRUCTURED else scripted
-                    misattributed, unrecorded = look_at(swarm, said)
+                    # SDKs have no agents, and some frameworks ask for structured output without one.
+                    agents = {""} if FRAMEWORKS[framework][0] in SDKS else {AGENT}
+                    if said["case"] in STRUCTURED:
+                        agents.add("")
+                    misattributed, unrecorded = look_at(swarm, said, agents)
                     counts["cases"] += 1
                     counts["passed"] += said["passed"]
                     counts["misattributed"] += misattributed
@@ -202,6 +218,8 @@ def main() -> None:
                 for key, count in counts.items():
                     totals[key] += count
     report({"benchmark": "compat", **totals, "by_framework": by_framework}, options.output)
+    if totals["passed"] < totals["cases"] or totals["misattributed"] or totals["unrecorded"]:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from .overriding import override_method
 from .programs import AsyncTrainable, Played, SyncTrainable, Trainable
 from .route import Route, agent_name, current_route, passthrough, routed
 from .sending import RoutedTransports, instrument, routed_transports
-from .tasks import task_of
+from .tasks import task_of, text_of_task
+from .threads import Threads
 from .training import train, train_async
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Route",
     "RoutedTransports",
     "SyncTrainable",
+    "Threads",
     "Trainable",
     "agent_name",
     "current_agent",
@@ -42,6 +44,7 @@ __all__ = [
     "routed",
     "routed_transports",
     "task_of",
+    "text_of_task",
     "train",
     "train_async",
     "trainable",

@@ -30,7 +30,7 @@ class Adapters:
     def in_use(self) -> list[AgentAdapter]:
         """Those whose framework is imported."""
         specs = self._specs if self._specs is not None else self._find()
-        made = [self._adapter(spec) for spec in specs if spec.framework in sys.modules]
+        made = [self._adapter(spec) for spec in specs if _is_imported(spec.framework)]
         return [adapter for adapter in made if adapter is not None]
 
     def of(self, agent: object) -> AgentAdapter:
@@ -82,10 +82,19 @@ class Adapters:
         assert self._plugins is not None, "specs come from them"
         try:
             adapter = self._plugins.load_target(spec)
-            return adapter(self._plugins.validate_settings(spec, {}))
+            made = adapter(self._plugins.validate_settings(spec, {}))
+            # It may have been imported by the program itself, in the middle of an episode.
+            made.prepare()
+            return made
         except AjetError as error:
             _log.warning("agent adapter %s cannot be used: %s", spec.name, error.message)
             return None
+
+
+def _is_imported(name: str) -> bool:
+    """Whether a module is there, and not still on its way."""
+    module = sys.modules.get(name)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 @functools.cache

@@ -1,59 +1,78 @@
-"""Connections to swarm servers for rerouted requests, shared by all clients of a program.
+"""Connections of one episode to its server, for rerouted requests.
 
-The program's own clients are not used for them: they have proxies, credentials and hooks for another endpoint, each has its own
-pool, and an asynchronous one that has served one event loop fails in the next.
+The program's own clients are not used for them: they have proxies, credentials and hooks for another endpoint, and an asynchronous one that
+has served one event loop fails in the next. Each episode has its own, so that none ends with another.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import os
 import threading
 from typing import Any
-from weakref import WeakKeyDictionary
+from urllib.parse import urlsplit
+
+from ajet_core.credentials import LOOPBACK_HOSTS
 
 
 class Connections:
-    """Clients of one HTTP library.
+    """Clients of httpx and httpx2 for one episode, made when they are needed."""
 
-    :param library: ``httpx`` or ``httpx2``: its clients send its requests.
-    """
-
-    def __init__(self, library: str) -> None:
-        self._library = library
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pid = 0
-        self._sync: Any = None
-        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
+        self._sync: dict[tuple[str, bool, int], Any] = {}
+        self._of_loop: dict[tuple[str, bool, asyncio.AbstractEventLoop], Any] = {}
 
-    def sync(self) -> Any:
-        """The ``Client``, which threads share; a forked process has its own."""
-        if self._pid != os.getpid():
-            with self._lock:
-                if self._pid != os.getpid():
-                    self._sync = self._new("Client")
-                    self._pid = os.getpid()
-        return self._sync
+    def sync(self, library: str, url: str) -> Any:
+        """A ``Client`` of a library, which threads share; a forked process has its own."""
+        key = (library, _is_here(url), os.getpid())
+        with self._lock:
+            if key not in self._sync:
+                self._sync[key] = _new(library, "Client", url)
+            return self._sync[key]
 
-    def asynchronous(self) -> Any:
-        """The ``AsyncClient`` of the event loop that runs."""
+    def asynchronous(self, library: str, url: str) -> Any:
+        """An ``AsyncClient`` of a library, for the event loop that runs."""
+        key = (library, _is_here(url), asyncio.get_running_loop())
+        with self._lock:
+            if key not in self._of_loop:
+                self._of_loop[key] = _new(library, "AsyncClient", url)
+            return self._of_loop[key]
+
+    def close(self) -> None:
+        """Close those of threads; those of event loops end with them."""
+        with self._lock:
+            sync, self._sync, self._of_loop = self._sync, {}, {}
+        for (_, _, pid), client in sync.items():
+            if pid == os.getpid():
+                client.close()
+
+    async def aclose(self) -> None:
+        """Close those of the event loop that runs too."""
         loop = asyncio.get_running_loop()
-        client = self._of_loop.get(loop)
-        if client is None:
-            client = self._of_loop[loop] = self._new("AsyncClient")
-        return client
-
-    async def close(self) -> None:
-        """Close those of the event loop that runs; the next request opens others."""
-        client = self._of_loop.pop(asyncio.get_running_loop(), None)
-        if client is not None:
+        with self._lock:
+            mine = [client for key, client in self._of_loop.items() if key[2] is loop]
+        for client in mine:
             await client.aclose()
+        await asyncio.to_thread(self.close) if self._sync else self.close()
 
-    def _new(self, kind: str) -> Any:
-        module = importlib.import_module(self._library)
-        # As many as there are requests: how many that are is the program's business.
-        limits = module.Limits(
-            max_connections=None, max_keepalive_connections=64, keepalive_expiry=3.0
-        )
-        return getattr(module, kind)(limits=limits)
+
+def _is_here(url: str) -> bool:
+    return urlsplit(url).hostname in LOOPBACK_HOSTS
+
+
+def _new(library: str, kind: str, url: str) -> Any:
+    module = importlib.import_module(library)
+    limits = module.Limits(max_connections=None, keepalive_expiry=3.0)
+    # A proxy of the environment has nothing to do with this machine.
+    return getattr(module, kind)(
+        limits=limits, trust_env=not _is_here(url), verify=_certificates(library)
+    )
+
+
+@functools.cache
+def _certificates(library: str) -> Any:
+    """Read once: it takes longer than all else."""
+    return importlib.import_module(library).create_ssl_context()

@@ -16,6 +16,7 @@ from ajet_core.agents.programs import (
     SyncClient,
     SyncTrainable,
     Terms,
+    Trainable,
 )
 from ajet_core.agents.tasks import TaskId
 from ajet_core.client import AsyncSwarm, AsyncSwarmClient, Swarm, SwarmClient, servers_of
@@ -106,10 +107,15 @@ def trainable(
         lease_seconds=lease_seconds,
         timeout=timeout,
     )
+    if isinstance(target, Trainable):
+        raise TypeError(
+            "this is trainable already: put all parameters into one call, or take its `plain`"
+        )
     _refuse_generators(target)
     if is_program(target):
         if is_async(target):
             return AsyncTrainable(target, terms, _async_client(client, models))
+        _refuse_async_reward(reward)
         return SyncTrainable(target, terms, _sync_client(client, models))
     return _of_agent(target, client, models, terms)
 
@@ -143,11 +149,17 @@ def _refuse_generators(target: Any) -> None:
         )
 
 
+def _refuse_async_reward(reward: Reward | None) -> None:
+    if reward is not None and is_async(reward):
+        raise TypeError("the reward is async, which takes a program that is async too")
+
+
 def _of_agent(
     agent: object, client: Client | None, models: Models | None, terms: Terms
 ) -> AsyncTrainable[Any] | SyncTrainable[Any]:
     adapter = installed_adapters().of(agent)
     if isinstance(client, SyncClient):
+        _refuse_async_reward(terms.reward)
 
         def run_sync(task: Any) -> Any:
             return adapter.run_sync(adapter.fresh(agent), task)

@@ -108,9 +108,10 @@ class Trainable(ABC, Generic[R]):
     """
 
     def __init__(self, plain: Callable[..., Any], terms: Terms) -> None:
+        # Not its attributes, which may be called like those here.
+        functools.update_wrapper(cast("Callable[..., Any]", self), plain, updated=())
         self.plain = plain
         self.terms = terms
-        functools.update_wrapper(cast("Callable[..., Any]", self), plain)
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
         """A method is trainable too: the task is what follows its object."""
@@ -129,12 +130,17 @@ class Trainable(ABC, Generic[R]):
 
     def _check(self, route: Route) -> None:
         """:raises RoutingError: nothing happened that could be trained."""
-        if not route.routed:
+        if route.answered:
+            return
+        name = getattr(self.plain, "__qualname__", self.plain)
+        if route.sent:
             raise RoutingError(
-                f"{getattr(self.plain, '__qualname__', self.plain)!s} made no model call that could be trained: its "
-                "model is asked by other means than httpx or httpx2, or from a thread that was not given the context "
-                "(run it by contextvars.copy_context().run)"
+                f"{name!s} returned, but none of its {route.sent} model calls was answered: it must have caught the errors"
             )
+        raise RoutingError(
+            f"{name!s} made no model call that could be trained: its model is asked by other means than httpx or httpx2, or "
+            "from a thread that was not given the context (run it by contextvars.copy_context().run)"
+        )
 
 
 class SyncTrainable(Trainable[R]):
@@ -188,8 +194,18 @@ class SyncTrainable(Trainable[R]):
     ) -> tuple[R, Any]:
         route = self._begin(episode)
         item = item_of(task)
-        with routed(route):
-            result: R = self.plain(item, *args, **kwargs)
+        try:
+            with routed(route):
+                result: R = self.plain(item, *args, **kwargs)
+        finally:
+            route.finished = True
+            route.connections.close()
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise TypeError(
+                f"{getattr(self.plain, '__qualname__', self.plain)!s} returned something to be awaited: declare it `async def`"
+            )
         self._check(route)
         reward = self.terms.reward
         return result, (result if reward is None else reward(item, result))
@@ -249,8 +265,12 @@ class AsyncTrainable(Trainable[R]):
     ) -> tuple[R, Any]:
         route = self._begin(episode)
         item = item_of(task)
-        with routed(route):
-            result: R = await self.plain(item, *args, **kwargs)
+        try:
+            with routed(route):
+                result: R = await self.plain(item, *args, **kwargs)
+        finally:
+            route.finished = True
+            await route.connections.aclose()
         self._check(route)
         reward = self.terms.reward
         if reward is None:

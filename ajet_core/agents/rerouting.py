@@ -20,21 +20,20 @@ _DIALECTS: dict[str, frozenset[str]] = {
 }
 """How the paths of model calls end, and what their bodies have: other requests, such as those of tools, pass by."""
 
-_FORGOTTEN = frozenset(
-    {
-        "api-key",
-        "authorization",
-        "content-length",
-        "cookie",
-        "host",
-        "openai-organization",
-        "openai-project",
-        "proxy-authorization",
-        "x-api-key",
-        "x-goog-api-key",
-    }
+_KEPT = (
+    "accept",
+    "anthropic-",
+    "content-type",
+    "idempotency-key",
+    "traceparent",
+    "tracestate",
+    "user-agent",
+    "x-ajet-",
+    "x-stainless-",
 )
-"""Headers that are about the endpoint for which a request was meant: its secrets go to nobody else."""
+"""How the names of headers begin that are about the call. All others may be about the endpoint for which it was meant: its
+secrets go to nobody else."""
+_LONGEST_NAME = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +123,15 @@ def reroute(
     :param agent: who calls, unless the request says so itself.
     """
     kept: list[tuple[str, str | bytes]] = [
-        (name, value) for name, value in headers if name.lower() not in _FORGOTTEN
+        (name, value) for name, value in headers if name.lower().startswith(_KEPT)
     ]
     kept.append(("authorization", f"Bearer {endpoint.api_key}"))
     if agent and not any(name.lower() == AGENT_HEADER for name, _ in kept):
         # As bytes: names need not be ASCII.
-        clean = " ".join(agent.split())
-        kept.append((AGENT_HEADER, clean.encode()))
+        clean = "".join(c if c.isprintable() else " " for c in agent)
+        kept.append(
+            (AGENT_HEADER, " ".join(clean.split())[:_LONGEST_NAME].encode(errors="replace"))
+        )
     if sampling:
         content = json.dumps(_overridden(call.body, sampling)).encode()
     return Rerouted(endpoint.base_url + call.path, kept, content)

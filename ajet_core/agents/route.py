@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from ajet_core.agents.connections import Connections
 from ajet_core.errors import RoutingError
 from ajet_core.interfaces import ModelEndpoint
 
@@ -26,6 +27,9 @@ class Route:
     :param agents: what the system prompts of agents contain, by their names, for calls of which nothing else tells whose
         they are.
     :param sampling: what request bodies are overridden with; None takes a parameter out.
+    :ivar sent: model calls that went out, each try for itself.
+    :ivar answered: those that were answered with a completion.
+    :ivar finished: whether the program has returned.
     """
 
     endpoints: Mapping[str, ModelEndpoint]
@@ -33,12 +37,21 @@ class Route:
     passthrough: frozenset[str] = frozenset()
     agents: Mapping[str, str] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    _calls: Iterator[int] = field(default_factory=itertools.count, repr=False)
-    routed: int = 0
+    connections: Connections = field(default_factory=Connections, repr=False)
+    sent: int = 0
+    answered: int = 0
+    finished: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def count(self) -> None:
-        """Note a call that was routed. Safe in threads: the counter's steps cannot be torn."""
-        self.routed = next(self._calls) + 1
+    def note_sent(self) -> None:
+        """Count a model call that goes out."""
+        with self._lock:
+            self.sent += 1
+
+    def note_answered(self) -> None:
+        """Count a model call that was answered with a completion."""
+        with self._lock:
+            self.answered += 1
 
     def agent_of(self, system_prompt: str) -> str | None:
         """Whose system prompt this is; None if nobody knows."""
@@ -50,8 +63,13 @@ class Route:
     def endpoint(self, agent: str | None, model: str) -> ModelEndpoint:
         """Where a call goes.
 
-        :raises RoutingError: there are several models, and nothing says which one is meant.
+        :raises RoutingError: there are several models, and nothing says which one is meant; or the episode is over.
         """
+        if self.finished:
+            raise RoutingError(
+                "this code was started in an episode that is over: a worker that serves several episodes has to be started "
+                "outside of them, or run each job in the context of who wants it (contextvars.copy_context().run)"
+            )
         if len(self.endpoints) == 1:
             return next(iter(self.endpoints.values()))
         for name in (agent, model):

@@ -12,18 +12,19 @@ import importlib
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ajet_core.agents.adapters import current_agent
-from ajet_core.agents.connections import Connections
 from ajet_core.agents.rerouting import may_be_model_call, read_model_call, reroute
-from ajet_core.agents.route import current_route
+from ajet_core.agents.route import Route, current_route
 from ajet_core.errors import RoutingError
 
 _LIBRARIES = ("httpx", "httpx2")
 _MARK = "__ajet_instrumented__"
 _DONE = "ajet_rerouted"
-_CONNECTIONS = {name: Connections(name) for name in _LIBRARIES}
+_COUNTING = "/messages/count_tokens"
+_FIRST_ERROR = 400
 _lock = threading.Lock()
 
 
@@ -53,12 +54,13 @@ def _sending(send: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(send)
     def sends(client: Any, request: Any, **options: Any) -> Any:
         try:
-            changed = rerouted(request)
+            found = rerouted(request, client.timeout)
         except RoutingError as error:
             return _refusal(request, error)
-        if changed is None:
+        if found is None:
             return send(client, request, **options)
-        return _connections(request).sync().send(changed, stream=options.get("stream", False))
+        ours = found.route.connections.sync(_library(request), found.url)
+        return found.noted(ours.send(found.request, stream=options.get("stream", False)))
 
     return sends
 
@@ -67,13 +69,13 @@ def _sending_async(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
     @functools.wraps(send)
     async def sends(client: Any, request: Any, **options: Any) -> Any:
         try:
-            changed = rerouted(request)
+            found = rerouted(request, client.timeout)
         except RoutingError as error:
             return _refusal(request, error)
-        if changed is None:
+        if found is None:
             return await send(client, request, **options)
-        ours = _connections(request).asynchronous()
-        return await ours.send(changed, stream=options.get("stream", False))
+        ours = found.route.connections.asynchronous(_library(request), found.url)
+        return found.noted(await ours.send(found.request, stream=options.get("stream", False)))
 
     return sends
 
@@ -83,16 +85,6 @@ def _library(request: Any) -> str:
     return type(request).__module__.partition(".")[0]
 
 
-def _connections(request: Any) -> Connections:
-    return _CONNECTIONS[_library(request)]
-
-
-async def close_connections() -> None:
-    """Close what rerouted requests of the event loop that runs were sent by."""
-    for connections in _CONNECTIONS.values():
-        await connections.close()
-
-
 def _refusal(request: Any, error: RoutingError) -> Any:
     """An answer in place of one from a server: SDKs take exceptions for lost connections, and try again."""
     library = sys.modules[_library(request)]
@@ -100,10 +92,36 @@ def _refusal(request: Any, error: RoutingError) -> Any:
     return library.Response(400, json=payload, request=request)
 
 
-def rerouted(request: Any) -> Any:
-    """The request of either library that goes out instead of `request`; None if that goes where it is going.
+@dataclass(frozen=True, slots=True)
+class ReroutedRequest:
+    """A request that goes out instead of another.
 
-    :raises RoutingError: it is a model call of an episode, and nothing says of which of several models.
+    :param request: of the same library.
+    :param counts: whether its answer is a call of the episode.
+    """
+
+    route: Route
+    request: Any
+    counts: bool
+
+    @property
+    def url(self) -> str:
+        """Where it goes."""
+        return str(self.request.url)
+
+    def noted(self, response: Any) -> Any:
+        """The answer, after it was counted."""
+        if self.counts and response.status_code < _FIRST_ERROR:
+            self.route.note_answered()
+        return response
+
+
+def rerouted(request: Any, timeout: Any = None) -> ReroutedRequest | None:
+    """What goes out instead of a request of either library; None if that goes where it is going.
+
+    :param timeout: the client's, for a request that has none.
+    :raises RoutingError: it is a model call of an episode, and nothing says of which of several models, or the episode
+        is over.
     """
     route = current_route()
     if route is None or not may_be_model_call(request.method, request.url.path):
@@ -127,14 +145,18 @@ def rerouted(request: Any) -> Any:
         agent=agent,
         sampling=route.sampling,
     )
-    route.count()
-    return type(request)(
+    route.note_sent()
+    extensions = {**request.extensions, _DONE: True}
+    if timeout is not None:
+        extensions.setdefault("timeout", timeout.as_dict())
+    replaced = type(request)(
         request.method,
         changed.url,
         headers=changed.headers,
         content=changed.content,
-        extensions={**request.extensions, _DONE: True},
+        extensions=extensions,
     )
+    return ReroutedRequest(route, replaced, call.path != _COUNTING)
 
 
 class RoutedTransports(NamedTuple):
@@ -159,15 +181,21 @@ def routed_transports(library: str = "httpx", **options: Any) -> RoutedTransport
     class Transport(module.HTTPTransport):  # type: ignore[misc, name-defined]
         def handle_request(self, request: Any) -> Any:
             try:
-                return super().handle_request(rerouted(request) or request)
+                found = rerouted(request)
             except RoutingError as error:
                 return _refusal(request, error)
+            if found is None:
+                return super().handle_request(request)
+            return found.noted(super().handle_request(found.request))
 
     class AsyncTransport(module.AsyncHTTPTransport):  # type: ignore[misc, name-defined]
         async def handle_async_request(self, request: Any) -> Any:
             try:
-                return await super().handle_async_request(rerouted(request) or request)
+                found = rerouted(request)
             except RoutingError as error:
                 return _refusal(request, error)
+            if found is None:
+                return await super().handle_async_request(request)
+            return found.noted(await super().handle_async_request(found.request))
 
     return RoutedTransports(Transport(**options), AsyncTransport(**options))

@@ -36,6 +36,19 @@ def item_of(task: Task) -> Any:
     return task.id if task.payload is None else task.payload
 
 
+def text_of_task(task: object) -> str:
+    """A task as the text that an agent is given.
+
+    :raises TypeError: it is no text: written out it would tell the model what only the reward is to know.
+    """
+    if isinstance(task, str):
+        return task
+    raise TypeError(
+        f"a task of type {type(task).__name__} is no text for an agent: decorate a function that runs the agent with what it "
+        "is to know of the task"
+    )
+
+
 def _own_id(item: object) -> str:
     if isinstance(item, str):
         return item if len(item) <= _LONGEST else _digest(item)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from ajet_core.agents.decorator import trainable
 from ajet_core.agents.programs import AsyncClient, AsyncTrainable, Client, SyncTrainable, Trainable
 from ajet_core.agents.progress import Progress
-from ajet_core.agents.sending import close_connections
+from ajet_core.agents.threads import Threads
 from ajet_core.client import (
     AsyncSwarm,
     AsyncSwarmClient,
@@ -31,6 +31,8 @@ from ajet_core.protocol import RunConfig, RunStatus
 
 OnResult = Callable[[EpisodeResult[Any, Any] | EpisodeFailure], object]
 Report = RunnerReport[Any, Any]
+
+_log = logging.getLogger("ajet.agents")
 
 _NEEDS_ASYNC = "an async program is trained with AsyncSwarmClient or AsyncSwarm"
 
@@ -85,7 +87,6 @@ def train(
         _refuse_loop()
         return asyncio.run(
             _with_threads(
-                concurrency,
                 train_async(
                     its,
                     tasks,
@@ -168,7 +169,6 @@ async def train_async(
             )
             return report
     finally:
-        await close_connections()
         if own:
             await found.close()
 
@@ -182,10 +182,10 @@ def _refuse_loop() -> None:
     raise TypeError("an event loop runs here, as in a notebook: use `await train_async(...)`")
 
 
-async def _with_threads(number: int, loop_over: Coroutine[Any, Any, Report]) -> Report:
-    """Give the event loop as many threads as there are episodes: frameworks that are not async take one for each."""
+async def _with_threads(loop_over: Coroutine[Any, Any, Report]) -> Report:
+    """Give the event loop threads without end: frameworks that are not async take one for each episode."""
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(number, thread_name_prefix="ajet-agent"))
+    loop.set_default_executor(Threads())
     return await loop_over
 
 
@@ -266,4 +266,18 @@ def _plan(
         if shuffle is not None:
             random.Random(f"{shuffle} {epoch}").shuffle(order)  # noqa: S311
         wanted += [replace(task, group=f"{task.group or task.id}@{epoch}") for task in order]
-    return wanted, status.config.batch.episodes_per_task if size is None else size
+    batch = status.config.batch
+    size = batch.episodes_per_task if size is None else size
+    if size < 1 or (size > batch.episodes_per_task and batch.full_by != "episodes"):
+        raise RequestError(
+            f"group_size is {size}, and the run's batches take {batch.episodes_per_task} episodes of a task: the others would "
+            "wait for ever",
+            param="group_size",
+        )
+    if size < batch.episodes_per_task and batch.full_by != "episodes":
+        _log.warning(
+            "group_size is %d, and the run's batches take %d episodes of a task: what does not fill one is not trained",
+            size,
+            batch.episodes_per_task,
+        )
+    return wanted, size

@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -33,6 +34,17 @@ def tool_call(name: str, arguments: str) -> str:
     :param arguments: as JSON.
     """
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>{_END}'
+
+
+HIDDEN = "the answer is forty-two"
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A task with its answer."""
+
+    id: str
+    answer: str = HIDDEN
 
 
 def _one(_task: object, _result: object) -> float:
@@ -142,13 +154,22 @@ class AgentSuite:
 
     async def test_many_episodes_at_once_do_not_meet(self, swarm: ScriptedSwarm) -> None:
         """200 at once: each call is recorded in its own episode, under the name of the agent that made it."""
-        names = [f"t{i:03}x" for i in range(MANY // 4)]
+        everybody = asyncio.Barrier(MANY)
+
+        async def together(task: str) -> object:
+            await everybody.wait()
+            return await self.play(task)
+
+        # Each has a name of its own, also where four of them are compared with each other.
+        tasks = [
+            Task(f"many {i}", group=f"many {i // 4}", payload=f"t{i:03}x") for i in range(MANY)
+        ]
         async with AsyncSwarmClient(swarm.url, swarm.token) as client:
             report = await train_async(
-                trainable(self.play, reward=_one),
-                names,
+                trainable(together, reward=_one),
+                tasks,
                 client=client,
-                group_size=4,
+                group_size=1,
                 concurrency=MANY,
                 retries=0,
                 progress=False,
@@ -156,13 +177,13 @@ class AgentSuite:
         assert [str(failure.error) for failure in report.failures] == []
         assert len(report.outcomes) == MANY
         for result in report.outcomes:
-            self._assert_attributed(swarm, result.episode.episode_id, result.task.id)
+            self._assert_attributed(swarm, result.episode.episode_id, str(result.task.payload))
 
     async def test_threads_do_not_meet(self, swarm: ScriptedSwarm) -> None:
         """The same where the program is not asynchronous."""
         if type(self).play_sync is AgentSuite.play_sync:
             pytest.skip("this framework is asynchronous")
-        names = [f"t{i:03}x" for i in range(100, 110)]
+        names = [f"t{i:03}x" for i in range(400, 410)]
         with SwarmClient(swarm.url, swarm.token) as client:
             report = await asyncio.to_thread(
                 train,
@@ -202,7 +223,7 @@ class AgentSuite:
 
     async def test_an_agent_is_trained_as_it_is(self, swarm: ScriptedSwarm) -> None:
         """One agent in many episodes at once: none sees what another was told."""
-        names = [f"t{i:03}x" for i in range(200, 210)]
+        names = [f"t{i:03}x" for i in range(410, 420)]
         async with AsyncSwarmClient(swarm.url, swarm.token) as client:
             agent = trainable(self.worker(), reward=_one)
             report = await train_async(
@@ -215,11 +236,29 @@ class AgentSuite:
             assert all(set(_NAME.findall(swarm.text(call))) == {result.task.id} for call in calls)
             self.assert_extended(calls)
 
+    async def test_an_agent_is_not_told_what_only_the_reward_is_to_know(
+        self, swarm: ScriptedSwarm
+    ) -> None:
+        """A task that is no text is refused, or what it is made of is chosen: it is not written out."""
+        tasks = [Secret("t700x"), {"id": "t701x", "question": "t701x", "answer": HIDDEN}]
+        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
+            report = await train_async(
+                trainable(self.worker(), reward=_one),
+                tasks,
+                client=client,
+                group_size=1,
+                retries=0,
+                progress=False,
+            )
+        for result in report.outcomes:
+            calls = swarm.calls(result.episode.episode_id)
+            assert all(HIDDEN not in swarm.text(call) for call in calls)
+
     # --- Failures ---------------------------------------------------------------------------------
 
     async def test_an_exception_ends_its_own_episode_alone(self, swarm: ScriptedSwarm) -> None:
         """In a program; others go on."""
-        broken = "t300x"
+        broken = "t500x"
 
         async def fails(task: str) -> float:
             await self.play(task)
@@ -227,17 +266,17 @@ class AgentSuite:
                 raise LookupError("the map is gone")
             return 1.0
 
-        report = await self._train(swarm, fails, ["t301x", broken, "t302x", "t303x"])
+        report = await self._train(swarm, fails, ["t501x", broken, "t502x", "t503x"])
         (failure,) = report.failures
         assert failure.task.id == broken
         assert isinstance(failure.error, LookupError)
-        assert {result.task.id for result in report.outcomes} == {"t301x", "t302x", "t303x"}
+        assert {result.task.id for result in report.outcomes} == {"t501x", "t502x", "t503x"}
 
     async def test_an_exception_in_a_tool_ends_its_own_episode_alone(
         self, swarm: ScriptedSwarm
     ) -> None:
         """Or is told to the model, where that is the framework's way."""
-        report = await self._train(swarm, self.play, ["t304x", "t900x", "t305x", "t306x"])
+        report = await self._train(swarm, self.play, ["t504x", "t900x", "t505x", "t506x"])
         failed = [failure.task.id for failure in report.failures]
         assert failed == (["t900x"] if self.tool_errors == "raised" else [])
         for result in report.outcomes:
@@ -259,20 +298,20 @@ class AgentSuite:
     ) -> None:
         """Whatever the framework repeats, it stops at an error that says that repeating is useless."""
         requests = 0
-        count = Route.count
+        note = Route.note_sent
 
-        def counts(route: Route) -> None:
+        def notes(route: Route) -> None:
             nonlocal requests
             requests += 1
-            count(route)
+            note(route)
 
-        monkeypatch.setattr(Route, "count", counts)
+        monkeypatch.setattr(Route, "note_sent", notes)
         async with AsyncSwarmClient(swarm.url, swarm.token) as client:
-            episode = await client.begin_episode("t400x")
+            episode = await client.begin_episode("t507x")
             await client.abort_episode(episode, "given up")
             program = trainable(self.play, reward=_one)
             with pytest.raises(Exception, match=r"(?s)."):
-                await program.agent(Task("t400x"), episode)
+                await program.agent(Task("t507x"), episode)
         assert 1 <= requests <= self.dead_requests
 
 

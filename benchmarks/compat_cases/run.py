@@ -60,7 +60,14 @@ async def main(module: str, arguments: Arguments) -> list[dict[str, Any]]:
 
 async def one(client: AsyncSwarmClient, case: str, program: Program, name: str) -> dict[str, Any]:
     """One episode."""
-    said: dict[str, Any] = {"case": case, "name": name, "passed": False, "error": "", "routed": 0}
+    said: dict[str, Any] = {
+        "case": case,
+        "name": name,
+        "passed": False,
+        "error": "",
+        "sent": 0,
+        "answered": 0,
+    }
 
     async def plays(_: str) -> float:
         route = current_route()
@@ -69,7 +76,7 @@ async def one(client: AsyncSwarmClient, case: str, program: Program, name: str) 
         try:
             result = await _called(program, task_text(case, name))
         finally:
-            said["routed"] = route.routed
+            said.update(sent=route.sent, answered=route.answered)
         said["passed"] = CASES[case](result)
         if not said["passed"]:
             said["error"] = f"returned {result!r}"[:300]
@@ -80,7 +87,7 @@ async def one(client: AsyncSwarmClient, case: str, program: Program, name: str) 
         try:
             await trainable(plays).agent(Task(name), episode)
         except Exception as error:  # noqa: BLE001 - what a framework raises is what is looked at
-            said["passed"] = case in MAY_RAISE and bool(said["routed"])
+            said["passed"] = case in MAY_RAISE and bool(said["answered"])
             last = traceback.extract_tb(error.__traceback__)[-1]
             said["error"] = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"[:500]
     return said

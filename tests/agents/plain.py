@@ -11,6 +11,7 @@ from typing import Any
 
 from openai import AsyncOpenAI, OpenAI
 
+from ajet_core.agents import text_of_task
 from ajet_core.interfaces import AgentAdapter
 from ajet_core.plugin import AgentSpec, hookimpl
 
@@ -110,7 +111,7 @@ class PlainAdapter(AgentAdapter):
 
     async def run(self, agent: object, task: object) -> object:
         assert isinstance(agent, Agent)
-        return await agent.run(str(task))
+        return await agent.run(text_of_task(task))
 
 
 @hookimpl

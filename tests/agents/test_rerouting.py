@@ -71,6 +71,9 @@ def test_secrets_for_somebody_else_do_not_go_to_the_server() -> None:
         "Cookie": "session=real",
         "OpenAI-Organization": "real-org",
         "Proxy-Authorization": "Basic real",
+        "Helicone-Auth": "Bearer real",
+        "Ocp-Apim-Subscription-Key": "real",
+        "X-Whatever": "real",
     }
     rerouted, _ = sent({**secrets, "Host": "api.openai.com", "Idempotency-Key": "kept"})
     assert rerouted.url == "http://swarm:8642/v1/chat/completions"
@@ -95,6 +98,17 @@ def test_sampling_is_overridden_or_taken_out() -> None:
 def test_names_of_agents_need_not_be_ascii_nor_of_one_line() -> None:
     rerouted, _ = sent({}, agent="计划\r\nx-evil: 1")
     assert (AGENT_HEADER, "计划 x-evil: 1".encode()) in rerouted.headers
+
+
+@pytest.mark.parametrize(
+    ("agent", "sent_as"),
+    [("a\x00b", b"a b"), ("x\ud800", b"x"), ("long " * 100, b"long")],
+)
+def test_no_name_makes_a_call_fail(agent: str, sent_as: bytes) -> None:
+    rerouted, _ = sent({}, agent=agent)
+    ((_, name),) = [pair for pair in rerouted.headers if pair[0] == AGENT_HEADER]
+    assert name.startswith(sent_as)
+    assert len(name) <= 256
 
 
 def test_a_name_that_the_request_has_stands() -> None:

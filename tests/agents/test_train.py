@@ -136,6 +136,85 @@ def test_programs_that_block_run_all_at_once(tmp_path: Path) -> None:
     assert len(report.outcomes) == 16
 
 
+def test_a_program_that_hangs_takes_no_place(tmp_path: Path) -> None:
+    """And nobody waits for it in the end."""
+    released = threading.Event()
+
+    @trainable(reward=one)
+    async def solve(task: str) -> None:
+        if task.startswith("hangs"):
+            await asyncio.to_thread(released.wait)
+        await asyncio.to_thread(lambda: None)
+        await plain.play(task)
+
+    with ScriptedSwarm(tmp_path, REPLIES, **ONE) as swarm:
+        client = AsyncSwarmClient(swarm.url, swarm.token)
+        report = train(
+            solve,
+            ["hangs 1", "hangs 2", "a", "b"],
+            client=client,
+            progress=False,
+            concurrency=2,
+            retries=0,
+            episode_timeout=2.0,
+        )
+    released.set()
+    assert {failure.task.id for failure in report.failures} == {"hangs 1", "hangs 2"}
+    assert len(report.outcomes) == 4
+
+
+async def test_loops_over_datasets_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """One that ends leaves the other's calls alone."""
+    quick_is_done = asyncio.Event()
+
+    @trainable(reward=one)
+    async def slow(task: str) -> None:
+        await plain.play(task)
+        await quick_is_done.wait()
+        await plain.play(task)
+
+    batch = {"tasks": 4, "episodes_per_task": 2}
+    with ScriptedSwarm(tmp_path, REPLIES, batch=batch) as swarm:
+        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
+            waiting = asyncio.create_task(
+                train_async(slow, ["a", "b"], client=client, progress=False, retries=0)
+            )
+            quick = trainable(plain.play, reward=one)
+            report = await train_async(quick, ["c"], client=client, progress=False, retries=0)
+            assert len(report.outcomes) == 2
+            quick_is_done.set()
+            assert len((await waiting).outcomes) == 4
+
+
+def test_several_models_are_trained_on_a_dataset(tmp_path: Path) -> None:
+    with (
+        ScriptedSwarm(tmp_path / "planner", REPLIES, **ONE) as planners,
+        ScriptedSwarm(tmp_path / "worker", REPLIES, **ONE) as workers,
+    ):
+        models = {
+            "planner": AsyncSwarmClient(planners.url, planners.token),
+            "worker": AsyncSwarmClient(workers.url, workers.token),
+        }
+        solve = trainable(plain.play, models=models, reward=one)
+        report = train(solve, ["a", "b"], progress=False)
+        assert len(report.outcomes) == 4
+        for result in report.outcomes:
+            assert len(planners.calls(result.episode["planner"].episode_id)) == 1
+            assert len(workers.calls(result.episode["worker"].episode_id)) == 2
+
+
+def test_a_group_size_that_fits_no_batch_is_said(
+    own_swarm: ScriptedSwarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = AsyncSwarmClient(own_swarm.url, own_swarm.token)
+    solve = trainable(plain.play, reward=one)
+    for size in (0, 3):
+        with pytest.raises(RequestError, match="batches take 2 episodes of a task"):
+            train(solve, ["a"], client=client, progress=False, group_size=size)
+    train(solve, ["a"], client=client, progress=False, group_size=1)
+    assert "group_size is 1, and the run's batches take 2" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("item", "name"),
     [

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import gc
+from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -279,3 +283,124 @@ async def test_agents_may_be_told_by_their_system_prompts(
     await solve("prompts")
     calls = swarm.calls(last(swarm).episode_id)
     assert [call.agent for call in calls] == ["planner", "critic", ""]
+
+
+async def test_calls_that_all_failed_are_no_episode(
+    swarm: ScriptedSwarm, client: AsyncSwarmClient
+) -> None:
+    @trainable(client)
+    async def swallows(task: str) -> float:
+        async with AsyncOpenAI(base_url=NOWHERE, api_key="sk-real") as llm:
+            with pytest.raises(openai.BadRequestError):
+                await llm.chat.completions.create(model="any", messages=[])
+        return 1.0
+
+    with pytest.raises(RoutingError, match="none of its 1 model calls was answered"):
+        await swallows("swallowed")
+    assert last(swarm).state == "aborted"
+
+
+async def test_a_worker_that_outlives_its_episode_is_told_so(
+    swarm: ScriptedSwarm, client: AsyncSwarmClient
+) -> None:
+    jobs: asyncio.Queue[asyncio.Future[str]] = asyncio.Queue()
+
+    async def serve() -> None:
+        while True:
+            job = await jobs.get()
+            try:
+                job.set_result(await ask())
+            except openai.BadRequestError as error:
+                job.set_exception(error)
+
+    workers: list[asyncio.Task[None]] = []
+
+    @trainable(client)
+    async def solve(task: str) -> float:
+        if not workers:
+            workers.append(asyncio.create_task(serve()))
+        job: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        await jobs.put(job)
+        await job
+        return 1.0
+
+    await solve("first of a worker")
+    with pytest.raises(openai.BadRequestError, match="started in an episode that is over"):
+        await solve("second of a worker")
+    workers[0].cancel()
+
+
+async def test_attributes_of_an_object_are_its_own(client: AsyncSwarmClient) -> None:
+    class Solver:
+        def __init__(self) -> None:
+            self.agent = self.terms = self.plain = "mine"
+
+        async def __call__(self, task: str) -> float:
+            return 1.0
+
+    solver = Solver()
+    program = trainable(solver, client, tag="math")
+    assert program.plain is solver
+    assert program.terms.tag == "math"
+    assert callable(program.agent)
+    with pytest.raises(TypeError, match="trainable already"):
+        trainable(program, reward=lambda task, result: 1.0)
+
+
+def test_what_has_to_be_awaited_is_said_so(swarm: ScriptedSwarm) -> None:
+    async def judge(task: str, result: object) -> float:
+        return 1.0
+
+    with SwarmClient(swarm.url, swarm.token) as client:
+        with pytest.raises(TypeError, match="declare it `async def`"):
+            trainable(lambda task: plain.play(f"{task}!"), client)("a lambda")
+        with pytest.raises(TypeError, match="the reward is async"):
+            trainable(plain.play_sync, client, reward=judge)
+
+
+async def test_the_clients_timeout_counts(swarm: ScriptedSwarm, client: AsyncSwarmClient) -> None:
+    @trainable(client)
+    async def solve(task: str) -> float:
+        asked = {"model": "any", "messages": [{"role": "user", "content": "Which door?"}]}
+        async with httpx.AsyncClient(timeout=33.0) as own:
+            request = httpx.Request("POST", f"{NOWHERE}/chat/completions", json=asked)
+            answer = await own.send(request)
+        assert answer.request.extensions["timeout"]["read"] == 33.0
+        return 1.0
+
+    assert await solve("timeout") == 1.0
+
+
+async def test_proxies_of_the_environment_are_not_for_this_machine(
+    swarm: ScriptedSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    async with AsyncSwarmClient(swarm.url, swarm.token) as client:
+
+        @trainable(client)
+        async def solve(task: str) -> float:
+            monkeypatch.setenv("NO_PROXY", "")
+            monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+            await ask()
+            monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+            return 1.0
+
+        assert await solve("proxies") == 1.0
+
+
+def test_event_loops_leave_nothing_open(swarm: ScriptedSwarm) -> None:
+    def solve(task: str) -> float:
+        asyncio.run(plain.play(task))
+        return 1.0
+
+    def open_files() -> int:
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    with SwarmClient(swarm.url, swarm.token) as client:
+        program = trainable(solve, client)
+        program("loop 0")
+        before = open_files()
+        for i in range(1, 9):
+            program(f"loop {i}")
+        assert open_files() < before + 4

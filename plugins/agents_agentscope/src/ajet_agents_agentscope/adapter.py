@@ -10,6 +10,7 @@ from agentscope.pipeline import TeamPipeline
 
 from ajet_agents_agentscope.speaking import instrument, speaker
 from ajet_agents_agentscope.twins import twin_of, twin_of_team
+from ajet_core.agents import text_of_task
 from ajet_core.interfaces import AgentAdapter
 
 
@@ -37,7 +38,11 @@ class AgentScopeAdapter(AgentAdapter):
 
     async def run(self, agent: object, task: Any) -> object:
         """``reply`` to a user's message, or to the messages that the task is; of a team, what its leader says in the end."""
-        heard = task if isinstance(task, Msg | list) else UserMsg(name="user", content=str(task))
+        heard = (
+            task
+            if isinstance(task, Msg | list)
+            else UserMsg(name="user", content=text_of_task(task))
+        )
         if isinstance(agent, TeamPipeline):
             async for _ in agent.reply_stream(heard):
                 pass

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from uuid import uuid4
 
 from langchain_core.caches import RETURN_VAL_TYPE, BaseCache
 from langchain_core.globals import get_llm_cache, set_llm_cache
-from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import var_child_runnable_config
 
-from ajet_core.agents import current_route
+from ajet_core.agents import current_route, text_of_task
 from ajet_core.interfaces import AgentAdapter
 
 _AGENT = "lc_agent_name"
@@ -27,8 +27,11 @@ class LangChainAdapter(AgentAdapter):
         return isinstance(agent, Runnable)
 
     def fresh(self, agent: object) -> object:
-        """The same: what is remembered is in a checkpointer, by thread, and a run without a thread has none."""
-        return agent
+        """The same, as a thread of its own where there is a checkpointer, which remembers by threads."""
+        assert isinstance(agent, Runnable)
+        if getattr(agent, "checkpointer", None) is None:
+            return agent
+        return agent.with_config(configurable={"thread_id": uuid4().hex})
 
     def current_agent(self) -> str | None:
         """The name that ``create_agent`` was given, or of the graph's node in which a model is called."""
@@ -58,11 +61,17 @@ class LangChainAdapter(AgentAdapter):
 
 
 def _input(agent: Runnable[Any, Any], task: object) -> Any:
-    if isinstance(agent, BaseLanguageModel) or isinstance(task, Mapping):
+    """Graphs of agents take messages; whatever else there is takes what it takes."""
+    if not _is_graph(agent) or isinstance(task, Mapping):
         return task
     if isinstance(task, BaseMessage):
         return {"messages": [task]}
-    return {"messages": [{"role": "user", "content": str(task)}]}
+    return {"messages": [{"role": "user", "content": text_of_task(task)}]}
+
+
+def _is_graph(agent: object) -> bool:
+    """LangGraph need not be installed."""
+    return any(kind.__module__.startswith("langgraph.") for kind in type(agent).__mro__)
 
 
 class _OutsideEpisodes(BaseCache):

@@ -6,15 +6,13 @@ import asyncio
 import contextvars
 import copy
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from smolagents import MultiStepAgent
 
 from ajet_agents_smolagents.speaking import instrument, speaker
+from ajet_core.agents import Threads, text_of_task
 from ajet_core.interfaces import AgentAdapter, ComponentSettings
-
-_THREADS = 1024
 
 
 class SmolagentsAdapter(AgentAdapter):
@@ -22,8 +20,8 @@ class SmolagentsAdapter(AgentAdapter):
 
     def __init__(self, settings: ComponentSettings) -> None:
         super().__init__(settings)
-        # A thread is made when none is free. Those of asyncio are a few for all.
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="smolagents")
+        # Those of asyncio are a few for all.
+        self._threads = Threads()
 
     def accepts(self, agent: object) -> bool:
         """Whether it is an agent that takes steps, of whichever kind."""
@@ -62,7 +60,7 @@ class SmolagentsAdapter(AgentAdapter):
         assert isinstance(agent, MultiStepAgent)
         if isinstance(task, Mapping):
             return agent.run(**task)
-        return agent.run(str(task))
+        return agent.run(text_of_task(task))
 
 
 def _share(agent: MultiStepAgent, shared: dict[int, Any]) -> None:
