@@ -12,6 +12,7 @@ from ajet_backend_verl.settings import WEIGHS_ITSELF, VerlTrainerSettings, check
 from ajet_backend_verl.trainer import VerlTrainer
 from conftest import VOCAB
 
+from ajet_core.errors import TrainerError
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
 from ajet_core.testing.batches import Scorer, linear_batch
@@ -60,6 +61,8 @@ class Started:
             trainer = make(arguments[0], run_dir, *arguments[1:], **settings)
             trainer.save(begun)
             made.append(trainer)
+        elif _is_closed(made[place]):
+            made[place] = make(arguments[0], run_dir, *arguments[1:], **settings)
         trainer = made[place]
         trainer.load(next(self._begun.glob(f"*-{abs(hash(key))}")))
         trainer.context = replace(trainer.context, run_dir=run_dir)
@@ -71,6 +74,13 @@ class Started:
         for made in self._made.values():
             for trainer in made:
                 trainer.close()
+
+
+def _is_closed(trainer: VerlTrainer) -> bool:
+    try:
+        return trainer.policy is None
+    except TrainerError:
+        return True
 
 
 def weights(trainer: VerlTrainer) -> dict[str, torch.Tensor]:
