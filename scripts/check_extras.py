@@ -8,6 +8,7 @@ cannot be used, or if something heavy is imported before it is needed. The extra
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -91,8 +92,11 @@ def check(combination: Combination, wheels: Path, directory: Path) -> None:
 
 def check_doctor(ajet: Path, combination: Combination, directory: Path) -> None:
     """All is in order, but that model servers need an environment, which is said with the line that makes it."""
+    # Those of this repository, above the directory, are nothing that a user has.
+    nothing = {**os.environ, "AJET_WORKERS__ENVIRONMENTS": str(directory / "no-environments")}
+    doctor = [ajet, "doctor", "--json"]
     done = subprocess.run(
-        [ajet, "doctor", "--json"], capture_output=True, text=True, cwd=directory, check=False
+        doctor, capture_output=True, text=True, cwd=directory, env=nothing, check=False
     )
     findings = json.loads(done.stdout)["findings"]
     wrong = {f["what"]: f["remedy"] for f in findings if f["state"] == "wrong"}
