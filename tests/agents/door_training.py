@@ -56,7 +56,10 @@ def assert_learns(play: Play, directory: Path, replies: Sequence[ScriptedReply] 
             progress=False,
         )
         with SwarmClient(url, token) as control:
-            # After the step in progress.
+            # Of what all those were that happened: the last step goes on when its episodes have ended.
+            steps_made = (event for event in control.events(since=0) if event.type == "step")
+            for _ in range(STEPS):
+                next(steps_made)
             control.stop_engine()
         assert [str(failure.error) for failure in report.failures] == []
         rewards = [result.outcome.reward for result in report.outcomes]
