@@ -8,6 +8,8 @@ import langchain_program as program
 import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.globals import get_llm_cache, set_llm_cache
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration
 
 from ajet_core.agents import train_async, trainable
 from ajet_core.client import AsyncSwarmClient
@@ -15,6 +17,13 @@ from ajet_core.testing.agent_suite import AgentSuite
 from ajet_core.testing.scripted_swarm import ScriptedSwarm
 from tests.agents.door_training import assert_learns
 from tests.agents.tutorial import run_tutorial
+
+CACHED = "out of the cache"
+
+
+class KnowsEverything(InMemoryCache):
+    def lookup(self, prompt: str, llm_string: str) -> list[ChatGeneration]:
+        return [ChatGeneration(message=AIMessage(CACHED))]
 
 
 class TestLangChain(AgentSuite):
@@ -44,16 +53,21 @@ class TestLangChain(AgentSuite):
             played = await agent.episode("t500x")
         assert [call.agent for call in swarm.calls(played.episode.episode_id)] == ["chatter"]
 
-    async def test_a_cache_answers_nobody_in_an_episode(
-        self, swarm: ScriptedSwarm, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """And what was asked in an episode is not remembered."""
-        cache = InMemoryCache()
+    async def test_a_cache_answers_nobody_in_an_episode(self, swarm: ScriptedSwarm) -> None:
+        """Even one that knows an answer to everything; and what was asked in an episode is not remembered."""
+        cache = KnowsEverything()
         set_llm_cache(cache)
+        answers: list[str] = []
+
+        def score(task: str, answer: AIMessage) -> float:
+            answers.append(answer.text)
+            return 1.0
+
         try:
+            assert (await program.model.ainvoke("outside")).text == CACHED
             async with AsyncSwarmClient(swarm.url, swarm.token) as client:
                 report = await train_async(
-                    trainable(program.model, reward=lambda task, answer: 1.0),
+                    trainable(program.model, reward=score),
                     ["t600x", "t601x"],
                     client=client,
                     group_size=4,
@@ -61,6 +75,8 @@ class TestLangChain(AgentSuite):
                     progress=False,
                 )
             assert not report.failures
+            assert len(answers) == 8
+            assert CACHED not in answers
             assert not cache._cache
             assert get_llm_cache() is not cache
         finally:
