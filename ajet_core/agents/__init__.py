@@ -17,7 +17,7 @@ train(solve, tasks, epochs=3)
 
 from .adapters import Adapters, current_agent, installed_adapters
 from .decorator import trainable
-from .overriding import override_method
+from .overriding import derived_classes, override_method
 from .programs import AsyncTrainable, Played, SyncTrainable, Trainable
 from .route import Route, agent_name, current_route, passthrough, routed
 from .sending import RoutedTransports, instrument, routed_transports
@@ -37,6 +37,7 @@ __all__ = [
     "agent_name",
     "current_agent",
     "current_route",
+    "derived_classes",
     "installed_adapters",
     "instrument",
     "override_method",

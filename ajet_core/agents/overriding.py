@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ajet_core.errors import ConfigError
@@ -32,3 +32,10 @@ def override_method(kind: type, name: str, make: Callable[[Callable[..., Any]], 
         wrapper = functools.wraps(original)(make(original))
         setattr(wrapper, _MARK, True)
         setattr(kind, name, wrapper)
+
+
+def derived_classes(kind: type[Any]) -> Iterator[type[Any]]:
+    """All classes that are derived from one by now, at any depth."""
+    for derived in kind.__subclasses__():
+        yield derived
+        yield from derived_classes(derived)

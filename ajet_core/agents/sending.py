@@ -178,6 +178,7 @@ def routed_transports(library: str = "httpx", **options: Any) -> RoutedTransport
     """
     module = importlib.import_module(library)
 
+    # Which library's classes they are derived from is known here alone, so that types cannot be checked.
     class Transport(module.HTTPTransport):  # type: ignore[misc, name-defined]
         def handle_request(self, request: Any) -> Any:
             try:

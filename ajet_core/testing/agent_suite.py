@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -23,6 +23,7 @@ PLANNER, WORKER = "planner", "worker"
 DOORS = ("left", "middle", "right")
 TRAPDOOR = "trapdoor"
 MANY = 200
+_numbers = count(500)
 _NAME = re.compile(r"t\d{3}x")
 _END = "<|im_end|>"
 LAST_IS_TOOL = r"</tool_response><\|im_end\|>\s*<\|im_start\|>assistant\s*(<think>\s*</think>\s*)?$"
@@ -50,6 +51,12 @@ class Secret:
 def _one(_task: object, _result: object) -> float:
     """The same reward for all: what is tested is whose the calls are."""
     return 1.0
+
+
+def _name_of(task: object) -> str:
+    """What a task is called: the name in it, whatever it is made of."""
+    found = _NAME.search(str(task))
+    return found.group() if found else str(task)
 
 
 REPLIES = (
@@ -152,6 +159,49 @@ class AgentSuite:
         monkeypatch.setattr(socket, "getaddrinfo", resolves)
         yield
         assert not strangers
+
+    # --- For tests of subclasses ------------------------------------------------------------------
+
+    async def calls(self, swarm: ScriptedSwarm, play: Any, *tasks: Any) -> list[list[Call]]:
+        """What each episode of some tasks recorded, none of which is of another one's.
+
+        :param play: a program, or an agent.
+        :param tasks: two with names of their own if none are given: those of other tests are not compared with them.
+        """
+        wanted = tasks or [f"t{next(_numbers)}x" for _ in range(2)]
+        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
+            report = await train_async(
+                trainable(play, reward=_one, task_id=_name_of),
+                wanted,
+                client=client,
+                group_size=4,
+                retries=0,
+                progress=False,
+            )
+        assert [str(failure.error) for failure in report.failures] == []
+        found = [swarm.calls(result.episode.episode_id) for result in report.outcomes]
+        for result, calls in zip(report.outcomes, found, strict=True):
+            named = {name for call in calls for name in _NAME.findall(swarm.text(call))}
+            assert named <= {result.task.id}
+        return found
+
+    async def speakers(self, swarm: ScriptedSwarm, play: Any, *tasks: Any) -> list[str]:
+        """Who made the calls of an episode, in order: the same in all episodes of some tasks."""
+        found = [[call.agent for call in calls] for calls in await self.calls(swarm, play, *tasks)]
+        assert found == [found[0]] * len(found)
+        return found[0]
+
+    async def calls_of(
+        self, swarm: ScriptedSwarm, play: Callable[[str], Awaitable[object]], task: str
+    ) -> list[Call]:
+        """What one episode of a program recorded."""
+
+        async def plays(task: str) -> object:
+            return await play(task)
+
+        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
+            played = await trainable(plays, client, reward=_one).episode(task)
+        return swarm.calls(played.episode.episode_id)
 
     # --- Attribution ------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,7 +64,7 @@ class TestAgentScope(AgentSuite):
             async for _ in make_team().reply_stream(UserMsg(name="user", content=task)):
                 pass
 
-        calls = await self._calls(swarm, plays, "t500x")
+        calls = await self.calls_of(swarm, plays, "t500x")
         assert names(calls) == ["leader", "planner", "leader"]
 
     async def test_one_team_in_many_episodes(self, swarm: ScriptedSwarm) -> None:
@@ -118,7 +118,7 @@ class TestAgentScope(AgentSuite):
                     if await anext(stream, None) is None:
                         running.remove(stream)
 
-        calls = await self._calls(swarm, streams, "t510x")
+        calls = await self.calls_of(swarm, streams, "t510x")
         assert sorted(names(calls)) == ["planner", "worker", "worker"]
         for call in calls:
             assert ('"name": "open_door"' in swarm.text(call)) is (call.agent == "worker")
@@ -134,7 +134,7 @@ class TestAgentScope(AgentSuite):
             config = agent.context_config.model_copy(update=changes)
             await agent.compress_context(context_config=config)
 
-        calls = await self._calls(swarm, compresses, "t511x")
+        calls = await self.calls_of(swarm, compresses, "t511x")
         assert len(calls) > 3
         assert set(names(calls)) == {"planner"}
 
@@ -146,7 +146,7 @@ class TestAgentScope(AgentSuite):
             async for _ in await program.model([UserMsg(name="user", content=task)]):
                 pass
 
-        assert names(await self._calls(swarm, asks, "t512x")) == ["planner", ""]
+        assert names(await self.calls_of(swarm, asks, "t512x")) == ["planner", ""]
 
     async def test_an_episode_that_is_given_up_is_not_answered(self, swarm: ScriptedSwarm) -> None:
         """By a text that no model wrote."""
@@ -189,16 +189,6 @@ class TestAgentScope(AgentSuite):
         before = Agent._call_model, Agent._compress_context_impl
         its.prepare()
         assert before == (Agent._call_model, Agent._compress_context_impl)
-
-    async def _calls(
-        self, swarm: ScriptedSwarm, play: Callable[[str], Awaitable[object]], task: str
-    ) -> list[Call]:
-        async def plays(task: str) -> object:
-            return await play(task)
-
-        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
-            program = trainable(plays, client, reward=lambda task, result: 1.0)
-            return swarm.calls((await program.episode(task)).episode.episode_id)
 
 
 @pytest.mark.learns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from itertools import count
 from pathlib import Path
@@ -21,14 +20,11 @@ from autogen_ext.models.cache import ChatCompletionCache
 from autogen_ext.models.replay import ReplayChatCompletionClient
 from openai import OpenAI
 
-from ajet_core.agents import train_async, trainable
-from ajet_core.client import AsyncSwarmClient
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import AgentAdapter
 from ajet_core.testing.agent_suite import PLANNER, REPLIES, WORKER, AgentSuite, tool_call
 from ajet_core.testing.scripted_engine import ScriptedReply
 from ajet_core.testing.scripted_swarm import ScriptedSwarm
-from ajet_core.timeline import Call
 from tests.agents.door_training import assert_learns
 from tests.agents.tutorial import run_tutorial
 
@@ -37,8 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Resolved model mismatch")
 
 BOSS = "boss"
 MANAGER = "SelectorGroupChatManager"
-NAME = re.compile(r"t\d{3}x")
-NUMBERS = count(500)
+NUMBERS = count(600)
 WHOM_TO_ASK = (
     ScriptedReply(prompt="Then select the next role", says=("planner<|im_end|>",)),
     ScriptedReply(prompt='"name": "worker"', says=(tool_call("worker", '{"task": "look there"}'),)),
@@ -66,31 +61,6 @@ class TestAutoGen(AgentSuite):
 
     def worker(self) -> object:
         return program.worker
-
-    async def calls(self, swarm: ScriptedSwarm, play: Any, *tasks: Any) -> list[list[Call]]:
-        """What the episodes of some tasks recorded."""
-        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
-            report = await train_async(
-                trainable(play, reward=lambda task, result: 1.0, task_id=str),
-                # Episodes of a task are compared with each other: these have nothing to do with those of another test.
-                tasks or [f"t{next(NUMBERS)}x" for _ in range(2)],
-                client=client,
-                group_size=4,
-                retries=0,
-                progress=False,
-            )
-        assert [str(failure.error) for failure in report.failures] == []
-        for result in report.outcomes:
-            calls = swarm.calls(result.episode.episode_id)
-            named = {name for call in calls for name in NAME.findall(swarm.text(call))}
-            assert named <= {result.task.id}
-        return [swarm.calls(result.episode.episode_id) for result in report.outcomes]
-
-    async def speakers(self, swarm: ScriptedSwarm, play: Any, *tasks: Any) -> list[str]:
-        """Who made the calls of an episode, in order: the same in all."""
-        found = [[call.agent for call in calls] for calls in await self.calls(swarm, play, *tasks)]
-        assert found == [found[0]] * len(found)
-        return found[0]
 
     # --- Names ------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,7 +64,7 @@ class TestLlamaIndex(AgentSuite):
             name="planner", description="Plans.", llm=program.llm, can_handoff_to=["worker"]
         )
         team = AgentWorkflow(agents=[planner, program.worker], root_agent="planner")
-        calls = await self._calls(swarm, lambda task: team.run(user_msg=task), "t500x")
+        calls = await self.calls_of(swarm, lambda task: team.run(user_msg=task), "t500x")
         assert names(calls) == ["planner", "worker", "worker"]
 
     async def test_a_team_is_trained_as_it_is(self, swarm: ScriptedSwarm) -> None:
@@ -88,16 +88,16 @@ class TestLlamaIndex(AgentSuite):
             return str(await program.planner.run(user_msg="Which door?"))
 
         boss = FunctionAgent(name="boss", tools=[ask_planner], llm=program.llm)
-        calls = await self._calls(swarm, lambda task: boss.run(user_msg=task), "t504x")
+        calls = await self.calls_of(swarm, lambda task: boss.run(user_msg=task), "t504x")
         assert names(calls) == ["boss", "planner", "boss"]
 
     async def test_agents_of_other_kinds(self, swarm: ScriptedSwarm) -> None:
         """Those that do not stream, and those that think in texts."""
         still = FunctionAgent(name="still", llm=program.llm, streaming=False)
-        calls = await self._calls(swarm, lambda task: still.run(user_msg=task), "t505x")
+        calls = await self.calls_of(swarm, lambda task: still.run(user_msg=task), "t505x")
         assert names(calls) == ["still"]
         thinker = ReActAgent(name="thinker", tools=[program.open_door], llm=program.llm)
-        calls = await self._calls(swarm, lambda task: thinker.run(user_msg=task), "t506x")
+        calls = await self.calls_of(swarm, lambda task: thinker.run(user_msg=task), "t506x")
         assert names(calls) == ["thinker"]
 
     async def test_the_last_word_after_too_many_steps(self, swarm: ScriptedSwarm) -> None:
@@ -108,7 +108,7 @@ class TestLlamaIndex(AgentSuite):
                 user_msg=task, max_iterations=1, early_stopping_method="generate"
             )
 
-        calls = await self._calls(swarm, run, "t507x")
+        calls = await self.calls_of(swarm, run, "t507x")
         assert set(names(calls)) == {"worker"}
 
     async def test_steps_of_a_workflow_are_named(self, swarm: ScriptedSwarm) -> None:
@@ -141,7 +141,7 @@ class TestLlamaIndex(AgentSuite):
             await program.planner.run(user_msg=task)
             return await program.llm.acomplete(task)
 
-        calls = await self._calls(swarm, asks, "t509x")
+        calls = await self.calls_of(swarm, asks, "t509x")
         assert names(calls) == ["planner", ""]
 
     async def test_one_model_in_many_event_loops(self, swarm: ScriptedSwarm) -> None:
@@ -175,16 +175,6 @@ class TestLlamaIndex(AgentSuite):
                 return StopEvent(result=its.current_agent())
 
         assert await Listens().run() is None
-
-    async def _calls(
-        self, swarm: ScriptedSwarm, play: Callable[[str], Awaitable[object]], task: str
-    ) -> list[Call]:
-        async def plays(task: str) -> object:
-            return await play(task)
-
-        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
-            program = trainable(plays, client, reward=lambda task, result: 1.0)
-            return swarm.calls((await program.episode(task)).episode.episode_id)
 
 
 @pytest.mark.learns

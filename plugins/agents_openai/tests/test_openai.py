@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,14 @@ from agents import (
 )
 from agents.tracing import TracingProcessor
 
-from ajet_core.agents import train_async, trainable
-from ajet_core.client import AsyncSwarmClient
 from ajet_core.interfaces import AgentAdapter
 from ajet_core.testing.agent_suite import PLANNER, REPLIES, WORKER, AgentSuite, tool_call
 from ajet_core.testing.scripted_engine import ScriptedReply
 from ajet_core.testing.scripted_swarm import ScriptedSwarm
-from ajet_core.timeline import Call
 from tests.agents.door_training import assert_learns
 from tests.agents.tutorial import run_tutorial
 
 BOSS = "the boss"
-NUMBERS = count(500)
 WHOM_TO_ASK = (
     ScriptedReply(
         prompt=r'"name": "transfer_to_worker"', says=(tool_call("transfer_to_worker", "{}"),)
@@ -86,27 +81,6 @@ class TestOpenAIAgents(AgentSuite):
 
     def worker(self) -> object:
         return program.worker
-
-    async def calls(self, swarm: ScriptedSwarm, play: Any, *tasks: Any) -> list[list[Call]]:
-        """What the episodes of some tasks recorded."""
-        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
-            report = await train_async(
-                trainable(play, reward=lambda task, result: 1.0),
-                # Episodes of a task are compared with each other: these have nothing to do with those of another test.
-                tasks or [f"t{next(NUMBERS)}x" for _ in range(2)],
-                client=client,
-                group_size=4,
-                retries=0,
-                progress=False,
-            )
-        assert [str(failure.error) for failure in report.failures] == []
-        return [swarm.calls(result.episode.episode_id) for result in report.outcomes]
-
-    async def speakers(self, swarm: ScriptedSwarm, play: Any, *tasks: Any) -> list[str]:
-        """Who made the calls of an episode, in order: the same in all."""
-        found = [[call.agent for call in calls] for calls in await self.calls(swarm, play, *tasks)]
-        assert found == [found[0]] * len(found)
-        return found[0]
 
     async def test_streamed_calls_are_attributed(self, swarm: ScriptedSwarm) -> None:
         assert await self.speakers(swarm, program.play_streamed) == [PLANNER, WORKER, WORKER]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -55,7 +54,7 @@ class TestPydanticAI(AgentSuite):
         async def ask_planner() -> str:
             return (await program.planner.run("Which door?")).output
 
-        assert names(await self._calls(swarm, boss.run, "t500x")) == [
+        assert names(await self.calls_of(swarm, boss.run, "t500x")) == [
             "boss",
             "planner",
             "boss",
@@ -72,7 +71,11 @@ class TestPydanticAI(AgentSuite):
                     pass
             return plan
 
-        assert names(await self._calls(swarm, streams, "t501x")) == ["planner", "worker", "worker"]
+        assert names(await self.calls_of(swarm, streams, "t501x")) == [
+            "planner",
+            "worker",
+            "worker",
+        ]
 
     async def test_names_for_the_time_being(self, swarm: ScriptedSwarm) -> None:
         """``override`` says another name; who wraps an agent is called like it."""
@@ -82,7 +85,7 @@ class TestPydanticAI(AgentSuite):
                 await program.planner.run(task)
             return await WrapperAgent(program.planner).run(task)
 
-        assert names(await self._calls(swarm, renamed, "t502x")) == ["strategist", "planner"]
+        assert names(await self.calls_of(swarm, renamed, "t502x")) == ["strategist", "planner"]
 
     async def test_an_agent_without_a_name_is_not_given_one(self, swarm: ScriptedSwarm) -> None:
         """By this package's variables."""
@@ -99,7 +102,7 @@ class TestPydanticAI(AgentSuite):
         async def asks(task: str) -> object:
             return await model_request(program.model, [ModelRequest.user_text_prompt(task)])
 
-        speakers = names(await self._calls(swarm, asks, "t503x"))
+        speakers = names(await self.calls_of(swarm, asks, "t503x"))
         assert speakers == [""]
 
     async def test_answers_that_do_not_fit_are_recorded(self, swarm: ScriptedSwarm) -> None:
@@ -115,7 +118,7 @@ class TestPydanticAI(AgentSuite):
 
         most = 0
         for i in range(8):
-            calls = await self._calls(swarm, agent.run, f"t51{i}x")
+            calls = await self.calls_of(swarm, agent.run, f"t51{i}x")
             assert {call.agent for call in calls} == {"answerer"}
             for one, two in pairwise(calls):
                 assert two.prompt_ids[: one.length] == one.token_ids
@@ -138,16 +141,6 @@ class TestPydanticAI(AgentSuite):
                 progress=False,
             )
         assert [str(failure.error) for failure in report.failures] == []
-
-    async def _calls(
-        self, swarm: ScriptedSwarm, play: Callable[[str], Awaitable[object]], task: str
-    ) -> list[Call]:
-        async def plays(task: str) -> object:
-            return await play(task)
-
-        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
-            program = trainable(plays, client, reward=lambda task, result: 1.0)
-            return swarm.calls((await program.episode(task)).episode.episode_id)
 
 
 @pytest.mark.learns

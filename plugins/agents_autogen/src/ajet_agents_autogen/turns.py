@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from autogen_agentchat.base import ChatAgent
 from autogen_core import AgentId, MessageHandlerContext
 
-from ajet_core.agents import current_route, override_method
+from ajet_core.agents import current_route, derived_classes, override_method
 
 
 class _Turn(NamedTuple):
@@ -41,15 +41,9 @@ def speaker() -> str | None:
 
 def note_turns() -> None:
     """Let all classes of agents that there are note their turns in episodes."""
-    for kind in _kinds(ChatAgent):
+    for kind in derived_classes(ChatAgent):
         override_method(kind, "on_messages", _noting)
         override_method(kind, "on_messages_stream", _noting_stream)
-
-
-def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
-    for derived in kind.__subclasses__():
-        yield derived
-        yield from _kinds(derived)
 
 
 def _noting(on_messages: Callable[..., Any]) -> Any:

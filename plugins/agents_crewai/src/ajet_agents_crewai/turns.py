@@ -10,7 +10,7 @@ from typing import Any
 
 from crewai.agents.agent_builder.base_agent import BaseAgent
 
-from ajet_core.agents import current_route, override_method
+from ajet_core.agents import current_route, derived_classes, override_method
 
 _TURNS = ("execute_task", "aexecute_task", "kickoff", "akickoff")
 _speaker: ContextVar[str | None] = ContextVar("ajet_crewai_speaker", default=None)
@@ -23,15 +23,9 @@ def speaker() -> str | None:
 
 def note_turns() -> None:
     """Let all classes of agents that there are note their turns in episodes."""
-    for kind in _kinds(BaseAgent):
+    for kind in derived_classes(BaseAgent):
         for name in _TURNS:
             override_method(kind, name, _noting)
-
-
-def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
-    for derived in kind.__subclasses__():
-        yield derived
-        yield from _kinds(derived)
 
 
 def _noting(method: Callable[..., Any]) -> Any:
