@@ -21,6 +21,7 @@ from ajet_core.environments.environment import (
     create_command,
     find_environments,
 )
+from ajet_core.environments.installers import InstallerName
 from ajet_core.environments.pythons import find_python
 from ajet_core.environments.recipes import Device, recipe, recipes
 from ajet_core.environments.sources import source_of, source_tree
@@ -47,6 +48,11 @@ def env() -> None:
     "--source", type=_DIRECTORY, help="agentjet's source tree.  [default: if it runs from one]"
 )
 @click.option("--find-links", type=_DIRECTORY, help="A directory with wheels of agentjet.")
+@click.option(
+    "--installer",
+    type=click.Choice(["pip", "uv"]),
+    help="What installs.  [default: uv if it is here and can do as pip is configured, else pip]",
+)
 @click.option("--unpinned", is_flag=True, help="The newest versions that fit, untested.")
 @config_option
 @pass_state
@@ -60,12 +66,13 @@ def create(
     force: bool,
     source: Path | None,
     find_links: Path | None,
+    installer: InstallerName | None,
     unpinned: bool,
 ) -> None:
     """Make the environment of a backend, with agentjet and the backend's plugin in it.
 
-    One that is there already is left as it is, but gets the plugin if it lacks it. pip installs from wherever it
-    is configured to.
+    One that is there already is left as it is, but gets the plugin if it lacks it. Packages come from
+    wherever pip is configured to take them, with uv too.
     """
     chosen, its_device = recipe(name), device or device_here()
     tree = source if source is not None or find_links is not None else source_tree()
@@ -77,6 +84,7 @@ def create(
         source=source_of(chosen, tree, find_links),
         force=force,
         pinned=not unpinned,
+        installer=installer,
     )
     console = Console(stderr=True)
     with console.status(f"{name} for {its_device}") as status:

@@ -21,11 +21,12 @@ from ajet_core.environments.environment import (
     installed_in,
     site_packages,
 )
-from ajet_core.environments.pip import Runner, pip_install
+from ajet_core.environments.installers import Installer, InstallerName, find_installer
 from ajet_core.environments.place import in_place_of, locked, recover
 from ajet_core.environments.pythons import Python
 from ajet_core.environments.recipes import Build, Device, Recipe, Step
 from ajet_core.environments.requirements import by_name, unmet
+from ajet_core.environments.running import Runner
 from ajet_core.environments.sources import Source
 from ajet_core.errors import BackendEnvironmentError, ConfigError
 
@@ -40,6 +41,7 @@ class Order:
     :param python: the interpreter it is made with.
     :param force: put it in the place of an environment that is there.
     :param pinned: install the very versions of the recipe's constraints.
+    :param installer: what installs, if it is not to be found out.
     """
 
     recipe: Recipe
@@ -49,6 +51,7 @@ class Order:
     source: Source
     force: bool = False
     pinned: bool = True
+    installer: InstallerName | None = None
 
     @property
     def build(self) -> Build:
@@ -66,6 +69,36 @@ class Progress:
 
     step: Callable[[str], None]
     line: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """An order that is carried out.
+
+    :param installer: found when the environment has pip, whose configuration it follows.
+    """
+
+    order: Order
+    runner: Runner
+    progress: Progress
+    installer: Installer
+
+    @classmethod
+    def begin(cls, order: Order, runner: Runner, progress: Progress) -> _Making:
+        """Find what installs; the environment has pip by now."""
+        installer = find_installer(order.installer, _python(order))
+        progress.step(
+            f"{installer.name} installs" + (f": {installer.why}" if installer.why else "")
+        )
+        return cls(order, runner, progress, installer)
+
+    def install(self, what: str, *arguments: str) -> None:
+        """Install something in the environment, with the recipe's versions."""
+        order = self.order
+        command = self.installer.install(_python(order))
+        if order.pinned and order.build.constraints is not None:
+            command += ["-c", str(order.recipe.directory / order.build.constraints)]
+        self.runner.run(f"installing {what}", [*command, *arguments], self.installer.variables)
 
 
 def create_environment(order: Order, progress: Progress) -> Environment:
@@ -132,10 +165,11 @@ def _made(order: Order, runner: Runner, progress: Progress) -> Environment:
     build, directory = order.build, order.directory
     progress.step(f"new environment with Python {order.python.version}")
     runner.run("making the environment", [order.python.path, "-m", "venv", str(directory)])
+    making = _Making.begin(order, runner, progress)
     for number, step in enumerate(build.steps, 1):
         progress.step(f"step {number} of {len(build.steps)}: {_described(step)}")
-        runner.run(f"installing {_described(step)}", _step_command(order, step))
-    plugins = _install_agentjet(order, runner, progress)
+        making.install(_described(step), *_arguments(order, step))
+    plugins = _install_agentjet(making)
     _check(order, plugins, runner, progress)
     record = EnvironmentRecord(
         name=order.recipe.name,
@@ -161,7 +195,7 @@ def _completed(there: Environment, order: Order, runner: Runner, progress: Progr
     """The environment with the plugin, if it lacks it and there is one by now."""
     if there.record.plugins or not order.source.plugin:
         return there
-    plugins = _install_agentjet(order, runner, progress)
+    plugins = _install_agentjet(_Making.begin(order, runner, progress))
     _check(order, plugins, runner, progress)
     packages = installed_in(there.directory)
     record = replace(there.record, plugins=plugins, packages=packages, note="")
@@ -180,46 +214,41 @@ def _python(order: Order) -> Path:
     return order.directory.absolute() / "bin" / "python"
 
 
-def _pip(order: Order) -> list[str]:
-    command = pip_install(_python(order))
-    if order.pinned and order.build.constraints is not None:
-        command += ["-c", str(order.recipe.directory / order.build.constraints)]
-    return command
-
-
-def _step_command(order: Order, step: Step) -> list[str]:
-    command = _pip(order) + list(step.packages)
+def _arguments(order: Order, step: Step) -> list[str]:
+    arguments = list(step.packages)
     if step.requirements is not None:
-        command += ["-r", str(order.recipe.directory / step.requirements)]
-    return [*command, "--no-deps"] if step.no_deps else command
+        arguments += ["-r", str(order.recipe.directory / step.requirements)]
+    return [*arguments, "--no-deps"] if step.no_deps else arguments
 
 
-def _install_agentjet(order: Order, runner: Runner, progress: Progress) -> list[str]:
+def _install_agentjet(making: _Making) -> list[str]:
     """Install agentjet and the plugin; gives the distributions of plugins."""
+    order = making.order
     source, name = order.source, order.recipe.plugin
     if source.core:
-        progress.step("agentjet")
-        runner.run("installing agentjet", [*_pip(order), *source.core])
+        making.progress.step("agentjet")
+        making.install("agentjet", *source.core)
     if not source.plugin:
         return []
-    progress.step(f"the plugin {name}")
+    making.progress.step(f"the plugin {name}")
     # Its own requirements may name a distribution that goes by another name here.
-    runner.run(f"installing {name}", [*_pip(order), "--no-deps", *source.plugin])
-    if missing := _unmet(order):
-        runner.run(f"installing what {name} needs", [*_pip(order), *missing])
+    making.install(name, "--no-deps", *source.plugin)
+    if missing := _unmet(making):
+        making.install(f"what {name} needs", *missing)
     target = ["--upgrade", "--target", str(order.directory.absolute() / PLUGINS)]
-    runner.run(
-        f"installing {name} for servers", [*_pip(order), "--no-deps", *target, *source.plugin]
-    )
+    making.install(f"{name} for servers", "--no-deps", *target, *source.plugin)
     return list(source.distributions)
 
 
-def _unmet(order: Order) -> list[str]:
+def _unmet(making: _Making) -> list[str]:
+    order = making.order
     packages = by_name(distributions(path=[str(path) for path in site_packages(order.directory)]))
     wanted: dict[str, None] = {}
     for name in order.source.distributions:
         if canonicalize_name(name) not in packages:
-            raise BackendEnvironmentError(f"pip did not install {name}, though it said so")
+            raise BackendEnvironmentError(
+                f"{making.installer.name} did not install {name}, though it said so"
+            )
         problems = unmet(name, packages, provides=order.build.provides)
         wanted.update(dict.fromkeys(problem.wanted for problem in problems))
     return [requirement for requirement in wanted if not requirement.startswith("agentjet")]

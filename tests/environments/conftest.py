@@ -23,7 +23,7 @@ def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     # There may be real ones beside the environment of the tests.
     monkeypatch.setattr("ajet_core.environments.environment.BESIDE", None)
-    for name in [name for name in os.environ if name.upper().startswith(("AJET_", "PIP_"))]:
+    for name in [name for name in os.environ if name.upper().startswith(("AJET_", "PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     before = set(sys.modules)
     yield
@@ -34,7 +34,7 @@ def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of wheels, which is all that pip knows of."""
+    """A directory of wheels, which is all that installers know of."""
     directory = tmp_path / "wheels"
     directory.mkdir()
     wheel(directory, "tiny", "1.0", {"tiny.py": "import os\nMODE = os.environ['TINY_MODE']\n"})

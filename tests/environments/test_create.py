@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -34,7 +35,14 @@ SILENT = Progress(step=lambda _: None, line=lambda _: None)
 @pytest.fixture
 def order(tmp_path: Path, wheels: Path, python: Python) -> Order:
     recipe = tiny_recipe(tmp_path / "recipes")
-    return Order(recipe, "cpu", tmp_path / ".venvs" / "tiny", python, Source())
+    directory = tmp_path / ".venvs" / "tiny"
+    return Order(recipe, "cpu", directory, python, Source(), installer="pip")
+
+
+@pytest.fixture(params=["pip", "uv"])
+def either(order: Order, request: pytest.FixtureRequest) -> Order:
+    """An order for each installer."""
+    return replace(order, installer=request.param)
 
 
 def output(environment: Environment, code: str) -> str:
@@ -48,14 +56,14 @@ def output(environment: Environment, code: str) -> str:
     return done.stdout.strip()
 
 
-def test_an_environment_has_the_pinned_packages_and_is_found(order: Order) -> None:
-    steps: list[str] = []
+def test_an_environment_has_the_pinned_packages_and_is_found(either: Order) -> None:
+    order, steps = either, list[str]()
     made = create_environment(order, replace(SILENT, step=steps.append))
     assert output(made, "import tiny; print(tiny.MODE)") == "cpu"
     assert made.record.packages["tiny"] == "1.0"
     assert made.record.plugins == []
     assert find_environments(Settings())["tiny"] == made
-    assert steps[1] == "step 1 of 1: tiny"
+    assert steps[1:3] == [f"{order.installer} installs", "step 1 of 1: tiny"]
     assert sorted(path.name for path in made.directory.parent.iterdir()) == [
         ".tiny.lock",
         "tiny",
@@ -79,19 +87,24 @@ def test_without_pins_the_newest_version_is_taken(order: Order) -> None:
 @pytest.mark.parametrize(
     ("package", "imports", "message"),
     [
-        ("missing", '"tiny"', "No matching distribution found for missing"),
+        (
+            "missing",
+            '"tiny"',
+            "(No matching distribution found for missing|missing was not found)",
+        ),
         ("sick", '"sick"', "no such driver"),
     ],
 )
 def test_a_failure_leaves_a_log_and_no_environment(
-    order: Order, tmp_path: Path, package: str, imports: str, message: str
+    either: Order, tmp_path: Path, package: str, imports: str, message: str
 ) -> None:
+    order = either
     recipe = tiny_recipe(tmp_path / "other", package=package, imports=imports)
     with pytest.raises(BackendEnvironmentError, match=message) as raised:
         create_environment(replace(order, recipe=recipe), SILENT)
     log = order.directory.with_name("tiny.log")
     assert str(log) in raised.value.message
-    assert message in log.read_text()
+    assert re.search(message, log.read_text())
     assert not order.directory.exists()
     assert find_environments(Settings()) == {}
 
@@ -250,20 +263,21 @@ def test_a_file_that_cannot_be_written_is_an_error_of_the_environment(order: Ord
 
 
 def test_an_unreachable_index_is_named_as_the_cause(
-    order: Order, monkeypatch: pytest.MonkeyPatch
+    either: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
     # Nothing listens on this port.
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
-    with pytest.raises(BackendEnvironmentError, match="pip reached no package index"):
-        create_environment(order, SILENT)
+    with pytest.raises(BackendEnvironmentError, match="no package index was reached"):
+        create_environment(either, SILENT)
 
 
 @pytest.fixture
-def with_plugin(order: Order, wheels: Path) -> Order:
+def with_plugin(either: Order, wheels: Path) -> Order:
     """A plugin that needs one distribution that goes by another name, and one that no step installs."""
+    order = either
     site = sysconfig.get_path("purelib")
     wheel(wheels, "core-link", "1.0", {"core.pth": f"{ROOT}\n{site}\n"})
     wheel(wheels, "light", "1.0", {"light.py": ""})
@@ -324,7 +338,7 @@ def test_the_lock_outlives_a_killed_process_as_long_as_its_pip_runs(
     slow.chmod(0o755)
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from ajet_core.environments.pip import Runner\n"
+        "from ajet_core.environments.running import Runner\n"
         "from ajet_core.files import lock_file\n"
         "runner = Runner(Path(sys.argv[1]), lambda _: None, lock_file(Path(sys.argv[2])))\n"
         "runner.run('working', [sys.argv[3]])\n"

@@ -1,4 +1,4 @@
-"""Runs pip and other programs while an environment is made; what they say goes to a log."""
+"""Runs installers and other programs while an environment is made; what they say goes to a log."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _CAUSES = (
             "NewConnectionError",
             "Network is unreachable",
             "ConnectTimeout",
+            "error sending request for url",
         ),
-        "pip reached no package index: is there a network, and does `pip config list` say what it should?",
+        "no package index was reached: is there a network, and does `pip config list` say what it should?",
     ),
     (
         ("No module named ensurepip", "ensurepip is not available"),
@@ -90,12 +91,6 @@ class Runner:
             process.kill()
             process.wait()
         return lines if status else None
-
-
-def pip_install(python: Path) -> list[str]:
-    """The command that installs what is appended to it."""
-    options = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-    return [str(python), "-m", "pip", "install", *options]
 
 
 def _failure(what: str, lines: Sequence[str], log: Path) -> str:
