@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ajet_core.errors import AjetError, EngineError, WeightsGoneError
 from ajet_core.interfaces import (
@@ -32,6 +32,9 @@ from ajet_core.served.totals import BusyClock
 from ajet_core.served.watch import SilenceWatch
 from ajet_core.served.weights import check_update
 
+if TYPE_CHECKING:
+    from ajet_core.shaping import Shapings
+
 _log = logging.getLogger("ajet.served")
 
 _RESTARTS = 3
@@ -48,17 +51,20 @@ class ServedEngine(Engine):
 
     :cvar name: of the engine.
     :cvar weight_channels: that `ModelServer.load` understands.
+    :cvar shapes: whether `ModelServer.sample` honours penalties, biases and grammars.
     """
 
     name: ClassVar[str]
     weight_channels: ClassVar[tuple[str, ...]]
     max_top_logprobs: ClassVar[int]
+    shapes: ClassVar[bool] = False
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
         self._replicas: list[Replica] = []
         self._router = Router(1)
         self._info: EngineInfo | None = None
+        self._shapings: Shapings | None = None
         self._update: WeightUpdate | None = None
         self._policy_version = 0
         self._paused = self._updating = self._closed = False
@@ -120,6 +126,8 @@ class ServedEngine(Engine):
             raise first from None
         self._watch = asyncio.create_task(SilenceWatch(self._replicas, self._lose).run())
         assert self._info is not None, "the servers said so"
+        if self.shapes:
+            self._shapings = _shapings(model, self._info)
         return self._info
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
@@ -131,7 +139,12 @@ class ServedEngine(Engine):
         """
         self._running()
         assert self._info is not None
-        check_request(request, self._info, self.max_top_logprobs)
+        check_request(
+            request, self._info, self.max_top_logprobs, penalties=self.shapes, grammar=self.shapes
+        )
+        if self._shapings is not None:
+            # Looked at here, where a refusal is one: in the server it would be too late.
+            await self._shapings.prepared(request.sampling)
         room = self._info.max_context - len(request.prompt_ids)
         limit = min(request.sampling.max_tokens, room)
         sampled: list[int] = []
@@ -145,7 +158,10 @@ class ServedEngine(Engine):
                     yield GenerateChunk([], [], self._policy_version, "abort")
                     return
                 chosen = self._choose(request.prompt_ids + sampled)
-                flight, halts = self._begin(chosen, _rest(request, sampled, limit)), self._halts
+                flight, halts = (
+                    self._begin(chosen, _rest(request, sampled, limit), len(sampled)),
+                    self._halts,
+                )
                 try:
                     async for piece in flight.pieces():
                         sampled += piece.token_ids
@@ -334,9 +350,9 @@ class ServedEngine(Engine):
         assert number is not None, "requests are sent only while a server is up"
         return self._replicas[number]
 
-    def _begin(self, one: Replica, request: GenerateRequest) -> Flight:
+    def _begin(self, one: Replica, request: GenerateRequest, sampled: int) -> Flight:
         """Send a request. Nothing is awaited since `_open` was seen, so its version is the one that is served."""
-        flight = Flight(one.server.sample(request), self._policy_version)
+        flight = Flight(one.server.sample(request, sampled), self._policy_version)
         one.flights.add(flight)
         self._router.begin(one.number, request.prompt_ids)
         self._busy.begin()
@@ -466,6 +482,13 @@ class ServedEngine(Engine):
         except (EngineError, ServerGoneError) as error:
             if not await one.healthy():
                 self._lose(one, str(error))
+
+
+def _shapings(model: ModelConfig, info: EngineInfo) -> Shapings:
+    # Here: it needs numpy, which engines without it do without.
+    from ajet_core.shaping import Shapings
+
+    return Shapings(model.path, info.vocab_size)
 
 
 def _rest(request: GenerateRequest, sampled: list[int], limit: int) -> GenerateRequest:

@@ -14,6 +14,9 @@ from typing import Any
 from ajet_core.errors import ConfigError, EngineError
 from ajet_core.protocol.run import ModelConfig
 
+SHARED_IN_SERVER = Path(__file__).with_name("in_server")
+"""Modules that are ours in servers of every kind."""
+
 _NO_MEMORY = (
     r"out of memory|No available memory for the cache|larger than the available KV cache|not enough memory|"
     r"less than desired GPU memory utilization|can(no|')t allocate memory"
@@ -91,13 +94,13 @@ def check_arguments(engine: str, arguments: tuple[str, ...], denied: Collection[
 
 
 def server_environment(python_path: Path) -> dict[str, str]:
-    """Ours without our settings and modules, offline.
+    """Ours without our settings and modules, offline; the path has what all servers are given too.
 
     :param python_path: directory of the modules that are ours in the server.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("AJET_", "PYTHON"))}
     return kept | {
-        "PYTHONPATH": str(python_path),
+        "PYTHONPATH": f"{python_path}{os.pathsep}{SHARED_IN_SERVER}",
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import count
 
 import pytest
 
@@ -17,98 +13,15 @@ from ajet_core.errors import (
     RequestError,
     UnsupportedError,
 )
-from ajet_core.interfaces import (
-    Engine,
-    EngineCapabilities,
-    EngineStats,
-    GenerateChunk,
-    GenerateRequest,
-    SamplingParams,
-    WeightUpdate,
-)
+from ajet_core.interfaces import Engine, WeightUpdate
+from ajet_core.testing.asking import ask, begin, make_request, until
+from ajet_core.testing.engine_case import versions
+from ajet_core.testing.shaping_suite import ShapingSuite
 
 MANY = 32
-_ids = count()
-_versions = count(1)
 
 
-@dataclass
-class Answer:
-    """A whole completion."""
-
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    top: list[list[tuple[int, float]]] = field(default_factory=list)
-    chunks: list[GenerateChunk] = field(default_factory=list)
-
-    @property
-    def reason(self) -> str | None:
-        """How it ended."""
-        return self.chunks[-1].finish_reason
-
-    def add(self, chunk: GenerateChunk) -> None:
-        """Take the next chunk; only the last has a reason."""
-        assert not self.chunks or self.reason is None
-        assert len(chunk.token_ids) == len(chunk.logprobs)
-        assert chunk.token_ids or chunk.finish_reason is not None
-        self.chunks.append(chunk)
-        self.ids += chunk.token_ids
-        self.logprobs += chunk.logprobs
-        self.versions += [chunk.policy_version] * len(chunk.token_ids)
-        self.top += chunk.top_logprobs or []
-
-
-def make_request(prompt: list[int], *, stream: bool = False, **sampling: object) -> GenerateRequest:
-    """A request with an id of its own, for 8 tokens unless it says otherwise."""
-    options: dict[str, object] = {"max_tokens": 8, **sampling}
-    return GenerateRequest(f"request-{next(_ids)}", prompt, SamplingParams(**options), stream)  # type: ignore[arg-type]
-
-
-async def ask(engine: Engine, prompt: list[int], **options: object) -> Answer:
-    """A completion to its end."""
-    answer = Answer()
-    async for chunk in engine.generate(make_request(prompt, **options)):  # type: ignore[arg-type]
-        answer.add(chunk)
-    assert answer.reason is not None
-    return answer
-
-
-async def begin(
-    engine: Engine, prompts: list[list[int]], *, stream: bool, max_tokens: int
-) -> list[asyncio.Task[Answer]]:
-    """Ask for long completions; returns when all have sampled something, and are not near their end."""
-    first = [asyncio.Event() for _ in prompts]
-
-    async def follow(prompt: list[int], seen: asyncio.Event) -> Answer:
-        answer = Answer()
-        async for chunk in engine.generate(
-            make_request(prompt, stream=stream, max_tokens=max_tokens)
-        ):
-            answer.add(chunk)
-            seen.set()
-        return answer
-
-    before = (await engine.stats()).sampled_tokens
-    tasks = [
-        asyncio.create_task(follow(prompt, seen))
-        for prompt, seen in zip(prompts, first, strict=True)
-    ]
-    if stream:
-        await asyncio.gather(*(seen.wait() for seen in first))
-    else:
-        # Its tokens may all come at the end.
-        await until(engine, lambda stats: stats.sampled_tokens - before >= 4 * len(prompts))
-    return tasks
-
-
-async def until(engine: Engine, condition: Callable[[EngineStats], bool]) -> None:
-    """Let others go on until the engine's counters say so."""
-    while not condition(await engine.stats()):  # noqa: ASYNC110
-        await asyncio.sleep(0)
-
-
-class EngineSuite:
+class EngineSuite(ShapingSuite):
     """Conformance tests of an `Engine`; a subclass says how one is made.
 
     .. code-block:: python
@@ -124,6 +37,8 @@ class EngineSuite:
                 yield engine
                 await engine.close()
 
+    The directory of an engine that keeps to grammars has the tokenizer that `ajet_core.testing.ascii_tokenizer` writes.
+
     Tests may share one engine (a fixture of a wider scope, with the event loop to match): each begins by giving it the
     weights it needs.
 
@@ -132,11 +47,6 @@ class EngineSuite:
     :cvar max_context: of the engine, at least 400.
     :cvar tolerance: largest difference of a logprob to the one that `expected_logprobs` gives.
     """
-
-    capabilities: EngineCapabilities
-    vocab_size = 96
-    max_context = 512
-    tolerance = 1e-4
 
     @pytest.fixture
     async def engine(self) -> Engine:
@@ -148,66 +58,9 @@ class EngineSuite:
         """A started engine that a test may close."""
         pytest.skip("this suite makes no engine for one test alone")
 
-    def update(self, which: int, policy_version: int) -> WeightUpdate:
-        """One of two sets of weights, of which 0 is the one the engine is started with."""
-        raise NotImplementedError
-
     def bad_updates(self, policy_version: int) -> list[WeightUpdate]:
         """Weights that are not there, damaged, or of another model."""
         raise NotImplementedError
-
-    def expected_logprobs(
-        self,
-        which: int,  # noqa: ARG002
-        ids: list[int],  # noqa: ARG002
-        temperature: float,  # noqa: ARG002
-    ) -> list[list[float]]:
-        """[len(ids) - 1][vocabulary] logprobs of all tokens that may follow each, by a reference.
-
-        To be supplied unless the engine makes them up, as `ajet_core.testing.scripted_engine` does; tests that
-        need them are skipped then.
-        """
-        pytest.skip("this suite has no reference for logprobs")
-
-    def prompts(
-        self, number: int, shortest: int = 5, longest: int = 60, seed: int = 0
-    ) -> list[list[int]]:
-        """Random ones."""
-        rng = random.Random(seed)  # noqa: S311
-        return [
-            [rng.randrange(self.vocab_size) for _ in range(rng.randint(shortest, longest))]
-            for _ in range(number)
-        ]
-
-    async def serve(self, engine: Engine, which: int) -> int:
-        """Give the engine one of the two sets of weights; returns their version."""
-        version = next(_versions)
-        await engine.update_weights(self.update(which, version))
-        return version
-
-    def assert_exact(
-        self, which: int, prompt: list[int], answer: Answer, temperature: float = 1.0
-    ) -> None:
-        """Its logprobs are those of the weights, at the temperature, over the full vocabulary."""
-        expected = self.expected_logprobs(which, prompt + answer.ids, temperature)
-        rows = expected[len(prompt) - 1 :]
-        found = zip(answer.ids, answer.logprobs, rows, strict=True)
-        assert max(abs(logprob - row[token]) for token, logprob, row in found) <= self.tolerance
-
-    def assert_of_versions(
-        self, weights: dict[int, int], prompt: list[int], answer: Answer
-    ) -> None:
-        """Each logprob is that of the weights of its version.
-
-        :param weights: which of the two sets, by version.
-        """
-        rows = {
-            version: self.expected_logprobs(which, prompt + answer.ids, 1.0)
-            for version, which in weights.items()
-        }
-        for i, (token, logprob) in enumerate(zip(answer.ids, answer.logprobs, strict=True)):
-            row = rows[answer.versions[i]][len(prompt) - 1 + i]
-            assert abs(row[token] - logprob) <= self.tolerance
 
     async def test_it_samples_as_many_tokens_as_asked(self, engine: Engine) -> None:
         """With logprobs of one version, to the length."""
@@ -419,11 +272,11 @@ class EngineSuite:
         version = await self.serve(engine, 0)
         prompt = self.prompts(1, seed=14)[0]
         task = asyncio.create_task(ask(engine, prompt, max_tokens=200))
-        for bad in self.bad_updates(next(_versions)):
+        for bad in self.bad_updates(next(versions)):
             with pytest.raises(EngineError):
                 await engine.update_weights(bad)
         with pytest.raises(EngineError, match="no-such-channel"):
-            await engine.update_weights(WeightUpdate("no-such-channel", next(_versions), ""))
+            await engine.update_weights(WeightUpdate("no-such-channel", next(versions), ""))
         for answer in (await task, await ask(engine, prompt)):
             assert set(answer.versions) == {version}
             self.assert_exact(0, prompt, answer)

@@ -13,7 +13,7 @@ from ajet_core.errors import EngineError
 from ajet_core.interfaces import WeightUpdate
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import Piece
-from ajet_core.testing.engine_suite import ask, make_request, until
+from ajet_core.testing.asking import ask, make_request, until
 from tests.served.fake_server import FakeEngine, FakeServer, started
 
 
@@ -212,7 +212,7 @@ async def test_a_request_that_a_server_ends_without_a_token_is_not_asked_for_eve
 async def test_an_answer_that_is_not_understood_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nonsense(_: FakeServer, __: object) -> AsyncIterator[Piece]:
+    async def nonsense(_: FakeServer, __: object, ___: int) -> AsyncIterator[Piece]:
         yield Piece([1], [0.0])
         raise KeyError("logprobs")
 

@@ -11,6 +11,7 @@ from ajet_backend_torch import hooks
 from conftest import EngineMaker, full_logprobs, load, write_model
 
 from ajet_core.interfaces import Engine, WeightUpdate
+from ajet_core.testing.ascii_tokenizer import write_ascii_tokenizer
 from ajet_core.testing.engine_suite import EngineSuite
 
 
@@ -23,6 +24,7 @@ class TestTorchEngine(EngineSuite):
     ) -> None:
         self.other = models("llama")
         self.paths = [models("qwen2"), write_model(tmp_path_factory.mktemp("second"), seed=9)]
+        write_ascii_tokenizer(Path(self.paths[0]), self.vocab_size)
         self.damaged = tmp_path_factory.mktemp("damaged") / "model"
         shutil.copytree(self.paths[1], self.damaged)
         file = self.damaged / "model.safetensors"

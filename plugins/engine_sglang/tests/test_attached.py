@@ -12,7 +12,7 @@ from conftest import CONTEXT, Models, assert_exact, make_engine, model_config, s
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import ModelServers, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.testing.engine_suite import ask, until
+from ajet_core.testing.asking import ask, until
 
 pytestmark = [
     pytest.mark.sglang,

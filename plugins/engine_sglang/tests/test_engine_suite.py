@@ -9,10 +9,11 @@ import pytest
 import pytest_asyncio
 from ajet_engine_sglang import hooks
 from ajet_engine_sglang.engine import SglangEngine
-from conftest import CONTEXT, VOCAB, Models, make_engine, model_config, servers_of
+from conftest import CONTEXT, make_engine, model_config, servers_of
 
 from ajet_core.interfaces import Engine, WeightUpdate
 from ajet_core.testing.engine_suite import EngineSuite
+from tests.served_models import VOCAB, Models
 
 pytestmark = [
     pytest.mark.sglang,

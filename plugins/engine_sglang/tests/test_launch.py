@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from ajet_engine_sglang.launch import DENIED, LaunchPlan
 from ajet_engine_sglang.settings import SglangEngineSettings
-from conftest import make_engine, write_model
+from conftest import CONTEXT, make_engine
 from pydantic import ValidationError
 
 from ajet_core.errors import ConfigError, EngineError
 from ajet_core.interfaces import ModelServers
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served.launching import check_arguments
+from tests.served_models import write_model
 
 
 def plan(*, cpu: bool, model: ModelConfig | None = None, **options: object) -> LaunchPlan:
@@ -81,7 +82,7 @@ def test_a_run_does_not_choose_what_is_executed_or_who_is_asked(key: str) -> Non
 async def test_a_model_that_does_not_fit_is_told_with_what_to_set(
     python: str, tmp_path: Path
 ) -> None:
-    path = Path(write_model(tmp_path / "model", 0))
+    path = Path(write_model(tmp_path / "model", 0, CONTEXT))
     config = json.loads((path / "config.json").read_text())
     config["intermediate_size"] = 10**11
     (path / "config.json").write_text(json.dumps(config))

@@ -13,14 +13,15 @@ import pytest
 import pytest_asyncio
 import torch
 from ajet_engine_sglang.engine import SglangEngine
-from conftest import VOCAB, Models, assert_exact, make_engine, model_config
+from conftest import assert_exact, make_engine, model_config
 from prometheus_client.parser import text_string_to_metric_families
 from transformers import AutoModelForCausalLM
 
 from ajet_core.collective import WeightSender
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import ModelServers, WeightUpdate
-from ajet_core.testing.engine_suite import Answer, ask
+from ajet_core.testing.asking import Answer, ask
+from tests.served_models import VOCAB, Models
 
 pytestmark = [
     pytest.mark.sglang,

@@ -14,7 +14,7 @@ from conftest import CONTEXT, Models, make_engine
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import ModelServers, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.testing.engine_suite import ask, until
+from ajet_core.testing.asking import ask, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 

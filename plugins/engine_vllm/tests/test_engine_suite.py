@@ -6,10 +6,11 @@ import pytest
 import pytest_asyncio
 from ajet_engine_vllm import hooks
 from ajet_engine_vllm.engine import VllmEngine
-from conftest import CONTEXT, VOCAB, Models
+from conftest import CONTEXT
 
 from ajet_core.interfaces import Engine, WeightUpdate
 from ajet_core.testing.engine_suite import EngineSuite
+from tests.served_models import VOCAB, Models
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 

@@ -21,7 +21,7 @@ from ajet_core.collective import WeightSender
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import ModelServers, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.testing.engine_suite import Answer, ask
+from ajet_core.testing.asking import Answer, ask
 
 pytestmark = [
     pytest.mark.vllm,

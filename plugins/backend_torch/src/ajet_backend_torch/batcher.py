@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from ajet_backend_torch.forward import CachedModel
 from ajet_backend_torch.requests import ActiveRequest, Post
 from ajet_backend_torch.sampling import RowSampling, Sampled, sample
-from ajet_backend_torch.shaping import Shaping
 from ajet_backend_torch.slots import SlotTable
 from ajet_core.errors import AjetError, EngineError
 from ajet_core.interfaces import EngineStats, FinishReason
+from ajet_core.shaping import Shaping
 
 
 class Batcher:
@@ -233,7 +233,7 @@ class Batcher:
         return replace(
             plain,
             shaped_rows=torch.tensor([lane for lane, _ in shapings], device=device),
-            shaping=torch.stack([shaping.row() for _, shaping in shapings]).to(device),
+            shaping=torch.from_numpy(np.stack([it.row() for _, it in shapings])).to(device),
         )
 
     def _plain_sampling(self, rows: NDArray[np.int64], device: torch.device) -> RowSampling:

@@ -25,7 +25,6 @@ from ajet_backend_torch.models import (
 )
 from ajet_backend_torch.requests import ActiveRequest, Outcome, Post
 from ajet_backend_torch.settings import TorchEngineSettings
-from ajet_backend_torch.shaping import Grammars, Shaping
 from ajet_backend_torch.slots import SlotTable
 from ajet_core.errors import (
     AjetError,
@@ -39,12 +38,12 @@ from ajet_core.interfaces import (
     EngineStats,
     GenerateChunk,
     GenerateRequest,
-    SamplingParams,
     WeightUpdate,
     WorkerContext,
     check_request,
 )
 from ajet_core.protocol.run import ModelConfig
+from ajet_core.shaping import Shapings
 
 
 class TorchEngine(Engine):
@@ -65,7 +64,7 @@ class TorchEngine(Engine):
         self._model_is_shared = False
         self._loop: DecodeLoop | None = None
         self._batcher: Batcher | None = None
-        self._grammars: Grammars | None = None
+        self._shapings: Shapings | None = None
         self._capacity = 0
         self._vocab_size = 0
 
@@ -80,7 +79,7 @@ class TorchEngine(Engine):
             raise EngineError("the engine 'torch' was started already")
         module, version = await asyncio.to_thread(self._open, model)
         self._config = model
-        self._grammars = Grammars(model.path, self._vocab_size)
+        self._shapings = Shapings(model.path, self._vocab_size)
         post = Post(asyncio.get_running_loop())
         slots = self._options.max_requests
         self._model = CachedModel(module, slots, self._capacity)
@@ -126,13 +125,14 @@ class TorchEngine(Engine):
         :raises EngineError: the logits are not finite, or the engine failed or is closed.
         """
         loop = self._running_loop()
+        assert self._shapings is not None, "the engine was started"
         info = EngineInfo(self._capacity, self._vocab_size)
         check_request(request, info, MAX_TOP_LOGPROBS, penalties=True, grammar=True)
         active = ActiveRequest(
             request=request,
             prompt=np.array(request.prompt_ids, np.int32),
             mail=asyncio.Queue[Outcome](),
-            shaping=await self._shaping(request.sampling),
+            shaping=await self._shapings.prepared(request.sampling),
         )
         loop.submit(active)
         done = False
@@ -147,17 +147,6 @@ class TorchEngine(Engine):
         finally:
             if not done:
                 loop.cancel(active)
-
-    async def _shaping(self, sampling: SamplingParams) -> Shaping | None:
-        matcher = None
-        if sampling.grammar:
-            assert self._grammars is not None, "the engine was started"
-            matcher = await asyncio.to_thread(
-                self._grammars.matcher, sampling.grammar, sampling.stop_token_ids
-            )
-        elif not sampling.is_penalised:
-            return None
-        return Shaping(sampling, self._vocab_size, matcher)
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """Serve other weights; running requests go on with them, nothing cached is kept.

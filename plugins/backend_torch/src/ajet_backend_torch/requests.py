@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet_backend_torch.shaping import Shaping
 from ajet_core.errors import AjetError
 from ajet_core.interfaces import FinishReason, GenerateChunk, GenerateRequest
+from ajet_core.shaping import Shaping
 
 Outcome = GenerateChunk | AjetError
 TopLogprobs = list[tuple[int, float]]

@@ -34,6 +34,7 @@ class SglangEngine(ServedEngine):
     name = "sglang"
     weight_channels = WEIGHT_CHANNELS
     max_top_logprobs = MAX_TOP_LOGPROBS
+    shapes = True
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
@@ -51,7 +52,8 @@ class SglangEngine(ServedEngine):
         servers, options = self.context.servers, self._options
         if servers.urls:
             address = Address(servers.urls[replica.number], api_key=servers.api_key)
-            return await attach(_server(address, model), address.url, options.boot_timeout_seconds)
+            server = _server(address, model, shapes=False)
+            return await attach(server, address.url, options.boot_timeout_seconds)
         key, port = secrets.token_urlsafe(32), free_port()
         plan = LaunchPlan(
             python=await asyncio.to_thread(
@@ -65,7 +67,7 @@ class SglangEngine(ServedEngine):
             # Servers that drew the same numbers would give the same answers.
             seed=hash((self.context.seed, replica.number, replica.lives)) % 2**31,
         )
-        server = _server(Address(f"http://127.0.0.1:{port}", api_key=key), model)
+        server = _server(Address(f"http://127.0.0.1:{port}", api_key=key), model, shapes=True)
         try:
             process = await ServerProcess.start(
                 f"SGLang server {replica.number}",
@@ -90,5 +92,5 @@ class SglangEngine(ServedEngine):
         raise EngineError("the engine 'sglang' cannot sleep")
 
 
-def _server(address: Address, model: ModelConfig) -> SglangServer:
-    return SglangServer(HttpClient(address), model)
+def _server(address: Address, model: ModelConfig, *, shapes: bool) -> SglangServer:
+    return SglangServer(HttpClient(address), model, shapes=shapes)

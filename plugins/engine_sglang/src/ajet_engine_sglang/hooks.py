@@ -23,7 +23,10 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
             settings="ajet_engine_sglang.settings:SglangEngineSettings",
             summary="SGLang servers, started or attached to: tensor parallelism, radix cache, replicas",
             capabilities=EngineCapabilities(
-                weight_channels=WEIGHT_CHANNELS, max_top_logprobs=MAX_TOP_LOGPROBS
+                weight_channels=WEIGHT_CHANNELS,
+                max_top_logprobs=MAX_TOP_LOGPROBS,
+                penalties=True,
+                grammar=True,
             ),
         ),
     )

@@ -64,7 +64,7 @@ class LaunchPlan:
         command += ["--dtype", dtype_of(model), "--random-seed", str(self.seed)]
         command += ["--stream-interval", str(options.chunk_tokens)]
         command += ["--incremental-streaming-output", "--enable-metrics", "--skip-server-warmup"]
-        command += ["--grammar-backend", "none"]
+        command += ["--grammar-backend", "none", "--enable-custom-logit-processor"]
         command += ["--max-running-requests", str(options.max_running_requests)]
         if model.max_context is not None:
             command += ["--context-length", str(_context(model, model.max_context))]

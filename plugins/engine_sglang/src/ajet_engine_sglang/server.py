@@ -13,11 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ajet_core.collective import CHANNEL as COLLECTIVE
 from ajet_core.collective import WeightReceiver
-from ajet_core.errors import ContextLengthError, EngineError, RequestError
+from ajet_core.errors import ContextLengthError, EngineError, RequestError, UnsupportedError
 from ajet_core.interfaces import EngineInfo, EngineStats, GenerateRequest, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import HttpClient, ModelServer, Piece, ServerGoneError, ServerRefusedError
 from ajet_core.served.launching import model_config
+from ajet_core.shaping import is_shaped, what_a_server_is_told
 from ajet_engine_sglang.group import SglangMember
 
 # Of its context SGLang leaves so many tokens unused, whatever the prompt.
@@ -26,6 +27,8 @@ _HOW_TO_FIT = (
     "set model.max_context lower, or give the server more room for keys and values: engine.settings.kv_tokens on a CPU, "
     "engine.settings.memory_fraction on GPUs"
 )
+# As in_server/ajet_sglang_scheduler.py has it.
+_SHAPING = "ajet_shaping"
 _LOAD = {"sglang:num_running_reqs": "running", "sglang:num_queue_reqs": "waiting"}
 
 
@@ -42,9 +45,11 @@ class SglangServer(ModelServer):
     """A server of SGLang 0.5.23 or later.
 
     :param model: its directory, and how long contexts may be.
+    :param shapes: it was started as `ajet_sglang_server`, with what penalties, biases and grammars need.
     """
 
-    def __init__(self, http: HttpClient, model: ModelConfig) -> None:
+    def __init__(self, http: HttpClient, model: ModelConfig, *, shapes: bool) -> None:
+        self._shapes = shapes
         self._http = http
         self._model = model
         self._counted = _Counted()
@@ -82,10 +87,22 @@ class SglangServer(ModelServer):
         self._member.describe(int(served["tp_size"]), gpu=served["device"] != "cpu")
         return EngineInfo(min(wanted, room), int(config["vocab_size"]))
 
-    async def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
-        """Sample one completion. Its logprobs are those before top-p and top-k."""
+    def sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
+        """Sample one completion. Its logprobs are those before top-p and top-k.
+
+        :raises UnsupportedError: penalties, a bias or a grammar, of a server that was not started here.
+        """
+        if is_shaped(request.sampling) and not self._shapes:
+            raise UnsupportedError(
+                "an SGLang server that agentjet has not started knows no penalties, logit_bias and grammars: have it "
+                "start one, without servers.sglang.urls",
+                param="grammar" if request.sampling.grammar else "logit_bias",
+            )
+        return self._sample(request, sampled)
+
+    async def _sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
         answer = _Answer(request)
-        events = self._http.events("/generate", _body(request))
+        events = self._http.events("/generate", _body(request, sampled))
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             async with aclosing(events):  # type: ignore[type-var]
@@ -189,9 +206,11 @@ class SglangServer(ModelServer):
             raise EngineError(f"SGLang refused {path}: {error}") from error
 
 
-def _body(request: GenerateRequest) -> dict[str, Any]:
+def _body(request: GenerateRequest, sampled: int) -> dict[str, Any]:
     sampling = request.sampling
-    return {
+    shaping = what_a_server_is_told(sampling, sampled)
+    shaped = {"custom_logit_processor": _SHAPING} if shaping else {}
+    return shaped | {
         "input_ids": request.prompt_ids,
         "sampling_params": {
             "max_new_tokens": sampling.max_tokens,
@@ -203,6 +222,7 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
             "ignore_eos": not sampling.stop_token_ids,
             "skip_special_tokens": False,
             "no_stop_trim": True,
+            "custom_params": {_SHAPING: shaping} if shaping else None,
         },
         "return_logprob": True,
         "top_logprobs_num": sampling.top_logprobs,

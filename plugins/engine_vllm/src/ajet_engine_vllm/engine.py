@@ -37,6 +37,7 @@ class VllmEngine(ServedEngine):
     name = "vllm"
     weight_channels = WEIGHT_CHANNELS
     max_top_logprobs = MAX_TOP_LOGPROBS
+    shapes = True
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)

@@ -27,6 +27,8 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
                 max_top_logprobs=MAX_TOP_LOGPROBS,
                 seed=True,
                 sleep=True,
+                penalties=True,
+                grammar=True,
             ),
         ),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served.launching import check_arguments, dtype_of, gpus_of, server_environment
 from ajet_engine_vllm.hooks import MAX_TOP_LOGPROBS
-from ajet_engine_vllm.server import IN_SERVER, SERVED_NAME, WORKER_EXTENSION
+from ajet_engine_vllm.server import IN_SERVER, LOGITS_PROCESSOR, SERVED_NAME, WORKER_EXTENSION
 from ajet_engine_vllm.settings import VllmEngineSettings
 
 # What agentjet decides, what would change which tokens or logprobs are answered, and what runs code of a model or a file.
@@ -60,6 +60,7 @@ class LaunchPlan:
             str(MAX_TOP_LOGPROBS),
         ]
         command += ["--worker-extension-cls", WORKER_EXTENSION]
+        command += ["--logits-processors", LOGITS_PROCESSOR]
         command += ["--max-num-seqs", str(options.max_num_seqs)]
         command += ["--no-enable-log-requests", "--disable-uvicorn-access-log"]
         if model.max_context is not None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,17 +24,20 @@ from ajet_core.interfaces import (
 )
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import HttpClient, ModelServer, Piece, ServerGoneError, ServerRefusedError
-from ajet_core.served.launching import model_config
+from ajet_core.served.launching import SHARED_IN_SERVER, model_config
+from ajet_core.shaping import is_shaped, what_a_server_is_told
 from ajet_engine_vllm.group import VllmMember
 from ajet_engine_vllm.version import check_version
 
 SERVED_NAME = "agentjet"
 WORKER_EXTENSION = "ajet_vllm_worker.WorkerExtension"
+LOGITS_PROCESSOR = "ajet_vllm_worker:ShapedLogits"
 IN_SERVER = Path(__file__).with_name("in_server")
 HOW_TO_START = (
-    f"start it with VLLM_SERVER_DEV_MODE=1 and PYTHONPATH={IN_SERVER} in its environment and the arguments "
-    f"--served-model-name {SERVED_NAME} --worker-extension-cls {WORKER_EXTENSION} --logprobs-mode processed_logprobs "
-    "--max-logprobs 20 --generation-config vllm --skip-tokenizer-init"
+    f"start it with VLLM_SERVER_DEV_MODE=1 and PYTHONPATH={IN_SERVER}:{SHARED_IN_SERVER} in its environment and the "
+    f"arguments --served-model-name {SERVED_NAME} --worker-extension-cls {WORKER_EXTENSION} --logits-processors "
+    f"{LOGITS_PROCESSOR} --logprobs-mode processed_logprobs --max-logprobs 20 --generation-config vllm "
+    "--skip-tokenizer-init"
 )
 # The first chunk comes at once and the last at the end: whoever does not stream need not pay for more.
 _ALL_TOKENS = 1 << 30
@@ -50,6 +54,8 @@ _PROBED_IDS = (1, 2, 3)
 # Two distributions that differ by so little in their logprobs say nothing about which of them it is.
 _TELLING = 1e-3
 _TOLERANCE = 0.05
+# More than any two logits differ.
+_DECIDING = 1e4
 
 
 class VllmServer(ModelServer):
@@ -63,7 +69,7 @@ class VllmServer(ModelServer):
         self._http = http
         self._model = model
         self._chunk_tokens = chunk_tokens
-        self._cuts = False
+        self._cuts = self._shapes = False
         self._member = VllmMember(self._rpc)
         self._receiver = WeightReceiver(self._member)
 
@@ -88,51 +94,61 @@ class VllmServer(ModelServer):
             raise EngineError(
                 f"the vLLM server does not let its weights be changed ({error}): {HOW_TO_START}"
             ) from error
-        await self._rpc("ajet_report_uncut_logprobs", {})
+        await self._rpc("ajet_report_policy_logprobs", {})
         await self._member.prepare()
         await self._probe()
         return info
 
     async def _probe(self) -> None:
         """Look at logprobs of which it is known what they have to be."""
-        once = await self._probed(_PROBE)
-        twice = await self._probed(
-            SamplingParams(max_tokens=1, temperature=2.0, top_logprobs=_PROBE.top_logprobs)
-        )
+        _, once = await self._probed(_PROBE)
+        _, twice = await self._probed(replace(_PROBE, temperature=2.0))
         spread = once[0] - once[-1]
         if spread > _TELLING and abs((twice[0] - twice[-1]) / spread - 0.5) > _TOLERANCE:
             raise EngineError(
                 f"the vLLM server does not give logprobs at the sampling temperature: {HOW_TO_START}"
             )
-        self._cuts = True
-        greedy = await self._probed(SamplingParams(max_tokens=1, top_k=1, top_logprobs=1))
+        top, greedy = await self._probed(replace(_PROBE, top_k=1, top_logprobs=1))
         # Of one token alone it would be 0.
         self._cuts = abs(greedy[0] - once[0]) < _TOLERANCE * abs(once[0])
+        # Were it not for the bias, the most likely token would be another one; the logprobs are to be as without it.
+        unlikely = _PROBED_IDS[0] if top != _PROBED_IDS[0] else _PROBED_IDS[1]
+        shaped = replace(_PROBE, temperature=0.0, logit_bias=((unlikely, _DECIDING),))
+        chosen, same = await self._probed(shaped)
+        self._shapes = chosen == unlikely and abs(same[0] - once[0]) < _TOLERANCE * abs(once[0])
 
-    async def _probed(self, sampling: SamplingParams) -> list[float]:
-        """The logprobs of the most likely tokens after a prompt."""
+    async def _probed(self, sampling: SamplingParams) -> tuple[int, list[float]]:
+        """The token that comes after a prompt, and the logprobs of the most likely ones."""
         request = GenerateRequest("probe", list(_PROBED_IDS), sampling)
-        found: list[float] = []
-        cuts, self._cuts = self._cuts, True
-        async for piece in self.sample(request):
+        sampled, found = -1, list[float]()
+        async for piece in self._sample(request, 0):
             if piece.top_logprobs:
+                (sampled,) = piece.token_ids
                 found = [logprob for _, logprob in piece.top_logprobs[0]]
-        self._cuts = cuts
-        return found
+        return sampled, found
 
-    async def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
+    def sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
         """Sample one completion.
 
-        :raises UnsupportedError: top-p or top-k, of a server that gives logprobs of what they leave.
+        :raises UnsupportedError: top-p, top-k, penalties, a bias or a grammar, of a server that gives logprobs of what they
+            leave, or was not started for them.
         """
         sampling = request.sampling
+        if is_shaped(sampling) and not self._shapes:
+            raise UnsupportedError(
+                f"this vLLM server knows no penalties, logit_bias and grammars: {HOW_TO_START}",
+                param="grammar" if sampling.grammar else "logit_bias",
+            )
         if sampling.temperature > 0 and not self._cuts and (sampling.top_p < 1 or sampling.top_k):
             raise UnsupportedError(
                 "this vLLM server gives no logprobs of the whole distribution together with top_p or top_k: leave "
                 "them out",
                 param="top_p" if sampling.top_p < 1 else "top_k",
             )
-        events = self._http.events("/v1/completions", self._body(request))
+        return self._sample(request, sampled)
+
+    async def _sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
+        events = self._http.events("/v1/completions", self._body(request, sampled))
         try:
             async with aclosing(events):  # type: ignore[type-var]
                 async for event in events:
@@ -140,15 +156,16 @@ class VllmServer(ModelServer):
                         error = event["error"]
                         raise ServerRefusedError(int(error["code"]), str(error["message"]))
                     for choice in event["choices"]:
-                        piece = _piece(choice, sampling.top_logprobs)
+                        piece = _piece(choice, request.sampling.top_logprobs)
                         # A request that is ended between two tokens says so with none.
                         if piece.token_ids or piece.finish_reason is not None:
                             yield piece
         except ServerRefusedError as error:
             raise _refusal(error) from error
 
-    def _body(self, request: GenerateRequest) -> dict[str, Any]:
+    def _body(self, request: GenerateRequest, sampled: int) -> dict[str, Any]:
         sampling = request.sampling
+        shaping = what_a_server_is_told(sampling, sampled)
         return {
             "model": SERVED_NAME,
             "prompt": request.prompt_ids,
@@ -163,6 +180,7 @@ class VllmServer(ModelServer):
             "return_tokens_as_token_ids": True,
             "ignore_eos": True,
             "skip_special_tokens": False,
+            "vllm_xargs": {"ajet_shaping": shaping} if shaping else None,
             "stream": True,
             "stream_interval": self._chunk_tokens if request.stream else _ALL_TOKENS,
         }

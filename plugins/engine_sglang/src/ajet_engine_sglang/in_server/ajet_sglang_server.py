@@ -21,14 +21,17 @@ if not torch.cuda.is_available():
 
 def main() -> None:
     """Serve until the process is ended."""
-    from sglang.launch_server import run_server
+    from ajet_sglang_scheduler import accept_no_code, run_scheduler
+    from sglang.srt.entrypoints.http_server import launch_server
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
+    accept_no_code()
     arguments = prepare_server_args(sys.argv[1:])
     arguments.api_key = os.environ.pop("SERVED_API_KEY")
     try:
-        run_server(arguments)
+        arguments.resolve_once()
+        launch_server(arguments, run_scheduler_process_func=run_scheduler)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 

@@ -1,8 +1,7 @@
 """Runs in the worker processes of vLLM. Found by itself on the server's path: nothing of agentjet is imported there.
 
-*Logprobs.* vLLM's ``processed_logprobs`` are those after top-p and top-k, renormalised over what they leave. The
-importance ratio of training needs them before, at the temperature that was sampled with, which is where the sampler's
-last part gets its logits.
+*Logprobs.* vLLM's ``processed_logprobs`` are those of what is drawn from. The importance ratio of training needs those of
+the model at the temperature that was sampled with: before penalties, biases, grammars, top-p and top-k.
 
 *Weights.* Where the output matrix is the embedding, vLLM reloads the embedding alone. On a CPU the output layer has
 packed its own copy, which would stay the old one (vLLM 0.32).
@@ -17,43 +16,103 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import nn
+from ajet_shaping import Followed, Grammars
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,
 )
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 # Of the names that are used here, not all are among those that torch lists as its own.
 distributed: Any = torch.distributed
+# Below this temperature vLLM takes the most likely token.
+_GREEDY = 1e-5
 _MEET = timedelta(seconds=120)
 _BROADCAST = timedelta(seconds=1800)
 
 
-class UncutLogprobs(nn.Module):
-    """Samples as `inner` does, vLLM's ``TopKTopPSampler``, and gives the logprobs before its cut.
+class ShapedLogits(AdapterLogitsProcessor):  # type: ignore[misc]
+    """Penalties, biases and grammars of requests (``vllm_xargs``: ``ajet_shaping``), one row of logits each."""
 
-    :param inner: called with logits [B, V] divided by the temperature, generators by row, and top-k and top-p [B] or None.
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        super().__init__(vllm_config, device, is_pin_memory)
+        model = vllm_config.model_config
+        self._grammars = Grammars(model.model, model.get_vocab_size())
+
+    def is_argmax_invariant(self) -> bool:
+        """False: the most likely token may be another one."""
+        return False
+
+    def new_req_logits_processor(self, params: Any) -> ShapedRequest | None:
+        """None for requests without."""
+        said = (params.extra_args or {}).get("ajet_shaping")
+        return ShapedRequest(said, self._grammars) if said else None
+
+
+class ShapedRequest:
+    """Shapes the logits of one request."""
+
+    def __init__(self, said: str, grammars: Grammars) -> None:
+        self._said = said
+        self._grammars = grammars
+        self._followed: Followed | None = None
+
+    def __call__(
+        self, prompt_ids: list[int], output_ids: list[int], logits: torch.Tensor
+    ) -> torch.Tensor:
+        """[V] logits of the token after the `output_ids`."""
+        if self._followed is None:
+            self._followed = Followed(self._said, self._grammars, prompt_ids)
+        row = torch.from_numpy(self._followed.row(output_ids))
+        return logits + row.to(logits.device)
+
+
+class PolicyLogprobs:
+    """Has a sampler of vLLM give the logprobs of what the model said, at the temperature.
+
+    vLLM gives those of what is drawn from: after penalties, bias and grammar, renormalised over what top-p and top-k leave.
     """
 
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self._inner = inner
+    def __init__(self, sampler: Any) -> None:
+        self._apply, self._sample = sampler.apply_logits_processors, sampler.sample
+        self._said: torch.Tensor | None = None
 
-    def forward(
-        self,
-        logits: torch.Tensor,
-        generators: dict[int, torch.Generator],
-        k: torch.Tensor | None,
-        p: torch.Tensor | None,
+    def apply_logits_processors(
+        self, logits: torch.Tensor, metadata: Any, *rest: Any, **named: Any
+    ) -> torch.Tensor:
+        """As the sampler's; what it is given is kept if it is to be changed."""
+        changed = (
+            metadata.top_k is not None
+            or metadata.top_p is not None
+            or not metadata.no_penalties
+            or any(map(_is_busy, metadata.logitsprocs.non_argmax_invariant))
+        )
+        # All of this happens in place.
+        self._said = logits.clone() if changed else None
+        shaped: torch.Tensor = self._apply(logits, metadata, *rest, **named)
+        return shaped
+
+    def sample(
+        self, logits: torch.Tensor, metadata: Any, *rest: Any, **named: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[B] sampled ids, [B, V] logprobs."""
-        if k is None and p is None:
-            result: tuple[torch.Tensor, torch.Tensor | None] = self._inner(logits, generators, k, p)
+        said, self._said = self._said, None
+        result: tuple[torch.Tensor, torch.Tensor | None] = self._sample(
+            logits, metadata, *rest, **named
+        )
+        if said is None:
             return result
-        # Before, because the cut is made in place.
-        uncut = logits.log_softmax(dim=-1, dtype=torch.float32)
-        sampled, _ = self._inner(logits, generators, k, p)
-        return sampled, uncut
+        if metadata.temperature is not None:
+            # Rows that take the most likely token have a temperature of 0.
+            temperature = metadata.temperature
+            said.div_(torch.where(temperature < _GREEDY, 1.0, temperature).unsqueeze(1))
+        return result[0], said.log_softmax(dim=-1, dtype=torch.float32)
+
+
+def _is_busy(processor: Any) -> bool:
+    """Whether a processor has requests, as far as one can know."""
+    kept = [getattr(processor, name, None) for name in ("req_info", "biases", "min_toks")]
+    return any(kept) or all(requests is None for requests in kept)
 
 
 class WorkerExtension:
@@ -137,12 +196,13 @@ class WorkerExtension:
             ):
                 method.process_weights_after_loading(module)
 
-    def ajet_report_uncut_logprobs(self) -> dict[str, bool]:
-        """Put `UncutLogprobs` in its place. It must not raise: the server would die of it."""
-        sampler = getattr(self.model_runner, "sampler", None)
-        inner = getattr(sampler, "topk_topp_sampler", None)
-        if not isinstance(inner, nn.Module):
-            return {"uncut": False}
-        if not isinstance(inner, UncutLogprobs):
-            sampler.topk_topp_sampler = UncutLogprobs(inner)  # type: ignore[union-attr]
-        return {"uncut": True}
+    def ajet_report_policy_logprobs(self) -> dict[str, bool]:
+        """Have the sampler use `PolicyLogprobs`. It must not raise: the server would die of it."""
+        sampler: Any = getattr(self.model_runner, "sampler", None)
+        if not all(hasattr(sampler, name) for name in ("apply_logits_processors", "sample")):
+            return {"policy": False}
+        if not isinstance(getattr(sampler.sample, "__self__", None), PolicyLogprobs):
+            policy = PolicyLogprobs(sampler)
+            sampler.apply_logits_processors = policy.apply_logits_processors
+            sampler.sample = policy.sample
+        return {"policy": True}

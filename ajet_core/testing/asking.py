@@ -1,0 +1,92 @@
+"""Asks an engine, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from ajet_core.interfaces import (
+    Engine,
+    EngineStats,
+    GenerateChunk,
+    GenerateRequest,
+    SamplingParams,
+)
+
+_ids = count()
+
+
+@dataclass
+class Answer:
+    """A whole completion."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    chunks: list[GenerateChunk] = field(default_factory=list)
+
+    @property
+    def reason(self) -> str | None:
+        """How it ended."""
+        return self.chunks[-1].finish_reason
+
+    def add(self, chunk: GenerateChunk) -> None:
+        """Take the next chunk; only the last has a reason."""
+        assert not self.chunks or self.reason is None
+        assert len(chunk.token_ids) == len(chunk.logprobs)
+        assert chunk.token_ids or chunk.finish_reason is not None
+        self.chunks.append(chunk)
+        self.ids += chunk.token_ids
+        self.logprobs += chunk.logprobs
+        self.versions += [chunk.policy_version] * len(chunk.token_ids)
+        self.top += chunk.top_logprobs or []
+
+
+def make_request(prompt: list[int], *, stream: bool = False, **sampling: object) -> GenerateRequest:
+    """A request with an id of its own, for 8 tokens unless it says otherwise."""
+    options: dict[str, object] = {"max_tokens": 8, **sampling}
+    return GenerateRequest(f"request-{next(_ids)}", prompt, SamplingParams(**options), stream)  # type: ignore[arg-type]
+
+
+async def ask(engine: Engine, prompt: list[int], **options: object) -> Answer:
+    """A completion to its end."""
+    answer = Answer()
+    async for chunk in engine.generate(make_request(prompt, **options)):  # type: ignore[arg-type]
+        answer.add(chunk)
+    assert answer.reason is not None
+    return answer
+
+
+async def begin(
+    engine: Engine, prompts: list[list[int]], *, stream: bool, **sampling: object
+) -> list[asyncio.Task[Answer]]:
+    """Ask for long completions; returns when all have sampled something, and are not near their end."""
+    first = [asyncio.Event() for _ in prompts]
+
+    async def follow(prompt: list[int], seen: asyncio.Event) -> Answer:
+        answer = Answer()
+        async for chunk in engine.generate(make_request(prompt, stream=stream, **sampling)):
+            answer.add(chunk)
+            seen.set()
+        return answer
+
+    before = (await engine.stats()).sampled_tokens
+    tasks = [
+        asyncio.create_task(follow(prompt, seen))
+        for prompt, seen in zip(prompts, first, strict=True)
+    ]
+    if stream:
+        await asyncio.gather(*(seen.wait() for seen in first))
+    else:
+        # Its tokens may all come at the end.
+        await until(engine, lambda stats: stats.sampled_tokens - before >= 4 * len(prompts))
+    return tasks
+
+
+async def until(engine: Engine, condition: Callable[[EngineStats], bool]) -> None:
+    """Let others go on until the engine's counters say so."""
+    while not condition(await engine.stats()):  # noqa: ASYNC110
+        await asyncio.sleep(0)

@@ -1,0 +1,117 @@
+"""What servers are told of penalties, biases and grammars, and what they make of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_core.errors import RequestError, UnsupportedError
+from ajet_core.interfaces import SamplingParams
+from ajet_core.served.in_server.ajet_shaping import Followed, Grammars, Placed
+from ajet_core.shaping import Shapings, what_a_server_is_told
+from ajet_core.testing.ascii_tokenizer import ascii_text, write_ascii_tokenizer
+
+SIZE = 96
+STOP = 3
+GRAMMAR = 'start: "ab" /[cd]{2,4}/ "e"'
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("llguidance")
+    directory = tmp_path_factory.mktemp("model")
+    write_ascii_tokenizer(directory, SIZE)
+    return directory
+
+
+def sampling(**options: object) -> SamplingParams:
+    return SamplingParams(64, stop_token_ids=(STOP,), **options)  # type: ignore[arg-type]
+
+
+def ids_of(text: str) -> list[int]:
+    return [ord(letter) - 32 for letter in text]
+
+
+def allowed(row: np.ndarray) -> str:
+    return ascii_text(np.flatnonzero(np.isfinite(row)).tolist())
+
+
+@given(
+    sampled=st.lists(st.integers(0, SIZE - 1), max_size=20),
+    cut=st.integers(0, 20),
+    frequency=st.floats(-2, 2),
+    presence=st.floats(-2, 2),
+    bias=st.lists(st.tuples(st.integers(0, SIZE - 1), st.floats(-100, 100)), max_size=3),
+)
+def test_a_request_that_goes_on_elsewhere_is_shaped_as_if_it_had_stayed(
+    sampled: list[int], cut: int, frequency: float, presence: float, bias: list[tuple[int, float]]
+) -> None:
+    asked = sampling(frequency_penalty=frequency, presence_penalty=presence, logit_bias=tuple(bias))
+    shaping = Shapings("/nowhere", SIZE).begin(asked)
+    earlier, later = sampled[:cut], sampled[cut:]
+    said = what_a_server_is_told(asked, len(earlier))
+    assert bool(said) == asked.is_penalised
+    if shaping is None:
+        return
+    for token in sampled:
+        shaping.take(token)
+    followed = Followed(said, Grammars("/nowhere", SIZE), [7, 7, *earlier])
+    np.testing.assert_array_equal(followed.row(later), shaping.row())
+
+
+def test_a_grammar_goes_on_where_it_was(model: Path) -> None:
+    grammars, asked = Grammars(str(model), SIZE), sampling(grammar=GRAMMAR)
+    prompt = [1, 2, *ids_of("abc")]
+    followed = Followed(what_a_server_is_told(asked, 3), grammars, prompt)
+    assert allowed(followed.row([])) == "cd"
+    assert allowed(followed.row(ids_of("d"))) == "cde"
+    assert allowed(followed.row(ids_of("de"))) == ascii_text([STOP])
+
+
+def test_after_what_does_not_match_it_can_only_end(model: Path) -> None:
+    followed = Followed(
+        what_a_server_is_told(sampling(grammar=GRAMMAR), 0), Grammars(str(model), SIZE), [1]
+    )
+    assert allowed(followed.row(ids_of("x"))) == ascii_text([STOP])
+
+
+def test_places_may_be_looked_at_before_others_are_known(model: Path) -> None:
+    said = what_a_server_is_told(sampling(grammar=GRAMMAR, logit_bias=((4, 2.0),)), 0)
+    placed = Placed(said, Grammars(str(model), SIZE), [9, 9, 9])
+    # Parts of the prompt; what is sampled there is thrown away.
+    assert placed.row(0) is None
+    assert placed.row(1) is None
+
+    def allowed_after(position: int) -> str:
+        row = placed.row(position)
+        assert row is not None
+        return allowed(row)
+
+    for position, (letter, expected) in enumerate([("a", "a"), ("b", "b"), ("c", "cd")], start=2):
+        assert allowed_after(position) == expected
+        placed.sampled(position, ids_of(letter)[0])
+    assert allowed_after(5) == "cd"
+    # It was one too many: the server takes it back, and samples the last one again.
+    assert allowed_after(4) == "cd"
+    placed.sampled(4, ids_of("d")[0])
+    placed.sampled(5, ids_of("d")[0])
+    assert allowed_after(6) == "cde"
+
+
+def test_what_is_not_shaped_takes_nothing() -> None:
+    assert what_a_server_is_told(sampling(top_p=0.5), 3) == ""
+    assert Shapings("/nowhere", SIZE).begin(sampling(top_k=3)) is None
+
+
+def test_what_cannot_be_enforced_is_refused(model: Path, tmp_path: Path) -> None:
+    shapings = Shapings(str(model), SIZE)
+    with pytest.raises(RequestError, match="cannot be enforced"):
+        shapings.begin(sampling(grammar="start: %json {"))
+    with pytest.raises(UnsupportedError, match="needs a stop token"):
+        shapings.begin(SamplingParams(1, grammar=GRAMMAR))
+    with pytest.raises(UnsupportedError, match=r"tokenizer\.json is missing"):
+        Shapings(str(tmp_path), SIZE).begin(sampling(grammar=GRAMMAR))

@@ -1,0 +1,66 @@
+"""Tiny random models that servers of vLLM and SGLang can serve on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from ajet_core.testing.ascii_tokenizer import write_ascii_tokenizer
+
+VOCAB = 96
+
+
+def write_model(path: Path, seed: int, context: int, **sizes: object) -> str:
+    """Save a random model with a tokenizer; returns its directory.
+
+    :param context: the longest that it has positions for.
+    """
+    torch.manual_seed(seed)
+    config = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": context,
+        "initializer_range": 0.1,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        # Sampled often, and no end of anything unless a request says so.
+        "eos_token_id": 3,
+        "pad_token_id": None,
+    }
+    AutoModelForCausalLM.from_config(Qwen2Config(**{**config, **sizes})).save_pretrained(path)
+    write_ascii_tokenizer(path, VOCAB)
+    return str(path)
+
+
+@dataclass
+class Models:
+    """Directories: two sets of weights of one model, and what is none of it."""
+
+    paths: list[str]
+    damaged: str
+    other: str
+
+    @classmethod
+    def write(cls, root: Path, context: int) -> Models:
+        """Make them under a directory."""
+        paths = [write_model(root / f"weights-{seed}", seed, context) for seed in (0, 1)]
+        damaged = Path(write_model(root / "damaged", 2, context))
+        file = damaged / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-100])
+        other = write_model(root / "other", 3, context, intermediate_size=192)
+        return cls(paths, str(damaged), other)
+
+    def logprobs(self, which: int, ids: list[int], temperature: float = 1.0) -> list[list[float]]:
+        """[len(ids) - 1][V] by transformers."""
+        module = AutoModelForCausalLM.from_pretrained(self.paths[which], dtype=torch.float32)
+        with torch.no_grad():
+            logits = module.eval()(torch.tensor([ids]), use_cache=False).logits[0, :-1].float()
+        found: list[list[float]] = torch.log_softmax(logits / temperature, -1).tolist()
+        return found
