@@ -16,7 +16,10 @@ from ajet_core.testing.engine_case import EngineCase
 STOP = 3
 SCHEMA = {
     "type": "object",
-    "properties": {"way": {"enum": ["up", "down"]}, "steps": {"type": "integer", "maximum": 9}},
+    "properties": {
+        "way": {"enum": ["up", "down"]},
+        "steps": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
     "required": ["way", "steps"],
     "additionalProperties": False,
     "x-guidance": {"whitespace_flexible": False},
