@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 KEYS = {
     "success_before",
