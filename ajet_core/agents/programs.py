@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar, cast
 
 from ajet_core.agents.adapters import installed_adapters
-from ajet_core.agents.route import SINGLE, Route, routed
+from ajet_core.agents.route import SINGLE, STRANGE, Route, routed
 from ajet_core.agents.sending import instrument
 from ajet_core.agents.tasks import TaskId, item_of, task_of
 from ajet_core.client import (
@@ -136,6 +136,10 @@ class Trainable(ABC, Generic[R]):
         if route.sent:
             raise RoutingError(
                 f"{name!s} returned, but none of its {route.sent} model calls was answered: it must have caught the errors"
+            )
+        if route.strange:
+            raise RoutingError(
+                f"{name!s} asked models at {', '.join(sorted(route.strange))} alone: {STRANGE}"
             )
         raise RoutingError(
             f"{name!s} made no model call that could be trained: its model is asked by other means than httpx or httpx2, or "

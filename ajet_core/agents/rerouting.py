@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +12,32 @@ from ajet_core.interfaces import ModelEndpoint
 
 AGENT_HEADER = "x-ajet-agent"
 
-_DIALECTS: dict[str, frozenset[str]] = {
-    "/chat/completions": frozenset({"model", "messages"}),
-    "/completions": frozenset({"model", "prompt"}),
-    "/responses": frozenset({"model", "input"}),
-    "/v1/messages": frozenset({"model", "messages"}),
-    "/v1/messages/count_tokens": frozenset({"model", "messages"}),
+_DIALECTS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "/chat/completions": (frozenset({"messages"}), frozenset()),
+    "/completions": (frozenset({"prompt"}), frozenset()),
+    "/responses": (frozenset({"model"}), frozenset({"input", "previous_response_id", "prompt"})),
+    "/v1/messages": (frozenset({"model", "messages"}), frozenset()),
+    "/v1/messages/count_tokens": (frozenset({"model", "messages"}), frozenset()),
 }
-"""How the paths of model calls end, and what their bodies have: other requests, such as those of tools, pass by."""
+"""How the paths of model calls end, what their bodies have, and of what they have one at least. Other requests, such as those of
+tools, pass by."""
 
+_STRANGE = (
+    ":generateContent",
+    ":streamGenerateContent",
+    "/api/chat",
+    "/api/generate",
+    "/converse",
+    "/converse-stream",
+    "/invoke",
+    "/invoke-with-response-stream",
+    "/responses/compact",
+    "/v1/complete",
+    "/v2/chat",
+)
+"""How the paths of model calls end in dialects that the server does not speak: of Gemini, Ollama, Bedrock, Cohere and so on."""
+
+_DEPLOYMENT = re.compile(r"/deployments/([^/]+)/")
 _KEPT = (
     "accept",
     "anthropic-",
@@ -41,15 +59,12 @@ class ModelCall:
     """A request that asks a model for something.
 
     :param path: what follows the base URL.
+    :param model: that it asks for.
     """
 
     path: str
+    model: str
     body: dict[str, Any]
-
-    @property
-    def model(self) -> str:
-        """The model that it asks for."""
-        return str(self.body["model"])
 
     @property
     def system_prompt(self) -> str:
@@ -94,18 +109,29 @@ def may_be_model_call(method: str, path: str) -> bool:
 
 def read_model_call(method: str, path: str, content: bytes) -> ModelCall | None:
     """The model call that a request is; None if it is something else."""
-    if method != "POST":
-        return None
     ending = next((ending for ending in _DIALECTS if path.endswith(ending)), None)
-    if ending is None:
+    if method != "POST" or ending is None:
         return None
     try:
         body = json.loads(content)
     except ValueError:
         return None
-    if not isinstance(body, dict) or not body.keys() >= _DIALECTS[ending]:
+    if not isinstance(body, dict):
         return None
-    return ModelCall(ending.removeprefix("/v1"), body)
+    needed, one_of = _DIALECTS[ending]
+    if not body.keys() >= needed or (one_of and not body.keys() & one_of):
+        return None
+    # Azure has the model in the path.
+    deployment = _DEPLOYMENT.search(path)
+    model = body.get("model") or (deployment[1] if deployment else None)
+    if model is None:
+        return None
+    return ModelCall(ending.removeprefix("/v1"), str(model), body)
+
+
+def is_strange(method: str, path: str) -> bool:
+    """Whether a request asks a model in a dialect that the server does not speak, as far as its path tells."""
+    return method == "POST" and path.endswith(_STRANGE)
 
 
 def reroute(
@@ -119,7 +145,7 @@ def reroute(
 ) -> Rerouted:
     """The request that goes to `endpoint` instead.
 
-    :param content: the body of `call`, which is sent as it is unless `sampling` changes it.
+    :param content: the body of `call`, which is sent as it is unless `sampling` changes it or it has no model.
     :param agent: who calls, unless the request says so itself.
     """
     kept: list[tuple[str, str | bytes]] = [
@@ -132,8 +158,9 @@ def reroute(
         kept.append(
             (AGENT_HEADER, " ".join(clean.split())[:_LONGEST_NAME].encode(errors="replace"))
         )
-    if sampling:
-        content = json.dumps(_overridden(call.body, sampling)).encode()
+    if sampling or "model" not in call.body:
+        body = {"model": call.model, **call.body}
+        content = json.dumps(_overridden(body, sampling)).encode()
     return Rerouted(endpoint.base_url + call.path, kept, content)
 
 

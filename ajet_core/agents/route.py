@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,12 @@ from typing import Any
 from ajet_core.agents.connections import Connections
 from ajet_core.errors import RoutingError
 from ajet_core.interfaces import ModelEndpoint
+
+STRANGE = (
+    "the server does not speak its dialect; have the program use chat completions, responses, completions or Anthropic "
+    "messages, or say that it is meant (with passthrough())"
+)
+_log = logging.getLogger("ajet.agents")
 
 SINGLE = ""
 """The role of the model where there is but one."""
@@ -29,6 +36,7 @@ class Route:
     :param sampling: what request bodies are overridden with; None takes a parameter out.
     :ivar sent: model calls that went out, each try for itself.
     :ivar answered: those that were answered with a completion.
+    :ivar strange: hosts and paths of model calls that were left alone, because the server does not speak their dialect.
     :ivar finished: whether the program has returned.
     """
 
@@ -40,6 +48,7 @@ class Route:
     connections: Connections = field(default_factory=Connections, repr=False)
     sent: int = 0
     answered: int = 0
+    strange: set[str] = field(default_factory=set)
     finished: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -52,6 +61,14 @@ class Route:
         """Count a model call that was answered with a completion."""
         with self._lock:
             self.answered += 1
+
+    def note_strange(self, where: str) -> None:
+        """Say, once, that a model call is left alone."""
+        with self._lock:
+            fresh = where not in self.strange
+            self.strange.add(where)
+        if fresh:
+            _log.warning("a model call to %s is not the episode's: %s", where, STRANGE)
 
     def agent_of(self, system_prompt: str) -> str | None:
         """Whose system prompt this is; None if nobody knows."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ajet_core.agents.adapters import current_agent
-from ajet_core.agents.rerouting import may_be_model_call, read_model_call, reroute
+from ajet_core.agents.rerouting import is_strange, may_be_model_call, read_model_call, reroute
 from ajet_core.agents.route import Route, current_route
 from ajet_core.errors import RoutingError
 
@@ -124,9 +124,11 @@ def rerouted(request: Any, timeout: Any = None) -> ReroutedRequest | None:
         is over.
     """
     route = current_route()
-    if route is None or not may_be_model_call(request.method, request.url.path):
+    if route is None or _DONE in request.extensions:
         return None
-    if _DONE in request.extensions:
+    if not may_be_model_call(request.method, request.url.path):
+        if is_strange(request.method, request.url.path):
+            route.note_strange(f"{request.url.host}{request.url.path}")
         return None
     try:
         content = request.content

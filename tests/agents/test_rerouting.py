@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ajet_core.agents.rerouting import AGENT_HEADER, read_model_call, reroute
+from ajet_core.agents.rerouting import AGENT_HEADER, is_strange, read_model_call, reroute
 from ajet_core.agents.route import Route
 from ajet_core.interfaces import ModelEndpoint
 
@@ -24,7 +24,9 @@ def body(**content: Any) -> bytes:
     [
         ("/v1/chat/completions", CHAT, "/chat/completions"),
         ("/openai/deployments/gpt/chat/completions", CHAT, "/chat/completions"),
+        ("/openai/deployments/m/chat/completions", {"messages": []}, "/chat/completions"),
         ("/v1/completions", {"model": "m", "prompt": "x"}, "/completions"),
+        ("/v1/responses", {"model": "m", "previous_response_id": "r"}, "/responses"),
         ("/v1/responses", {"model": "m", "input": "x"}, "/responses"),
         ("/v1/messages", {**CHAT, "max_tokens": 1}, "/messages"),
         ("/v1/messages/count_tokens", CHAT, "/messages/count_tokens"),
@@ -48,6 +50,8 @@ def test_model_calls_of_every_dialect_are_known(
         ("POST", "/v1/completions", b"not JSON"),
         ("POST", "/v1/completions", b"[1]"),
         ("POST", "/survey/responses", body(answers=[])),
+        ("POST", "/survey/responses", body(model="Golf", answers=[])),
+        ("POST", "/v1/completions", body(prompt="x")),
     ],
 )
 def test_requests_of_tools_pass_by(method: str, path: str, content: bytes) -> None:
@@ -86,6 +90,30 @@ def test_secrets_for_somebody_else_do_not_go_to_the_server() -> None:
 def test_a_body_that_is_not_overridden_is_sent_byte_by_byte() -> None:
     rerouted, content = sent({})
     assert rerouted.content is content
+
+
+def test_a_model_that_is_in_the_path_is_put_in_the_body() -> None:
+    content = body(messages=[])
+    call = read_model_call("POST", "/openai/deployments/gpt/chat/completions", content)
+    assert call is not None
+    changed = reroute(call, content, [], ENDPOINT, agent=None, sampling={})
+    assert json.loads(changed.content) == {"model": "gpt", "messages": []}
+
+
+@pytest.mark.parametrize(
+    ("path", "strange"),
+    [
+        ("/v1beta/models/gemini-3:generateContent", True),
+        ("/v1beta/models/gemini-3:streamGenerateContent", True),
+        ("/api/chat", True),
+        ("/v1/responses/compact", True),
+        ("/v1/embeddings", False),
+        ("/search", False),
+    ],
+)
+def test_model_calls_of_other_dialects_are_noticed(path: str, strange: bool) -> None:
+    assert is_strange("POST", path) == strange
+    assert not is_strange("GET", path)
 
 
 def test_sampling_is_overridden_or_taken_out() -> None:

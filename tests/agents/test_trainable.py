@@ -388,6 +388,31 @@ async def test_proxies_of_the_environment_are_not_for_this_machine(
         assert await solve("proxies") == 1.0
 
 
+async def test_a_call_in_a_dialect_that_is_not_spoken_is_left_alone_and_said_so_once(
+    client: AsyncSwarmClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+
+    def gemini(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers["x-goog-api-key"])
+        return httpx.Response(200, json={})
+
+    @trainable(client)
+    async def solve(task: str) -> float:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(gemini)) as http:
+            for _ in range(2):
+                url = "https://gemini.example/v1beta/models/g:generateContent"
+                await http.post(url, json={}, headers={"x-goog-api-key": "real"})
+        return 1.0
+
+    with pytest.raises(
+        RoutingError, match=r"gemini\.example/v1beta/models/g:generateContent alone"
+    ):
+        await solve("strange")
+    assert asked == ["real", "real"]
+    assert sum("does not speak its dialect" in line for line in caplog.messages) == 1
+
+
 def test_event_loops_leave_nothing_open(swarm: ScriptedSwarm) -> None:
     def solve(task: str) -> float:
         asyncio.run(plain.play(task))

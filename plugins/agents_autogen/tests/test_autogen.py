@@ -185,16 +185,21 @@ class TestAutoGen(AgentSuite):
 
     async def test_a_cache_answers_nobody_in_an_episode(self, swarm: ScriptedSwarm) -> None:
         """Streamed or not; and what was asked in an episode is not remembered."""
-        cache = ChatCompletionCache(program.client)
         asked = [UserMessage(content="the same", source="user")]
+        outside = ChatCompletionCache(ReplayChatCompletionClient(["cached"]))
+        assert (await outside.create(asked)).content == "cached"
+        cache = ChatCompletionCache(program.client, outside.store)
+        known = dict(outside.store.store)
+        answers: list[object] = []
 
         async def play(task: str) -> None:
-            await cache.create(asked)
-            async for _ in cache.create_stream(asked):
-                pass
+            answers.append((await cache.create(asked)).content)
+            answers.extend([it async for it in cache.create_stream(asked)])
 
         assert await self.speakers(swarm, play) == ["", ""]
-        assert not cache.store.store
+        assert len(answers) > 1
+        assert "cached" not in [getattr(answer, "content", answer) for answer in answers]
+        assert cache.store.store == known
 
     async def test_a_cache_answers_outside_episodes(self, swarm: ScriptedSwarm) -> None:
         await self.calls(swarm, self.play)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import langchain_program as program
+import langsmith
 import pytest
 from langchain_core.caches import InMemoryCache
-from langchain_core.globals import get_llm_cache, set_llm_cache
+from langchain_core.globals import set_llm_cache
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tracers.langchain import LangChainTracer
 
 from ajet_core.agents import train_async, trainable
 from ajet_core.client import AsyncSwarmClient
@@ -53,10 +59,14 @@ class TestLangChain(AgentSuite):
             played = await agent.episode("t500x")
         assert [call.agent for call in swarm.calls(played.episode.episode_id)] == ["chatter"]
 
-    async def test_a_cache_answers_nobody_in_an_episode(self, swarm: ScriptedSwarm) -> None:
-        """Even one that knows an answer to everything; and what was asked in an episode is not remembered."""
+    @pytest.mark.parametrize("own", [False, True])
+    async def test_a_cache_answers_nobody_in_an_episode(
+        self, swarm: ScriptedSwarm, own: bool
+    ) -> None:
+        """Even one that knows an answer to everything, of the model's own or not; and nothing is remembered."""
         cache = KnowsEverything()
-        set_llm_cache(cache)
+        model = program.model.model_copy(update={"cache": cache}) if own else program.model
+        set_llm_cache(None if own else cache)
         answers: list[str] = []
 
         def score(task: str, answer: AIMessage) -> float:
@@ -64,11 +74,11 @@ class TestLangChain(AgentSuite):
             return 1.0
 
         try:
-            assert (await program.model.ainvoke("outside")).text == CACHED
+            assert (await model.ainvoke("outside")).text == CACHED
             async with AsyncSwarmClient(swarm.url, swarm.token) as client:
                 report = await train_async(
-                    trainable(program.model, reward=score),
-                    ["t600x", "t601x"],
+                    trainable(model, reward=score),
+                    [f"t60{own:d}x", f"t60{own + 2:d}x"],
                     client=client,
                     group_size=4,
                     retries=0,
@@ -78,9 +88,56 @@ class TestLangChain(AgentSuite):
             assert len(answers) == 8
             assert CACHED not in answers
             assert not cache._cache
-            assert get_llm_cache() is not cache
+            assert (await model.ainvoke("outside")).text == CACHED
         finally:
             set_llm_cache(None)
+
+    async def test_langsmith_is_told_nothing_of_episodes(
+        self, swarm: ScriptedSwarm, listener: list[str]
+    ) -> None:
+        """Outside of them it is."""
+        url = listener[0]
+        client = langsmith.Client(url, api_key="none", auto_batch_tracing=False)
+        tracer = LangChainTracer(client=client)
+        answer = RunnableLambda(str.upper).with_config(callbacks=[tracer])
+
+        async def play(task: str) -> str:
+            said = await program.model.ainvoke(task, config={"callbacks": [tracer]})
+            return await answer.ainvoke(said.text)
+
+        await self.calls(swarm, play)
+        assert listener == [url]
+        assert await answer.ainvoke("outside") == "OUTSIDE"
+        assert listener[1:] == ["POST /runs", "PATCH /runs"]
+
+
+@pytest.fixture
+def listener() -> Iterator[list[str]]:
+    """Its URL, and then what it is asked."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            if "runs" in self.path:
+                heard.append(f"{self.command} /runs")
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            self.send_response(200)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        do_GET = do_POST = do_PATCH = _answer  # noqa: N815
+
+        def log_message(self, *args: object) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    heard = [f"http://127.0.0.1:{server.server_port}"]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield heard
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 @pytest.mark.learns

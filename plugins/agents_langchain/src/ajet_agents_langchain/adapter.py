@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
-from langchain_core.caches import RETURN_VAL_TYPE, BaseCache
-from langchain_core.globals import get_llm_cache, set_llm_cache
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import var_child_runnable_config
 
-from ajet_core.agents import current_route, text_of_task
+from ajet_agents_langchain.outside import let_caches_miss, let_nobody_be_told
+from ajet_core.agents import text_of_task
 from ajet_core.interfaces import AgentAdapter
 
 _AGENT = "lc_agent_name"
@@ -44,10 +43,9 @@ class LangChainAdapter(AgentAdapter):
         return str(name) or None
 
     def prepare(self) -> None:
-        """Let LangChain's global cache of answers, if there is one, miss in episodes."""
-        cache = get_llm_cache()
-        if cache is not None and not isinstance(cache, _OutsideEpisodes):
-            set_llm_cache(_OutsideEpisodes(cache))
+        """Let caches and LangSmith know nothing of episodes."""
+        let_caches_miss()
+        let_nobody_be_told()
 
     async def run(self, agent: object, task: object) -> object:
         """``ainvoke``; a text is a user's message to a graph."""
@@ -72,36 +70,3 @@ def _input(agent: Runnable[Any, Any], task: object) -> Any:
 def _is_graph(agent: object) -> bool:
     """LangGraph need not be installed."""
     return any(kind.__module__.startswith("langgraph.") for kind in type(agent).__mro__)
-
-
-class _OutsideEpisodes(BaseCache):
-    """A cache that knows nothing in an episode: an answer out of it would be trained in none."""
-
-    def __init__(self, cache: BaseCache) -> None:
-        self._cache = cache
-
-    def lookup(self, prompt: str, llm_string: str) -> RETURN_VAL_TYPE | None:
-        """Nothing in an episode."""
-        return None if current_route() else self._cache.lookup(prompt, llm_string)
-
-    def update(self, prompt: str, llm_string: str, return_val: RETURN_VAL_TYPE) -> None:
-        """Nothing in an episode."""
-        if not current_route():
-            self._cache.update(prompt, llm_string, return_val)
-
-    def clear(self, **kwargs: Any) -> None:
-        """Forget all."""
-        self._cache.clear(**kwargs)
-
-    async def alookup(self, prompt: str, llm_string: str) -> RETURN_VAL_TYPE | None:
-        """Nothing in an episode."""
-        return None if current_route() else await self._cache.alookup(prompt, llm_string)
-
-    async def aupdate(self, prompt: str, llm_string: str, return_val: RETURN_VAL_TYPE) -> None:
-        """Nothing in an episode."""
-        if not current_route():
-            await self._cache.aupdate(prompt, llm_string, return_val)
-
-    async def aclear(self, **kwargs: Any) -> None:
-        """Forget all."""
-        await self._cache.aclear(**kwargs)

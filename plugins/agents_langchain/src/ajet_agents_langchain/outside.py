@@ -1,0 +1,39 @@
+"""What LangChain would answer by itself in an episode, and whom it would tell of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from langchain_core.caches import BaseCache
+from langsmith import Client
+
+from ajet_core.agents import current_route, derived_classes, override_method
+
+
+def let_caches_miss() -> None:
+    """In episodes no cache knows anything or is told anything: an answer out of it would be trained in none."""
+    for kind in (BaseCache, *derived_classes(BaseCache)):
+        for name in ("lookup", "update"):
+            override_method(kind, name, _nothing)
+            override_method(kind, f"a{name}", _nothing_async)
+
+
+def let_nobody_be_told() -> None:
+    """In episodes LangSmith is told nothing, were it configured ever so: there are thousands of them."""
+    for name in ("create_run", "update_run"):
+        override_method(Client, name, _nothing)
+
+
+def _nothing(method: Callable[..., Any]) -> Any:
+    def does(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if current_route() else method(self, *args, **kwargs)
+
+    return does
+
+
+def _nothing_async(method: Callable[..., Any]) -> Any:
+    async def does(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if current_route() else await method(self, *args, **kwargs)
+
+    return does
