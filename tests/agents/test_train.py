@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import signal
+import subprocess
+import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +71,36 @@ def test_each_epoch_has_groups_of_its_own_and_what_is_done_is_not_done_again(
     again = train(solve, ["a", "b"], epochs=3, progress=False, resume=True)
     assert len(again.outcomes) == 4
     assert groups(own_swarm)[2:4] == ["a@2", "a@2"]
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("kind", ["asynchronous", "threads"])
+def test_a_program_that_is_ended_goes_on_where_it_was(
+    own_swarm: ScriptedSwarm, tmp_path: Path, kind: str, ended_by: signal.Signals
+) -> None:
+    standing = tmp_path / "standing"
+    environ = {
+        **os.environ,
+        "AJET_URL": own_swarm.url,
+        "AJET_TOKEN": own_swarm.token,
+        "STANDING": str(standing),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    command = [sys.executable, "-m", "tests.agents.interrupted_program", kind]
+    with subprocess.Popen([*command, "9"], env=environ, stderr=subprocess.PIPE) as program:
+        while not standing.exists():
+            assert program.poll() is None
+        program.send_signal(ended_by)
+        _, said = program.communicate()
+    assert program.returncode != 0
+    if ended_by == signal.SIGINT:
+        assert b"KeyboardInterrupt" in said
+    done = [episode for episode in own_swarm.episodes() if episode.state == "ended"]
+    assert 5 <= len(done) <= 9
+    again = subprocess.run([*command, "1000"], env=environ, capture_output=True, check=True)
+    assert int(again.stdout) == 24 - len(done)
+    ended = Counter(it.group for it in own_swarm.episodes() if it.state == "ended")
+    assert ended == {f"t{i}@{epoch}": 2 for i in range(6) for epoch in (1, 2)}
 
 
 def test_functions_run_in_threads_and_agents_as_they_are(own_swarm: ScriptedSwarm) -> None:

@@ -1,0 +1,46 @@
+"""A program that is killed: ``interrupted_program.py asynchronous|threads HOLD`` trains six tasks, and stands still after HOLD episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from pathlib import Path
+
+from ajet_core import train, trainable
+from tests.agents import plain
+
+TASKS = [f"t{i}" for i in range(6)]
+kind, hold = sys.argv[1], int(sys.argv[2])
+begun = threading.Semaphore(hold)
+
+
+def stands_still() -> bool:
+    if begun.acquire(blocking=False):
+        return False
+    # Whoever waits for this file knows that an episode is open.
+    Path(os.environ["STANDING"]).touch()
+    return True
+
+
+async def solve(task: str) -> float:
+    await plain.play(task)
+    if stands_still():
+        await asyncio.Event().wait()
+    return 1.0
+
+
+def solve_in_thread(task: str) -> float:
+    plain.play_sync(task)
+    if stands_still():
+        threading.Event().wait()
+    return 1.0
+
+
+if __name__ == "__main__":
+    program = trainable({"asynchronous": solve, "threads": solve_in_thread}[kind])
+    report = train(
+        program, TASKS, epochs=2, group_size=2, concurrency=4, resume=True, progress=False
+    )
+    sys.stdout.write(str(len(report.outcomes)))
