@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 from ajet_core.credentials import LOOPBACK_HOSTS
 
+_TRUSTED = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+
 
 class Connections:
     """Clients of httpx and httpx2 for one episode, made when they are needed."""
@@ -68,11 +70,13 @@ def _new(library: str, kind: str, url: str) -> Any:
     limits = module.Limits(max_connections=None, keepalive_expiry=3.0)
     # A proxy of the environment has nothing to do with this machine.
     return getattr(module, kind)(
-        limits=limits, trust_env=not _is_here(url), verify=_certificates(library)
+        limits=limits,
+        trust_env=not _is_here(url),
+        verify=_certificates(library, *map(os.environ.get, _TRUSTED)),
     )
 
 
 @functools.cache
-def _certificates(library: str) -> Any:
-    """Read once: it takes longer than all else."""
+def _certificates(library: str, *trusted: str | None) -> Any:  # noqa: ARG001
+    """Read once for each place that they are in: it takes longer than all else."""
     return importlib.import_module(library).create_ssl_context()

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from ajet_core.agents import trainable
 from ajet_core.client import AsyncSwarmClient
 from ajet_core.errors import ConfigError, ServerUnreachableError
 from ajet_core.server.serve import serve
@@ -132,6 +133,16 @@ async def test_the_url_of_a_grant_is_the_one_that_is_served(
                 model=grant["model"], messages=[{"role": "user", "content": "hello"}]
             )
             assert answer.choices[0].message.role == "assistant"
+
+        async def solve(task: str) -> float:
+            ask = {"model": "m", "messages": [{"role": "user", "content": task}]}
+            async with AsyncOpenAI(base_url="http://127.0.0.1:9", api_key="x") as openai:
+                await openai.chat.completions.create(**ask)
+            return 1.0
+
+        # The calls of programs that are trained take the same way.
+        async with AsyncSwarmClient(server.url, TOKEN) as client:
+            assert await trainable(solve, client)("b") == 1.0
 
 
 @pytest.mark.parametrize(
