@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from ajet_core.interfaces import WeightUpdate
 from ajet_core.testing.ascii_tokenizer import write_ascii_tokenizer
+from ajet_core.testing.engine_case import EngineCase
 
 VOCAB = 96
 
@@ -57,10 +61,46 @@ class Models:
         other = write_model(root / "other", 3, context, intermediate_size=192)
         return cls(paths, str(damaged), other)
 
+    def module(self, which: int) -> Any:
+        """One of the two."""
+        return AutoModelForCausalLM.from_pretrained(self.paths[which], dtype=torch.float32)
+
+    def other_module(self) -> Any:
+        """Of the other model."""
+        return AutoModelForCausalLM.from_pretrained(self.other)
+
     def logprobs(self, which: int, ids: list[int], temperature: float = 1.0) -> list[list[float]]:
         """[len(ids) - 1][V] by transformers."""
-        module = AutoModelForCausalLM.from_pretrained(self.paths[which], dtype=torch.float32)
         with torch.no_grad():
-            logits = module.eval()(torch.tensor([ids]), use_cache=False).logits[0, :-1].float()
+            logits = (
+                self.module(which)
+                .eval()(torch.tensor([ids]), use_cache=False)
+                .logits[0, :-1]
+                .float()
+            )
         found: list[list[float]] = torch.log_softmax(logits / temperature, -1).tolist()
         return found
+
+
+class ModelsCase(EngineCase):
+    """What the suites need to know of the engine's models; the fixture ``models`` makes them."""
+
+    vocab_size = VOCAB
+
+    @pytest.fixture(autouse=True)
+    def _models(self, models: Models) -> None:
+        self.models = models
+
+    def update(self, which: int, policy_version: int) -> WeightUpdate:
+        return WeightUpdate("safetensors_dir", policy_version, self.models.paths[which])
+
+    def bad_updates(self, policy_version: int) -> list[WeightUpdate]:
+        return [
+            WeightUpdate("safetensors_dir", policy_version, location)
+            for location in ("/nowhere", self.models.damaged, self.models.other)
+        ]
+
+    def expected_logprobs(
+        self, which: int, ids: list[int], temperature: float
+    ) -> list[list[float]]:
+        return self.models.logprobs(which, ids, temperature)

@@ -11,9 +11,9 @@ from ajet_engine_sglang import hooks
 from ajet_engine_sglang.engine import SglangEngine
 from conftest import CONTEXT, make_engine, model_config, servers_of
 
-from ajet_core.interfaces import Engine, WeightUpdate
+from ajet_core.interfaces import Engine
 from ajet_core.testing.engine_suite import EngineSuite
-from tests.served_models import VOCAB, Models
+from tests.served_models import ModelsCase
 
 pytestmark = [
     pytest.mark.sglang,
@@ -22,13 +22,9 @@ pytestmark = [
 ]
 
 
-class TestSglangEngine(EngineSuite):
+class TestSglangEngine(ModelsCase, EngineSuite):
     capabilities = hooks.ajet_register_engines()[0].capabilities
-    vocab_size, max_context = VOCAB, CONTEXT
-
-    @pytest.fixture(autouse=True)
-    def _models(self, models: Models) -> None:
-        self.models = models
+    max_context = CONTEXT
 
     @pytest_asyncio.fixture(loop_scope="session")
     async def engine(self, shared_engine: SglangEngine) -> Engine:
@@ -43,17 +39,3 @@ class TestSglangEngine(EngineSuite):
         await engine.start(model_config(self.models.paths[0]))
         yield engine
         await engine.close()
-
-    def update(self, which: int, policy_version: int) -> WeightUpdate:
-        return WeightUpdate("safetensors_dir", policy_version, self.models.paths[which])
-
-    def bad_updates(self, policy_version: int) -> list[WeightUpdate]:
-        return [
-            WeightUpdate("safetensors_dir", policy_version, location)
-            for location in ("/nowhere", self.models.damaged, self.models.other)
-        ]
-
-    def expected_logprobs(
-        self, which: int, ids: list[int], temperature: float
-    ) -> list[list[float]]:
-        return self.models.logprobs(which, ids, temperature)
