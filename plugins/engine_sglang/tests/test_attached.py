@@ -9,7 +9,7 @@ import pytest
 from ajet_engine_sglang.engine import SglangEngine
 from conftest import CONTEXT, Models, assert_exact, make_engine, model_config, servers_of
 
-from ajet_core.errors import EngineError
+from ajet_core.errors import EngineError, UnsupportedError
 from ajet_core.interfaces import ModelServers, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.testing.asking import ask, until
@@ -31,6 +31,9 @@ async def test_it_is_given_weights_answers_and_is_left_running(
     assert_exact(models, 0, prompt, await ask(engine, prompt, top_p=0.8))
     # Counters begin with the engine, not with the server.
     assert (await engine.stats()).sampled_tokens == 8
+    # It may have been started in any way, and is not asked for what only a sampler of ours can do.
+    with pytest.raises(UnsupportedError, match="that agentjet has not started"):
+        await ask(engine, prompt, logit_bias=((7, 1.0),))
     tasks = [asyncio.create_task(ask(engine, [i], max_tokens=400)) for i in range(3)]
     await until(engine, lambda stats: stats.sampled_tokens > 10)
     await engine.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -102,7 +103,9 @@ def test_servers_get_no_setting_of_ours_and_no_module_path(monkeypatch: pytest.M
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     found = plan(cpu=True, threads=2).environment(0, "key")
     assert "AJET_TOKEN" not in found
-    assert Path(found["PYTHONPATH"], "ajet_sglang_server.py").is_file()
+    own, shared = map(Path, found["PYTHONPATH"].split(os.pathsep))
+    assert (own / "ajet_sglang_server.py").is_file()
+    assert (shared / "ajet_shaping.py").is_file()
     assert found["OMP_NUM_THREADS"] == "2"
 
 

@@ -111,7 +111,9 @@ def test_servers_get_no_setting_of_ours_and_no_module_path(monkeypatch: pytest.M
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     found = plan(threads=2).environment(0)
     assert "AJET_TOKEN" not in found
-    assert Path(found["PYTHONPATH"], "ajet_vllm_worker.py").is_file()
+    own, shared = map(Path, found["PYTHONPATH"].split(os.pathsep))
+    assert (own / "ajet_vllm_worker.py").is_file()
+    assert (shared / "ajet_shaping.py").is_file()
     assert found["OMP_NUM_THREADS"] == "2"
     assert found["VLLM_CPU_KVCACHE_SPACE"] == "4"
 

@@ -65,6 +65,8 @@ class LaunchPlan:
         command += ["--stream-interval", str(options.chunk_tokens)]
         command += ["--incremental-streaming-output", "--enable-metrics", "--skip-server-warmup"]
         command += ["--grammar-backend", "none", "--enable-custom-logit-processor"]
+        # Otherwise a server that has nothing to do takes all of a core, which the trainer needs.
+        command += ["--sleep-on-idle"]
         command += ["--max-running-requests", str(options.max_running_requests)]
         if model.max_context is not None:
             command += ["--context-length", str(_context(model, model.max_context))]
