@@ -6,8 +6,8 @@ import asyncio
 from importlib.util import find_spec
 
 from ajet_core.errors import RequestError, UnsupportedError
+from ajet_core.in_server.ajet_shaping import Grammars, Shaping, told
 from ajet_core.interfaces import SamplingParams
-from ajet_core.served.in_server.ajet_shaping import Grammars, Shaping, told
 
 __all__ = ["Shaping", "Shapings", "is_shaped", "what_a_server_is_told"]
 
@@ -71,7 +71,7 @@ def is_shaped(sampling: SamplingParams) -> bool:
 
 
 def what_a_server_is_told(sampling: SamplingParams, sampled: int) -> str:
-    """For `ajet_core.served.in_server.ajet_shaping.Followed`; "" if the policy is drawn from.
+    """For `ajet_core.in_server.ajet_shaping.Followed`; "" if the policy is drawn from.
 
     :param sampled: so many tokens at the end of the prompt were sampled before.
     """

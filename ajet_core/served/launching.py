@@ -14,7 +14,7 @@ from typing import Any
 from ajet_core.errors import ConfigError, EngineError
 from ajet_core.protocol.run import ModelConfig
 
-SHARED_IN_SERVER = Path(__file__).with_name("in_server")
+SHARED_IN_SERVER = Path(__file__).parents[1] / "in_server"
 """Modules that are ours in servers of every kind."""
 
 _NO_MEMORY = (

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_core.errors import RequestError, UnsupportedError
+from ajet_core.in_server.ajet_shaping import Followed, Grammars, Placed
 from ajet_core.interfaces import SamplingParams
-from ajet_core.served.in_server.ajet_shaping import Followed, Grammars, Placed
 from ajet_core.shaping import Shapings, what_a_server_is_told
 from ajet_core.testing.ascii_tokenizer import ascii_text, write_ascii_tokenizer
 
