@@ -13,6 +13,7 @@ from ajet_core.errors import RequestError, UnsupportedError
 _MAX_STOPS = 16
 _MAX_STOP_LENGTH = 1024
 _MAX_NAME = 64
+_MAX_BIAS = 100
 
 Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(gt=0, le=1)]
@@ -115,3 +116,16 @@ def request_error(error: ValidationError) -> RequestError:
 def json_text(value: object) -> str:
     """`value` as JSON."""
     return pydantic_core.to_json(value).decode()
+
+
+def logit_bias(given: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
+    """Pairs of token ids and what is added to their logits.
+
+    :raises RequestError: something is no token id, or beyond what is sensible.
+    """
+    pairs = []
+    for key, value in (given or {}).items():
+        if not (key.isascii() and key.isdigit() and abs(value) <= _MAX_BIAS):
+            wrong("logit_bias", f"token ids with numbers from -{_MAX_BIAS} to {_MAX_BIAS}")
+        pairs.append((int(key), value))
+    return tuple(pairs)

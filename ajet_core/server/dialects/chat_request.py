@@ -21,6 +21,7 @@ from ajet_core.server.dialects.bodies import (
     TopP,
     ignored_names,
     json_text,
+    logit_bias,
     read_object,
     refuse_unsupported,
     request_error,
@@ -37,7 +38,6 @@ _MAX_MESSAGES = 16384
 _MAX_TOOLS = 1024
 # Logprobs that one position of one choice lists, times the choices: they are most of a large answer.
 _MAX_LISTED = 512
-_MAX_BIAS = 100
 
 # Settings that would change the answer and are not offered, with the values that change nothing.
 _REFUSED: Neutral = {
@@ -204,16 +204,3 @@ def _answer_format(form: Any) -> AnswerFormat | None:
         'response_format: only "text", "json_object" and "json_schema" are supported',
         param="response_format",
     )
-
-
-def logit_bias(given: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
-    """Pairs of token ids and what is added to their logits.
-
-    :raises RequestError: something is no token id, or beyond what is sensible.
-    """
-    pairs = []
-    for key, value in (given or {}).items():
-        if not (key.isascii() and key.isdigit() and abs(value) <= _MAX_BIAS):
-            wrong("logit_bias", f"token ids with numbers from -{_MAX_BIAS} to {_MAX_BIAS}")
-        pairs.append((int(key), value))
-    return tuple(pairs)

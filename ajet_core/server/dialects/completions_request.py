@@ -18,12 +18,12 @@ from ajet_core.server.dialects.bodies import (
     TopK,
     TopP,
     ignored_names,
+    logit_bias,
     read_object,
     refuse_unsupported,
     request_error,
     stop_strings,
 )
-from ajet_core.server.dialects.chat_request import logit_bias
 from ajet_core.server.dialects.request import ModelRequest
 
 ID_PREFIX = "cmpl-"

@@ -36,7 +36,7 @@ def servers_of(engine: SglangEngine) -> ModelServers:
     """The engine's server, as an operator would name it."""
     server = engine._replicas[0].server
     assert isinstance(server, SglangServer)
-    http = server._http._http
+    http = server.http._http
     key = http.headers["authorization"].removeprefix("Bearer ")
     return ModelServers(urls=(str(http.base_url),), api_key=key)
 

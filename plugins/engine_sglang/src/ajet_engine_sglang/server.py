@@ -9,14 +9,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from ajet_core.collective import CHANNEL as COLLECTIVE
-from ajet_core.collective import WeightReceiver
 from ajet_core.errors import ContextLengthError, EngineError, RequestError, UnsupportedError
 from ajet_core.interfaces import EngineInfo, EngineStats, GenerateRequest, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.served import HttpClient, ModelServer, Piece, ServerGoneError, ServerRefusedError
+from ajet_core.served import HttpClient, HttpModelServer, Piece, ServerGoneError, ServerRefusedError
 from ajet_core.served.launching import model_config
 from ajet_core.shaping import is_shaped, what_a_server_is_told
 from ajet_engine_sglang.group import SglangMember
@@ -41,33 +38,34 @@ class _Counted:
     sampled_tokens: int = 0
 
 
-class SglangServer(ModelServer):
+class SglangServer(HttpModelServer):
     """A server of SGLang 0.5.23 or later.
 
     :param model: its directory, and how long contexts may be.
     :param shapes: it was started as `ajet_sglang_server`, with what penalties, biases and grammars need.
     """
 
+    kind = "SGLang"
+
     def __init__(self, http: HttpClient, model: ModelConfig, *, shapes: bool) -> None:
-        self._shapes = shapes
-        self._http = http
         self._model = model
+        self._shapes = shapes
         self._counted = _Counted()
-        self._member = SglangMember(self._ask)
-        self._receiver = WeightReceiver(self._member)
         # One for each request that has sampled something and is not over.
         self._begun: set[asyncio.Future[None]] = set()
+        super().__init__(http)
 
-    async def healthy(self) -> bool:
-        """Whether it answers, and its scheduler lives."""
-        return await self._http.answers("/health")
+    def member(self) -> SglangMember:
+        """Its schedulers."""
+        self._member = SglangMember(self.ask)
+        return self._member
 
     async def prepare(self) -> EngineInfo:
         """What it serves.
 
         :raises EngineError: it was started in a way that this engine cannot use, or the model's context does not fit.
         """
-        served = json.loads(await self._get("/server_info"))
+        served = json.loads(await self.get("/server_info"))
         if not served.get("incremental_streaming_output"):
             raise EngineError("start the SGLang server with --incremental-streaming-output")
         # It takes prompts that are shorter than this.
@@ -102,7 +100,7 @@ class SglangServer(ModelServer):
 
     async def _sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
         answer = _Answer(request)
-        events = self._http.events("/generate", _body(request, sampled))
+        events = self.http.events("/generate", _body(request, sampled))
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             async with aclosing(events):  # type: ignore[type-var]
@@ -133,14 +131,14 @@ class SglangServer(ModelServer):
         SGLang's own pause looks once a second whether any are left. So they are ended first, which takes one forward
         pass, and the pause is left with those that were on their way.
         """
-        await self._ask("/abort_request", {"abort_all": True})
+        await self.ask("/abort_request", {"abort_all": True})
         if self._begun:
             await asyncio.wait(self._begun)
-        await self._ask("/pause_generation", {"mode": "abort"})
+        await self.ask("/pause_generation", {"mode": "abort"})
 
     async def go_on(self) -> None:
         """Begin requests again."""
-        await self._ask("/continue_generation", {})
+        await self.ask("/continue_generation", {})
 
     async def load(self, update: WeightUpdate) -> None:
         """Load a directory, or what is broadcast, into the running model, and forget what was cached.
@@ -149,36 +147,26 @@ class SglangServer(ModelServer):
         :raises EngineError: it refused.
         """
         if update.channel == COLLECTIVE:
-            await self._receiver.receive(update)
-            await self._ask("/update_weight_version", {"new_version": str(update.policy_version)})
+            await self.receiver.receive(update)
+            await self.ask("/update_weight_version", {"new_version": str(update.policy_version)})
             return
         body = {
             "model_path": update.location,
             "weight_version": str(update.policy_version),
             "flush_cache": True,
         }
-        await self._ask("/update_weights_from_disk", body)
+        await self.ask("/update_weights_from_disk", body)
 
     async def stats(self) -> EngineStats:
         """Tokens as they arrived here, requests from ``/metrics``."""
-        found = dict.fromkeys(_LOAD.values(), 0.0)
-        lines = (await self._get("/metrics")).splitlines(keepends=True)
-        wanted = "".join(line for line in lines if line.startswith(tuple(_LOAD)))
-        for family in text_string_to_metric_families(wanted):
-            for sample in family.samples:
-                if (name := _LOAD.get(sample.name)) is not None:
-                    found[name] += sample.value
+        load = await self.counters(_LOAD)
         return EngineStats(
-            running=int(found["running"]),
-            waiting=int(found["waiting"]),
+            running=load["running"],
+            waiting=load["waiting"],
             prompt_tokens=self._counted.prompt_tokens,
             cached_tokens=self._counted.cached_tokens,
             sampled_tokens=self._counted.sampled_tokens,
         )
-
-    async def metrics(self) -> str:
-        """What ``/metrics`` answers."""
-        return await self._get("/metrics")
 
     async def sleep(self) -> None:
         """Not used: it needs a memory allocator of SGLang's own."""
@@ -187,23 +175,6 @@ class SglangServer(ModelServer):
     async def wake(self) -> None:
         """Not used."""
         raise EngineError("the engine 'sglang' cannot sleep")
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._receiver.close()
-        await self._http.close()
-
-    async def _ask(self, path: str, body: object) -> Any:
-        try:
-            return await self._http.post(path, body)
-        except ServerRefusedError as error:
-            raise EngineError(f"SGLang refused {path}: {error}") from error
-
-    async def _get(self, path: str) -> str:
-        try:
-            return await self._http.get(path)
-        except ServerRefusedError as error:
-            raise EngineError(f"SGLang refused {path}: {error}") from error
 
 
 def _body(request: GenerateRequest, sampled: int) -> dict[str, Any]:

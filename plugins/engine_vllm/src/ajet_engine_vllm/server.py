@@ -10,10 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from ajet_core.collective import CHANNEL as COLLECTIVE
-from ajet_core.collective import WeightReceiver
 from ajet_core.errors import ContextLengthError, EngineError, RequestError, UnsupportedError
 from ajet_core.interfaces import (
     EngineInfo,
@@ -23,7 +20,7 @@ from ajet_core.interfaces import (
     WeightUpdate,
 )
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.served import HttpClient, ModelServer, Piece, ServerGoneError, ServerRefusedError
+from ajet_core.served import HttpClient, HttpModelServer, Piece, ServerGoneError, ServerRefusedError
 from ajet_core.served.launching import SHARED_IN_SERVER, model_config
 from ajet_core.shaping import is_shaped, what_a_server_is_told
 from ajet_engine_vllm.group import VllmMember
@@ -58,38 +55,39 @@ _TOLERANCE = 0.05
 _DECIDING = 1e4
 
 
-class VllmServer(ModelServer):
+class VllmServer(HttpModelServer):
     """A server of vLLM, of a version that `check_version` accepts.
 
     :param model: that it serves.
     :param chunk_tokens: tokens of a chunk of a streamed answer.
     """
 
+    kind = "vLLM"
+
     def __init__(self, http: HttpClient, model: ModelConfig, chunk_tokens: int) -> None:
-        self._http = http
         self._model = model
         self._chunk_tokens = chunk_tokens
         self._cuts = self._shapes = False
-        self._member = VllmMember(self._rpc)
-        self._receiver = WeightReceiver(self._member)
+        super().__init__(http)
 
-    async def healthy(self) -> bool:
-        """Whether it answers, and its engine lives."""
-        return await self._http.answers("/health")
+    def member(self) -> VllmMember:
+        """Its workers."""
+        self._member = VllmMember(self._rpc)
+        return self._member
 
     async def prepare(self) -> EngineInfo:
         """Find out what it serves and how its logprobs are meant.
 
         :raises EngineError: it is too old, or was started in a way that this engine cannot use.
         """
-        check_version(str(json.loads(await self._get("/version"))["version"]))
-        (served,) = json.loads(await self._get("/v1/models"))["data"][:1]
+        check_version(str(json.loads(await self.get("/version"))["version"]))
+        (served,) = json.loads(await self.get("/v1/models"))["data"][:1]
         if served["id"] != SERVED_NAME:
             raise EngineError(f"the vLLM server is not made for agentjet: {HOW_TO_START}")
         vocabulary = int(model_config(self._model)["vocab_size"])
         info = EngineInfo(int(served["max_model_len"]), vocabulary)
         try:
-            await self._http.post("/resume")
+            await self.http.post("/resume")
         except ServerRefusedError as error:
             raise EngineError(
                 f"the vLLM server does not let its weights be changed ({error}): {HOW_TO_START}"
@@ -148,7 +146,7 @@ class VllmServer(ModelServer):
         return self._sample(request, sampled)
 
     async def _sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
-        events = self._http.events("/v1/completions", self._body(request, sampled))
+        events = self.http.events("/v1/completions", self._body(request, sampled))
         try:
             async with aclosing(events):  # type: ignore[type-var]
                 async for event in events:
@@ -187,11 +185,11 @@ class VllmServer(ModelServer):
 
     async def halt(self) -> None:
         """End all requests; their outputs are on their way when it is answered."""
-        await self._ask("/pause", params={"mode": "abort"})
+        await self.ask("/pause", params={"mode": "abort"})
 
     async def go_on(self) -> None:
         """Begin requests again."""
-        await self._ask("/resume")
+        await self.ask("/resume")
 
     async def load(self, update: WeightUpdate) -> None:
         """Load a directory, or what is broadcast, into the running model, and empty the prefix cache.
@@ -200,64 +198,32 @@ class VllmServer(ModelServer):
         :raises EngineError: it could not. What it serves then is not known.
         """
         if update.channel == COLLECTIVE:
-            await self._receiver.receive(update)
+            await self.receiver.receive(update)
         else:
             await self._rpc("ajet_reload_weights", {"path": update.location})
-        emptied = await self._ask("/reset_prefix_cache")
+        emptied = await self.ask("/reset_prefix_cache")
         if not emptied["success"]:
             raise EngineError("the prefix cache could not be emptied after the weights had changed")
         version = {"new_version": str(update.policy_version)}
-        await self._ask("/update_weight_version", version)
+        await self.ask("/update_weight_version", version)
 
     async def stats(self) -> EngineStats:
         """From ``/metrics``."""
-        found = dict.fromkeys(_COUNTERS.values(), 0.0)
-        lines = (await self._get("/metrics")).splitlines(keepends=True)
-        # There are hundreds more, and the parser takes its time.
-        wanted = "".join(line for line in lines if line.startswith(tuple(_COUNTERS)))
-        for family in text_string_to_metric_families(wanted):
-            for sample in family.samples:
-                # There is one of each for every engine of the server.
-                if (name := _COUNTERS.get(sample.name)) is not None:
-                    found[name] += sample.value
-        return EngineStats(**{name: int(value) for name, value in found.items()})
-
-    async def metrics(self) -> str:
-        """What ``/metrics`` answers."""
-        return await self._get("/metrics")
+        return EngineStats(**await self.counters(_COUNTERS))
 
     async def sleep(self) -> None:
         """Move the weights to host memory, and forget keys and values."""
-        await self._ask("/sleep", params={"level": "1"})
+        await self.ask("/sleep", params={"level": "1"})
 
     async def wake(self) -> None:
         """Move them back."""
-        await self._ask("/wake_up")
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._receiver.close()
-        await self._http.close()
+        await self.ask("/wake_up")
 
     async def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Any]:
         """Call a method of all workers; what each of them answers."""
-        answer = await self._ask("/collective_rpc", {"method": method, "kwargs": arguments})
+        answer = await self.ask("/collective_rpc", {"method": method, "kwargs": arguments})
         found: list[Any] = answer["results"]
         return found
-
-    async def _ask(
-        self, path: str, body: object = None, params: dict[str, str] | None = None
-    ) -> Any:
-        try:
-            return await self._http.post(path, body, params=params)
-        except ServerRefusedError as error:
-            raise EngineError(f"vLLM refused {path}: {error}") from error
-
-    async def _get(self, path: str) -> str:
-        try:
-            return await self._http.get(path)
-        except ServerRefusedError as error:
-            raise EngineError(f"vLLM refused {path}: {error}") from error
 
 
 def _piece(choice: dict[str, Any], top: int) -> Piece:
