@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 hf_logging.disable_progress_bar()
 
 # Long enough that a completion is not over before this process has its turn, however busy the machine is.
-CONTEXT = 1024
+CONTEXT = 2048
 SETTINGS = {
     "device": "cpu",
     "kv_cache_gib": 1,
