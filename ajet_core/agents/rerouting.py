@@ -22,18 +22,9 @@ _DIALECTS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
 """How the paths of model calls end, what their bodies have, and of what they have one at least. Other requests, such as those of
 tools, pass by."""
 
-_STRANGE = (
-    ":generateContent",
-    ":streamGenerateContent",
-    "/api/chat",
-    "/api/generate",
-    "/converse",
-    "/converse-stream",
-    "/invoke",
-    "/invoke-with-response-stream",
-    "/responses/compact",
-    "/v1/complete",
-    "/v2/chat",
+_STRANGE = re.compile(
+    r"(/models/[^/]+:(generateContent|streamGenerateContent)|/api/chat|/responses/compact|/v1/complete|/v2/chat"
+    r"|/model/[^/]+/(converse|converse-stream|invoke|invoke-with-response-stream))$"
 )
 """How the paths of model calls end in dialects that the server does not speak: of Gemini, Ollama, Bedrock, Cohere and so on."""
 
@@ -131,7 +122,7 @@ def read_model_call(method: str, path: str, content: bytes) -> ModelCall | None:
 
 def is_strange(method: str, path: str) -> bool:
     """Whether a request asks a model in a dialect that the server does not speak, as far as its path tells."""
-    return method == "POST" and path.endswith(_STRANGE)
+    return method == "POST" and _STRANGE.search(path) is not None
 
 
 def reroute(
@@ -158,8 +149,8 @@ def reroute(
         kept.append(
             (AGENT_HEADER, " ".join(clean.split())[:_LONGEST_NAME].encode(errors="replace"))
         )
-    if sampling or "model" not in call.body:
-        body = {"model": call.model, **call.body}
+    if sampling or not call.body.get("model"):
+        body = {**call.body, "model": call.model}
         content = json.dumps(_overridden(body, sampling)).encode()
     return Rerouted(endpoint.base_url + call.path, kept, content)
 

@@ -54,9 +54,7 @@ _UV_INDEXES = (
 )
 # Lists, whose parts pip separates by white space, with the variable of uv and what separates its parts.
 _LISTS: Mapping[str, tuple[str, str]] = {
-    "find-links": ("UV_FIND_LINKS", ","),
     "trusted-host": ("UV_INSECURE_HOST", " "),
-    "constraint": ("UV_CONSTRAINT", " "),
 }
 _VARIABLES: Mapping[str, str] = {
     "cert": "SSL_CERT_FILE",
@@ -65,6 +63,8 @@ _VARIABLES: Mapping[str, str] = {
     "timeout": "UV_HTTP_TIMEOUT",
     "default-timeout": "UV_HTTP_TIMEOUT",
 }
+# What uv takes any number of.
+_OPTIONS: Mapping[str, str] = {"find-links": "--find-links", "constraint": "--constraint"}
 _SWITCHES: Mapping[str, str] = {"no-index": "--no-index", "pre": "--prerelease=allow"}
 _NO = frozenset({"", "0", "off", "false", "n", "no"})
 
@@ -163,6 +163,10 @@ def uv_settings(
         variables["UV_INDEX"], variables["UV_DEFAULT_INDEX"] = " ".join(indexes[:-1]), indexes[-1]
     for name, value in configured.items():
         if name in _IGNORED or name in _URLS or (told and name == "find-links"):
+            continue
+        if name in _OPTIONS and "@" not in value:
+            # Variables would not count beside the same options of a command.
+            options += [part for one in value.split() for part in (_OPTIONS[name], one)]
             continue
         if name in _LISTS:
             variable, separator = _LISTS[name]

@@ -6,11 +6,14 @@ Runs in model servers too, where it is found by itself on the server's path: not
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+_log = logging.getLogger("ajet.shaping")
 
 
 class Shaping:
@@ -47,6 +50,8 @@ class Shaping:
             return self._added
         size = len(self._added)
         if self._matcher.is_error():
+            if not self._stops:
+                return self._added
             allowed = np.zeros(size, bool)
             allowed[self._stops] = True
         else:
@@ -62,6 +67,16 @@ class Shaping:
             before = self._counts.get(token_id, 0)
             self._counts[token_id] = before + 1
             self._added[token_id] -= self._frequency + (0.0 if before else self._presence)
+
+
+class _Nothing:
+    """A matcher of what cannot be matched."""
+
+    def is_error(self) -> bool:
+        return True
+
+    def consume_token(self, token_id: int) -> bool:  # noqa: ARG002
+        return False
 
 
 class Grammars:
@@ -101,6 +116,9 @@ class Grammars:
 class Followed:
     """The shaping of a request in a model server, which knows what it has sampled so far.
 
+    It does not raise, because a server dies of that, and with it the requests of others: a grammar that this llguidance does not
+    take, although another one did, lets the completion end at once.
+
     :param said: what `told` gave.
     :param prompt_ids: [P] the server's prompt, at whose end may be tokens that another server sampled.
     """
@@ -118,15 +136,30 @@ class Followed:
 
         :param sampled: [T] all that this server has sampled for the request.
         """
-        if len(sampled) < self._taken:
-            # It takes the request up again where it was before.
-            self._taken, self._shaping = 0, self._begin()
-        for token_id in sampled[self._taken :]:
-            self._shaping.take(int(token_id))
-        self._taken = len(sampled)
-        return self._shaping.row()
+        try:
+            if len(sampled) < self._taken:
+                # It takes the request up again where it was before.
+                self._taken, self._shaping = 0, self._begin()
+            for token_id in sampled[self._taken :]:
+                self._shaping.take(int(token_id))
+            self._taken = len(sampled)
+            return self._shaping.row()
+        except Exception:  # noqa: BLE001 - see the class
+            _log.exception("the completion is ended: its grammar cannot be followed")
+            self._shaping = self._end()
+            return self._shaping.row()
 
     def _begin(self) -> Shaping:
+        try:
+            return self._from_the_beginning()
+        except Exception:  # noqa: BLE001 - see the class
+            _log.exception("the completion is ended: its grammar cannot be enforced here")
+            return self._end()
+
+    def _end(self) -> Shaping:
+        return Shaping(self._grammars.size, matcher=_Nothing(), stops=self._said["stops"])
+
+    def _from_the_beginning(self) -> Shaping:
         said = self._said
         shaping = Shaping(
             self._grammars.size,

@@ -14,6 +14,8 @@ from ajet_core.testing.asking import ask, begin, make_request
 from ajet_core.testing.engine_case import EngineCase
 
 STOP = 3
+# On a busy machine all may be over before something changes.
+TRIES = 10
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -116,13 +118,11 @@ class ShapingSuite(EngineCase):
         self.needs("penalties")
         await self.serve(engine, 0)
         prompt = self.prompts(1, seed=34)[0]
-        alone = await ask(engine, prompt, temperature=0.0, max_tokens=30)
         together, forced, biased = await asyncio.gather(
             ask(engine, prompt, temperature=0.0, max_tokens=30),
             ask(engine, [8], grammar=GRAMMAR, stop_token_ids=(STOP,), max_tokens=60),
             ask(engine, [9], logit_bias=((42, 90.0),), max_tokens=30),
         )
-        assert together.ids == alone.ids
         self.assert_exact(0, prompt, together)
         assert json.loads(ascii_text(forced.ids[:-1]))
         self.assert_exact(0, [8], forced)
@@ -149,8 +149,7 @@ class ShapingSuite(EngineCase):
         self.needs("grammar")
         prompts = self.prompts(4, 2, 5, seed=36)
         changed = False
-        # On a busy machine all may be over before the change.
-        while not changed:
+        for _ in range(TRIES):
             old = await self.serve(engine, 0)
             tasks = await begin(
                 engine,
@@ -166,6 +165,9 @@ class ShapingSuite(EngineCase):
                 assert set(json.loads(ascii_text(answer.ids[:-1]))) <= {"left", "right"}
                 changed = changed or set(answer.versions) == {old, new}
                 self.assert_of_versions({old: 0, new: 1}, prompt, answer)
+            if changed:
+                return
+        pytest.fail("all was over before the change, every time")
 
     @pytest.mark.parametrize(
         ("sampling", "error", "named"),

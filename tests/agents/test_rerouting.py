@@ -93,11 +93,11 @@ def test_a_body_that_is_not_overridden_is_sent_byte_by_byte() -> None:
 
 
 def test_a_model_that_is_in_the_path_is_put_in_the_body() -> None:
-    content = body(messages=[])
-    call = read_model_call("POST", "/openai/deployments/gpt/chat/completions", content)
-    assert call is not None
-    changed = reroute(call, content, [], ENDPOINT, agent=None, sampling={})
-    assert json.loads(changed.content) == {"model": "gpt", "messages": []}
+    for content in (body(messages=[]), body(messages=[], model=None)):
+        call = read_model_call("POST", "/openai/deployments/gpt/chat/completions", content)
+        assert call is not None
+        changed = reroute(call, content, [], ENDPOINT, agent=None, sampling={})
+        assert json.loads(changed.content) == {"model": "gpt", "messages": []}
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,8 @@ def test_a_model_that_is_in_the_path_is_put_in_the_body() -> None:
         ("/v1beta/models/gemini-3:streamGenerateContent", True),
         ("/api/chat", True),
         ("/v1/responses/compact", True),
+        ("/model/claude/invoke", True),
+        ("/my-chain/invoke", False),
         ("/v1/embeddings", False),
         ("/search", False),
     ],

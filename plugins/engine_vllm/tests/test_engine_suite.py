@@ -6,6 +6,7 @@ import pytest
 import pytest_asyncio
 from ajet_engine_vllm import hooks
 from ajet_engine_vllm.engine import VllmEngine
+from ajet_engine_vllm.server import VllmServer
 from conftest import CONTEXT
 
 from ajet_core.interfaces import Engine
@@ -22,3 +23,12 @@ class TestVllmEngine(ModelsCase, EngineSuite):
     @pytest_asyncio.fixture(loop_scope="session")
     async def engine(self, shared_engine: VllmEngine) -> Engine:
         return shared_engine
+
+    async def test_this_server_does_all_that_servers_may_be_unable_to(self, engine: Engine) -> None:
+        """Or tests of it would be passed over."""
+        assert isinstance(engine, VllmEngine)
+        (replica,) = engine._replicas
+        assert isinstance(replica.server, VllmServer)
+        assert replica.server._cuts
+        assert replica.server._shapes
+        assert replica.server._holds

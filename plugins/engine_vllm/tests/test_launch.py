@@ -114,6 +114,8 @@ def test_servers_get_no_setting_of_ours_and_no_module_path(monkeypatch: pytest.M
     own, shared = map(Path, found["PYTHONPATH"].split(os.pathsep))
     assert (own / "ajet_vllm_worker.py").is_file()
     assert (shared / "ajet_shaping.py").is_file()
+    # Its sampler is made differently; a GPU would choose it.
+    assert found["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     assert found["OMP_NUM_THREADS"] == "2"
     assert found["VLLM_CPU_KVCACHE_SPACE"] == "4"
 

@@ -87,6 +87,8 @@ class LaunchPlan:
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_NO_USAGE_STATS": "1",
+            # What is put into the sampler fits this one alone.
+            "VLLM_USE_V2_MODEL_RUNNER": "0",
         }
         if self.cpu:
             found |= {

@@ -31,8 +31,8 @@ WORKER_EXTENSION = "ajet_vllm_worker.WorkerExtension"
 LOGITS_PROCESSOR = "ajet_vllm_worker:ShapedLogits"
 IN_SERVER = Path(__file__).with_name("in_server")
 HOW_TO_START = (
-    f"start it with VLLM_SERVER_DEV_MODE=1 and PYTHONPATH={IN_SERVER}:{SHARED_IN_SERVER} in its environment and the "
-    f"arguments --served-model-name {SERVED_NAME} --worker-extension-cls {WORKER_EXTENSION} --logits-processors "
+    f"start it with VLLM_SERVER_DEV_MODE=1, VLLM_USE_V2_MODEL_RUNNER=0 and PYTHONPATH={IN_SERVER}:{SHARED_IN_SERVER} in "
+    f"its environment and the arguments --served-model-name {SERVED_NAME} --worker-extension-cls {WORKER_EXTENSION} --logits-processors "
     f"{LOGITS_PROCESSOR} --logprobs-mode processed_logprobs --max-logprobs 20 --generation-config vllm "
     "--skip-tokenizer-init"
 )
@@ -51,6 +51,8 @@ _PROBED_IDS = (1, 2, 3)
 # Two distributions that differ by so little in their logprobs say nothing about which of them it is.
 _TELLING = 1e-3
 _TOLERANCE = 0.05
+# By so much logprobs of low precision differ.
+_ROUNDING = 0.02
 # More than any two logits differ.
 _DECIDING = 1e4
 
@@ -67,7 +69,8 @@ class VllmServer(HttpModelServer):
     def __init__(self, http: HttpClient, model: ModelConfig, chunk_tokens: int) -> None:
         self._model = model
         self._chunk_tokens = chunk_tokens
-        self._cuts = self._shapes = False
+        self._has_tokenizer = Path(model.path, "tokenizer.json").is_file()
+        self._cuts = self._shapes = self._holds = False
         super().__init__(http)
 
     def member(self) -> VllmMember:
@@ -113,7 +116,14 @@ class VllmServer(HttpModelServer):
         unlikely = _PROBED_IDS[0] if top != _PROBED_IDS[0] else _PROBED_IDS[1]
         shaped = replace(_PROBE, temperature=0.0, logit_bias=((unlikely, _DECIDING),))
         chosen, same = await self._probed(shaped)
-        self._shapes = chosen == unlikely and abs(same[0] - once[0]) < _TOLERANCE * abs(once[0])
+        self._shapes = chosen == unlikely and abs(same[0] - once[0]) < max(
+            _TOLERANCE * abs(once[0]), _ROUNDING
+        )
+        if self._shapes and self._has_tokenizer:
+            # The server may have been started with another directory, or none.
+            held = replace(_PROBE, grammar=f"start: <[{unlikely}]>", stop_token_ids=(top,))
+            chosen, _ = await self._probed(held)
+            self._holds = chosen == unlikely
 
     async def _probed(self, sampling: SamplingParams) -> tuple[int, list[float]]:
         """The token that comes after a prompt, and the logprobs of the most likely ones."""
@@ -136,6 +146,11 @@ class VllmServer(HttpModelServer):
             raise UnsupportedError(
                 f"this vLLM server knows no penalties, logit_bias and grammars: {HOW_TO_START}",
                 param="grammar" if sampling.grammar else "logit_bias",
+            )
+        if sampling.grammar and not self._holds:
+            raise UnsupportedError(
+                "this vLLM server keeps to no grammar: start it with the model's directory, which has its tokenizer.json",
+                param="grammar",
             )
         if sampling.temperature > 0 and not self._cuts and (sampling.top_p < 1 or sampling.top_k):
             raise UnsupportedError(

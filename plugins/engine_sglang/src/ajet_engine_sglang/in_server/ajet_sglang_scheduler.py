@@ -57,18 +57,21 @@ class ShapingSampler(Sampler):  # type: ignore[misc]
             plain: torch.Tensor = super().forward(logits_output, sampling_info, *rest, **named)
             return plain
         said, places, shaped = logits.clone(), positions.tolist(), list[tuple[int, Placed]]()
-        for row, request in requests:
-            if (added := request.row(places[row])) is not None:
+        for row, request, known in requests:
+            # What is sampled in the middle of what is known already is thrown away by SGLang.
+            added = request.row(places[row]) if places[row] + 1 >= known else None
+            if added is not None:
                 logits[row] += torch.from_numpy(added).to(logits.device)
                 shaped.append((row, request))
         named["logprob_logits"] = said
         ids: torch.Tensor = super().forward(logits_output, sampling_info, *rest, **named)
+        told = ids.tolist() if shaped else []
         for row, request in shaped:
-            request.sampled(places[row], int(ids[row]))
+            request.sampled(places[row], told[row])
         return ids
 
-    def _requests(self, info: Any, size: int) -> Iterator[tuple[int, Placed]]:
-        """(row, request) of those that are shaped."""
+    def _requests(self, info: Any, size: int) -> Iterator[tuple[int, Placed, int]]:
+        """(row, request, tokens that it is known to have) of those that are shaped."""
         if not info.has_custom_logit_processor:
             return
         if self._grammars is None:
@@ -76,10 +79,16 @@ class ShapingSampler(Sampler):  # type: ignore[misc]
         for row, parameters in enumerate(info.custom_params):
             if not parameters or PROCESSOR not in parameters:
                 continue
+            request = parameters[_REQUEST]
+            try:
+                prompt_ids, sampled = request.origin_input_ids, len(request.output_ids)
+            except ReferenceError:
+                # It is over; SGLang computes its next token nevertheless.
+                continue
             if _STATE not in parameters:
-                prompt_ids = list(parameters[_REQUEST].origin_input_ids)
-                parameters[_STATE] = Placed(parameters[PROCESSOR], self._grammars, prompt_ids)
-            yield row, parameters[_STATE]
+                said = parameters[PROCESSOR]
+                parameters[_STATE] = Placed(said, self._grammars, list(prompt_ids))
+            yield row, parameters[_STATE], len(prompt_ids) + sampled
 
 
 def run_scheduler(*arguments: Any, **named: Any) -> Any:
