@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -39,6 +40,8 @@ def solve_in_thread(task: str) -> float:
 
 
 if __name__ == "__main__":
+    # Whoever runs in the background of a shell is given a process that ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     program = trainable({"asynchronous": solve, "threads": solve_in_thread}[kind])
     report = train(
         program, TASKS, epochs=2, group_size=2, concurrency=4, resume=True, progress=False

@@ -93,7 +93,10 @@ def test_a_program_that_is_ended_goes_on_where_it_was(
             assert program.poll() is None
             time.sleep(0.02)
         program.send_signal(ended_by)
-        _, said = program.communicate()
+        try:
+            _, said = program.communicate(timeout=60)
+        finally:
+            program.kill()
     assert program.returncode != 0
     if ended_by == signal.SIGINT:
         assert b"KeyboardInterrupt" in said
