@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -24,51 +22,21 @@ from ajet_core.errors import (
     UnsupportedError,
 )
 from ajet_core.interfaces import (
-    EngineStats,
-    GenerateChunk,
     GenerateRequest,
-    SamplingParams,
     WeightUpdate,
 )
 from ajet_core.protocol.run import ModelConfig
-
-
-@dataclass
-class Answer:
-    """A whole completion."""
-
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    top: list[list[tuple[int, float]]] = field(default_factory=list)
-    reason: str | None = None
-    chunks: list[GenerateChunk] = field(default_factory=list)
-
-    def add(self, chunk: GenerateChunk) -> None:
-        self.chunks.append(chunk)
-        self.ids += chunk.token_ids
-        self.logprobs += chunk.logprobs
-        self.versions += [chunk.policy_version] * len(chunk.token_ids)
-        self.top += chunk.top_logprobs or []
-        self.reason = chunk.finish_reason
+from ajet_core.testing import asking
+from ajet_core.testing.asking import Answer, make_request, until
 
 
 def request(prompt: list[int], *, stream: bool = False, **sampling: object) -> GenerateRequest:
-    sampling.setdefault("max_tokens", 12)
-    return GenerateRequest("r", prompt, SamplingParams(**sampling), stream=stream)
+    """For 12 tokens unless it says otherwise."""
+    return make_request(prompt, stream=stream, **{"max_tokens": 12, **sampling})
 
 
 async def ask(engine: TorchEngine, prompt: list[int], **options: object) -> Answer:
-    answer = Answer()
-    async for chunk in engine.generate(request(prompt, **options)):
-        answer.add(chunk)
-    return answer
-
-
-async def until(engine: TorchEngine, condition: Callable[[EngineStats], bool]) -> None:
-    """Yield to the other tasks until the engine's counters say so."""
-    while not condition(await engine.stats()):
-        await asyncio.sleep(0)
+    return await asking.ask(engine, prompt, **{"max_tokens": 12, **options})
 
 
 def prompts(count: int, shortest: int = 5, longest: int = 60, seed: int = 0) -> list[list[int]]:
