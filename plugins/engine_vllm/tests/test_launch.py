@@ -56,6 +56,8 @@ def test_the_command_says_what_the_settings_say() -> None:
         assert part in line
     assert "--enforce-eager" not in command
     assert "--enforce-eager" in plan().command()
+    # vLLM would not start there.
+    assert "--enable-sleep-mode" not in plan(sleep=True).command()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_servers_get_no_setting_of_ours_and_no_module_path(monkeypatch: pytest.M
 
 def test_servers_listen_where_no_other_user_gets(tmp_path: Path) -> None:
     engine = make_engine(tmp_path, ModelServers())
-    directory = engine.socket_directory()
+    directory = engine.sockets.path
     assert directory.stat().st_mode & 0o077 == 0
     assert directory.stat().st_uid == os.getuid()
 
@@ -152,6 +154,11 @@ def test_an_interpreter_with_vllm_is_found_or_the_line_that_makes_one_is_told(
     (made.directory / UNFINISHED).touch()
     with pytest.raises(EngineError, match=r"vllm is not finished.*ajet env create vllm"):
         find_python("vllm", None, tmp_path / "runs" / "a")
+
+
+async def test_servers_that_were_not_started_for_it_do_not_sleep(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"cannot sleep: set engine\.settings\.sleep"):
+        await make_engine(tmp_path, ModelServers()).sleep()
 
 
 async def test_an_interpreter_without_vllm_is_told_with_what_mends_it(tmp_path: Path) -> None:

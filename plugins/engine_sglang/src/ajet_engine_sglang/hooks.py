@@ -25,6 +25,7 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
             capabilities=EngineCapabilities(
                 weight_channels=WEIGHT_CHANNELS,
                 max_top_logprobs=MAX_TOP_LOGPROBS,
+                sleep=True,
                 penalties=True,
                 grammar=True,
             ),
