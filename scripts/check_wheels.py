@@ -26,6 +26,7 @@ REQUIRED = {
         "ajet_core/environments/recipes/vllm-cpu.txt",
         "ajet_core/testing/engine_suite.py",
         "ajet_core/testing/trainer_suite.py",
+        "ajet_core/testing/loss_suite.py",
         "ajet_core/testing/store_suite.py",
         "ajet_core/testing/merger_suite.py",
         "ajet_core/testing/agent_suite.py",
