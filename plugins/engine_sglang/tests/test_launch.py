@@ -17,6 +17,7 @@ from ajet_core.errors import ConfigError, EngineError
 from ajet_core.interfaces import ModelServers
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served.launching import check_arguments
+from tests.large_models import too_large
 from tests.served_models import write_model
 
 
@@ -112,13 +113,10 @@ def test_a_run_does_not_choose_what_is_executed_or_who_is_asked(key: str) -> Non
 async def test_a_model_that_does_not_fit_is_told_with_what_to_set(
     python: str, tmp_path: Path
 ) -> None:
-    path = Path(write_model(tmp_path / "model", 0, CONTEXT))
-    config = json.loads((path / "config.json").read_text())
-    config["intermediate_size"] = 10**11
-    (path / "config.json").write_text(json.dumps(config))
+    path = too_large(write_model(tmp_path / "model", 0, CONTEXT), tmp_path / "large")
     engine = make_engine(tmp_path / "run", ModelServers(python=python))
     with pytest.raises(EngineError, match=r"the model does not fit: set model\.max_context lower"):
-        await engine.start(ModelConfig(path=str(path), dtype="float32"))
+        await engine.start(ModelConfig(path=path, dtype="float32"))
 
 
 async def test_servers_that_were_not_started_for_it_do_not_sleep(tmp_path: Path) -> None:

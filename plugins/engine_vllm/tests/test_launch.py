@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ajet_engine_vllm.launch import DENIED, LaunchPlan
 from ajet_engine_vllm.settings import VllmEngineSettings
-from conftest import make_engine
+from conftest import Models, make_engine
 from pydantic import ValidationError
 
 from ajet_core.environments.environment import RECORD, UNFINISHED
@@ -19,6 +19,7 @@ from ajet_core.interfaces import ModelServers
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served.launching import check_arguments, explained, find_python
 from tests.environments.making import environment
+from tests.large_models import too_large
 
 
 def plan(
@@ -165,6 +166,17 @@ async def test_an_interpreter_without_vllm_is_told_with_what_mends_it(tmp_path: 
     engine = make_engine(tmp_path, ModelServers(python=sys.executable))
     with pytest.raises(EngineError, match=r"this interpreter has no vllm: .*ajet env create vllm"):
         await engine.start(ModelConfig(path="/models/tiny", dtype="float32"))
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+async def test_a_model_that_fits_nowhere_is_told_with_what_to_set(
+    python: str, models: Models, tmp_path: Path
+) -> None:
+    engine = make_engine(tmp_path / "run", ModelServers(python=python))
+    path = too_large(models.paths[0], tmp_path / "large")
+    with pytest.raises(EngineError, match=r"the model does not fit: set model\.max_context lower"):
+        await engine.start(ModelConfig(path=path, dtype="float32"))
 
 
 @pytest.mark.parametrize(
