@@ -21,6 +21,17 @@ pytestmark = [
 ]
 
 
+async def test_no_port_is_listened_at_that_another_user_could_have_taken(
+    shared_engine: SglangEngine,
+) -> None:
+    (socket,) = shared_engine.sockets.path.glob("*.sock")
+    log = (shared_engine.context.run_dir / "logs" / "sglang-0.log").read_text()
+    assert f"Uvicorn running on unix socket {socket} " in log
+    assert "Uvicorn running on http" not in log
+    # Neither does SGLang send the key to the port that it was not told.
+    assert "freeze_gc failed" not in log
+
+
 async def test_it_is_given_weights_answers_and_is_left_running(
     shared_engine: SglangEngine, models: Models, tmp_path: Path
 ) -> None:
