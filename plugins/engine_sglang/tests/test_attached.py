@@ -53,6 +53,14 @@ async def test_it_is_given_weights_answers_and_is_left_running(
     assert (await ask(shared_engine, prompt)).ids
 
 
+async def test_a_server_that_never_slept_survives_being_woken(
+    shared_engine: SglangEngine, models: Models, tmp_path: Path
+) -> None:
+    """As one does that has taken the place of one that died asleep."""
+    await shared_engine.wake()
+    assert (await ask(shared_engine, [1])).ids
+
+
 async def test_a_context_that_the_server_has_no_room_for_is_told_with_what_to_set(
     shared_engine: SglangEngine, models: Models, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ _HOW_TO_FIT = (
     "set model.max_context lower, or give the server more room for keys and values: engine.settings.kv_tokens on a CPU, "
     "engine.settings.memory_fraction on GPUs"
 )
+_IDLE_SECONDS = 20
 # Without the second, weights would be lost by sleeping.
 SLEEPS = "--enable-memory-saver --enable-weights-cpu-backup"
 # As in_server/ajet_sglang_scheduler.py has it.
@@ -53,7 +54,7 @@ class SglangServer(HttpModelServer):
     def __init__(self, http: HttpClient, model: ModelConfig, *, shapes: bool) -> None:
         self._model = model
         self._shapes = shapes
-        self._sleeps = False
+        self._sleeps = self._asleep = False
         self._counted = _Counted()
         # One for each request that has sampled something and is not over.
         self._begun: set[asyncio.Future[None]] = set()
@@ -212,11 +213,16 @@ class SglangServer(HttpModelServer):
 
     async def sleep(self) -> None:
         """Move the weights to host memory, and forget keys and values."""
+        # It ends of being told so while the last forward pass is not quite over; this waits for that.
+        await self.get(f"/flush_cache?timeout={_IDLE_SECONDS}")
         await self.ask("/release_memory_occupation", {})
+        self._asleep = True
 
     async def wake(self) -> None:
-        """Move them back."""
-        await self.ask("/resume_memory_occupation", {})
+        """Move them back, unless it has come up while others slept: SGLang would end of being told so."""
+        if self._asleep:
+            await self.ask("/resume_memory_occupation", {})
+        self._asleep = False
 
 
 def _body(request: GenerateRequest, sampled: int) -> dict[str, Any]:
