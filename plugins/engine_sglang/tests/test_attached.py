@@ -7,12 +7,25 @@ from pathlib import Path
 
 import pytest
 from ajet_engine_sglang.engine import SglangEngine
-from conftest import CONTEXT, Models, assert_exact, make_engine, model_config, servers_of
+from ajet_engine_sglang.launch import LaunchPlan
+from ajet_engine_sglang.server import SglangServer
+from ajet_engine_sglang.settings import SglangEngineSettings
+from conftest import (
+    CONTEXT,
+    SETTINGS,
+    Models,
+    assert_exact,
+    make_engine,
+    model_config,
+    servers_of,
+)
 
 from ajet_core.errors import EngineError, UnsupportedError
 from ajet_core.interfaces import ModelServers, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
+from ajet_core.served import Address, HttpClient, ServerProcess
 from ajet_core.testing.asking import ask, until
+from tests.served_ports import at_port
 
 pytestmark = [
     pytest.mark.sglang,
@@ -75,6 +88,35 @@ async def test_a_context_that_the_server_has_no_room_for_is_told_with_what_to_se
         with pytest.raises(EngineError, match=r"does not fit: .*room for 512 .* 513 .*max_context"):
             await engine.start(model)
     assert (await ask(shared_engine, [1])).ids
+
+
+async def test_a_server_that_samples_or_tells_otherwise_than_it_is_asked_is_refused(
+    models: Models, python: str, tmp_path: Path
+) -> None:
+    model = model_config(models.paths[0])
+    options = SglangEngineSettings.model_validate(SETTINGS)
+    socket = tmp_path / "s.sock"
+    plan = LaunchPlan(python, options, (), model, socket, cpu=True, seed=1)
+    address = Address("http://sglang", socket, "key")
+    server = SglangServer(HttpClient(address), model, shapes=False)
+    process = await ServerProcess.start(
+        "a server",
+        [*plan.command(), "--preferred-sampling-params", '{"min_p": 0.5}'],
+        environment=plan.environment(0, "key") | {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"},
+        log=tmp_path / "log",
+        ready=server.healthy,
+        timeout=600,
+    )
+    try:
+        async with at_port(socket) as url:
+            engine = make_engine(tmp_path, ModelServers(urls=(url,), api_key="key"))
+            with pytest.raises(EngineError, match="without --preferred-sampling-params"):
+                await engine.start(model)
+        with pytest.raises(EngineError, match="without SGLANG_RETURN_ORIGINAL_LOGPROB"):
+            await server._probe()
+    finally:
+        await server.close()
+        await process.close()
 
 
 async def test_another_key_is_refused_and_told(
