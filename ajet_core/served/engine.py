@@ -144,9 +144,10 @@ class ServedEngine(Engine):
         )
         if self._shapings is not None:
             # Looked at here, where a refusal is one: in the server it would be too late.
-            await self._shapings.prepared(request.sampling)
+            await self._shapings.prepared(request)
         room = self._info.max_context - len(request.prompt_ids)
         limit = min(request.sampling.max_tokens, room)
+        request = replace(request, sampling=replace(request.sampling, max_tokens=limit))
         sampled: list[int] = []
         lost = 0
         self._requests += 1
@@ -157,11 +158,9 @@ class ServedEngine(Engine):
                 if self._closed:
                     yield GenerateChunk([], [], self._policy_version, "abort")
                     return
-                chosen = self._choose(request.prompt_ids + sampled)
-                flight, halts = (
-                    self._begin(chosen, _rest(request, sampled, limit), len(sampled)),
-                    self._halts,
-                )
+                rest = request.continued(sampled)
+                chosen = self._choose(rest.prompt_ids)
+                flight, halts = self._begin(chosen, rest), self._halts
                 try:
                     async for piece in flight.pieces():
                         sampled += piece.token_ids
@@ -350,9 +349,9 @@ class ServedEngine(Engine):
         assert number is not None, "requests are sent only while a server is up"
         return self._replicas[number]
 
-    def _begin(self, one: Replica, request: GenerateRequest, sampled: int) -> Flight:
+    def _begin(self, one: Replica, request: GenerateRequest) -> Flight:
         """Send a request. Nothing is awaited since `_open` was seen, so its version is the one that is served."""
-        flight = Flight(one.server.sample(request, sampled), self._policy_version)
+        flight = Flight(one.server.sample(request), self._policy_version)
         one.flights.add(flight)
         self._router.begin(one.number, request.prompt_ids)
         self._busy.begin()
@@ -489,16 +488,3 @@ def _shapings(model: ModelConfig, info: EngineInfo) -> Shapings:
     from ajet_core.shaping import Shapings
 
     return Shapings(model.path, info.vocab_size)
-
-
-def _rest(request: GenerateRequest, sampled: list[int], limit: int) -> GenerateRequest:
-    """What is left to do of a request. Its random numbers are not drawn a second time."""
-    sampling = request.sampling
-    seed = sampling.seed
-    if seed is not None and sampled:
-        seed = hash((seed, len(sampled)))
-    return replace(
-        request,
-        prompt_ids=request.prompt_ids + sampled,
-        sampling=replace(sampling, max_tokens=limit - len(sampled), seed=seed),
-    )

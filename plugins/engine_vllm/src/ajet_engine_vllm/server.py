@@ -129,13 +129,13 @@ class VllmServer(HttpModelServer):
         """The token that comes after a prompt, and the logprobs of the most likely ones."""
         request = GenerateRequest("probe", list(_PROBED_IDS), sampling)
         sampled, found = -1, list[float]()
-        async for piece in self._sample(request, 0):
+        async for piece in self._sample(request):
             if piece.top_logprobs:
                 (sampled,) = piece.token_ids
                 found = [logprob for _, logprob in piece.top_logprobs[0]]
         return sampled, found
 
-    def sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
+    def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         """Sample one completion.
 
         :raises UnsupportedError: top-p, top-k, penalties, a bias or a grammar, of a server that gives logprobs of what they
@@ -158,10 +158,10 @@ class VllmServer(HttpModelServer):
                 "them out",
                 param="top_p" if sampling.top_p < 1 else "top_k",
             )
-        return self._sample(request, sampled)
+        return self._sample(request)
 
-    async def _sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
-        events = self.http.events("/v1/completions", self._body(request, sampled))
+    async def _sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
+        events = self.http.events("/v1/completions", self._body(request))
         try:
             async with aclosing(events):  # type: ignore[type-var]
                 async for event in events:
@@ -176,9 +176,9 @@ class VllmServer(HttpModelServer):
         except ServerRefusedError as error:
             raise _refusal(error) from error
 
-    def _body(self, request: GenerateRequest, sampled: int) -> dict[str, Any]:
+    def _body(self, request: GenerateRequest) -> dict[str, Any]:
         sampling = request.sampling
-        shaping = what_a_server_is_told(sampling, sampled)
+        shaping = what_a_server_is_told(request)
         return {
             "model": SERVED_NAME,
             "prompt": request.prompt_ids,
@@ -186,7 +186,7 @@ class VllmServer(HttpModelServer):
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
-            "seed": None if sampling.seed is None else _seed(sampling.seed),
+            "seed": None if sampling.seed is None else _seed(sampling.seed, request.sampled),
             "stop_token_ids": list(sampling.stop_token_ids),
             "logprobs": sampling.top_logprobs,
             # The ids come as names of the tokens in the logprobs. Asked for by themselves the prompt would come back too.
@@ -265,9 +265,10 @@ def _id(token: str) -> int:
     return int(token.removeprefix(_PREFIX))
 
 
-def _seed(seed: int) -> int:
-    """Any integer as one of 63 bits; vLLM takes -1 for none."""
-    digest = hashlib.blake2b(str(seed).encode(), digest_size=8).digest()
+def _seed(seed: int, sampled: int) -> int:
+    """Any integer as one of 63 bits; vLLM takes -1 for none. What goes on draws other numbers than it began with."""
+    text = f"{seed} {sampled}" if sampled else str(seed)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
