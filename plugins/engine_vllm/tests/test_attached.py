@@ -68,7 +68,7 @@ async def test_it_sleeps_and_is_as_before_when_it_wakes(
     with pytest.raises(EngineError, match=r"engine\.settings\.sleep"):
         await shared_engine.sleep()
     async with url_of(shared_engine) as url:
-        engine = make_engine(tmp_path, ModelServers(urls=(url,)))
+        engine = make_engine(tmp_path, ModelServers(urls=(url,)), sleep=True)
         await engine.start(ModelConfig(path=models.paths[1], dtype="float32"))
         await engine.sleep()
         prompt = [7] * 200

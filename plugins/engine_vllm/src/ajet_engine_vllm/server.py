@@ -24,6 +24,7 @@ from ajet_core.served import HttpClient, HttpModelServer, Piece, ServerGoneError
 from ajet_core.served.launching import SHARED_IN_SERVER, model_config
 from ajet_core.shaping import is_shaped, what_a_server_is_told
 from ajet_engine_vllm.group import VllmMember
+from ajet_engine_vllm.settings import VllmEngineSettings
 from ajet_engine_vllm.version import check_version
 
 SERVED_NAME = "agentjet"
@@ -61,14 +62,14 @@ class VllmServer(HttpModelServer):
     """A server of vLLM, of a version that `check_version` accepts.
 
     :param model: that it serves.
-    :param chunk_tokens: tokens of a chunk of a streamed answer.
+    :param options: the engine's.
     """
 
     kind = "vLLM"
 
-    def __init__(self, http: HttpClient, model: ModelConfig, chunk_tokens: int) -> None:
+    def __init__(self, http: HttpClient, model: ModelConfig, options: VllmEngineSettings) -> None:
         self._model = model
-        self._chunk_tokens = chunk_tokens
+        self._options = options
         self._has_tokenizer = Path(model.path, "tokenizer.json").is_file()
         self._cuts = self._shapes = self._holds = False
         super().__init__(http)
@@ -95,7 +96,11 @@ class VllmServer(HttpModelServer):
             raise EngineError(
                 f"the vLLM server does not let its weights be changed ({error}): {HOW_TO_START}"
             ) from error
-        await self._rpc("ajet_report_policy_logprobs", {})
+        can = await self._rpc("ajet_report_policy_logprobs", {})
+        if self._options.sleep and not all(one["sleeps"] for one in can):
+            raise EngineError(
+                "the vLLM server cannot sleep, as engine.settings.sleep wants: start it with --enable-sleep-mode too"
+            )
         await self._member.prepare()
         await self._probe()
         return info
@@ -195,7 +200,7 @@ class VllmServer(HttpModelServer):
             "skip_special_tokens": False,
             "vllm_xargs": {"ajet_shaping": shaping} if shaping else None,
             "stream": True,
-            "stream_interval": self._chunk_tokens if request.stream else _ALL_TOKENS,
+            "stream_interval": self._options.chunk_tokens if request.stream else _ALL_TOKENS,
         }
 
     async def halt(self) -> None:
