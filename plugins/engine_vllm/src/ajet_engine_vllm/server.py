@@ -22,6 +22,7 @@ from ajet_core.interfaces import (
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import HttpClient, HttpModelServer, Piece, ServerGoneError, ServerRefusedError
 from ajet_core.served.launching import SHARED_IN_SERVER, model_config
+from ajet_core.served.probing import PROBE, PROBED_IDS, is_scaled, is_whole, probed
 from ajet_core.shaping import is_shaped, what_a_server_is_told
 from ajet_engine_vllm.group import VllmMember
 from ajet_engine_vllm.settings import VllmEngineSettings
@@ -47,13 +48,6 @@ _COUNTERS = {
     "vllm:prefix_cache_hits_total": "cached_tokens",
     "vllm:generation_tokens_total": "sampled_tokens",
 }
-_PROBE = SamplingParams(max_tokens=1, top_logprobs=20)
-_PROBED_IDS = (1, 2, 3)
-# Two distributions that differ by so little in their logprobs say nothing about which of them it is.
-_TELLING = 1e-3
-_TOLERANCE = 0.05
-# By so much logprobs of low precision differ.
-_ROUNDING = 0.02
 # More than any two logits differ.
 _DECIDING = 1e4
 
@@ -107,38 +101,27 @@ class VllmServer(HttpModelServer):
 
     async def _probe(self) -> None:
         """Look at logprobs of which it is known what they have to be."""
-        _, once = await self._probed(_PROBE)
-        _, twice = await self._probed(replace(_PROBE, temperature=2.0))
-        spread = once[0] - once[-1]
-        if spread > _TELLING and abs((twice[0] - twice[-1]) / spread - 0.5) > _TOLERANCE:
+        _, once = await self._probed(PROBE)
+        _, twice = await self._probed(replace(PROBE, temperature=2.0))
+        if not is_scaled(once, twice):
             raise EngineError(
                 f"the vLLM server does not give logprobs at the sampling temperature: {HOW_TO_START}"
             )
-        top, greedy = await self._probed(replace(_PROBE, top_k=1, top_logprobs=1))
-        # Of one token alone it would be 0.
-        self._cuts = abs(greedy[0] - once[0]) < _TOLERANCE * abs(once[0])
+        top, cut = await self._probed(replace(PROBE, top_k=1, top_logprobs=2))
+        self._cuts = is_whole(cut, once)
         # Were it not for the bias, the most likely token would be another one; the logprobs are to be as without it.
-        unlikely = _PROBED_IDS[0] if top != _PROBED_IDS[0] else _PROBED_IDS[1]
-        shaped = replace(_PROBE, temperature=0.0, logit_bias=((unlikely, _DECIDING),))
+        unlikely = PROBED_IDS[0] if top != PROBED_IDS[0] else PROBED_IDS[1]
+        shaped = replace(PROBE, temperature=0.0, logit_bias=((unlikely, _DECIDING),))
         chosen, same = await self._probed(shaped)
-        self._shapes = chosen == unlikely and abs(same[0] - once[0]) < max(
-            _TOLERANCE * abs(once[0]), _ROUNDING
-        )
+        self._shapes = chosen == unlikely and is_whole(same, once)
         if self._shapes and self._has_tokenizer:
             # The server may have been started with another directory, or none.
-            held = replace(_PROBE, grammar=f"start: <[{unlikely}]>", stop_token_ids=(top,))
+            held = replace(PROBE, grammar=f"start: <[{unlikely}]>", stop_token_ids=(top,))
             chosen, _ = await self._probed(held)
             self._holds = chosen == unlikely
 
     async def _probed(self, sampling: SamplingParams) -> tuple[int, list[float]]:
-        """The token that comes after a prompt, and the logprobs of the most likely ones."""
-        request = GenerateRequest("probe", list(_PROBED_IDS), sampling)
-        sampled, found = -1, list[float]()
-        async for piece in self._sample(request):
-            if piece.top_logprobs:
-                (sampled,) = piece.token_ids
-                found = [logprob for _, logprob in piece.top_logprobs[0]]
-        return sampled, found
+        return await probed(self._sample, sampling)
 
     def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         """Sample one completion.
