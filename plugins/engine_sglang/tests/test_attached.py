@@ -25,44 +25,47 @@ async def test_it_is_given_weights_answers_and_is_left_running(
     shared_engine: SglangEngine, models: Models, tmp_path: Path
 ) -> None:
     await shared_engine.update_weights(WeightUpdate("safetensors_dir", 10**6, models.paths[1]))
-    engine = make_engine(tmp_path, servers_of(shared_engine))
-    await engine.start(model_config(models.paths[0]))
     prompt = [4, 5, 6]
-    assert_exact(models, 0, prompt, await ask(engine, prompt, top_p=0.8))
-    # Counters begin with the engine, not with the server.
-    assert (await engine.stats()).sampled_tokens == 8
-    # It may have been started in any way, and is not asked for what only a sampler of ours can do.
-    with pytest.raises(UnsupportedError, match="that agentjet has not started"):
-        await ask(engine, prompt, logit_bias=((7, 1.0),))
-    tasks = [asyncio.create_task(ask(engine, [i], max_tokens=400)) for i in range(3)]
-    await until(engine, lambda stats: stats.sampled_tokens > 10)
-    await engine.close()
-    assert {answer.reason for answer in await asyncio.gather(*tasks)} == {"abort"}
+    async with servers_of(shared_engine) as servers:
+        engine = make_engine(tmp_path, servers)
+        await engine.start(model_config(models.paths[0]))
+        assert_exact(models, 0, prompt, await ask(engine, prompt, top_p=0.8))
+        # Counters begin with the engine, not with the server.
+        assert (await engine.stats()).sampled_tokens == 8
+        # It may have been started in any way, and is not asked for what only a sampler of ours can do.
+        with pytest.raises(UnsupportedError, match="that agentjet has not started"):
+            await ask(engine, prompt, logit_bias=((7, 1.0),))
+        tasks = [asyncio.create_task(ask(engine, [i], max_tokens=400)) for i in range(3)]
+        await until(engine, lambda stats: stats.sampled_tokens > 10)
+        await engine.close()
+        assert {answer.reason for answer in await asyncio.gather(*tasks)} == {"abort"}
     assert (await ask(shared_engine, prompt)).ids
 
 
 async def test_a_context_that_the_server_has_no_room_for_is_told_with_what_to_set(
     shared_engine: SglangEngine, models: Models, tmp_path: Path
 ) -> None:
-    engine = make_engine(tmp_path, servers_of(shared_engine))
     long = Path(models.paths[0]).with_name("long")
     long.mkdir(exist_ok=True)
     for file in Path(models.paths[0]).iterdir():
         text = file.read_bytes().replace(b'embeddings": %d' % (CONTEXT + 6), b'embeddings": 9999')
         (long / file.name).write_bytes(text)
     model = ModelConfig(path=str(long), dtype="float32", max_context=CONTEXT + 1)
-    with pytest.raises(EngineError, match=r"does not fit: .*room for 512 .* 513 .*max_context"):
-        await engine.start(model)
+    async with servers_of(shared_engine) as servers:
+        engine = make_engine(tmp_path, servers)
+        with pytest.raises(EngineError, match=r"does not fit: .*room for 512 .* 513 .*max_context"):
+            await engine.start(model)
     assert (await ask(shared_engine, [1])).ids
 
 
 async def test_another_key_is_refused_and_told(
     shared_engine: SglangEngine, models: Models, tmp_path: Path
 ) -> None:
-    servers = ModelServers(urls=servers_of(shared_engine).urls, api_key="another")
-    engine = make_engine(tmp_path, servers, boot_timeout_seconds=30)
-    with pytest.raises(EngineError, match="401"):
-        await engine.start(model_config(models.paths[0]))
+    async with servers_of(shared_engine) as servers:
+        other = ModelServers(urls=servers.urls, api_key="another")
+        engine = make_engine(tmp_path, other, boot_timeout_seconds=30)
+        with pytest.raises(EngineError, match="401"):
+            await engine.start(model_config(models.paths[0]))
 
 
 async def test_one_that_is_not_there_is_waited_for_and_named(
