@@ -28,6 +28,7 @@ from ajet_core.server.dialects.evaluated import evaluated
 from ajet_core.server.dialects.exchange import Exchange
 from ajet_core.server.dialects.models import model_object, models_list
 from ajet_core.server.dialects.retries import SameRequest
+from ajet_core.server.dialects.speakers import speaker
 from ajet_core.server.dialects.table import DIALECTS, KEY_PREFIX, MESSAGES
 from ajet_core.server.disconnect import until_disconnect
 from ajet_core.server.open_episodes import OpenEpisode
@@ -124,7 +125,9 @@ class _Calls:
             if episode.record.kind == "eval":
                 sampling = service.evaluations.config.sampling
                 asked = replace(asked, request=evaluated(asked.request, sampling))
-            agent = _agent_name(request)
+            agent = _agent_name(request) or speaker(
+                asked.request.messages, service.coordinator.agents
+            )
             same = SameRequest.read(request.headers, scope["path"], agent, body)
             call = _Call(service, episode, request, self._dialect, asked, agent, same)
             response = await call.answer()

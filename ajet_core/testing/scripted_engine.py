@@ -154,7 +154,7 @@ class ScriptedEngine(Engine):
 
     async def wake(self) -> None:
         """Go on."""
-        (self.context.run_dir / ASLEEP).unlink()
+        (self.context.run_dir / ASLEEP).unlink(missing_ok=True)
         await self.resume()
 
     async def stats(self) -> EngineStats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from ajet_engine_vllm.engine import VllmEngine
 from conftest import CONTEXT, Models, make_engine
+from safetensors.torch import load_file, save_file
 
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import ModelServers, WeightUpdate
@@ -62,13 +64,32 @@ async def test_it_is_given_weights_answers_and_is_left_running(
     assert (await ask(shared_engine, prompt)).ids
 
 
+async def test_a_model_that_is_sure_of_its_next_token_is_refused_nothing(
+    shared_engine: VllmEngine, models: Models, tmp_path: Path
+) -> None:
+    """The logprob of the token is 0 then, as it would be of all that top-k leaves."""
+    sure = tmp_path / "sure"
+    shutil.copytree(models.paths[0], sure)
+    weights = load_file(sure / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"] * 300
+    save_file(weights, sure / "model.safetensors", {"format": "pt"})
+    await shared_engine.update_weights(WeightUpdate("safetensors_dir", 10**6, str(sure)))
+    async with url_of(shared_engine) as url:
+        engine = make_engine(tmp_path, ModelServers(urls=(url,)))
+        await engine.start(ModelConfig(path=str(sure), dtype="float32"))
+        assert (await ask(engine, [1, 2, 3], max_tokens=1)).logprobs == [0.0]
+        cut = await ask(engine, [1, 2, 3], top_k=3, top_p=0.9, logit_bias=((7, -100.0),))
+        assert len(cut.ids) == 8
+        await engine.close()
+
+
 async def test_it_sleeps_and_is_as_before_when_it_wakes(
     shared_engine: VllmEngine, models: Models, tmp_path: Path
 ) -> None:
     with pytest.raises(EngineError, match=r"engine\.settings\.sleep"):
         await shared_engine.sleep()
     async with url_of(shared_engine) as url:
-        engine = make_engine(tmp_path, ModelServers(urls=(url,)))
+        engine = make_engine(tmp_path, ModelServers(urls=(url,)), sleep=True)
         await engine.start(ModelConfig(path=models.paths[1], dtype="float32"))
         await engine.sleep()
         prompt = [7] * 200

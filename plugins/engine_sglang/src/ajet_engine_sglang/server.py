@@ -85,7 +85,7 @@ class SglangServer(HttpModelServer):
         self._member.describe(int(served["tp_size"]), gpu=served["device"] != "cpu")
         return EngineInfo(min(wanted, room), int(config["vocab_size"]))
 
-    def sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
+    def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         """Sample one completion. Its logprobs are those before top-p and top-k.
 
         :raises UnsupportedError: penalties, a bias or a grammar, of a server that was not started here.
@@ -96,11 +96,11 @@ class SglangServer(HttpModelServer):
                 "start one, without servers.sglang.urls",
                 param="grammar" if request.sampling.grammar else "logit_bias",
             )
-        return self._sample(request, sampled)
+        return self._sample(request)
 
-    async def _sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
+    async def _sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         answer = _Answer(request)
-        events = self.http.events("/generate", _body(request, sampled))
+        events = self.http.events("/generate", _body(request))
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             async with aclosing(events):  # type: ignore[type-var]
@@ -177,9 +177,9 @@ class SglangServer(HttpModelServer):
         raise EngineError("the engine 'sglang' cannot sleep")
 
 
-def _body(request: GenerateRequest, sampled: int) -> dict[str, Any]:
+def _body(request: GenerateRequest) -> dict[str, Any]:
     sampling = request.sampling
-    shaping = what_a_server_is_told(sampling, sampled)
+    shaping = what_a_server_is_told(request)
     shaped = {"custom_logit_processor": _SHAPING} if shaping else {}
     return shaped | {
         "input_ids": request.prompt_ids,

@@ -97,15 +97,15 @@ class VllmEngine(ServedEngine):
         return Path(self._sockets.name)
 
     def _server(self, address: Address, model: ModelConfig) -> VllmServer:
-        return VllmServer(HttpClient(address), model, self._options.chunk_tokens)
+        return VllmServer(HttpClient(address), model, self._options)
 
     async def sleep(self) -> None:
         """Free the servers' GPU memory.
 
         :raises EngineError: they were not started for it.
         """
-        if not self._options.sleep and not self.context.servers.urls:
-            raise EngineError("the vLLM servers cannot sleep: set engine.settings.sleep")
+        if not self._options.sleep:
+            raise EngineError("the vLLM servers are not to sleep: set engine.settings.sleep")
         await super().sleep()
 
     async def close(self) -> None:
