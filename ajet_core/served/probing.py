@@ -16,7 +16,7 @@ _TOLERANCE = 0.05
 
 
 async def probed(
-    sample: Callable[[GenerateRequest, int], AsyncIterator[Piece]], sampling: SamplingParams
+    sample: Callable[[GenerateRequest], AsyncIterator[Piece]], sampling: SamplingParams
 ) -> tuple[int, list[float]]:
     """The token that comes after a prompt, and the logprobs of the most likely ones, most likely first.
 
@@ -24,7 +24,7 @@ async def probed(
     """
     request = GenerateRequest("probe", list(PROBED_IDS), sampling)
     sampled, found = -1, list[float]()
-    async for piece in sample(request, 0):
+    async for piece in sample(request):
         if piece.top_logprobs:
             (sampled,) = piece.token_ids
             found = [logprob for _, logprob in piece.top_logprobs[0]]

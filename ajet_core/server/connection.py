@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ajet_core.errors import AjetError, BusyError, HeadTooLargeError, SlowRequestError
+from ajet_core.server.disconnect import left_unread
 from ajet_core.server.http_errors import error_response
 
 MAX_HEAD_BYTES = 32 * 1024
@@ -91,10 +92,23 @@ class GuardedProtocol(HttpToolsProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As in the base class."""
+        """As in the base class; an answer that was not read may be asked for again."""
+        # Asked of the latest request alone: who sends another one has read the answer before it.
+        if self.cycle is not None and self._is_unread(exc):
+            left_unread(self.cycle.scope["state"])
         super().connection_lost(exc)
         self._forget_read_timer()
         self._forget_write_timer()
+
+    def _is_unread(self, exc: Exception | None) -> bool:
+        """Whether it is certain that the client has not read all of the answer.
+
+        A client that closes a connection with something left to be read resets it. With TLS that is no sign: it also
+        is reset by our farewell, when the client was quicker with its own.
+        """
+        if not self.cycle.response_complete or self.flow.write_paused:
+            return True
+        return isinstance(exc, ConnectionError) and self.scheme == "http"
 
     def data_received(self, data: bytes) -> None:
         """As in the base class; what is not complete has to go on coming."""

@@ -1,9 +1,9 @@
-"""Work for a client that may hang up before it is done."""
+"""Clients that hang up: before their answer is made, or before they have read it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
@@ -12,6 +12,8 @@ from starlette.requests import Request
 from ajet_core.server.http_errors import CLIENT_CLOSED_REQUEST
 
 T = TypeVar("T")
+
+_UNREAD = "unread"
 
 
 async def until_disconnect(
@@ -47,6 +49,21 @@ async def until_disconnect(
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
     return task.result()
+
+
+def when_unread(request: Request, tell: Callable[[], None]) -> None:
+    """Have `tell` called if the connection breaks before the client has read the answer to `request`.
+
+    Only a break that shows it counts; a client that reads its answer may close the connection, and says nothing.
+    """
+    setattr(request.state, _UNREAD, tell)
+
+
+def left_unread(state: dict[str, Any]) -> None:
+    """The connection of a request, whose state this is, broke, and the answer was not read."""
+    tell: Callable[[], None] | None = state.pop(_UNREAD, None)
+    if tell is not None:
+        tell()
 
 
 async def _disconnected(request: Request) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence, Set
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ajet_core.errors import (
     AuthError,
@@ -26,6 +26,8 @@ from ajet_core.server.open_episodes import OpenEpisode, OpenEpisodes
 from ajet_core.server.rendering.conversation import ConversationIndex
 from ajet_core.server.state import StateBoard
 from ajet_core.server.tenants import Tenants
+
+T = TypeVar("T")
 
 _SHOWN_ID = 64
 
@@ -282,13 +284,18 @@ class EpisodeRegistry:
         return self.open.seconds_to_look()
 
     @contextlib.contextmanager
-    def running_call(self, episode: OpenEpisode, task: asyncio.Task[Any]) -> Iterator[None]:
-        """While the context is open, `task` is one of the episode's calls."""
-        try:
-            with self.open.running_call(episode, task):
-                yield
-        finally:
-            self._saw(episode)
+    def running_call(
+        self, episode: OpenEpisode, work: Coroutine[Any, Any, T]
+    ) -> Iterator[asyncio.Task[T]]:
+        """A task that does `work` as one of the episode's calls, while the context is open.
+
+        :raises EpisodeClosedError: the episode is over, or about to be.
+        """
+        with self.open.running_call(episode, work) as task:
+            try:
+                yield task
+            finally:
+                self._saw(episode)
 
     def _add(self, episode: OpenEpisode) -> None:
         self.open.add(episode)

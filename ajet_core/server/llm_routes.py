@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -27,9 +27,10 @@ from ajet_core.server.dialects.dialect import Asked, Dialect
 from ajet_core.server.dialects.evaluated import evaluated
 from ajet_core.server.dialects.exchange import Exchange
 from ajet_core.server.dialects.models import model_object, models_list
-from ajet_core.server.dialects.retries import SameRequest
+from ajet_core.server.dialects.retries import SameRequest, SharedAnswer
+from ajet_core.server.dialects.speakers import speaker
 from ajet_core.server.dialects.table import DIALECTS, KEY_PREFIX, MESSAGES
-from ajet_core.server.disconnect import until_disconnect
+from ajet_core.server.disconnect import until_disconnect, when_unread
 from ajet_core.server.open_episodes import OpenEpisode
 from ajet_core.server.service import SwarmService
 
@@ -124,7 +125,9 @@ class _Calls:
             if episode.record.kind == "eval":
                 sampling = service.evaluations.config.sampling
                 asked = replace(asked, request=evaluated(asked.request, sampling))
-            agent = _agent_name(request)
+            agent = _agent_name(request) or speaker(
+                asked.request.messages, service.coordinator.agents
+            )
             same = SameRequest.read(request.headers, scope["path"], agent, body)
             call = _Call(service, episode, request, self._dialect, asked, agent, same)
             response = await call.answer()
@@ -185,15 +188,16 @@ class _Call:
         self._asked = asked
         self._agent = agent
         self._same = same
+        self._shared: SharedAnswer | None = None
         ignored = ",".join(asked.request.ignored)
         self._headers = {IGNORED_HEADER: ignored} if ignored.isascii() and ignored else {}
 
     async def answer(self) -> Response:
         """The whole completion, or a stream of it."""
         if not self._asked.request.stream:
-            return Response(
-                await self._complete(), media_type="application/json", headers=self._headers
-            )
+            whole = await self._complete()
+            when_unread(self._request, self._unread)
+            return Response(whole, media_type="application/json", headers=self._headers)
         chunks = self._stream()
         # The first chunk is awaited before the status is sent, so that an error has its own status.
         first = await until_disconnect(self._request, _first(chunks))
@@ -206,19 +210,31 @@ class _Call:
     async def _complete(self) -> bytes:
         """The completion; the episode's end, the client's farewell and the deadline cancel it.
 
-        A request that is sent again waits for the answer of the first one, or gets the one it had.
+        A request that is sent again may get an answer that is there already.
         """
-        answer = self._episode.session.answers.shared(self._same, self._sample())
-        task = asyncio.create_task(answer.wait())
-        with self._service.episodes.running_call(self._episode, task):
+        with self._service.episodes.running_call(self._episode, self._answer()) as task:
+            whole = None
             try:
-                return await until_disconnect(self._request, task, self._deadline)
+                whole = await until_disconnect(self._request, task, self._deadline)
             except TimeoutError:
                 raise self._too_slow() from None
             except asyncio.CancelledError:
                 if task.cancelled() and not _being_cancelled():
                     raise _closed() from None
                 raise
+            finally:
+                if whole is None:
+                    # It may have been made and recorded all the same.
+                    self._unread()
+            return whole
+
+    async def _answer(self) -> bytes:
+        self._shared = self._episode.session.answers.shared(self._same, self._sample())
+        return await self._shared.wait()
+
+    def _unread(self) -> None:
+        if self._shared is not None:
+            self._shared.unread()
 
     async def _begun(self) -> tuple[CompletionService, Exchange]:
         completions = await _completion_service(self._service)
@@ -237,15 +253,14 @@ class _Call:
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
 
         async def produce() -> None:
-            try:
-                completions, exchange = await self._begun()
-                async with aclosing(completions.events(exchange)) as events:
-                    async for chunk in self._asked.stream(exchange, events):
-                        queue.put_nowait(chunk)
-            finally:
-                queue.put_nowait(None)
+            completions, exchange = await self._begun()
+            async with aclosing(completions.events(exchange)) as events:
+                async for chunk in self._asked.stream(exchange, events):
+                    queue.put_nowait(chunk)
 
-        call = asyncio.create_task(self._as_call(produce()))
+        call = asyncio.create_task(self._as_call(produce))
+        # Not from within: what is cancelled before its first step does nothing at all.
+        call.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (chunk := await queue.get()) is not None:
                 yield chunk
@@ -266,14 +281,13 @@ class _Call:
         finally:
             await rest.aclose()
 
-    async def _as_call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which the episode's end and the deadline cancel.
+    async def _as_call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of `work()`, which the episode's end and the deadline cancel.
 
         :raises EpisodeClosedError: the episode was closed meanwhile.
         :raises DeadlineError: it took too long, waiting for weights included.
         """
-        task = asyncio.create_task(work)
-        with self._service.episodes.running_call(self._episode, task):
+        with self._service.episodes.running_call(self._episode, work()) as task:
             try:
                 done, _ = await asyncio.wait([task], timeout=self._deadline)
             finally:

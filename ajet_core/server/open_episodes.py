@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from ajet_core.errors import EpisodeClosedError
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.server.dialects.exchange import Session
 from ajet_core.server.leases import LeaseWatch
+
+T = TypeVar("T")
 
 BEATS_MISSED = 3.0
 # A new episode may have a shorter lease than those that were there at the last look.
@@ -121,12 +124,22 @@ class OpenEpisodes:
         return max(0.0, episode.expires_at - self._clock())
 
     @contextlib.contextmanager
-    def running_call(self, episode: OpenEpisode, task: asyncio.Task[Any]) -> Iterator[None]:
-        """While the context is open, `task` is one of the episode's calls."""
+    def running_call(
+        self, episode: OpenEpisode, work: Coroutine[Any, Any, T]
+    ) -> Iterator[asyncio.Task[T]]:
+        """A task that does `work` as one of the episode's calls, while the context is open.
+
+        :raises EpisodeClosedError: the episode is over, or about to be: calls that run are ended only once.
+        """
+        episode_id = episode.record.episode_id
+        if self._open.get(episode_id) is not episode or episode.closing.locked():
+            work.close()
+            raise EpisodeClosedError(f"episode {episode_id} was closed before this call began")
+        task = asyncio.create_task(work)
         episode.calls_running.add(task)
         self.moved_at = self._clock()
         try:
-            yield
+            yield task
         finally:
             episode.calls_running.discard(task)
             episode.called_at = self.moved_at = self._clock()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from typing import Any, TypeVar
 
-from ajet_core.errors import ContextLengthError, EngineError, UnsupportedError
+from ajet_core.errors import ContextLengthError, UnsupportedError
 from ajet_core.interfaces.engine import (
     EngineCapabilities,
     EngineInfo,
@@ -25,6 +26,8 @@ from ajet_core.server.dialects.request import ModelRequest
 from ajet_core.server.dialects.stopping import StopScanner
 from ajet_core.server.rendering.prompting import Prompt, Written
 from ajet_core.server.rendering.renderer import ChatRenderer
+
+T = TypeVar("T")
 
 # Threads that make prompts of long requests.
 _RENDERING_AT_ONCE = 2
@@ -108,16 +111,28 @@ class CompletionService:
     async def complete(self, exchange: Exchange) -> list[Choice]:
         """All choices, each of them a call of the episode.
 
-        If this is cancelled, what was sampled so far is recorded with the finish reason "abort".
+        If one of them fails, or this is cancelled before all are sampled, what was sampled so far is recorded with
+        the finish reason "abort": nobody sees any of it. Once they are being recorded the choices are there, and
+        are returned, also if this is cancelled.
 
         :raises EngineError: the engine failed.
         """
-        if exchange.request.n == 1:
-            return [await self._choice(exchange, 0)]
-        return await gathered(self._choice(exchange, i) for i in range(exchange.request.n))
+        generations = [self._generation(exchange, i) for i in range(exchange.request.n)]
+        try:
+            if len(generations) == 1:
+                await self._sampled(generations[0])
+            else:
+                await gathered(self._sampled(generation) for generation in generations)
+        except BaseException:
+            await self._aborted(exchange, generations)
+            raise
+        return await _finishing(self._choices(exchange, generations))
 
     def events(self, exchange: Exchange) -> AsyncGenerator[Event, None]:
-        """The same, as it happens. Closing the generator ends the calls, as cancelling does."""
+        """The same, as it happens. Closing the generator ends the calls, as cancelling does.
+
+        A choice is recorded before its end is told, and remains if another one fails after that.
+        """
         return merged([self._events(exchange, i) for i in range(exchange.request.n)])
 
     def _check_engine(self, request: ModelRequest) -> None:
@@ -139,8 +154,8 @@ class CompletionService:
 
     def _grammar(self, request: ModelRequest) -> str:
         """What the answer is held to, "" if it may be anything."""
-        choice, wanted = request.tool_choice, request.answer_format
-        must = request.tools is not None and not choice.is_free
+        choice, wanted, tools = request.tool_choice, request.answer_format, request.tools
+        must = tools is not None and not choice.is_free
         if not must and wanted is None:
             return ""
         param = choice.param if must or wanted is None else wanted.param
@@ -149,10 +164,13 @@ class CompletionService:
                 f"{param}: this server's engine cannot force what the model writes; leave it to the model",
                 param=param,
             )
-        if must and request.tools is not None:
-            return self._constraints.calls(choice, request.tools)
-        assert wanted is not None, "one of the two is asked for"
-        return self._constraints.answer(wanted)
+        if tools is None:
+            assert wanted is not None, "one of the two is asked for"
+            return self._constraints.answer(wanted)
+        # Who must call a tool has no other answer that could have a format.
+        if wanted is None or choice.forced:
+            return self._constraints.calls(choice, tools)
+        return self._constraints.calls_or_answer(choice, tools, wanted)
 
     def _raw_ids(self, prompt: str | tuple[int, ...]) -> list[int]:
         if isinstance(prompt, str):
@@ -230,17 +248,28 @@ class CompletionService:
         scanner = StopScanner(self._renderer, request.stop) if request.stop else None
         return Generation(asked, self._renderer, scanner)
 
-    async def _choice(self, exchange: Exchange, choice: int) -> Choice:
-        generation = self._generation(exchange, choice)
-        try:
-            async with aclosing(sample(self._engine, generation)) as progress:
-                async for _ in progress:
-                    pass
-        except asyncio.CancelledError:
-            await self._recorder.aborted(exchange, generation)
-            raise
-        answer = self._answer(exchange, generation)
-        return await self._finished(exchange, choice, generation, answer)
+    async def _sampled(self, generation: Generation) -> None:
+        async with aclosing(sample(self._engine, generation)) as progress:
+            async for _ in progress:
+                pass
+
+    async def _aborted(self, exchange: Exchange, generations: Sequence[Generation]) -> None:
+        """Record what nobody will see."""
+        await asyncio.gather(
+            *(self._recorder.aborted(exchange, generation) for generation in generations)
+        )
+
+    async def _choices(self, exchange: Exchange, generations: Sequence[Generation]) -> list[Choice]:
+        """Record choices that are complete."""
+        answers = [self._answer(exchange, generation) for generation in generations]
+        pairs = list(zip(generations, answers, strict=True))
+        await asyncio.gather(
+            *(self._recorder.finished(exchange, one, answer.message) for one, answer in pairs)
+        )
+        return [
+            Choice(i, generation, answer, _reason(generation, answer))
+            for i, (generation, answer) in enumerate(pairs)
+        ]
 
     async def _events(self, exchange: Exchange, choice: int) -> AsyncGenerator[Event, None]:
         generation = self._generation(exchange, choice)
@@ -253,11 +282,13 @@ class CompletionService:
                         started = True
                         yield Started(choice, generation)
                     yield Grown(choice, deltas.grown())
-        except (asyncio.CancelledError, GeneratorExit):
+        except BaseException:
+            # What was sent before an error counts no more than what was sent to somebody who hung up.
             await self._recorder.aborted(exchange, generation)
             raise
         answer = deltas.given(self._answer(exchange, generation))
-        yield await self._finished(exchange, choice, generation, answer, deltas)
+        await self._recorder.finished(exchange, generation, answer.message)
+        yield Choice(choice, generation, answer, _reason(generation, answer), deltas.rest(answer))
 
     def _answer(self, exchange: Exchange, generation: Generation) -> Answer:
         if exchange.request.prompt is not None:
@@ -266,24 +297,17 @@ class CompletionService:
         parsed = self._renderer.parse(generation.visible_ids(), exchange.prompt.ids, tools)
         return make_answer(parsed, tools_offered=tools is not None, token_hex=self._token_hex)
 
-    async def _finished(
-        self,
-        exchange: Exchange,
-        choice: int,
-        generation: Generation,
-        answer: Answer,
-        deltas: DeltaStream | None = None,
-    ) -> Choice:
-        """Record a choice that is complete; from then on the conversation can go on from it."""
-        reason = generation.finish_reason or "abort"
-        if reason == "abort":
-            await self._recorder.aborted(exchange, generation)
-            raise EngineError(
-                f"the engine aborted call {generation.request.request_id}", retry_after=1.0
-            )
-        await self._recorder.finished(exchange, generation, answer.message)
-        called = answer.tool_calls and reason == "stop" and not generation.stopped_by_text
-        finish = "tool_calls" if called else reason
-        if deltas is None:
-            return Choice(choice, generation, answer, finish)
-        return Choice(choice, generation, answer, finish, deltas.rest(answer))
+
+async def _finishing(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which goes on if this is cancelled."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        return await task
+
+
+def _reason(generation: Generation, answer: Answer) -> str:
+    reason = generation.finish_reason or "abort"
+    called = answer.tool_calls and reason == "stop" and not generation.stopped_by_text
+    return "tool_calls" if called else reason

@@ -132,12 +132,16 @@ async def sample(engine: EngineHandle, generation: Generation) -> AsyncGenerator
 
     Closing this generator, or reaching a stop string, cancels the request in the engine.
 
-    :raises EngineError: the engine stopped without a finish reason.
+    :raises EngineError: the engine stopped without a finish reason, or gave the request up.
     """
     chunks = engine.generate(generation.request)
     try:
         async for chunk in chunks:
             generation.take(chunk)
+            if generation.finish_reason == "abort":
+                raise EngineError(
+                    f"the engine aborted call {generation.request.request_id}", retry_after=1.0
+                )
             yield
             if generation.finish_reason is not None:
                 return

@@ -1,8 +1,10 @@
-"""Requests that are sent again: the same call is made once and answered as often as it is asked for.
+"""Requests that are sent again: a call is made once for whoever asks again, and never shared by two who merely ask alike.
 
-SDKs send a request again when they got no answer, which may have been made, and recorded, nevertheless. They say so
-(``x-stainless-retry-count``), or give a request a name (``idempotency-key``). Requests that are merely alike are calls of
-their own: agents ask the same thing several times to choose among the answers.
+SDKs send a request again when they got no answer. They say that they do (``x-stainless-retry-count``), but not which
+request it was, and agents ask the same thing several times to choose among the answers: the retry of a request that was
+turned away looks like the retry of one whose answer was lost. So such a retry is given only what nobody has: an answer
+that was made, and recorded, but that its client was not there to read. Each is given once. A request with a name
+(``idempotency-key``) is exact: whoever asks by that name gets the same answer.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from ajet_core.errors import RequestError
 
 KEY_HEADER = "idempotency-key"
 RETRY_HEADER = "x-stainless-retry-count"
-# Answers of an episode that are kept for whoever asks again, and how long they may be.
-_KEPT = 2
+# Answers of an episode that are kept for whoever asks again: so many of each kind, and how long they may be.
+_KEPT = 8
 _MAX_BYTES = 65536
 _MAX_KEY = 256
 
@@ -28,15 +30,16 @@ _MAX_KEY = 256
 class SharedAnswer:
     """An answer that is being made, or was, for all who ask for it.
 
-    :param digest: of the request.
+    :param request: that it was first made for.
     """
 
     task: asyncio.Task[bytes]
-    digest: bytes
+    request: SameRequest
+    _answers: Answers
     _waiting: int = 0
 
     async def wait(self) -> bytes:
-        """The answer. When nobody waits for it any more, it is not made.
+        """The answer. When nobody waits for it any more, it is not made, unless it is recorded already.
 
         :raises asyncio.CancelledError: this was cancelled, or the answer was.
         """
@@ -49,39 +52,64 @@ class SharedAnswer:
                 self.task.cancel()
                 await asyncio.gather(self.task, return_exceptions=True)
 
+    def unread(self) -> None:
+        """Whoever was to have the answer is gone and has not read it; the next one may have it."""
+        self._answers.unread(self)
+
 
 @dataclass(slots=True)
 class Answers:
-    """The latest answers of an episode, by what tells that a request is the same."""
+    """Answers of an episode that may be asked for again: by the name of the request, and those that nobody has read."""
 
-    _by_key: OrderedDict[bytes, SharedAnswer] = field(default_factory=OrderedDict)
+    _named: OrderedDict[bytes, SharedAnswer] = field(default_factory=OrderedDict)
+    _unread: list[SharedAnswer] = field(default_factory=list)
 
     def shared(self, request: SameRequest, make: Coroutine[Any, Any, bytes]) -> SharedAnswer:
-        """The answer to a request; if it is a new one, `make` makes it.
+        """The answer to a request; if there is none that it may have, `make` makes it.
 
         :raises RequestError: the name of the request is that of another one.
         """
-        key = request.name or request.digest
-        known = self._by_key.get(key)
-        if known is not None and (request.name or request.is_retry) and not _failed(known):
+        known = self._known(request)
+        if known is not None:
             make.close()
-            if known.digest != request.digest:
+            if known.request.digest != request.digest:
                 raise RequestError(
                     f"{KEY_HEADER}: another request of this episode has this key", param=KEY_HEADER
                 )
             return known
-        answer = SharedAnswer(asyncio.create_task(make), request.digest)
-        self._by_key[key] = answer
-        self._by_key.move_to_end(key)
-        answer.task.add_done_callback(lambda _: self._trim())
+        answer = SharedAnswer(asyncio.create_task(make), request, self)
+        if request.name:
+            self._named[request.name] = answer
+            self._named.move_to_end(request.name)
+            answer.task.add_done_callback(lambda _: self._trim())
         return answer
 
+    def unread(self, answer: SharedAnswer) -> None:
+        """Keep an answer that was made for one who asks again; those with a name are known by it."""
+        if answer.request.name or answer in self._unread:
+            return
+        if answer.task.done() and _replays(answer):
+            self._unread.append(answer)
+            del self._unread[:-_KEPT]
+
+    def _known(self, request: SameRequest) -> SharedAnswer | None:
+        if request.name:
+            named = self._named.get(request.name)
+            return None if named is None or _failed(named) else named
+        if not request.is_retry:
+            return None
+        for answer in self._unread:
+            if answer.request.digest == request.digest:
+                self._unread.remove(answer)
+                return answer
+        return None
+
     def _trim(self) -> None:
-        """Keep what is being made, and of what was the last few."""
-        done = [key for key, answer in self._by_key.items() if answer.task.done()]
-        useful = [key for key in done if _replays(self._by_key[key])]
-        for key in {*done}.difference(useful[-_KEPT:]):
-            del self._by_key[key]
+        """Of the named ones, keep what is being made, and of what was the last few."""
+        done = [name for name, answer in self._named.items() if answer.task.done()]
+        useful = [name for name in done if _replays(self._named[name])]
+        for name in {*done}.difference(useful[-_KEPT:]):
+            del self._named[name]
 
 
 @dataclass(frozen=True, slots=True)

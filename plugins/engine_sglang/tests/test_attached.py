@@ -98,7 +98,7 @@ async def test_a_server_that_samples_or_tells_otherwise_than_it_is_asked_is_refu
     socket = tmp_path / "s.sock"
     plan = LaunchPlan(python, options, (), model, socket, cpu=True, seed=1)
     address = Address("http://sglang", socket, "key")
-    server = SglangServer(HttpClient(address), model, shapes=False)
+    server = SglangServer(HttpClient(address), model, shapes=False, sleeps=False)
     process = await ServerProcess.start(
         "a server",
         [*plan.command(), "--preferred-sampling-params", '{"min_p": 0.5}'],

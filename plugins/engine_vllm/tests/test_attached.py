@@ -71,7 +71,7 @@ async def test_it_sleeps_without_having_been_started_here(
     shared_engine: VllmEngine, models: Models, tmp_path: Path
 ) -> None:
     async with url_of(shared_engine) as url:
-        engine = make_engine(tmp_path, ModelServers(urls=(url,)))
+        engine = make_engine(tmp_path, ModelServers(urls=(url,)), sleep=True)
         await engine.start(ModelConfig(path=models.paths[1], dtype="float32"))
         await engine.sleep()
         task = asyncio.create_task(ask(engine, [7] * 200))

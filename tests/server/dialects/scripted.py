@@ -11,6 +11,7 @@ from typing import Any
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from ajet_core.errors import EngineError
 from ajet_core.interfaces.engine import (
     EngineCapabilities,
     EngineInfo,
@@ -44,6 +45,7 @@ class ScriptedEngine:
     """Answers each request with the next script, `per_chunk` tokens at a time.
 
     :ivar fair: lets others run after every chunk.
+    :ivar fails_at: raises before the token at this position.
     :ivar hold: waits for this before the token at position `hold_at`.
     :ivar closed: ids of requests whose generator was closed or came to its end.
     """
@@ -53,6 +55,7 @@ class ScriptedEngine:
     finish: str = "stop"
     top: bool = False
     fair: bool = False
+    fails_at: int | None = None
     hold: asyncio.Event | None = None
     hold_at: int = 0
     requests: list[GenerateRequest] = field(default_factory=list)
@@ -65,6 +68,8 @@ class ScriptedEngine:
         self.requests.append(request)
         try:
             for start in range(0, len(script), self.per_chunk):
+                if start == self.fails_at:
+                    raise EngineError("scripted failure")
                 if self.hold is not None and start >= self.hold_at:
                     self.held.set()
                     await self.hold.wait()

@@ -1,4 +1,5 @@
 import asyncio
+import json
 
 import pytest
 from openai.types import Model
@@ -220,24 +221,23 @@ async def test_cancelled_before_the_first_token_leaves_no_record():
     assert gate.calls == []
 
 
-async def test_record_survives_cancellation_while_it_is_written():
+async def test_what_is_being_recorded_is_answered_although_it_is_cancelled():
     gate = gateway("x<|im_end|>")
-    writing, allowed, written = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    writing, allowed = asyncio.Event(), asyncio.Event()
 
     async def slow(call):
         writing.set()
         await allowed.wait()
         gate.calls.append(call)
-        written.set()
 
     request = read_chat_request(body(USER))
     task = asyncio.create_task(gate.service.complete(gate.session, request, slow))
     await writing.wait()
     task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await asyncio.sleep(0)
     allowed.set()
-    await written.wait()
+    # Whoever asks again may have it.
+    assert json.loads(await task)["choices"][0]["message"]["content"] == "x"
     assert [call.finish_reason for call in gate.calls] == ["stop"]
 
 
@@ -259,6 +259,26 @@ async def test_one_failing_choice_ends_the_others():
     with pytest.raises(EngineError, match="without a finish reason"):
         await gate.complete(USER, n=2)
     assert len(gate.engine.closed) == len(gate.engine.requests)
+
+
+async def test_what_was_finished_beside_a_failing_choice_is_recorded_as_unseen():
+    gate = gateway(["I am there.<|im_end|>", ""])
+    with pytest.raises(EngineError, match="without a finish reason"):
+        await gate.complete(USER, n=2)
+    (call,) = gate.calls
+    assert call.finish_reason == "abort"
+    assert call.sampled_ids == gate.engine.scripts[0]
+    assert gate.session.index.prompt(gate.renderer, gate.requests[0][0], None).how == "render"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_before_a_failure_are_recorded_as_unseen(stream):
+    gate = gateway("I am there.<|im_end|>", fails_at=3)
+    with pytest.raises(EngineError, match="scripted failure"):
+        await (gate.chunks(USER) if stream else gate.complete(USER))
+    (call,) = gate.calls
+    assert call.finish_reason == "abort"
+    assert call.sampled_ids == gate.engine.scripts[0][:3]
 
 
 async def test_inexpressible_messages_are_a_request_error():

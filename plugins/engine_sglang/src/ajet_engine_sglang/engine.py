@@ -53,7 +53,7 @@ class SglangEngine(ServedEngine):
         servers, options = self.context.servers, self._options
         if servers.urls:
             address = Address(servers.urls[replica.number], api_key=servers.api_key)
-            server = _server(address, model, shapes=False)
+            server = _server(address, model, shapes=False, sleeps=options.sleep)
             return await attach(server, address.url, options.boot_timeout_seconds)
         key, socket = secrets.token_urlsafe(32), self.sockets.new(replica.number)
         plan = LaunchPlan(
@@ -68,7 +68,9 @@ class SglangEngine(ServedEngine):
             # Servers that drew the same numbers would give the same answers.
             seed=hash((self.context.seed, replica.number, replica.lives)) % 2**31,
         )
-        server = _server(Address("http://sglang", socket, key), model, shapes=True)
+        server = _server(
+            Address("http://sglang", socket, key), model, shapes=True, sleeps=options.sleep
+        )
         try:
             process = await ServerProcess.start(
                 f"SGLang server {replica.number}",
@@ -95,13 +97,10 @@ class SglangEngine(ServedEngine):
 
         :raises EngineError: they were not started for it; nothing is changed.
         """
-        if not self._options.sleep and not self.context.servers.urls:
+        if not self._options.sleep:
             raise EngineError("the SGLang servers cannot sleep: set engine.settings.sleep")
-        for one in self._replicas:
-            if one.up and isinstance(one.server, SglangServer):
-                one.server.check_sleep()
         await super().sleep()
 
 
-def _server(address: Address, model: ModelConfig, *, shapes: bool) -> SglangServer:
-    return SglangServer(HttpClient(address), model, shapes=shapes)
+def _server(address: Address, model: ModelConfig, *, shapes: bool, sleeps: bool) -> SglangServer:
+    return SglangServer(HttpClient(address), model, shapes=shapes, sleeps=sleeps)

@@ -29,5 +29,6 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
                 penalties=True,
                 grammar=True,
             ),
+            sleep_setting="sleep",
         ),
     )

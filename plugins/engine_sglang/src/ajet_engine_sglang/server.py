@@ -28,6 +28,7 @@ _HOW_TO_FIT = (
 _IDLE_SECONDS = 20
 # Without the second, weights would be lost by sleeping.
 SLEEPS = "--enable-memory-saver --enable-weights-cpu-backup"
+_SLEEPS = ("enable_memory_saver", "enable_weights_cpu_backup")
 # As in_server/ajet_sglang_scheduler.py has it.
 _SHAPING = "ajet_shaping"
 _LOAD = {"sglang:num_running_reqs": "running", "sglang:num_queue_reqs": "waiting"}
@@ -47,14 +48,15 @@ class SglangServer(HttpModelServer):
 
     :param model: its directory, and how long contexts may be.
     :param shapes: it was started as `ajet_sglang_server`, with what penalties, biases and grammars need.
+    :param sleeps: it is to be able to sleep.
     """
 
     kind = "SGLang"
 
-    def __init__(self, http: HttpClient, model: ModelConfig, *, shapes: bool) -> None:
+    def __init__(self, http: HttpClient, model: ModelConfig, *, shapes: bool, sleeps: bool) -> None:
         self._model = model
         self._shapes = shapes
-        self._sleeps = self._asleep = False
+        self._sleeps, self._asleep = sleeps, False
         self._counted = _Counted()
         # One for each request that has sampled something and is not over.
         self._begun: set[asyncio.Future[None]] = set()
@@ -100,9 +102,10 @@ class SglangServer(HttpModelServer):
         gpu = served["device"] != "cpu"
         self._member.describe(int(served["tp_size"]), gpu=gpu)
         # A CPU has no memory to free, and the routes answer.
-        self._sleeps = not gpu or all(
-            served.get(flag.removeprefix("--").replace("-", "_")) for flag in SLEEPS.split()
-        )
+        if self._sleeps and gpu and not all(map(served.get, _SLEEPS)):
+            raise EngineError(
+                f"the SGLang server cannot sleep, as engine.settings.sleep wants: start it with {SLEEPS}"
+            )
         return EngineInfo(min(wanted, room), int(config["vocab_size"]))
 
     async def _probe(self) -> None:
@@ -120,7 +123,7 @@ class SglangServer(HttpModelServer):
                 "the SGLang server gives no logprobs of the whole distribution: they are those of what top-k leaves"
             )
 
-    def sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
+    def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         """Sample one completion. Its logprobs are those before top-p and top-k.
 
         :raises UnsupportedError: penalties, a bias or a grammar, of a server that was not started here.
@@ -131,11 +134,11 @@ class SglangServer(HttpModelServer):
                 "start one, without servers.sglang.urls",
                 param="grammar" if request.sampling.grammar else "logit_bias",
             )
-        return self._sample(request, sampled)
+        return self._sample(request)
 
-    async def _sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
+    async def _sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         answer = _Answer(request)
-        events = self.http.events("/generate", _body(request, sampled))
+        events = self.http.events("/generate", _body(request))
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             async with aclosing(events):  # type: ignore[type-var]
@@ -203,14 +206,6 @@ class SglangServer(HttpModelServer):
             sampled_tokens=self._counted.sampled_tokens,
         )
 
-    def check_sleep(self) -> None:
-        """Look whether it can sleep.
-
-        :raises EngineError: it was not started for it.
-        """
-        if not self._sleeps:
-            raise EngineError(f"the SGLang server cannot sleep: start it with {SLEEPS}")
-
     async def sleep(self) -> None:
         """Move the weights to host memory, and forget keys and values."""
         # It ends of being told so while the last forward pass is not quite over; this waits for that.
@@ -225,9 +220,9 @@ class SglangServer(HttpModelServer):
         self._asleep = False
 
 
-def _body(request: GenerateRequest, sampled: int) -> dict[str, Any]:
+def _body(request: GenerateRequest) -> dict[str, Any]:
     sampling = request.sampling
-    shaping = what_a_server_is_told(sampling, sampled)
+    shaping = what_a_server_is_told(request)
     shaped = {"custom_logit_processor": _SHAPING} if shaping else {}
     return shaped | {
         "input_ids": request.prompt_ids,

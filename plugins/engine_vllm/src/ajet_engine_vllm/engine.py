@@ -86,14 +86,14 @@ class VllmEngine(ServedEngine):
         return Launched(server, process)
 
     def _server(self, address: Address, model: ModelConfig) -> VllmServer:
-        return VllmServer(HttpClient(address), model, self._options.chunk_tokens)
+        return VllmServer(HttpClient(address), model, self._options)
 
     async def sleep(self) -> None:
         """Free the servers' GPU memory.
 
         :raises EngineError: they were not started for it.
         """
-        if not self._options.sleep and not self.context.servers.urls:
+        if not self._options.sleep:
             raise EngineError("the vLLM servers cannot sleep: set engine.settings.sleep")
         await super().sleep()
 
