@@ -297,7 +297,10 @@ def test_a_trainer_that_is_not_running_says_so(tmp_path):
         trainer.step(batch())
 
 
-def test_a_model_that_does_not_fit_into_memory_is_named(cluster, models, tmp_path):
+def test_a_model_whose_files_are_not_those_of_its_configuration_is_named(cluster, models, tmp_path):
     path = too_large(models(), tmp_path / "large")
-    with pytest.raises(TrainerError, match=r"large and its optimiser do not fit.*model\.lora"):
+    with pytest.raises(
+        TrainerError, match=r"/large and its optimiser cannot be loaded by verl.*mis"
+    ) as e:
         make(path, tmp_path / "run")
+    assert e.value.param == "model.path"
