@@ -242,9 +242,11 @@ class ChatRenderer:
     ) -> Parsed | None:
         if sampled_ids and sampled_ids[-1] in self._unparsed_stops:
             sampled_ids = sampled_ids[:-1]
-        if self._header_end in sampled_ids[self._own_header(sampled_ids) :]:
+        if self._header_end is not None and (
+            self._header_end in (body := sampled_ids[self._own_header(sampled_ids) :])
+        ):
             # The library would take all that stands before for a header, and drop it.
-            return Parsed(self.decode(self._without_stop(sampled_ids)).strip())
+            return Parsed(self.decode(self._without_stop(body)).strip())
         try:
             response = self._renderer.parse_response(
                 sampled_ids, tools=list(tools) if tools else None, prompt_ids=prompt_ids
