@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
@@ -30,8 +31,11 @@ from ajet_core.server.dialects.models import model_object, models_list
 from ajet_core.server.dialects.retries import SameRequest, SharedAnswer
 from ajet_core.server.dialects.table import DIALECTS, KEY_PREFIX, MESSAGES
 from ajet_core.server.disconnect import until_disconnect, when_unread
+from ajet_core.server.http_errors import internal_error
 from ajet_core.server.open_episodes import OpenEpisode
 from ajet_core.server.service import SwarmService
+
+_log = logging.getLogger("ajet.server")
 
 T = TypeVar("T")
 
@@ -267,14 +271,18 @@ class _Call:
             await asyncio.gather(call, return_exceptions=True)
 
     async def _body(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-        """A stream whose first event is known."""
+        """A stream whose first event is known. Its status is sent already, so that errors are events."""
+        position = 1
         try:
             yield first
             async for chunk in rest:
+                position += 1
                 yield chunk
         except AjetError as error:
-            # The status is sent already.
-            yield self._dialect.error_event(error)
+            yield self._dialect.error_event(error, position)
+        except Exception:  # noqa: BLE001 - a defect; the connection need not break for it
+            _log.exception("a stream of episode %s broke", self._episode.record.episode_id)
+            yield self._dialect.error_event(internal_error(), position)
         finally:
             await rest.aclose()
 

@@ -30,10 +30,10 @@ class ResponsesDialect(Dialect):
         """OpenAI's error object."""
         return openai_error(error)
 
-    def error_event(self, error: AjetError) -> bytes:
-        """The SDK raises on it."""
+    def error_event(self, error: AjetError, position: int) -> bytes:
+        """The SDK hands it on, as it does those of OpenAI."""
         told = {"code": error.type, "message": error.message, "param": error.param}
-        return event(object_text({"type": "error", "sequence_number": 0, **told}), "error")
+        return event(object_text({"type": "error", "sequence_number": position, **told}), "error")
 
 
 @dataclass(frozen=True, slots=True)
