@@ -190,23 +190,29 @@ class _Call:
         self._agent = agent
         self._same = same
         self._shared: SharedAnswer | None = None
-        ignored = ",".join(asked.request.ignored)
-        self._headers = {IGNORED_HEADER: ignored} if ignored.isascii() and ignored else {}
 
     async def answer(self) -> Response:
         """The whole completion, or a stream of it."""
         if not self._asked.request.stream:
             whole = await self._complete()
             when_unread(self._request, self._unread)
-            return Response(whole, media_type="application/json", headers=self._headers)
+            return Response(whole, media_type="application/json", headers=self._headers())
         chunks = self._stream()
         # The first chunk is awaited before the status is sent, so that an error has its own status.
         first = await until_disconnect(self._request, _first(chunks))
         return StreamingResponse(
             self._body(first, chunks),
             media_type="text/event-stream",
-            headers={**self._headers, "cache-control": "no-store"},
+            headers={**self._headers(), "cache-control": "no-store"},
         )
+
+    def _headers(self) -> dict[str, str]:
+        request, completions = self._asked.request, self._service.coordinator.chat
+        names = request.ignored
+        if completions is not None:
+            names += completions.without_effect(request)
+        ignored = ",".join(names)
+        return {IGNORED_HEADER: ignored} if ignored.isascii() and ignored else {}
 
     async def _complete(self) -> bytes:
         """The completion; the episode's end, the client's farewell and the deadline cancel it.

@@ -223,6 +223,19 @@ async def test_the_key_may_be_in_the_path_or_in_any_header(agent: Agent) -> None
     assert CALLED
 
 
+async def test_names_that_the_model_is_not_shown_are_said_to_be_in_vain(agent: Agent) -> None:
+    named: list[Any] = [{"role": "user", "content": "Where are you?", "name": "Alice"}]
+    async with agent.openai as client:
+        for stream in (False, True):
+            answer = await client.chat.completions.with_raw_response.create(
+                model="any", messages=named, stream=stream, extra_body={"my_key": 1}
+            )
+            assert answer.headers["x-ajet-ignored"] == "my_key,messages.name"
+            if stream:
+                async for _ in answer.parse():
+                    pass
+
+
 LOGPROBS = "message.output_text.logprobs"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ajet_core.errors import RequestError
@@ -204,6 +205,21 @@ class ChatRenderer:
         """Whether the family is known to take reasoning out of history when these messages follow."""
         cycle = self._renderer.effective_thinking_retention == "tool_cycle"
         return cycle and any(message.role == "user" for message in new_messages)
+
+    @cached_property
+    def writes_speakers(self) -> bool:
+        """Whether the model is shown who says a message, where that has a name."""
+        asked = ChatMessage("user", "hello")
+        said = ChatMessage("assistant", "hello")
+        plain = [asked, said, asked]
+        for i, message in enumerate(plain[:2]):
+            named = [*plain[:i], replace(message, name="somebody"), *plain[i + 1 :]]
+            try:
+                if self.render(named, None).ids != self.render(plain, None).ids:
+                    return True
+            except RequestError:
+                continue
+        return False
 
     def parse(
         self,

@@ -122,7 +122,7 @@ def test_roles_and_tool_calls():
     )
     assert request.messages == (
         ChatMessage("system", "brief"),
-        ChatMessage("user", "go"),
+        ChatMessage("user", "go", name="bob"),
         ChatMessage("system", "mid"),
         ChatMessage("assistant", tool_calls=(ToolCall("c1", "f", '{"a": 1}'),)),
         ChatMessage("tool", "ok", tool_call_id="c1", name="f"),
