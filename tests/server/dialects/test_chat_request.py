@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import MOVE, USER, body
 
@@ -83,6 +83,7 @@ TALKS = st.lists(st.sampled_from([*SAID, *OTHERWISE]), min_size=1, max_size=6)
 
 
 @given(before=TALKS, now=TALKS)
+@settings(deadline=None)
 def test_messages_that_are_known_change_nothing(before, now):
     known = parse(*before).messages
     assert read_chat_request(body(*now), known) == parse(*now)
