@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
@@ -57,6 +56,7 @@ async def test_openai_raises(agent: Agent, told: str) -> None:
 
 
 async def test_anthropic_raises(agent: Agent, told: str) -> None:
+    anthropic = pytest.importorskip("anthropic")
     async with agent.anthropic as client:
         with pytest.raises(anthropic.APIStatusError, match=told):
             async with client.messages.stream(model="any", max_tokens=20, messages=ASKED) as stream:
