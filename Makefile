@@ -64,7 +64,7 @@ demo: setup  ## Train a tiny model on this machine (options: ARGS="...")
 test: setup  ## Run every check: lint, types, tests on each Python, packages
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_ENVS)
 
-wheels: setup  ## Build and check every package; the wheels are left in dist/wheels
+wheels: setup  ## Build and check every package; the wheels are left in dist
 	$(BIN)/python scripts/check_wheels.py dist
 
 test-backends: backends  ## Run the tests with real backends: each trainer, each engine, every pair of them

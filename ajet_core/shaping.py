@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from ajet_core.errors import RequestError, UnsupportedError
 from ajet_core.in_server.ajet_shaping import Grammars, Shaping, told
-from ajet_core.interfaces import SamplingParams
+from ajet_core.interfaces import GenerateRequest, SamplingParams
 
 __all__ = ["Shaping", "Shapings", "is_shaped", "what_a_server_is_told"]
 
@@ -22,17 +22,18 @@ class Shapings:
     def __init__(self, model: str, size: int) -> None:
         self._grammars = Grammars(model, size)
 
-    def begin(self, sampling: SamplingParams) -> Shaping | None:
-        """The shaping at the beginning of a completion; None if the policy is drawn from.
+    def begin(self, request: GenerateRequest) -> Shaping | None:
+        """The shaping of a request's next token; None if the policy is drawn from.
 
         With a grammar it takes milliseconds, the first time perhaps a second.
 
         :raises UnsupportedError: a grammar, and the model has no tokenizer file, or the request no stop token.
         :raises RequestError: the grammar is none, or says what cannot be enforced.
         """
+        sampling = request.sampling
         if not is_shaped(sampling):
             return None
-        return Shaping(
+        shaping = Shaping(
             self._grammars.size,
             frequency=sampling.frequency_penalty,
             presence=sampling.presence_penalty,
@@ -40,12 +41,15 @@ class Shapings:
             matcher=self._matcher(sampling) if sampling.grammar else None,
             stops=sampling.stop_token_ids,
         )
+        for token_id in request.prompt_ids[len(request.prompt_ids) - request.sampled :]:
+            shaping.take(token_id)
+        return shaping
 
-    async def prepared(self, sampling: SamplingParams) -> Shaping | None:
+    async def prepared(self, request: GenerateRequest) -> Shaping | None:
         """`begin`, in a thread if it takes its time."""
-        if sampling.grammar:
-            return await asyncio.to_thread(self.begin, sampling)
-        return self.begin(sampling)
+        if request.sampling.grammar:
+            return await asyncio.to_thread(self.begin, request)
+        return self.begin(request)
 
     def _matcher(self, sampling: SamplingParams) -> object:
         if find_spec("llguidance") is None:
@@ -70,11 +74,9 @@ def is_shaped(sampling: SamplingParams) -> bool:
     return sampling.is_penalised or bool(sampling.grammar)
 
 
-def what_a_server_is_told(sampling: SamplingParams, sampled: int) -> str:
-    """For `ajet_core.in_server.ajet_shaping.Followed`; "" if the policy is drawn from.
-
-    :param sampled: so many tokens at the end of the prompt were sampled before.
-    """
+def what_a_server_is_told(request: GenerateRequest) -> str:
+    """For `ajet_core.in_server.ajet_shaping.Followed`; "" if the policy is drawn from."""
+    sampling = request.sampling
     if not is_shaped(sampling):
         return ""
     return told(
@@ -83,5 +85,5 @@ def what_a_server_is_told(sampling: SamplingParams, sampled: int) -> str:
         bias=sampling.logit_bias,
         grammar=sampling.grammar,
         stops=sampling.stop_token_ids,
-        sampled=sampled,
+        sampled=request.sampled,
     )

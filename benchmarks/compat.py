@@ -1,11 +1,11 @@
 """Drives SDKs and frameworks through what agents do, against a server with an engine that fails where it is told to.
 
 Each SDK or framework is run by an interpreter that has it: the development environment, or the one that
-``tox -e agents_NAME`` has made; one that is missing is left out, and said. Their programs are made for an endpoint where
-nobody listens (`compat_cases`). Afterwards the records are looked at: each call of an episode has to hold the name of
+``tox -e agents_NAME`` has made. Their programs are made for an endpoint where nobody listens (`compat_cases`). Afterwards the records are looked at: each call of an episode has to hold the name of
 the episode's task and of no other (else it is misattributed), and each answered call has to be there (else it is unrecorded).
 
-The JSON line comes last; `--output` keeps it, with date and hardware.
+The JSON line comes last; `--output` keeps it, with date and hardware. It ends with 1 if a case did not pass or a call was not
+where it belongs, else with 2 if an environment is missing: its frameworks are `left_out`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from compat_cases.contract import CASES, DONE, FAILING, STRUCTURED
+from compat_cases.contract import CASES, DONE, FAILING, server_of
 from compat_cases.run import Arguments
 from reporting import report
 
@@ -31,9 +33,6 @@ from ajet_core.testing.scripted_swarm import ScriptedSwarm
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST_PROMPT = 8192
-SDKS = {"openai_chat", "openai_responses", "anthropic_messages"}
-AGENT = "worker"
-"""The name of the agent in all programs."""
 FRAMEWORKS: dict[str, tuple[str, str | None]] = {
     "openai 3 chat": ("openai_chat", None),
     "openai 3 responses": ("openai_responses", None),
@@ -50,14 +49,17 @@ FRAMEWORKS: dict[str, tuple[str, str | None]] = {
     "llamaindex": ("llamaindex", "agents_llamaindex"),
 }
 """By name: the module of its programs, and the environment that has it; None is this one."""
+COUNTED = ("cases", "passed", "misattributed", "unrecorded")
+
+
+LEFT = tool_call("open_door", '{"door": "left"}')
 
 
 def script() -> list[ScriptedReply]:
     """What the model says to whom; the first that fits."""
     done = f"{DONE}<|im_end|>"
-    left = tool_call("open_door", '{"door": "left"}')
     right = tool_call("open_door", '{"door": "right"}')
-    both = left.removesuffix("<|im_end|>") + "\n" + right
+    both = LEFT.removesuffix("<|im_end|>") + "\n" + right
     return [
         # smolagents ends by a tool, and tells results in the user's words.
         ScriptedReply(
@@ -68,10 +70,24 @@ def script() -> list[ScriptedReply]:
         ScriptedReply(prompt=LAST_IS_TOOL, says=(done,)),
         ScriptedReply(prompt=r"\[parallel_calls t", says=(both,)),
         ScriptedReply(prompt=r"\[bad_arguments t", says=(tool_call("open_door", '{"dor": 5}'),)),
-        ScriptedReply(prompt=r"\[rate_limited t", says=(left,), error="busy"),
-        ScriptedReply(prompt=r"\[server_error t", says=(left,), error="bug"),
-        ScriptedReply(prompt='"name": "open_door"', says=(left,)),
+        ScriptedReply(prompt=r"\[rate_limited t", says=(LEFT,), error="busy"),
+        ScriptedReply(prompt=r"\[server_error t", says=(LEFT,), error="bug"),
+        ScriptedReply(prompt='"name": "open_door"', says=(LEFT,)),
         ScriptedReply(prompt="", says=(done,)),
+    ]
+
+
+def structured_script() -> list[ScriptedReply]:
+    """The same where the last answer is to be JSON, or the call of a tool that some frameworks have for it."""
+    answer = '{"door": "left"}'
+    by_tool = "GenerateStructuredOutput"
+    return [
+        ScriptedReply(prompt='"name": "Choice"', says=(tool_call("Choice", answer),)),
+        ScriptedReply(
+            prompt=f'"name": "{by_tool}".*<tool_response>', says=(tool_call(by_tool, answer),)
+        ),
+        ScriptedReply(prompt="<tool_response>", says=(f"{answer}<|im_end|>",)),
+        ScriptedReply(prompt="", says=(LEFT,)),
     ]
 
 
@@ -96,7 +112,7 @@ def interpreter(environment: str | None, given: dict[str, str]) -> str | None:
     return found if Path(found).exists() else None
 
 
-def look_at(swarm: ScriptedSwarm, said: dict[str, Any], agents: set[str]) -> tuple[int, int]:
+def look_at(swarm: ScriptedSwarm, said: dict[str, Any]) -> tuple[int, int]:
     """How many calls of an episode are misattributed, and how many are not recorded.
 
     An episode does not pass if what was to go wrong did not.
@@ -106,39 +122,37 @@ def look_at(swarm: ScriptedSwarm, said: dict[str, Any], agents: set[str]) -> tup
     calls = swarm.calls(said["episode_id"])
     texts = [swarm.text(call) for call in calls]
     misattributed = sum(
-        set(re.findall(r"t\d{4}x", text)) != {said["name"]} or call.agent not in agents
+        set(re.findall(r"t\d{4}x", text)) != {said["name"]} or call.agent != said["agent"]
         for call, text in zip(calls, texts, strict=True)
     )
+    wrong = ""
     if said["case"] in FAILING and said["sent"] != said["answered"] + 1:
-        said |= {"passed": False, "error": f"{said['sent'] - said['answered']} calls failed, not 1"}
+        wrong = f"{said['sent'] - said['answered']} calls failed, not 1"
     if said["case"] == "bad_arguments" and not any('"dor"' in text for text in texts):
-        said |= {"passed": False, "error": "the tool was not called with bad arguments"}
+        wrong = "the tool was not called with bad arguments"
+    if said["case"] == "structured_with_tools" and not any(LEFT in text for text in texts):
+        wrong = "the tool was not called"
+    if said["passed"] and wrong:
+        said |= {"passed": False, "error": wrong}
     return misattributed, abs(said["answered"] - len(calls))
 
 
 def drive(
-    name: str,
-    python: str,
-    scripted: ScriptedSwarm,
-    structured: ScriptedSwarm,
-    episodes: int,
-    first: int,
-    output: Path,
+    name: str, python: str, swarms: dict[str, ScriptedSwarm], options: Options, output: Path
 ) -> list[dict[str, Any]]:
-    """All cases of one SDK or framework."""
+    """The cases of one SDK or framework."""
+    module = FRAMEWORKS[name][0]
     arguments: Arguments = {
-        "url": scripted.url,
-        "token": scripted.token,
-        "structured_url": structured.url,
-        "structured_token": structured.token,
-        "episodes": episodes,
-        "first": first,
+        "servers": {server: (swarm.url, swarm.token) for server, swarm in swarms.items()},
+        "cases": options.cases,
+        "episodes": options.episodes,
+        "first": list(FRAMEWORKS).index(name) * len(CASES) * options.episodes,
         "output": str(output),
     }
     done = subprocess.run(
-        [python, "-m", "compat_cases.run", FRAMEWORKS[name][0], json.dumps(arguments)],
+        [python, "-m", "compat_cases.run", module, json.dumps(arguments)],
         cwd=ROOT / "benchmarks",
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *options.paths])},
         capture_output=True,
         text=True,
         check=False,
@@ -146,80 +160,98 @@ def drive(
     if done.returncode:
         print(done.stderr[-4000:], file=sys.stderr)
         why = f"its program ended with {done.returncode}"
-        return [{"case": case, "passed": False, "error": why} for case in CASES] * episodes
+        failed = [{"case": case, "passed": False, "error": why} for case in options.cases]
+        return failed * options.episodes
     found: list[dict[str, Any]] = json.loads(output.read_text())
     return found
+
+
+def count(
+    name: str, found: list[dict[str, Any]], swarms: dict[str, ScriptedSwarm], cases: list[str]
+) -> dict[str, Any]:
+    """What became of the cases of one SDK or framework."""
+    counts: dict[str, Any] = dict.fromkeys(COUNTED, 0)
+    failed: dict[str, str] = {}
+    for said in found:
+        misattributed, unrecorded = look_at(swarms[server_of(said["case"])], said)
+        counts["cases"] += 1
+        counts["passed"] += said["passed"]
+        counts["misattributed"] += misattributed
+        counts["unrecorded"] += unrecorded
+        if not said["passed"]:
+            failed[said["case"]] = said["error"]
+    for case, why in failed.items():
+        print(f"{name}: {case}: {why}")
+    if missing := sorted(set(cases) - {said["case"] for said in found}):
+        counts["without"] = missing
+    print(f"{name}: {counts}")
+    return counts
+
+
+@contextmanager
+def servers(directory: Path) -> Iterator[dict[str, ScriptedSwarm]]:
+    """One with a script, one with a real model, and one whose script has to fit what is forced."""
+    batch = {"tasks": 2000, "episodes_per_task": 2}
+    model = real_model(directory / "real")
+    with (
+        ScriptedSwarm(directory / "scripted", script(), batch=batch) as scripted,
+        ScriptedSwarm(
+            directory / "checking", structured_script(), checks_grammar=True, batch=batch
+        ) as checking,
+        ScriptedSwarm(
+            directory / "real",
+            (),
+            batch=batch,
+            engine={"name": "torch"},
+            trainer={"name": "torch"},
+            model={"path": str(model), "renderer": "qwen3"},
+        ) as real,
+    ):
+        yield {"scripted": scripted, "checking": checking, "real": real}
+
+
+class Options(argparse.Namespace):
+    """Of the command line."""
+
+    only: list[str]
+    cases: list[str]
+    episodes: int
+    python: list[str]
+    paths: list[str]
+    output: Path | None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", nargs="*", default=list(FRAMEWORKS), choices=list(FRAMEWORKS))
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--episodes", type=int, default=4, help="of each case")
     parser.add_argument(
         "--python", nargs="*", default=[], metavar="ENVIRONMENT=PATH", help="other interpreters"
     )
+    parser.add_argument(
+        "--paths", nargs="*", default=[], help="where plugins are, if not in their environments"
+    )
     parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(namespace=Options())
     given = dict(pair.split("=", 1) for pair in options.python)
+    pythons = {name: interpreter(FRAMEWORKS[name][1], given) for name in options.only}
     by_framework: dict[str, Any] = {}
-    totals = {"cases": 0, "passed": 0, "misattributed": 0, "unrecorded": 0}
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        model = real_model(directory / "structured")
-        batch = {"tasks": 2000, "episodes_per_task": 2}
-        with (
-            ScriptedSwarm(directory / "scripted", script(), batch=batch) as scripted,
-            ScriptedSwarm(
-                directory / "structured",
-                (),
-                batch=batch,
-                engine={"name": "torch"},
-                trainer={"name": "torch"},
-                model={"path": str(model), "renderer": "qwen3"},
-            ) as structured,
-        ):
-            for number, framework in enumerate(options.only):
-                python = interpreter(FRAMEWORKS[framework][1], given)
-                if python is None:
-                    print(
-                        f"{framework}: left out, there is no environment {FRAMEWORKS[framework][1]}"
-                    )
-                    by_framework[framework] = None
-                    continue
-                first = number * len(CASES) * options.episodes
-                found = drive(
-                    framework,
-                    python,
-                    scripted,
-                    structured,
-                    options.episodes,
-                    first,
-                    directory / "results",
-                )
-                counts = dict.fromkeys(totals, 0)
-                failed: dict[str, str] = {}
-                for said in found:
-                    swarm = structured if said["case"] in STRUCTURED else scripted
-                    # SDKs have no agents, and some frameworks ask for structured output without one.
-                    agents = {""} if FRAMEWORKS[framework][0] in SDKS else {AGENT}
-                    if said["case"] in STRUCTURED:
-                        agents.add("")
-                    misattributed, unrecorded = look_at(swarm, said, agents)
-                    counts["cases"] += 1
-                    counts["passed"] += said["passed"]
-                    counts["misattributed"] += misattributed
-                    counts["unrecorded"] += unrecorded
-                    if not said["passed"]:
-                        failed[said["case"]] = said["error"]
-                for case, why in failed.items():
-                    print(f"{framework}: {case}: {why}")
-                print(f"{framework}: {counts}")
-                by_framework[framework] = counts
-                for key, count in counts.items():
-                    totals[key] += count
-    report({"benchmark": "compat", **totals, "by_framework": by_framework}, options.output)
+    with tempfile.TemporaryDirectory() as name, servers(Path(name)) as swarms:
+        for framework, python in pythons.items():
+            if python is None:
+                print(f"{framework}: there is no environment {FRAMEWORKS[framework][1]}")
+                continue
+            found = drive(framework, python, swarms, options, Path(name) / "results")
+            by_framework[framework] = count(framework, found, swarms, options.cases)
+    totals = {key: sum(counts[key] for counts in by_framework.values()) for key in COUNTED}
+    left_out = [framework for framework, python in pythons.items() if python is None]
+    result = {"benchmark": "compat", **totals, "left_out": left_out, "by_framework": by_framework}
+    report(result, options.output)
     if totals["passed"] < totals["cases"] or totals["misattributed"] or totals["unrecorded"]:
         sys.exit(1)
+    if left_out:
+        sys.exit(2)
 
 
 if __name__ == "__main__":

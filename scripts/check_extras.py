@@ -79,7 +79,8 @@ def check(combination: Combination, wheels: Path, directory: Path) -> None:
     constraints = ("--constraint", combination.constraints)
     if combination.first:
         run(*pip, *constraints, *combination.first)
-    run(*pip, *constraints, "--find-links", wheels, name)
+    # As the README has it.
+    run(*pip, *constraints, "--find-links", wheels.name, name, cwd=wheels.parent)
     rows = json.loads(run(ajet, "plugins", "--json", cwd=directory))
     found = {component for row in rows if not row["problem"] for component in row["components"]}
     if missing := set(combination.components) - found:

@@ -1,4 +1,4 @@
-"""Builds the packages and installs them where nothing else is: `check_wheels.py DIRECTORY`.
+"""Builds the packages and installs them where nothing else is: `check_wheels.py DIRECTORY` leaves the wheels in DIRECTORY.
 
 Fails if a built package lacks a file, declares the wrong metadata, or does not work without the source
 tree. torch is left out: plugins must be listed without importing what they need.
@@ -10,6 +10,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 import venv
 import zipfile
@@ -26,6 +27,7 @@ REQUIRED = {
         "ajet_core/environments/recipes/vllm-cpu.txt",
         "ajet_core/testing/engine_suite.py",
         "ajet_core/testing/trainer_suite.py",
+        "ajet_core/testing/loss_suite.py",
         "ajet_core/testing/store_suite.py",
         "ajet_core/testing/merger_suite.py",
         "ajet_core/testing/agent_suite.py",
@@ -48,7 +50,7 @@ def run(*args: str | Path, cwd: Path | None = None) -> str:
 
 def build(project: Path, directory: Path) -> Path:
     """Build sdist and wheel of one project; the wheel is made from the sdist, which proves it whole."""
-    out = directory / "dist" / project.name
+    out = directory / project.name
     run(sys.executable, "-m", "build", "--outdir", out, project)
     (wheel,) = out.glob("*.whl")
     return wheel
@@ -123,17 +125,19 @@ def check_installed(core: Path, plugins: list[Path], directory: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    """Build and check all packages in `directory`; their wheels are left in its directory ``wheels``."""
-    for name in ("dist", "wheels"):
-        shutil.rmtree(directory / name, ignore_errors=True)
-    (directory / "wheels").mkdir(parents=True)
-    wheels = []
-    for project in PROJECTS:
-        wheel = build(project, directory)
-        check_contents(project, wheel)
-        print(f"built {wheel.name} ({wheel.stat().st_size // 1024} KiB)")
-        wheels.append(wheel.replace(directory / "wheels" / wheel.name))
-    check_installed(wheels[0], wheels[1:], directory)
+    """Build and check all packages; their wheels replace all that are in `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    # pip would take them too.
+    for old in directory.glob("*.whl"):
+        old.unlink()
+    with tempfile.TemporaryDirectory() as name:
+        wheels = []
+        for project in PROJECTS:
+            wheel = build(project, Path(name))
+            check_contents(project, wheel)
+            print(f"built {wheel.name} ({wheel.stat().st_size // 1024} KiB)")
+            wheels.append(Path(shutil.copy(wheel, directory)))
+        check_installed(wheels[0], wheels[1:], Path(name))
     print("wheels are fine")
 
 

@@ -17,6 +17,20 @@ ROOT = Path(__file__).parents[1]
 UNCHECKED = {"sglang-cuda"}
 
 
+def test_wheels_are_built_where_the_line_that_installs_them_looks() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    built = re.search(r"check_wheels\.py (\S+)\n", makefile)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    line = re.search(r"^pip install --find-links (\S+) '(agentjet\[.+?\])'", readme, re.MULTILINE)
+    assert built is not None
+    assert line is not None
+    assert line[1] == built[1]
+    # It is one of those that a check installs.
+    checks = (ROOT / "scripts" / "check_extras.py").read_text(encoding="utf-8")
+    extras = ", ".join(f'"{extra}"' for extra in sorted(Requirement(line[2]).extras))
+    assert f"Combination(({extras})" in checks
+
+
 def extras_of_adapters(extras: dict[str, list[str]]) -> set[str]:
     """Extras that are an adapter's distribution and nothing else, which its environment of tox installs."""
     tox = configparser.ConfigParser()

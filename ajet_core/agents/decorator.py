@@ -12,13 +12,12 @@ from ajet_core.agents.programs import (
     AsyncClient,
     AsyncTrainable,
     Client,
-    Reward,
     SyncClient,
     SyncTrainable,
-    Terms,
     Trainable,
 )
 from ajet_core.agents.tasks import TaskId
+from ajet_core.agents.terms import Reward, Terms
 from ajet_core.client import AsyncSwarm, AsyncSwarmClient, Swarm, SwarmClient, servers_of
 from ajet_core.errors import ConfigError
 

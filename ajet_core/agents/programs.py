@@ -6,84 +6,30 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar, cast
 
 from ajet_core.agents.adapters import installed_adapters
-from ajet_core.agents.route import SINGLE, STRANGE, Route, routed
+from ajet_core.agents.route import STRANGE, Route, routed
 from ajet_core.agents.sending import instrument
-from ajet_core.agents.tasks import TaskId, item_of, task_of
+from ajet_core.agents.tasks import item_of
+from ajet_core.agents.terms import Terms, score
 from ajet_core.client import (
-    AsyncScopedEpisode,
-    AsyncScopedSwarmEpisode,
     AsyncSwarm,
     AsyncSwarmClient,
     Episode,
-    EpisodeOutcome,
-    ScopedEpisode,
-    ScopedSwarmEpisode,
     Swarm,
     SwarmClient,
     SwarmEpisode,
     Task,
 )
 from ajet_core.errors import RoutingError
-from ajet_core.interfaces import ModelEndpoint
 
 R = TypeVar("R")
 
 SyncClient = SwarmClient | Swarm
 AsyncClient = AsyncSwarmClient | AsyncSwarm
 Client = SyncClient | AsyncClient
-Scoped = ScopedEpisode | ScopedSwarmEpisode | AsyncScopedEpisode | AsyncScopedSwarmEpisode
-
-Reward = Callable[[Any, Any], Any]
-"""Says of a task and what the program made of it how good that is: as agents of the client's runners say it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """How a program's calls become episodes.
-
-    :param reward: None if what the program returns is its reward.
-    :param roles: the role of the calls that an agent makes, or that ask for a model, by the name of either.
-    :param passthrough: models whose calls are not trained and go where they would go otherwise.
-    :param agents: what the system prompts of agents contain, by their names.
-    :param sampling: what the bodies of model calls are overridden with, such as ``{"temperature": 1.0}``; None takes a
-        parameter out.
-    :param tag: which part of a mixture the tasks belong to, unless they say so themselves.
-    :param lease_seconds: as of `SwarmClient.begin_episode`, and so is `timeout`.
-    """
-
-    reward: Reward | None = None
-    roles: Mapping[str, str] = field(default_factory=dict)
-    passthrough: frozenset[str] = frozenset()
-    agents: Mapping[str, str] = field(default_factory=dict)
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    task_id: TaskId | None = None
-    tag: str = ""
-    lease_seconds: float = 600.0
-    timeout: float | None = None
-
-    def route(self, episode: Episode | SwarmEpisode) -> Route:
-        """Where the model calls of an episode go."""
-        parts = episode.parts if isinstance(episode, SwarmEpisode) else {SINGLE: episode}
-        endpoints = {
-            role: ModelEndpoint(part.base_url, part.api_key, part.model)
-            for role, part in parts.items()
-        }
-        return Route(
-            endpoints,
-            roles=self.roles,
-            passthrough=self.passthrough,
-            agents=self.agents,
-            sampling=self.sampling,
-        )
-
-    def task(self, item: object) -> Task:
-        """The task that an item of a dataset is."""
-        task = task_of(item, self.task_id)
-        return task if task.tag or not self.tag else replace(task, tag=self.tag)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +69,25 @@ class Trainable(ABC, Generic[R]):
     def _of(self, plain: Callable[..., Any]) -> Self:
         """The same of another program."""
 
+    def _task_of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """What a call is about, which may be named as the program names it, and the other arguments.
+
+        :raises TypeError: it has no first argument.
+        """
+        if args:
+            return args[0], args[1:], kwargs
+        try:
+            names = list(inspect.signature(self.plain).parameters)
+        except ValueError:
+            names = []
+        if not (names and names[0] in kwargs):
+            name = getattr(self.plain, "__qualname__", self.plain)
+            raise TypeError(f"{name!s}() was called without a task, which is its first argument")
+        others = dict(kwargs)
+        return others.pop(names[0]), (), others
+
     def _begin(self, episode: Episode | SwarmEpisode) -> Route:
         instrument()
         installed_adapters().prepare()
@@ -156,20 +121,21 @@ class SyncTrainable(Trainable[R]):
         super().__init__(plain, terms)
         self.client = client
 
-    def __call__(self, task: Any, *args: Any, **kwargs: Any) -> R:
-        """Run the program, as an episode if there is a client.
+    def __call__(self, /, *args: Any, **kwargs: Any) -> R:
+        """Run the program, as an episode if there is a client; the task is its first argument.
 
         :raises AjetError: there is no episode to be had.
         """
         if self.client is None:
-            its: R = self.plain(task, *args, **kwargs)
+            its: R = self.plain(*args, **kwargs)
             return its
-        return self.episode(task, *args, **kwargs).result
+        return self.episode(*args, **kwargs).result
 
-    def episode(self, task: Any, *args: Any, **kwargs: Any) -> Played[R]:
+    def episode(self, /, *args: Any, **kwargs: Any) -> Played[R]:
         """As a call, but says more of it."""
         if self.client is None:
             raise TypeError("there is no client to claim an episode with")
+        task, args, kwargs = self._task_of(args, kwargs)
         its, terms = self.terms.task(task), self.terms
         with self.client.episode(
             its.id,
@@ -227,20 +193,21 @@ class AsyncTrainable(Trainable[R]):
         super().__init__(plain, terms)
         self.client = client
 
-    async def __call__(self, task: Any, *args: Any, **kwargs: Any) -> R:
-        """Run the program, as an episode if there is a client.
+    async def __call__(self, /, *args: Any, **kwargs: Any) -> R:
+        """Run the program, as an episode if there is a client; the task is its first argument.
 
         :raises AjetError: there is no episode to be had.
         """
         if self.client is None:
-            its: R = await self.plain(task, *args, **kwargs)
+            its: R = await self.plain(*args, **kwargs)
             return its
-        return (await self.episode(task, *args, **kwargs)).result
+        return (await self.episode(*args, **kwargs)).result
 
-    async def episode(self, task: Any, *args: Any, **kwargs: Any) -> Played[R]:
+    async def episode(self, /, *args: Any, **kwargs: Any) -> Played[R]:
         """As a call, but says more of it."""
         if self.client is None:
             raise TypeError("there is no client to claim an episode with")
+        task, args, kwargs = self._task_of(args, kwargs)
         its, terms = self.terms.task(task), self.terms
         async with self.client.episode(
             its.id,
@@ -281,19 +248,3 @@ class AsyncTrainable(Trainable[R]):
             return result, result
         outcome = reward(item, result)
         return result, (await outcome if inspect.isawaitable(outcome) else outcome)
-
-
-def score(scoped: Scoped, outcome: Any) -> None:
-    """Note in a scoped episode what it shall be ended with.
-
-    :raises TypeError: `outcome` is no reward.
-    """
-    if isinstance(scoped, ScopedSwarmEpisode | AsyncScopedSwarmEpisode):
-        scoped.rewards = outcome
-        return
-    its = EpisodeOutcome.of(outcome)
-    scoped.reward = its.reward
-    scoped.components = dict(its.components)
-    scoped.call_rewards = dict(its.call_rewards)
-    scoped.agent_rewards = dict(its.agent_rewards)
-    scoped.metadata = dict(its.metadata)

@@ -44,6 +44,10 @@ _KEPT = (
 secrets go to nobody else."""
 _LONGEST_NAME = 256
 
+_EPISODE_KEY = re.compile(r"ajet-ep-[^/\s]+")
+"""What keys of episodes look like."""
+_KEY_HEADERS = ("authorization", "x-api-key", "x-goog-api-key")
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
@@ -123,6 +127,17 @@ def read_model_call(method: str, path: str, content: bytes) -> ModelCall | None:
 def is_strange(method: str, path: str) -> bool:
     """Whether a request asks a model in a dialect that the server does not speak, as far as its path tells."""
     return method == "POST" and _STRANGE.search(path) is not None
+
+
+def episode_key(path: str, headers: Mapping[str, str]) -> str | None:
+    """The key of the episode of which a request says itself that it is, in its path or in a header.
+
+    :param headers: whose names may be written as they are here.
+    """
+    for text in (path, *(headers.get(name, "") for name in _KEY_HEADERS)):
+        if (found := _EPISODE_KEY.search(text)) is not None:
+            return found.group()
+    return None
 
 
 def reroute(

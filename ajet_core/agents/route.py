@@ -77,6 +77,10 @@ class Route:
                 return name
         return None
 
+    def has_key(self, key: str) -> bool:
+        """Whether it is the key of this episode, or of a part of it."""
+        return any(endpoint.api_key == key for endpoint in self.endpoints.values())
+
     def endpoint(self, agent: str | None, model: str) -> ModelEndpoint:
         """Where a call goes.
 

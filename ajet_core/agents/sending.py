@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ajet_core.agents.adapters import current_agent
-from ajet_core.agents.rerouting import is_strange, may_be_model_call, read_model_call, reroute
+from ajet_core.agents.rerouting import (
+    episode_key,
+    is_strange,
+    may_be_model_call,
+    read_model_call,
+    reroute,
+)
 from ajet_core.agents.route import Route, current_route
 from ajet_core.errors import RoutingError
 
@@ -129,6 +135,10 @@ def rerouted(request: Any, timeout: Any = None) -> ReroutedRequest | None:
     if not may_be_model_call(request.method, request.url.path):
         if is_strange(request.method, request.url.path):
             route.note_strange(f"{request.url.host}{request.url.path}")
+        return None
+    key = episode_key(request.url.path, request.headers)
+    if key is not None and not route.has_key(key):
+        # The program has claimed an episode itself.
         return None
     try:
         content = request.content

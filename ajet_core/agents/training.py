@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from ajet_core.agents.decorator import trainable
+from ajet_core.agents.epochs import Asking, Plan, plan
 from ajet_core.agents.programs import AsyncClient, AsyncTrainable, Client, SyncTrainable, Trainable
 from ajet_core.agents.progress import Progress
 from ajet_core.agents.threads import Threads
@@ -23,16 +21,13 @@ from ajet_core.client import (
     RunnerReport,
     Swarm,
     SwarmClient,
-    Task,
 )
 from ajet_core.client._runner import check_concurrency
-from ajet_core.errors import ConfigError, RequestError
+from ajet_core.errors import ConfigError
 from ajet_core.protocol import RunConfig, RunStatus
 
 OnResult = Callable[[EpisodeResult[Any, Any] | EpisodeFailure], object]
 Report = RunnerReport[Any, Any]
-
-_log = logging.getLogger("ajet.agents")
 
 _NEEDS_ASYNC = "an async program is trained with AsyncSwarmClient or AsyncSwarm"
 
@@ -49,6 +44,7 @@ def train(
     retries: int = 1,
     episode_timeout: float | None = None,
     resume: bool = False,
+    first_epoch: int | None = None,
     shuffle: int | None = None,
     progress: bool | None = None,
     on_result: OnResult | None = None,
@@ -73,6 +69,8 @@ def train(
     :param concurrency: episodes at a time.
     :param episode_timeout: seconds after which a program that has not finished is given up.
     :param resume: leave out what has ended before, also by another process with the same arguments.
+    :param first_epoch: number of the first epoch, by which `resume` knows it again: a loop that calls this for each epoch
+        gives it. Default: 1 with `resume`, else what follows the epochs of these tasks in which episodes have ended.
     :param shuffle: seed of the order of the tasks in each epoch; None keeps them in order.
     :param progress: show it on the terminal; by default if there is one.
     :param on_result: called after each episode that ended or was given up.
@@ -98,6 +96,7 @@ def train(
                     retries=retries,
                     episode_timeout=episode_timeout,
                     resume=resume,
+                    first_epoch=first_epoch,
                     shuffle=shuffle,
                     progress=progress,
                     on_result=on_result,
@@ -109,13 +108,22 @@ def train(
         raise TypeError("a function that is not async is trained with SwarmClient or Swarm")
     with _closing(server) as found:
         status = _start(found, config)
-        wanted, size = _plan(its, tasks, status, epochs=epochs, size=group_size, shuffle=shuffle)
-        left = found.resume(wanted, episodes_per_task=size) if resume else None
-        with Progress(_total(wanted, size, left), epochs, show=progress, also=on_result) as shown:
+        asking = plan(
+            its,
+            tasks,
+            status,
+            epochs=epochs,
+            first=1 if resume and first_epoch is None else first_epoch,
+            size=group_size,
+            shuffle=shuffle,
+        )
+        todo = _planned(found, asking)
+        left = found.resume(todo.tasks, episodes_per_task=todo.size) if resume else None
+        with Progress(_total(todo, left), todo.last, show=progress, also=on_result) as shown:
             report: Report = found.run_episodes_until_all_complete(
-                wanted,
+                todo.tasks,
                 its.agent,
-                episodes_per_task=size,
+                episodes_per_task=todo.size,
                 concurrency=concurrency,
                 retries=retries,
                 episode_timeout=episode_timeout,
@@ -137,6 +145,7 @@ async def train_async(
     retries: int = 1,
     episode_timeout: float | None = None,
     resume: bool = False,
+    first_epoch: int | None = None,
     shuffle: int | None = None,
     progress: bool | None = None,
     on_result: OnResult | None = None,
@@ -154,13 +163,22 @@ async def train_async(
     found = AsyncSwarmClient() if server is None else server
     try:
         status = await _start_async(found, config)
-        wanted, size = _plan(its, tasks, status, epochs=epochs, size=group_size, shuffle=shuffle)
-        left = await found.resume(wanted, episodes_per_task=size) if resume else None
-        with Progress(_total(wanted, size, left), epochs, show=progress, also=on_result) as shown:
+        asking = plan(
+            its,
+            tasks,
+            status,
+            epochs=epochs,
+            first=1 if resume and first_epoch is None else first_epoch,
+            size=group_size,
+            shuffle=shuffle,
+        )
+        todo = await _planned_async(found, asking)
+        left = await found.resume(todo.tasks, episodes_per_task=todo.size) if resume else None
+        with Progress(_total(todo, left), todo.last, show=progress, also=on_result) as shown:
             report: Report = await found.run_episodes_until_all_complete(
-                wanted,
+                todo.tasks,
                 its.agent,
-                episodes_per_task=size,
+                episodes_per_task=todo.size,
                 concurrency=concurrency,
                 retries=retries,
                 episode_timeout=episode_timeout,
@@ -224,10 +242,30 @@ async def _start_async(server: AsyncClient, config: RunConfig | None) -> RunStat
     return await server.run_status()
 
 
-def _total(wanted: Sequence[Task], size: int, left: Resumption | None) -> int:
+def _planned(server: SwarmClient | Swarm, asking: Asking) -> Plan:
+    try:
+        wanted = next(asking)
+        while True:
+            wanted = asking.send(server.resume(wanted))
+    except StopIteration as done:
+        made: Plan = done.value
+        return made
+
+
+async def _planned_async(server: AsyncClient, asking: Asking) -> Plan:
+    try:
+        wanted = next(asking)
+        while True:
+            wanted = asking.send(await server.resume(wanted))
+    except StopIteration as done:
+        made: Plan = done.value
+        return made
+
+
+def _total(todo: Plan, left: Resumption | None) -> int:
     """Episodes to be rolled out."""
     if left is None:
-        return len(wanted) * size
+        return len(todo.tasks) * todo.size
     return sum(lacking for _, lacking in left.remaining)
 
 
@@ -236,48 +274,3 @@ def _refuse(config: RunConfig | None) -> None:
         raise ConfigError(
             "several models have a configuration each: give them to the swarm's sync_train_config, and start it"
         )
-
-
-def _plan(
-    program: Trainable[Any],
-    items: Sequence[Any],
-    status: RunStatus,
-    *,
-    epochs: int,
-    size: int | None,
-    shuffle: int | None,
-) -> tuple[list[Task], int]:
-    """All tasks of all epochs, in order, and how many episodes each has."""
-    if epochs < 1:
-        raise RequestError(f"epochs is {epochs}; it must be at least 1", param="epochs")
-    tasks = [program.terms.task(item) for item in items]
-    seen: set[str] = set()
-    for task in tasks:
-        if task.id in seen:
-            raise RequestError(
-                f"two tasks are called {task.id!r}: their episodes would be compared with each other; give them ids "
-                "that differ (task_id=)",
-                param="tasks",
-            )
-        seen.add(task.id)
-    wanted: list[Task] = []
-    for epoch in range(1, epochs + 1):
-        order = list(tasks)
-        if shuffle is not None:
-            random.Random(f"{shuffle} {epoch}").shuffle(order)  # noqa: S311
-        wanted += [replace(task, group=f"{task.group or task.id}@{epoch}") for task in order]
-    batch = status.config.batch
-    size = batch.episodes_per_task if size is None else size
-    if size < 1 or (size > batch.episodes_per_task and batch.full_by != "episodes"):
-        raise RequestError(
-            f"group_size is {size}, and the run's batches take {batch.episodes_per_task} episodes of a task: the others would "
-            "wait for ever",
-            param="group_size",
-        )
-    if size < batch.episodes_per_task and batch.full_by != "episodes":
-        _log.warning(
-            "group_size is %d, and the run's batches take %d episodes of a task: what does not fill one is not trained",
-            size,
-            batch.episodes_per_task,
-        )
-    return wanted, size

@@ -61,7 +61,10 @@ class AgentAdapter(ABC):
         """
 
     async def run(self, agent: object, task: object) -> object:
-        """Let a fresh agent do a task, and return what the framework returns."""
+        """Let a fresh agent do a task, and return what the framework returns.
+
+        :raises TypeError: the task is nothing that the agent can be told as it is; no model was asked.
+        """
         if type(self).run_sync is AgentAdapter.run_sync:
             raise NotImplementedError(f"{type(self).__name__} has neither run nor run_sync")
         return await asyncio.to_thread(self.run_sync, agent, task)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ajet_core.errors import EngineError
@@ -59,12 +59,26 @@ class GenerateRequest:
 
     :param prompt_ids: [P], P >= 1.
     :param stream: True asks for chunks as tokens are made; False allows to hold them back to the end.
+    :param sampled: 0 <= S < P: so many tokens at the end of the prompt are of the same completion, sampled by an engine that
+        could not end it. Penalties count them, a grammar and a seed go on behind them, and ``max_tokens`` is what is left.
     """
 
     request_id: str
     prompt_ids: list[int]
     sampling: SamplingParams
     stream: bool = False
+    sampled: int = 0
+
+    def continued(self, token_ids: list[int]) -> GenerateRequest:
+        """What is left to do after these tokens [T]; T may be ``max_tokens``, and then there is nothing."""
+        if not token_ids:
+            return self
+        return replace(
+            self,
+            prompt_ids=self.prompt_ids + token_ids,
+            sampling=replace(self.sampling, max_tokens=self.sampling.max_tokens - len(token_ids)),
+            sampled=self.sampled + len(token_ids),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,11 @@ def check_request(
             f"{info.max_context}; shorten the prompt",
             param="prompt_ids",
         )
+    if not 0 <= request.sampled < len(prompt):
+        raise RequestError(
+            f"sampled is {request.sampled}, and has to be less than the {len(prompt)} tokens of the prompt",
+            param="sampled",
+        )
     ids = (*sampling.stop_token_ids, min(prompt), max(prompt))
     if not all(0 <= token < info.vocab_size for token in ids):
         raise RequestError(

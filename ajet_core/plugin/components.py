@@ -32,9 +32,13 @@ class ComponentSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec(ComponentSpec):
-    """An `ajet_core.interfaces.Engine`."""
+    """An `ajet_core.interfaces.Engine`.
+
+    :param sleep_setting: the boolean setting without which it cannot sleep, if there is one.
+    """
 
     capabilities: EngineCapabilities
+    sleep_setting: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

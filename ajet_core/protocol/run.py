@@ -166,6 +166,9 @@ class BatchConfig(Message):
         return self.tasks * self.episodes_per_task
 
 
+SystemText = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
 class RolloutConfig(Message):
     """How rolling out and training take turns.
 
@@ -185,6 +188,8 @@ class RolloutConfig(Message):
         `max_staleness` steps ago.
     :param engine_sleeps: ``sync``: the engine frees its device memory while a step is trained, for a trainer on the same
         device. Calls wait meanwhile.
+    :param agents: names of agents, each with a text that its system prompt contains: whose a call is that does not say so by
+        ``x-ajet-agent``. The first that fits counts.
     """
 
     mode: Literal["sync", "async"] = "sync"
@@ -194,6 +199,7 @@ class RolloutConfig(Message):
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 0.0
     late: Literal["carry", "drop"] = "carry"
     engine_sleeps: bool = False
+    agents: Annotated[dict[Name, SystemText], Field(max_length=256)] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:

@@ -8,9 +8,10 @@ from .api import ModelServer, Piece
 from .engine import ServedEngine
 from .http import Address, HttpClient, ServerGoneError, ServerRefusedError
 from .http_server import HttpModelServer
-from .process import ServerProcess, free_port
+from .process import ServerProcess
 from .replica import Launched, Replica, attach
 from .routing import Router
+from .sockets import SocketDirectory
 from .weights import check_update, check_weights
 
 __all__ = [
@@ -26,8 +27,8 @@ __all__ = [
     "ServerGoneError",
     "ServerProcess",
     "ServerRefusedError",
+    "SocketDirectory",
     "attach",
     "check_update",
     "check_weights",
-    "free_port",
 ]

@@ -36,10 +36,8 @@ class ModelServer(ABC):
         """Get it to do what is asked of it later; called once, when it answers."""
 
     @abstractmethod
-    def sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
+    def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         """Sample one completion, an async generator; closing it cancels the request in the server.
-
-        :param sampled: so many tokens at the end of the prompt are of the same completion, which was interrupted.
 
         It ends without a finish reason if the server was halted. The first piece comes with the first token; if
         the request is not to be streamed, the others may come together.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -68,6 +69,9 @@ class ServedEngine(Engine):
         self._update: WeightUpdate | None = None
         self._policy_version = 0
         self._paused = self._updating = self._closed = False
+        # Clear while the servers' memory is somebody else's.
+        self._awake = asyncio.Event()
+        self._awake.set()
         # Set when requests may be sent, or when there is no hope that they ever may be.
         self._open = asyncio.Event()
         # Held while weights change, and while a new server is given the latest.
@@ -144,9 +148,10 @@ class ServedEngine(Engine):
         )
         if self._shapings is not None:
             # Looked at here, where a refusal is one: in the server it would be too late.
-            await self._shapings.prepared(request.sampling)
+            await self._shapings.prepared(request)
         room = self._info.max_context - len(request.prompt_ids)
         limit = min(request.sampling.max_tokens, room)
+        request = replace(request, sampling=replace(request.sampling, max_tokens=limit))
         sampled: list[int] = []
         lost = 0
         self._requests += 1
@@ -157,11 +162,9 @@ class ServedEngine(Engine):
                 if self._closed:
                     yield GenerateChunk([], [], self._policy_version, "abort")
                     return
-                chosen = self._choose(request.prompt_ids + sampled)
-                flight, halts = (
-                    self._begin(chosen, _rest(request, sampled, limit), len(sampled)),
-                    self._halts,
-                )
+                rest = request.continued(sampled)
+                chosen = self._choose(rest.prompt_ids)
+                flight, halts = self._begin(chosen, rest), self._halts
                 try:
                     async for piece in flight.pieces():
                         sampled += piece.token_ids
@@ -219,7 +222,7 @@ class ServedEngine(Engine):
                 await self._halt(up)
                 errors = await asyncio.gather(*(self._load(one, update) for one in up))
                 refused = [error for error in errors if isinstance(error, EngineError)]
-                taken = not refused or len(refused) < len(errors)
+                taken = not refused or None in errors
                 if taken:
                     self._update, self._policy_version = update, update.policy_version
                     self._changed.set()
@@ -258,11 +261,12 @@ class ServedEngine(Engine):
             self._refresh()
 
     async def sleep(self) -> None:
-        """Free the servers' device memory; no requests are answered meanwhile.
+        """Free the servers' device memory; no requests are answered meanwhile, and no server is started.
 
         :raises EngineError: a server cannot.
         """
         await self.pause()
+        self._awake.clear()
         for one in self._replicas:
             if one.up:
                 await self._told(one, one.server.sleep())
@@ -272,6 +276,7 @@ class ServedEngine(Engine):
 
         :raises EngineError: a server cannot.
         """
+        self._awake.set()
         for one in self._replicas:
             if one.up:
                 await self._told(one, one.server.wake())
@@ -350,9 +355,9 @@ class ServedEngine(Engine):
         assert number is not None, "requests are sent only while a server is up"
         return self._replicas[number]
 
-    def _begin(self, one: Replica, request: GenerateRequest, sampled: int) -> Flight:
+    def _begin(self, one: Replica, request: GenerateRequest) -> Flight:
         """Send a request. Nothing is awaited since `_open` was seen, so its version is the one that is served."""
-        flight = Flight(one.server.sample(request, sampled), self._policy_version)
+        flight = Flight(one.server.sample(request), self._policy_version)
         one.flights.add(flight)
         self._router.begin(one.number, request.prompt_ids)
         self._busy.begin()
@@ -366,12 +371,25 @@ class ServedEngine(Engine):
     async def _boot(self, one: Replica) -> None:
         """Bring a replica up with the latest weights."""
         one.take(await self.launch(one, self._model), lambda why: self._lose(one, why))
-        info = await one.server.prepare()
+        with self._understood(one):
+            info = await one.server.prepare()
         while not await self._brought_up(one, info):
             _log.warning(
                 "server %d of %s waits for weights of a new trainer", one.number, self.name
             )
             await self._changed.wait()
+
+    @contextmanager
+    def _understood(self, one: Replica) -> Iterator[None]:
+        """Errors of a server that says what nobody understands, such as a proxy's page in its place, are `EngineError`s."""
+        try:
+            yield
+        except (AjetError, ServerGoneError, OSError):
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"server {one.number} of {self.name} answered what is not understood: {type(error).__name__}: {error}"
+            ) from error
 
     async def _brought_up(self, one: Replica, info: EngineInfo) -> bool:
         """Give a server the latest weights and requests; False if whoever published them is gone."""
@@ -384,7 +402,8 @@ class ServedEngine(Engine):
                 except WeightsGoneError:
                     return False
                 await one.server.go_on()
-            one.totals.begin(await one.server.stats())
+            with self._understood(one):
+                one.totals.begin(await one.server.stats())
             one.up = True
             one.failure = ""
             self._info = info
@@ -418,9 +437,11 @@ class ServedEngine(Engine):
             await before
         for _ in range(_RESTARTS):
             await one.discard()
+            await self._awake.wait()
             try:
                 await self._boot(one)
-            except (AjetError, ServerGoneError, OSError) as error:
+            # Whatever it is: a server that nobody brings back, and nobody says so, is missed for ever.
+            except Exception as error:  # noqa: BLE001
                 why = str(error)
                 _log.error("server %d of %s did not come back: %s", one.number, self.name, why)
             else:
@@ -457,9 +478,10 @@ class ServedEngine(Engine):
         if not one.up:
             return ServerGoneError("it was lost while it was halted")
         try:
-            await one.server.load(update)
-        except (EngineError, ServerGoneError) as error:
-            return error
+            with self._understood(one):
+                await one.server.load(update)
+        except (AjetError, ServerGoneError, OSError) as error:
+            return error if isinstance(error, EngineError) else ServerGoneError(str(error))
         return None
 
     async def _asked(self, one: Replica, asking: Awaitable[None]) -> None:
@@ -489,16 +511,3 @@ def _shapings(model: ModelConfig, info: EngineInfo) -> Shapings:
     from ajet_core.shaping import Shapings
 
     return Shapings(model.path, info.vocab_size)
-
-
-def _rest(request: GenerateRequest, sampled: list[int], limit: int) -> GenerateRequest:
-    """What is left to do of a request. Its random numbers are not drawn a second time."""
-    sampling = request.sampling
-    seed = sampling.seed
-    if seed is not None and sampled:
-        seed = hash((seed, len(sampled)))
-    return replace(
-        request,
-        prompt_ids=request.prompt_ids + sampled,
-        sampling=replace(sampling, max_tokens=limit - len(sampled), seed=seed),
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,13 +15,6 @@ _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 5.0
 _TAIL_LINES = 20
 _TAIL_BYTES = 32768
-
-
-def free_port() -> int:
-    """A port of this machine's loopback that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class ServerProcess:

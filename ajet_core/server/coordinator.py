@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +60,11 @@ class Coordinator:
     def model_name(self) -> str | None:
         """Name of the served model."""
         return self._run.config.model.name if self._run else None
+
+    @property
+    def agents(self) -> Mapping[str, str]:
+        """Texts of system prompts by the names of the agents that have them."""
+        return self._run.config.rollout.agents if self._run else {}
 
     @property
     def running(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import replace
 
 from ajet_core.errors import DeadlineError, EngineError, WorkerDiedError, WorkerError
 from ajet_core.interfaces import GenerateChunk, GenerateRequest
@@ -51,7 +50,7 @@ class EngineGate:
         sampled: list[int] = []
         version = 0
         while True:
-            rest = _continued(request, sampled) if sampled else request
+            rest = request.continued(sampled)
             if rest.sampling.max_tokens <= 0:
                 yield GenerateChunk([], [], version, "length")
                 return
@@ -96,14 +95,3 @@ class EngineGate:
         if self._worker is None:
             raise self._board.not_running()
         return self._worker
-
-
-def _continued(request: GenerateRequest, sampled: list[int]) -> GenerateRequest:
-    """What is left to do of a request."""
-    sampling = request.sampling
-    left = sampling.max_tokens - len(sampled)
-    return replace(
-        request,
-        prompt_ids=request.prompt_ids + sampled,
-        sampling=replace(sampling, max_tokens=left),
-    )

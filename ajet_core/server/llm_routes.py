@@ -29,6 +29,7 @@ from ajet_core.server.dialects.evaluated import evaluated
 from ajet_core.server.dialects.exchange import Exchange
 from ajet_core.server.dialects.models import model_object, models_list
 from ajet_core.server.dialects.retries import SameRequest, SharedAnswer
+from ajet_core.server.dialects.speakers import speaker
 from ajet_core.server.dialects.table import DIALECTS, KEY_PREFIX, MESSAGES
 from ajet_core.server.disconnect import until_disconnect, when_unread
 from ajet_core.server.http_errors import internal_error
@@ -128,7 +129,9 @@ class _Calls:
             if episode.record.kind == "eval":
                 sampling = service.evaluations.config.sampling
                 asked = replace(asked, request=evaluated(asked.request, sampling))
-            agent = _agent_name(request)
+            agent = _agent_name(request) or speaker(
+                asked.request.messages, service.coordinator.agents
+            )
             same = SameRequest.read(request.headers, scope["path"], agent, body)
             call = _Call(service, episode, request, self._dialect, asked, agent, same)
             response = await call.answer()

@@ -105,12 +105,10 @@ def resolve_run(
     trainer = find_trainer(plugins, config.trainer.name)
     merger = plugins.merger(config.merger.name)
     _check_algorithm(config, trainer)
+    engine_plan = _plan(plugins, engine, config.engine, settings)
     sleeps = config.rollout.engine_sleeps
-    if sleeps and not engine.capabilities.sleep:
-        raise ConfigError(
-            f"engine {engine.name!r} cannot free its memory while a step is trained: leave out rollout.engine_sleeps",
-            param="rollout.engine_sleeps",
-        )
+    if sleeps:
+        _check_sleep(engine, engine_plan)
     python = choose_interpreters(settings, plugins, engine, trainer)
     apart = config.rollout.mode == "async" or sleeps
     # Weights that both use cannot be trained while calls are answered with them, nor while they are away.
@@ -123,7 +121,7 @@ def resolve_run(
     return ResolvedRun(
         run_id=run_id,
         config=config,
-        engine=_plan(plugins, engine, config.engine, settings),
+        engine=engine_plan,
         trainer=_plan(plugins, trainer, config.trainer, settings),
         capabilities=engine.capabilities,
         channel=channel,
@@ -134,6 +132,20 @@ def resolve_run(
         servers=_model_servers(settings, engine),
         collective_host=settings.workers.collective_host,
     )
+
+
+def _check_sleep(engine: EngineSpec, plan: ComponentPlan) -> None:
+    if not engine.capabilities.sleep:
+        raise ConfigError(
+            f"engine {engine.name!r} cannot free its memory while a step is trained: leave out rollout.engine_sleeps",
+            param="rollout.engine_sleeps",
+        )
+    if engine.sleep_setting and not plan.settings[engine.sleep_setting]:
+        raise ConfigError(
+            f"engine {engine.name!r} can free its memory only with engine.settings.{engine.sleep_setting}: set it to true, "
+            "or leave out rollout.engine_sleeps",
+            param=f"engine.settings.{engine.sleep_setting}",
+        )
 
 
 def resolve_model_directory(path: str, settings: Settings, param: str = "model.path") -> Path:

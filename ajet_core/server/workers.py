@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,19 +55,16 @@ class RunWorkers:
                 trainer_plan = run.boot_plan(
                     run_dir, engine=False, trainer=True, checkpoint=checkpoint
                 )
-                # Both or none: if one fails, the other is not waited for.
-                try:
-                    async with asyncio.TaskGroup() as both:
-                        engine_boot = both.create_task(
-                            boot.worker("engine", engine_plan, run.python.get("engine"), True)
-                        )
-                        trainer_python = run.python.get("trainer")
-                        trainer_boot = both.create_task(
-                            boot.worker("trainer", trainer_plan, trainer_python, run.reloads)
-                        )
-                except BaseExceptionGroup as errors:
-                    raise errors.exceptions[0] from None
-                report = BootReport(engine_boot.result().engine, trainer_boot.result().trainer)
+                boots = (
+                    boot.worker("trainer", trainer_plan, run.python.get("trainer"), run.reloads),
+                    boot.worker("engine", engine_plan, run.python.get("engine"), True),
+                )
+                if run.config.rollout.engine_sleeps:
+                    # They share a device's memory: an engine takes what is left, and may wake when the trainer rests.
+                    trained, served = await _in_turn(*boots)
+                else:
+                    trained, served = await _together(*boots)
+                report = BootReport(served.engine, trained.trainer)
             if report.engine is None or report.trainer is None:
                 raise WorkerBootError("a worker came up without its engine or its trainer")
             engine = boot.running["worker" if run.together else "engine"]
@@ -96,6 +94,28 @@ class RunWorkers:
     async def close(self, grace: float = 10.0) -> None:
         """End all processes, by force after `grace` seconds."""
         await asyncio.gather(*(worker.close(grace) for worker in self.processes()))
+
+
+async def _in_turn(
+    first: Coroutine[None, None, BootReport], second: Coroutine[None, None, BootReport]
+) -> tuple[BootReport, BootReport]:
+    try:
+        return await first, await second
+    finally:
+        # If the first failed the second was not begun, of which Python would warn.
+        second.close()
+
+
+async def _together(
+    first: Coroutine[None, None, BootReport], second: Coroutine[None, None, BootReport]
+) -> tuple[BootReport, BootReport]:
+    """Both or none: if one fails, the other is not waited for."""
+    try:
+        async with asyncio.TaskGroup() as both:
+            tasks = both.create_task(first), both.create_task(second)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return tasks[0].result(), tasks[1].result()
 
 
 @dataclass(slots=True)

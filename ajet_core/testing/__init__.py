@@ -5,7 +5,7 @@ The suites need pytest and pytest-asyncio; import each from its module:
 - `ajet_core.testing.store_suite.SampleStoreSuite` for a `SampleStore`,
 - `ajet_core.testing.merger_suite.MergerSuite` for a `Merger`,
 - `ajet_core.testing.engine_suite.EngineSuite` for an `Engine`,
-- `ajet_core.testing.trainer_suite.TrainerSuite` for a `Trainer`,
+- `ajet_core.testing.trainer_suite.TrainerSuite` for a `Trainer`, and `ajet_core.testing.loss_suite.LossSuite` for one whose loss `AlgorithmConfig` describes,
 - `ajet_core.testing.agent_suite.AgentSuite` for an `AgentAdapter`, with `ajet_core.testing.scripted_swarm.ScriptedSwarm`, a real
   server whose model says what it is told to.
 

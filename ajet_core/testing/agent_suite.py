@@ -303,9 +303,16 @@ class AgentSuite:
                 retries=0,
                 progress=False,
             )
-        for result in report.outcomes:
-            calls = swarm.calls(result.episode.episode_id)
-            assert all(HIDDEN not in swarm.text(call) for call in calls)
+        refused = {failure.task.id: failure.error for failure in report.failures}
+        for name in ("t700x", "t701x"):
+            # As a failure of its own: what was asked before is recorded, whatever became of it.
+            (episode,) = (its for its in swarm.episodes() if its.task_id == name)
+            calls = swarm.calls(episode.episode_id)
+            if name in refused:
+                assert (type(refused[name]), calls) == (TypeError, [])
+            else:
+                assert calls
+                assert all(HIDDEN not in swarm.text(call) for call in calls)
 
     # --- Failures ---------------------------------------------------------------------------------
 

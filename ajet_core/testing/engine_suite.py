@@ -269,6 +269,27 @@ class EngineSuite(ShapingSuite):
                 return
         pytest.fail("all was over before the change, every time")
 
+    async def test_it_sleeps_and_is_as_before_when_it_wakes(self, engine: Engine) -> None:
+        """What is asked meanwhile waits, and what was begun goes on; then other weights can come."""
+        if not self.capabilities.sleep:
+            pytest.skip("it never sleeps")
+        version = await self.serve(engine, 0)
+        prompts, length = self.prompts(4, seed=23), self.max_context - 100
+        begun = await begin(engine, prompts[:2], stream=True, max_tokens=length)
+        await engine.sleep()
+        asked = (await engine.stats()).requests
+        late = [asyncio.create_task(ask(engine, p, max_tokens=length)) for p in prompts[2:]]
+        await until(engine, lambda stats: stats.requests == asked + len(late))
+        assert not any(task.done() for task in late)
+        await engine.wake()
+        answers = await asyncio.gather(*begun, *late)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert len(answer.ids) == length
+            assert set(answer.versions) == {version}
+            self.assert_exact(0, prompt, answer)
+        await self.serve(engine, 1)
+        self.assert_exact(1, prompts[0], await ask(engine, prompts[0]))
+
     async def test_a_bad_update_leaves_the_old_weights(self, engine: Engine) -> None:
         """And running requests go on."""
         version = await self.serve(engine, 0)

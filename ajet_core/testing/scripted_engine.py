@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -29,6 +29,9 @@ from ajet_core.interfaces import (
 )
 from ajet_core.protocol import ModelConfig
 from ajet_core.testing.faults import Faults, FaultSettings
+
+if TYPE_CHECKING:
+    from ajet_core.testing.grammar_check import GrammarCheck
 
 ASLEEP = "scripted-engine-sleeps"
 WEIGHT_CHANNELS = ("in_process", "digest_file")
@@ -60,6 +63,7 @@ class ScriptedEngineSettings(FaultSettings):
         with tokens made from prompt and seed, and the request's first stop token after them.
     :param reply_length: tokens of a made-up answer, the stop token not counted.
     :param chunk_tokens: tokens in a chunk.
+    :param checks_grammar: a request is refused if its grammar forbids what the script says. Needs numpy and llguidance.
     """
 
     vocab_size: Annotated[int, Field(ge=2)] = 512
@@ -68,6 +72,7 @@ class ScriptedEngineSettings(FaultSettings):
     reply_ids: tuple[TokenId, ...] | None = None
     reply_length: Annotated[int, Field(ge=0)] = 8
     chunk_tokens: Annotated[int, Field(ge=1)] = 4
+    checks_grammar: bool = False
 
 
 class ScriptedEngine(Engine):
@@ -88,6 +93,7 @@ class ScriptedEngine(Engine):
         self._info = EngineInfo(self._settings.max_context, self._settings.vocab_size)
         self._policy_version = 0
         self._script: _Script | None = None
+        self._grammars: GrammarCheck | None = None
         self._running = self._requests = self._prompt_tokens = self._sampled_tokens = 0
 
     async def start(self, model: ModelConfig) -> EngineInfo:
@@ -96,12 +102,16 @@ class ScriptedEngine(Engine):
         self._info = replace(self._info, max_context=limit)
         if self._settings.replies:
             self._script = _Script(Path(model.path), self._settings.replies)
+        if self._settings.checks_grammar:
+            from ajet_core.testing.grammar_check import GrammarCheck
+
+            self._grammars = GrammarCheck(Path(model.path), self._info.vocab_size)
         return self._info
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
         """Answer as the settings say.
 
-        :raises RequestError: as `check_request` says.
+        :raises RequestError: as `check_request` says, or the script does not fit the grammar.
         """
         self._check_open()
         check_request(request, self._info, MAX_TOP_LOGPROBS, grammar=True)
@@ -113,6 +123,8 @@ class ScriptedEngine(Engine):
             if self._faults.check(self._requests):
                 await self._hang()
             ids, reason = _cut(self._reply(request), request.sampling, room)
+            if self._grammars is not None:
+                self._grammars.check(request, ids)
             step = self._settings.chunk_tokens
             for start in range(0, max(1, len(ids)), step):
                 await self._going.wait()
@@ -154,7 +166,7 @@ class ScriptedEngine(Engine):
 
     async def wake(self) -> None:
         """Go on."""
-        (self.context.run_dir / ASLEEP).unlink()
+        (self.context.run_dir / ASLEEP).unlink(missing_ok=True)
         await self.resume()
 
     async def stats(self) -> EngineStats:

@@ -41,14 +41,26 @@ class ScriptedSwarm:
 
     :param directory: an empty one, for the model's tokenizer and the run.
     :param replies: what the model says.
+    :param checks_grammar: calls are refused if what is forced forbids what the model says; as of `ScriptedEngineSettings`.
     :param run: changes of the run's configuration; a batch is two tasks of two episodes.
     """
 
-    def __init__(self, directory: Path, replies: Sequence[ScriptedReply], **run: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        replies: Sequence[ScriptedReply],
+        *,
+        checks_grammar: bool = False,
+        **run: Any,
+    ) -> None:
         self._directory = directory
         model = write_model(directory / "models" / "scripted", _RENDERER)
         (model / "model.safetensors").touch()
-        engine = {"replies": [reply.model_dump() for reply in replies], "max_context": 32768}
+        engine = {
+            "replies": [reply.model_dump() for reply in replies],
+            "max_context": 32768,
+            "checks_grammar": checks_grammar,
+        }
         self.config = RunConfig.model_validate(
             {
                 "model": {"path": str(model), "renderer": _RENDERER},

@@ -10,7 +10,7 @@ import pytest
 from ajet_core.errors import RequestError, UnsupportedError
 from ajet_core.interfaces import Engine
 from ajet_core.testing.ascii_tokenizer import ascii_text
-from ajet_core.testing.asking import ask, begin, make_request
+from ajet_core.testing.asking import Answer, ask, begin, make_request
 from ajet_core.testing.engine_case import EngineCase
 
 STOP = 3
@@ -168,6 +168,25 @@ class ShapingSuite(EngineCase):
             if changed:
                 return
         pytest.fail("all was over before the change, every time")
+
+    async def test_what_another_engine_began_is_gone_on_with(self, engine: Engine) -> None:
+        """Where it was in the grammar, and with what was sampled counted."""
+        self.needs("grammar")
+        self.needs("penalties")
+        await self.serve(engine, 0)
+        prompt = self.prompts(1, 2, 5, seed=38)[0]
+        for sampling in (
+            {"grammar": LIST, "stop_token_ids": (STOP,), "max_tokens": self.max_context - 10},
+            {"frequency_penalty": 1.5, "presence_penalty": 1.0, "max_tokens": 24},
+        ):
+            whole = await ask(engine, prompt, temperature=0.0, **sampling)
+            for cut in (1, 7, len(whole.ids) - 1):
+                begun = make_request(prompt, temperature=0.0, **sampling)
+                rest = Answer()
+                async for chunk in engine.generate(begun.continued(whole.ids[:cut])):
+                    rest.add(chunk)
+                assert whole.ids[:cut] + rest.ids == whole.ids
+                assert rest.reason == whole.reason
 
     @pytest.mark.parametrize(
         ("sampling", "error", "named"),

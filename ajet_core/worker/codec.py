@@ -107,18 +107,20 @@ def pack_request(request: GenerateRequest) -> list[Any]:
     """
     sampling = _sampling_values(request.sampling)
     prompt = array("I", request.prompt_ids).tobytes()
-    return [request.request_id, prompt, sampling, request.stream]
+    return [request.request_id, prompt, sampling, request.stream, request.sampled]
 
 
 def unpack_request(plain: list[Any]) -> GenerateRequest:
     """The request that `pack_request` wrote."""
-    request_id, prompt, values, stream = plain
+    request_id, prompt, values, stream, sampled = plain
     prompt_ids = array("I")
     prompt_ids.frombytes(prompt)
     sampling = dict(zip(_SAMPLING_NAMES, values, strict=True))
     sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
     sampling["logit_bias"] = tuple(tuple(pair) for pair in sampling["logit_bias"])
-    return GenerateRequest(request_id, prompt_ids.tolist(), SamplingParams(**sampling), stream)
+    return GenerateRequest(
+        request_id, prompt_ids.tolist(), SamplingParams(**sampling), stream, sampled
+    )
 
 
 def pack_chunk(chunk: GenerateChunk) -> list[Any]:

@@ -93,6 +93,7 @@ class WorkerHost:
     def __init__(self) -> None:
         self._writer: frames.FrameWriter
         self._booted: tuple[BootPlan, BootReport] | None = None
+        self._asleep = False
         self._engine: Engine | None = None
         self._trainer: Trainer | None = None
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -245,7 +246,10 @@ class WorkerHost:
             if (channel := plan.channel) is not None:
                 version = plan.policy_version
                 await self._on_trainer(lambda t: t.publish(channel, version))
-        if self._engine is not None:
+        if self._asleep:
+            # The server was killed while a step was trained.
+            await self._wake(0, None)
+        elif self._engine is not None:
             await self._engine.resume()
         return to_plain(self._booted[1])
 
@@ -293,10 +297,14 @@ class WorkerHost:
         await self._need_engine().resume()
 
     async def _sleep(self, _: int, __: Any) -> None:
-        await self._need_engine().sleep()
+        engine = self._need_engine()
+        # Also if it is interrupted, or fails half-way.
+        self._asleep = True
+        await engine.sleep()
 
     async def _wake(self, _: int, __: Any) -> None:
         await self._need_engine().wake()
+        self._asleep = False
 
     async def _stats(self, _: int, __: Any) -> Any:
         return to_plain(await self._need_engine().stats())

@@ -18,6 +18,8 @@ from pydantic import BaseModel
 
 from compat_cases import contract
 
+# There the model is asked without an agent.
+NAMELESS = frozenset({"structured_output"})
 credential = OpenAICredential(api_key="sk-real", base_url=contract.NOWHERE)
 allowed = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="allowed")
 
@@ -78,6 +80,13 @@ async def structured_output(task: str) -> dict[str, Any]:
     model = OpenAIChatModel(credential=credential, model="gpt-5", stream=False)
     found = await model.generate_structured_output([asked(task)], structured_model=Choice)
     return found.content
+
+
+async def structured_with_tools(task: str) -> dict[str, Any]:
+    """By a tool that ends the reply; it is added to the agent's, so that each run has its own agent."""
+    reply = await worker(stream=False).reply(asked(task), structured_schema=Choice)
+    assert reply.structured_output is not None
+    return reply.structured_output
 
 
 bad_arguments = two_turns

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from anthropic import AsyncAnthropic
 
-from compat_cases.contract import NOWHERE, SCHEMA, open_door
+from compat_cases.contract import CASES, NOWHERE, SCHEMA, open_door
 
+NAMELESS = frozenset(CASES)
 client = AsyncAnthropic(base_url=NOWHERE.removesuffix("/v1"), api_key="sk-real")
 TOOL: Any = {
     "name": "open_door",
@@ -30,12 +32,14 @@ def results(message: Any) -> list[Any]:
     return found
 
 
-async def converse(task: str) -> list[Any]:
+async def converse(task: str, **options: Any) -> list[Any]:
     """All answers to an agent with the tool."""
     messages: list[Any] = [{"role": "user", "content": task}]
     answers = []
     while True:
-        answers.append(await client.messages.create(messages=messages, tools=[TOOL], **ASKED))
+        answers.append(
+            await client.messages.create(messages=messages, tools=[TOOL], **ASKED, **options)
+        )
         following = results(answers[-1])
         if not following:
             return answers
@@ -76,6 +80,11 @@ async def structured_output(task: str) -> dict[str, Any]:
     )
     (found,) = [block.input for block in answer.content if block.type == "tool_use"]
     return found
+
+
+async def structured_with_tools(task: str) -> dict[str, Any]:
+    form: Any = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    return json.loads((await converse(task, output_config=form))[-1].content[0].text)
 
 
 bad_arguments = two_turns

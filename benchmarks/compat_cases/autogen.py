@@ -11,6 +11,7 @@ from autogen_agentchat.messages import (
     StructuredMessage,
     ToolCallRequestEvent,
 )
+from autogen_core.tools import FunctionTool
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 from pydantic import BaseModel
 
@@ -66,6 +67,17 @@ async def parallel_calls(task: str) -> list[str]:
 
 async def structured_output(task: str) -> dict[str, Any]:
     chooser = AssistantAgent("worker", client, output_content_type=Choice)
+    last = (await chooser.run(task=task)).messages[-1]
+    assert isinstance(last, StructuredMessage)
+    return last.content.model_dump()
+
+
+async def structured_with_tools(task: str) -> dict[str, Any]:
+    """Where the form is given, the SDK wants tools that are strict."""
+    opener = FunctionTool(contract.open_door, contract.open_door.__doc__ or "", strict=True)
+    chooser = AssistantAgent(
+        "worker", client, tools=[opener], reflect_on_tool_use=True, output_content_type=Choice
+    )
     last = (await chooser.run(task=task)).messages[-1]
     assert isinstance(last, StructuredMessage)
     return last.content.model_dump()

@@ -39,17 +39,26 @@ CASES: dict[str, Callable[[Any], bool]] = {
     "parallel_calls": lambda doors: sorted(doors) == ["left", "right"],
     # Without a tool, with `SCHEMA`: the object, as a dict.
     "structured_output": lambda found: found["door"] in DOORS,
-    # The model calls the tool with arguments it has not: the text, after it was told, or an exception.
+    # The same, with the tool, which is called before.
+    "structured_with_tools": lambda found: found == {"door": "left"},
+    # The model calls the tool with arguments it has not: the text, after it was told.
     "bad_arguments": _says_done,
     # The first call is answered 429, or 500: the text, after the framework's own retry.
     "rate_limited": _says_done,
     "server_error": _says_done,
 }
-MAY_RAISE = frozenset({"bad_arguments"})
-STRUCTURED = frozenset({"structured_output"})
-"""Cases for the server with a real model, whose engine forces the form."""
+SERVERS = {"structured_output": "real", "structured_with_tools": "checking"}
+"""Which server a case is for: ``scripted`` unless it is said here. The model of ``real`` is one, whose engine forces the form;
+that of ``checking`` has a script that must fit what is to be forced."""
+AGENT = "worker"
+"""The name of the agent in all programs, but in cases that are `NAMELESS` in a module."""
 FAILING = frozenset({"rate_limited", "server_error"})
 """Cases in which one call of an episode fails."""
+
+
+def server_of(case: str) -> str:
+    """For which server it is."""
+    return SERVERS.get(case, "scripted")
 
 
 def task_text(case: str, name: str) -> str:

@@ -15,6 +15,8 @@ from pydantic import BaseModel
 
 from compat_cases import contract
 
+# There the model is asked without an agent.
+NAMELESS = frozenset({"structured_output"})
 OPTIONS: dict[str, Any] = {
     "model": "any-model",
     "provider": "openai",
@@ -64,6 +66,14 @@ async def parallel_calls(task: str) -> list[str]:
 def structured_output(task: str) -> dict[str, Any]:
     found = LLM(**OPTIONS).call(task, response_model=Choice)
     return found.model_dump() if isinstance(found, BaseModel) else json.loads(found)
+
+
+async def structured_with_tools(task: str) -> dict[str, Any]:
+    its = crew()
+    its.tasks[0].output_pydantic = Choice
+    found = (await its.akickoff(inputs={"task": task})).pydantic
+    assert isinstance(found, Choice)
+    return found.model_dump()
 
 
 bad_arguments = two_turns

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.tools import StructuredTool
 from langchain_openai import ChatOpenAI
@@ -47,6 +48,12 @@ async def parallel_calls(task: str) -> list[str]:
 async def structured_output(task: str) -> dict[str, Any]:
     schema = {**SCHEMA, "title": "Choice", "description": "The door to take."}
     chooser = create_agent(model, [], response_format=schema, name="worker")
+    return (await chooser.ainvoke(asked(task)))["structured_response"]
+
+
+async def structured_with_tools(task: str) -> dict[str, Any]:
+    form = ProviderStrategy({**SCHEMA, "title": "Choice"})
+    chooser = create_agent(model, [tool], response_format=form, name="worker")
     return (await chooser.ainvoke(asked(task)))["structured_response"]
 
 

@@ -10,6 +10,8 @@ from pydantic import BaseModel
 
 from compat_cases import contract
 
+# There the model is asked without an agent.
+NAMELESS = frozenset({"structured_output"})
 llm = OpenAILike(
     model="gpt-5",
     api_base=contract.NOWHERE,
@@ -52,6 +54,14 @@ async def parallel_calls(task: str) -> list[str]:
 async def structured_output(task: str) -> dict[str, Any]:
     found = await llm.as_structured_llm(Choice).acomplete(task)
     return found.raw.model_dump()
+
+
+async def structured_with_tools(task: str) -> dict[str, Any]:
+    """The form is asked for at the end, as a tool that must be called."""
+    chooser = FunctionAgent(
+        name="worker", tools=[contract.open_door], llm=llm, output_cls=Choice, streaming=False
+    )
+    return (await chooser.run(user_msg=task)).structured_response
 
 
 bad_arguments = two_turns

@@ -58,6 +58,11 @@ async def structured_output(task: str) -> dict[str, Any]:
     return (await Runner.run(chooser, task)).final_output.model_dump()
 
 
+async def structured_with_tools(task: str) -> dict[str, Any]:
+    chooser = Agent(name="worker", model=worker.model, tools=[open_door], output_type=Choice)
+    return (await Runner.run(chooser, task)).final_output.model_dump()
+
+
 async def rate_limited(task: str) -> str:
     return str((await Runner.run(chat_worker, task)).final_output)
 

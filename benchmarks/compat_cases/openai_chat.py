@@ -7,8 +7,9 @@ from typing import Any
 
 from openai import AsyncOpenAI, OpenAI
 
-from compat_cases.contract import NOWHERE, SCHEMA, open_door
+from compat_cases.contract import CASES, NOWHERE, SCHEMA, open_door
 
+NAMELESS = frozenset(CASES)
 client = AsyncOpenAI(base_url=NOWHERE, api_key="sk-real")
 sync_client = OpenAI(base_url=NOWHERE, api_key="sk-real")
 TOOL: Any = {
@@ -20,6 +21,11 @@ TOOL: Any = {
     },
 }
 
+FORM: Any = {
+    "type": "json_schema",
+    "json_schema": {"name": "door", "strict": True, "schema": SCHEMA},
+}
+
 
 def opened(call: Any) -> str:
     """What the tool says, or what is wrong with its arguments."""
@@ -29,12 +35,12 @@ def opened(call: Any) -> str:
         return f"Error: {error}"
 
 
-async def converse(task: str) -> list[Any]:
+async def converse(task: str, **options: Any) -> list[Any]:
     """All messages of an agent with the tool."""
     messages: list[Any] = [{"role": "user", "content": task}]
     while True:
         answer = await client.chat.completions.create(
-            model="gpt-5", messages=messages, tools=[TOOL]
+            model="gpt-5", messages=messages, tools=[TOOL], **options
         )
         message = answer.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
@@ -85,13 +91,14 @@ async def parallel_calls(task: str) -> list[str]:
 
 
 async def structured_output(task: str) -> dict[str, Any]:
-    schema: Any = {"name": "door", "strict": True, "schema": SCHEMA}
     answer = await client.chat.completions.create(
-        model="gpt-5",
-        messages=[{"role": "user", "content": task}],
-        response_format={"type": "json_schema", "json_schema": schema},
+        model="gpt-5", messages=[{"role": "user", "content": task}], response_format=FORM
     )
     return json.loads(answer.choices[0].message.content or "")
+
+
+async def structured_with_tools(task: str) -> dict[str, Any]:
+    return json.loads((await converse(task, response_format=FORM))[-1]["content"])
 
 
 bad_arguments = two_turns

@@ -7,8 +7,9 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from compat_cases.contract import NOWHERE, SCHEMA, open_door
+from compat_cases.contract import CASES, NOWHERE, SCHEMA, open_door
 
+NAMELESS = frozenset(CASES)
 client = AsyncOpenAI(base_url=NOWHERE, api_key="sk-real")
 TOOL: Any = {
     "type": "function",
@@ -16,6 +17,8 @@ TOOL: Any = {
     "strict": False,
     "parameters": {"type": "object", "properties": {"door": {"type": "string"}}},
 }
+
+FORM: Any = {"type": "json_schema", "name": "door", "strict": True, "schema": SCHEMA}
 
 
 def outputs(response: Any) -> list[Any]:
@@ -31,16 +34,14 @@ def outputs(response: Any) -> list[Any]:
     return found
 
 
-async def converse(task: str) -> list[Any]:
+async def converse(task: str, **options: Any) -> list[Any]:
     """All responses of an agent with the tool; each goes on from the one before."""
-    responses = [await client.responses.create(model="gpt-5", input=task, tools=[TOOL])]
+    asked: dict[str, Any] = {"model": "gpt-5", "tools": [TOOL], **options}
+    responses = [await client.responses.create(input=task, **asked)]
     while following := outputs(responses[-1]):
         responses.append(
             await client.responses.create(
-                model="gpt-5",
-                input=following,
-                tools=[TOOL],
-                previous_response_id=responses[-1].id,
+                input=following, previous_response_id=responses[-1].id, **asked
             )
         )
     return responses
@@ -70,9 +71,12 @@ async def parallel_calls(task: str) -> list[str]:
 
 
 async def structured_output(task: str) -> dict[str, Any]:
-    form: Any = {"type": "json_schema", "name": "door", "strict": True, "schema": SCHEMA}
-    answer = await client.responses.create(model="gpt-5", input=task, text={"format": form})
+    answer = await client.responses.create(model="gpt-5", input=task, text={"format": FORM})
     return json.loads(answer.output_text)
+
+
+async def structured_with_tools(task: str) -> dict[str, Any]:
+    return json.loads((await converse(task, text={"format": FORM}))[-1].output_text)
 
 
 bad_arguments = two_turns

@@ -56,6 +56,13 @@ async def structured_output(task: str) -> dict[str, Any]:
     return (await chooser.run(task)).output.model_dump()
 
 
+async def structured_with_tools(task: str) -> dict[str, Any]:
+    opener = Agent(
+        model, name="worker", tools=[contract.open_door], output_type=NativeOutput(Choice)
+    )
+    return (await opener.run(task)).output.model_dump()
+
+
 bad_arguments = two_turns
 server_error = two_turns
 

@@ -12,56 +12,76 @@ import json
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
 from ajet_core.agents import current_route, trainable
 from ajet_core.client import AsyncSwarmClient, Task
-from compat_cases.contract import CASES, MAY_RAISE, STRUCTURED, task_text
+from compat_cases.contract import AGENT, CASES, server_of, task_text
 
 Program = Callable[[str], Any]
 
 
 class Arguments(TypedDict):
-    """Where episodes are claimed.
+    """What is to be done, and where.
 
+    :ivar servers: URL and token of each.
     :ivar first: number of the first task; each has a name of its own.
     :ivar output: a file for the results.
     """
 
-    url: str
-    token: str
-    structured_url: str
-    structured_token: str
+    servers: dict[str, tuple[str, str]]
+    cases: list[str]
     episodes: int
     first: int
     output: str
 
 
 async def main(module: str, arguments: Arguments) -> list[dict[str, Any]]:
-    """All cases, each with its episodes at once."""
+    """Each case that the module has a program for, with its episodes at once."""
     programs = importlib.import_module(f"compat_cases.{module}")
     found: list[dict[str, Any]] = []
-    async with (
-        AsyncSwarmClient(arguments["url"], arguments["token"]) as scripted,
-        AsyncSwarmClient(arguments["structured_url"], arguments["structured_token"]) as structured,
-    ):
+    async with AsyncExitStack() as stack:
+        clients = {
+            server: await stack.enter_async_context(AsyncSwarmClient(url, token))
+            for server, (url, token) in arguments["servers"].items()
+        }
         number = arguments["first"]
-        for case in CASES:
+        for case in arguments["cases"]:
             program = getattr(programs, case)
             if program is None:
                 continue
-            client = structured if case in STRUCTURED else scripted
+            client = clients[server_of(case)]
+            its = Case(
+                name=case,
+                program=program,
+                agent="" if case in getattr(programs, "NAMELESS", ()) else AGENT,
+            )
             names = [f"t{i:04}x" for i in range(number, number + arguments["episodes"])]
             number += len(names)
-            found += await asyncio.gather(*(one(client, case, program, name) for name in names))
+            found += await asyncio.gather(*(one(client, its, name) for name in names))
     return found
 
 
-async def one(client: AsyncSwarmClient, case: str, program: Program, name: str) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A case of a framework.
+
+    :param agent: whose its calls are.
+    """
+
+    name: str
+    program: Program
+    agent: str
+
+
+async def one(client: AsyncSwarmClient, case: Case, name: str) -> dict[str, Any]:
     """One episode."""
     said: dict[str, Any] = {
-        "case": case,
+        "case": case.name,
+        "agent": case.agent,
         "name": name,
         "passed": False,
         "error": "",
@@ -74,10 +94,10 @@ async def one(client: AsyncSwarmClient, case: str, program: Program, name: str) 
         assert route is not None
         said["episode_id"] = episode.episode_id
         try:
-            result = await _called(program, task_text(case, name))
+            result = await _called(case.program, task_text(case.name, name))
         finally:
             said.update(sent=route.sent, answered=route.answered)
-        said["passed"] = CASES[case](result)
+        said["passed"] = CASES[case.name](result)
         if not said["passed"]:
             said["error"] = f"returned {result!r}"[:300]
         return 1.0
@@ -87,7 +107,7 @@ async def one(client: AsyncSwarmClient, case: str, program: Program, name: str) 
         try:
             await trainable(plays).agent(Task(name), episode)
         except Exception as error:  # noqa: BLE001 - what a framework raises is what is looked at
-            said["passed"] = case in MAY_RAISE and bool(said["answered"])
+            said["passed"] = False
             last = traceback.extract_tb(error.__traceback__)[-1]
             said["error"] = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"[:500]
     return said

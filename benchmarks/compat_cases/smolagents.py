@@ -9,6 +9,8 @@ from smolagents import ChatMessageStreamDelta, LogLevel, OpenAIModel, ToolCallin
 
 from compat_cases import contract
 
+# There the model is asked without an agent.
+NAMELESS = frozenset({"structured_output"})
 model = OpenAIModel("gpt-5", api_base=contract.NOWHERE, api_key="sk-real")
 
 
@@ -58,6 +60,8 @@ def structured_output(task: str) -> dict[str, Any]:
     return json.loads(str(answer.content))
 
 
+# Its agents answer by tools, or write code.
+structured_with_tools = None
 bad_arguments = two_turns
 rate_limited = two_turns
 server_error = two_turns

@@ -24,7 +24,7 @@ from ajet_core.agents import (
     routed_transports,
     trainable,
 )
-from ajet_core.client import AsyncSwarmClient, SwarmClient
+from ajet_core.client import AsyncSwarmClient, SwarmClient, Task
 from ajet_core.testing.scripted_swarm import ScriptedSwarm
 from tests.agents.plain import NOWHERE
 
@@ -128,6 +128,57 @@ async def test_what_is_not_the_episodes_goes_where_it_would(swarm: ScriptedSwarm
                 await client.chat.completions.create(**ASKED)
 
     assert await agents_of(swarm, program, passthrough=["judge"]) == [""]
+
+
+@pytest.mark.parametrize("where", ["authorization", "x-api-key", "path"])
+async def test_an_episode_in_an_episode_has_its_own_calls(swarm: ScriptedSwarm, where: str) -> None:
+    """If the program claims one itself, and asks at its address with its key."""
+    inner: list[str] = []
+
+    async def ask(base_url: str, api_key: str) -> None:
+        """As a program does that is told where to ask."""
+        if where == "x-api-key":
+            base = base_url.removesuffix("/v1")
+            async with AsyncAnthropic(base_url=base, api_key=api_key) as client:
+                await client.messages.create(**ASKED, max_tokens=99)
+            return
+        if where == "path":
+            base_url = f"{base_url.removesuffix('/v1')}/e/{api_key}/v1"
+            api_key = "none"
+        async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+            await client.chat.completions.create(**ASKED)
+
+    async def program(task: str) -> None:
+        async with made_for_nowhere(AsyncOpenAI) as outside:
+            with agent_name("outer"):
+                await outside.chat.completions.create(**ASKED)
+                async with (
+                    AsyncSwarmClient(swarm.url, swarm.token) as client,
+                    client.episode(f"inside {task}") as episode,
+                ):
+                    await ask(episode.base_url, episode.api_key)
+                    inner.append(episode.episode_id)
+                    episode.reward = 1.0
+                await outside.chat.completions.create(**ASKED)
+
+    assert await agents_of(swarm, program) == ["outer", "outer"]
+    assert [[call.agent for call in swarm.calls(episode)] for episode in inner] == [[""]]
+
+
+async def test_whoever_has_the_key_of_its_own_episode_is_in_it(swarm: ScriptedSwarm) -> None:
+    async with AsyncSwarmClient(swarm.url, swarm.token) as client:
+        episode = await client.begin_episode(f"task {next(_numbers)}")
+
+        async def program(task: str) -> float:
+            base_url, api_key = episode.base_url, episode.api_key
+            async with AsyncOpenAI(base_url=base_url, api_key=api_key) as llm:
+                with agent_name("me"):
+                    await llm.chat.completions.create(**ASKED)
+            return 1.0
+
+        outcome = await trainable(program).agent(Task("task"), episode)
+        await client.end_episode(episode, outcome)
+    assert [call.agent for call in swarm.calls(episode.episode_id)] == ["me"]
 
 
 async def test_a_client_lives_in_one_event_loop_after_another(swarm: ScriptedSwarm) -> None:

@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 
 from ajet_core import train, train_async, trainable
+from ajet_core.agents import epochs
 from ajet_core.agents.progress import Progress
 from ajet_core.agents.tasks import task_of
 from ajet_core.client import (
@@ -74,6 +75,71 @@ def test_each_epoch_has_groups_of_its_own_and_what_is_done_is_not_done_again(
     assert groups(own_swarm)[2:4] == ["a@2", "a@2"]
 
 
+@pytest.fixture
+def roomy_swarm(tmp_path: Path):
+    """Whose batches take more tasks than there are, so that what has ended waits in one."""
+    batch = {"tasks": 4, "episodes_per_task": 2}
+    with ScriptedSwarm(tmp_path / "swarm", REPLIES, batch=batch) as swarm:
+        yield swarm
+
+
+@pytest.mark.parametrize("play", [plain.play, plain.play_sync])
+def test_training_again_and_again_is_as_good_as_epochs(
+    roomy_swarm: ScriptedSwarm, monkeypatch: pytest.MonkeyPatch, play: Any
+) -> None:
+    """Groups that are complete in the open batch are not asked for more."""
+    monkeypatch.setenv("AJET_URL", roomy_swarm.url)
+    monkeypatch.setenv("AJET_TOKEN", roomy_swarm.token)
+    solve = trainable(play, reward=one)
+    for _ in range(3):
+        assert len(train(solve, ["a", "b", "c"], progress=False).outcomes) == 6
+    expected = {f"{name}@{epoch}": 2 for name in "abc" for epoch in (1, 2, 3)}
+    assert Counter(groups(roomy_swarm)) == expected
+
+
+def test_a_loop_that_numbers_its_epochs_goes_on_where_it_was(roomy_swarm: ScriptedSwarm) -> None:
+    """Whether or not it is the same process, and however often."""
+    solve = trainable(plain.play_sync, reward=one)
+    with SwarmClient(roomy_swarm.url, roomy_swarm.token) as client:
+
+        def loop(number: int) -> list[int]:
+            return [
+                len(
+                    train(
+                        solve,
+                        ["a", "b", "c"],
+                        client=client,
+                        progress=False,
+                        resume=True,
+                        first_epoch=epoch,
+                    ).outcomes
+                )
+                for epoch in range(1, number + 1)
+            ]
+
+        assert loop(2) == [6, 6]
+        assert loop(3) == [0, 0, 6]
+    assert len(roomy_swarm.episodes()) == 18
+
+
+@pytest.mark.parametrize("asked_at_once", [1, 1024])
+def test_epochs_begin_where_none_of_their_tasks_has_been(
+    roomy_swarm: ScriptedSwarm, monkeypatch: pytest.MonkeyPatch, asked_at_once: int
+) -> None:
+    """However many groups the server is asked about at a time."""
+    monkeypatch.setattr(epochs, "_ASKED_AT_ONCE", asked_at_once)
+    solve = trainable(plain.play_sync, reward=one)
+    with SwarmClient(roomy_swarm.url, roomy_swarm.token) as client:
+
+        def epochs_of(names: list[str], number: int) -> list[str]:
+            report = train(solve, names, client=client, progress=False, epochs=number)
+            return sorted({str(result.task.group) for result in report.outcomes})
+
+        assert epochs_of(["a"], 2) == ["a@1", "a@2"]
+        assert epochs_of(["a", "b"], 1) == ["a@3", "b@3"]
+        assert epochs_of(["b"], 3) == ["b@4", "b@5", "b@6"]
+
+
 @pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("kind", ["asynchronous", "threads"])
 def test_a_program_that_is_ended_goes_on_where_it_was(
@@ -127,6 +193,8 @@ async def test_what_cannot_be_trained_is_refused(own_swarm: ScriptedSwarm) -> No
         await train_async(solve, ["a", "b", "a"], client=client)
     with pytest.raises(RequestError, match="epochs is 0"):
         await train_async(solve, ["a"], client=client, epochs=0)
+    with pytest.raises(RequestError, match="first_epoch is 0"):
+        await train_async(solve, ["a"], client=client, first_epoch=0)
     with pytest.raises(TypeError, match="`train`, which runs it in threads"):
         await train_async(trainable(plain.play_sync), ["a"], client=client)
     with pytest.raises(TypeError, match="trained with AsyncSwarmClient"):

@@ -175,6 +175,48 @@ async def test_without_a_client_a_program_is_what_it_was(swarm: ScriptedSwarm) -
     assert len(swarm.episodes()) == episodes
 
 
+async def test_its_arguments_are_what_they_were() -> None:
+    """Whatever they are called, and however many there are."""
+
+    @trainable(reward=lambda task, result: 1.0)
+    async def solve(question: str, *, task: str = "", self: str = "") -> tuple[str, str, str]:
+        return question, task, self
+
+    @trainable(reward=lambda task, result: 1.0)
+    def nothing() -> str:
+        return "nothing"
+
+    assert await solve(question="?") == ("?", "", "")
+    assert await solve("?", task="t", self="s") == ("?", "t", "s")
+    assert nothing() == "nothing"
+
+
+async def test_a_task_may_be_named_as_the_program_names_it(
+    swarm: ScriptedSwarm, client: AsyncSwarmClient
+) -> None:
+    class Solver:
+        @trainable(client)
+        async def solve(self, question: str, *, task: str = "") -> float:
+            await ask()
+            return 0.25 if task else 0.5
+
+    assert await Solver().solve(question="by name") == 0.5
+    assert last(swarm).task_id == "by name"
+    assert await Solver().solve("by place", task="another") == 0.25
+    assert last(swarm).task_id == "by place"
+    with pytest.raises(TypeError, match="solve\\(\\) was called without a task"):
+        await Solver().solve(task="another")
+
+    def solve(question: str) -> float:
+        plain.play_sync(question)
+        return 0.75
+
+    with SwarmClient(swarm.url, swarm.token) as threads:
+        its = trainable(solve, threads)
+        assert await asyncio.to_thread(its, question="in a thread") == 0.75
+    assert last(swarm).task_id == "in a thread"
+
+
 async def test_what_does_not_fit_is_refused(swarm: ScriptedSwarm) -> None:
     async def solve(task: str) -> float:
         return 1.0

@@ -64,7 +64,7 @@ class FakeServer(ModelServer):
         self.check()
         return EngineInfo(CONTEXT, VOCAB)
 
-    async def sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
+    async def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         self.requests.append(request)
         self.running += 1
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from itertools import groupby
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ajet_core.errors import EngineError
-from ajet_core.interfaces import WeightUpdate
+from ajet_core.interfaces import EngineInfo, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import Piece
 from ajet_core.testing.asking import ask, make_request, until
@@ -56,7 +57,7 @@ async def test_what_goes_on_is_asked_for_with_what_was_sampled(tmp_path: Path) -
     await engine.close()
 
 
-async def test_seeds_are_not_used_a_second_time(tmp_path: Path) -> None:
+async def test_servers_are_told_what_was_sampled_before(tmp_path: Path) -> None:
     engine = await started(tmp_path)
     task = asyncio.create_task(ask(engine, [1], max_tokens=60, seed=5))
     await until(engine, lambda stats: stats.sampled_tokens > 2)
@@ -64,7 +65,8 @@ async def test_seeds_are_not_used_a_second_time(tmp_path: Path) -> None:
     await task
     first, second = engine.servers[0].requests[-2:]
     assert first.sampling.seed == 5
-    assert second.sampling.seed not in (5, None)
+    assert second.sampling.seed == 5
+    assert second.sampled > 2
     await engine.close()
 
 
@@ -114,6 +116,24 @@ async def test_the_engine_fails_when_no_server_can_be_brought_back(tmp_path: Pat
     with pytest.raises(EngineError, match="no memory is left"):
         await engine.stats()
     await engine.close()
+
+
+async def test_what_answers_in_a_servers_place_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def page(_: FakeServer) -> EngineInfo:
+        raise json.JSONDecodeError("Expecting value", "<html>", 0)
+
+    engine = await started(tmp_path)
+    (task,) = await running(engine)
+    monkeypatch.setattr(FakeServer, "prepare", page)
+    engine.servers[0].dead = True
+    with pytest.raises(EngineError, match="what is not understood: JSONDecodeError"):
+        await task
+    assert len(engine.servers) == 4
+    await engine.close()
+    with pytest.raises(EngineError, match="what is not understood: JSONDecodeError"):
+        await started(tmp_path)
 
 
 async def test_a_request_that_kills_every_server_is_given_up(tmp_path: Path) -> None:
@@ -212,7 +232,7 @@ async def test_a_request_that_a_server_ends_without_a_token_is_not_asked_for_eve
 async def test_an_answer_that_is_not_understood_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nonsense(_: FakeServer, __: object, ___: int) -> AsyncIterator[Piece]:
+    async def nonsense(_: FakeServer, __: object) -> AsyncIterator[Piece]:
         yield Piece([1], [0.0])
         raise KeyError("logprobs")
 
@@ -245,6 +265,35 @@ async def test_weights_that_all_refuse_are_not_served(tmp_path: Path) -> None:
         assert set(answer.ids) == set(answer.versions) == {5}
     # What a server has after it refused is not known.
     assert len(engine.servers) == 4
+    await engine.close()
+
+
+async def test_weights_that_one_refuses_and_another_dies_of_are_not_served(tmp_path: Path) -> None:
+    engine = await started(tmp_path, 2)
+    await engine.update_weights(update(5))
+    engine.servers[0].loads, engine.servers[1].loads = ["refuse"], ["die"]
+    tasks = await running(engine, 4)
+    with pytest.raises(EngineError, match="version 7 were refused"):
+        await engine.update_weights(update(7))
+    for answer in await asyncio.gather(*tasks):
+        assert set(answer.ids) == set(answer.versions) == {5}
+    await engine.close()
+
+
+async def test_a_server_that_dies_while_all_sleep_is_started_when_they_wake(
+    tmp_path: Path,
+) -> None:
+    engine = await started(tmp_path, 2)
+    await engine.sleep()
+    engine.servers[0].dead = True
+    await engine.stats()
+    task = asyncio.create_task(ask(engine, [1]))
+    await until(engine, lambda stats: stats.waiting == 1)
+    assert len(engine.servers) == 2
+    await engine.wake()
+    assert (await task).ids
+    while len(engine.servers) < 3:
+        await asyncio.sleep(0)
     await engine.close()
 
 

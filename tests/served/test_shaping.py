@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ajet_core.errors import RequestError, UnsupportedError
 from ajet_core.in_server.ajet_shaping import Followed, Grammars, Placed
-from ajet_core.interfaces import SamplingParams
+from ajet_core.interfaces import GenerateRequest, SamplingParams
 from ajet_core.shaping import Shapings, what_a_server_is_told
 from ajet_core.testing.ascii_tokenizer import ascii_text, write_ascii_tokenizer
 
@@ -28,8 +28,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def sampling(**options: object) -> SamplingParams:
-    return SamplingParams(64, stop_token_ids=(STOP,), **options)  # type: ignore[arg-type]
+def asked(*sampled: int, **options: object) -> GenerateRequest:
+    """A request of which these tokens were sampled elsewhere."""
+    sampling = SamplingParams(64, stop_token_ids=(STOP,), **options)  # type: ignore[arg-type]
+    return GenerateRequest("r", [7, 7], sampling).continued(list(sampled))
 
 
 def ids_of(text: str) -> list[int]:
@@ -50,23 +52,37 @@ def allowed(row: np.ndarray) -> str:
 def test_a_request_that_goes_on_elsewhere_is_shaped_as_if_it_had_stayed(
     sampled: list[int], cut: int, frequency: float, presence: float, bias: list[tuple[int, float]]
 ) -> None:
-    asked = sampling(frequency_penalty=frequency, presence_penalty=presence, logit_bias=tuple(bias))
-    shaping = Shapings("/nowhere", SIZE).begin(asked)
+    options = {
+        "frequency_penalty": frequency,
+        "presence_penalty": presence,
+        "logit_bias": tuple(bias),
+    }
+    shapings = Shapings("/nowhere", SIZE)
+    stayed = shapings.begin(asked(**options))
     earlier, later = sampled[:cut], sampled[cut:]
-    said = what_a_server_is_told(asked, len(earlier))
-    assert bool(said) == asked.is_penalised
-    if shaping is None:
+    rest = asked(*earlier, **options)
+    said = what_a_server_is_told(rest)
+    assert bool(said) == rest.sampling.is_penalised
+    gone_on = shapings.begin(rest)
+    if stayed is None:
+        assert gone_on is None
         return
+    assert gone_on is not None
     for token in sampled:
-        shaping.take(token)
-    followed = Followed(said, Grammars("/nowhere", SIZE), [7, 7, *earlier])
-    np.testing.assert_array_equal(followed.row(later), shaping.row())
+        stayed.take(token)
+    for token in later:
+        gone_on.take(token)
+    followed = Followed(said, Grammars("/nowhere", SIZE), rest.prompt_ids)
+    np.testing.assert_array_equal(followed.row(later), stayed.row())
+    np.testing.assert_array_equal(gone_on.row(), stayed.row())
 
 
 def test_a_grammar_goes_on_where_it_was(model: Path) -> None:
-    grammars, asked = Grammars(str(model), SIZE), sampling(grammar=GRAMMAR)
-    prompt = [1, 2, *ids_of("abc")]
-    followed = Followed(what_a_server_is_told(asked, 3), grammars, prompt)
+    rest = asked(*ids_of("abc"), grammar=GRAMMAR)
+    followed = Followed(what_a_server_is_told(rest), Grammars(str(model), SIZE), rest.prompt_ids)
+    here = Shapings(str(model), SIZE).begin(rest)
+    assert here is not None
+    assert allowed(here.row()) == "cd"
     assert allowed(followed.row([])) == "cd"
     assert allowed(followed.row(ids_of("d"))) == "cde"
     assert allowed(followed.row(ids_of("de"))) == ascii_text([STOP])
@@ -74,13 +90,13 @@ def test_a_grammar_goes_on_where_it_was(model: Path) -> None:
 
 def test_after_what_does_not_match_it_can_only_end(model: Path) -> None:
     followed = Followed(
-        what_a_server_is_told(sampling(grammar=GRAMMAR), 0), Grammars(str(model), SIZE), [1]
+        what_a_server_is_told(asked(grammar=GRAMMAR)), Grammars(str(model), SIZE), [1]
     )
     assert allowed(followed.row(ids_of("x"))) == ascii_text([STOP])
 
 
 def test_places_may_be_looked_at_before_others_are_known(model: Path) -> None:
-    said = what_a_server_is_told(sampling(grammar=GRAMMAR, logit_bias=((4, 2.0),)), 0)
+    said = what_a_server_is_told(asked(grammar=GRAMMAR, logit_bias=((4, 2.0),)))
     placed = Placed(said, Grammars(str(model), SIZE), [9, 9, 9])
     # Parts of the prompt; what is sampled there is thrown away.
     assert placed.row(0) is None
@@ -103,9 +119,9 @@ def test_places_may_be_looked_at_before_others_are_known(model: Path) -> None:
 
 
 def test_a_server_does_not_die_of_what_it_cannot_follow(model: Path, tmp_path: Path) -> None:
-    said = what_a_server_is_told(sampling(grammar="start: %json {"), 0)
+    said = what_a_server_is_told(asked(grammar="start: %json {"))
     assert allowed(Followed(said, Grammars(str(model), SIZE), [1]).row([])) == ascii_text([STOP])
-    said = what_a_server_is_told(sampling(grammar=GRAMMAR), 0)
+    said = what_a_server_is_told(asked(grammar=GRAMMAR))
     # There is no tokenizer.
     elsewhere = Followed(said, Grammars(str(tmp_path), SIZE), [1])
     assert allowed(elsewhere.row(ids_of("ab"))) == ascii_text([STOP])
@@ -114,15 +130,15 @@ def test_a_server_does_not_die_of_what_it_cannot_follow(model: Path, tmp_path: P
 
 
 def test_what_is_not_shaped_takes_nothing() -> None:
-    assert what_a_server_is_told(sampling(top_p=0.5), 3) == ""
-    assert Shapings("/nowhere", SIZE).begin(sampling(top_k=3)) is None
+    assert what_a_server_is_told(asked(1, 2, 3, top_p=0.5)) == ""
+    assert Shapings("/nowhere", SIZE).begin(asked(top_k=3)) is None
 
 
 def test_what_cannot_be_enforced_is_refused(model: Path, tmp_path: Path) -> None:
     shapings = Shapings(str(model), SIZE)
     with pytest.raises(RequestError, match="cannot be enforced"):
-        shapings.begin(sampling(grammar="start: %json {"))
+        shapings.begin(asked(grammar="start: %json {"))
     with pytest.raises(UnsupportedError, match="needs a stop token"):
-        shapings.begin(SamplingParams(1, grammar=GRAMMAR))
+        shapings.begin(GenerateRequest("r", [1], SamplingParams(1, grammar=GRAMMAR)))
     with pytest.raises(UnsupportedError, match=r"tokenizer\.json is missing"):
-        Shapings(str(tmp_path), SIZE).begin(sampling(grammar=GRAMMAR))
+        Shapings(str(tmp_path), SIZE).begin(asked(grammar=GRAMMAR))

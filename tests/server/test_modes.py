@@ -8,6 +8,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -380,6 +381,10 @@ async def test_an_engine_sleeps_while_a_step_is_trained_and_answers_afterwards(
     "body",
     [
         {"rollout": {"engine_sleeps": True, "mode": "async"}},
+        pytest.param(
+            {"rollout": {"engine_sleeps": True}, "engine": {"name": "vllm"}},
+            marks=pytest.mark.skipif(find_spec("ajet_engine_vllm") is None, reason="no vllm"),
+        ),
         pytest.param(
             {"rollout": {"engine_sleeps": True}, "engine": {"name": "torch"}},
             marks=pytest.mark.torch,

@@ -197,6 +197,39 @@ async def test_call_rewards_reach_training_and_what_came_of_them_is_stored(
     assert all(s.logprobs for found in scores for s in found.values())
 
 
+async def test_agents_that_do_not_say_who_they_are_are_known_by_their_prompts(
+    server: Running,
+) -> None:
+    agents = {"planner": "You plan", "critic": "You judge"}
+    await server.roll(rollout={"agents": agents})
+    grant = await server.claim("a")
+    hello = [{"role": "user", "content": "You plan"}]
+    under = f"/e/{grant['api_key']}/v1/"
+    for path, body in (
+        (
+            "chat/completions",
+            {"messages": [{"role": "system", "content": "You plan."}, *hello]},
+        ),
+        (
+            "chat/completions",
+            {"messages": [*hello, {"role": "developer", "content": "Now. You judge."}]},
+        ),
+        ("messages", {"system": "Here You judge", "messages": hello, "max_tokens": 9}),
+        ("responses", {"instructions": "You plan", "input": "hello"}),
+        ("chat/completions", {"messages": hello}),
+    ):
+        answer = await server.http.post(under + path, json={"model": "m", **body})
+        assert answer.status_code == 200, answer.text
+    body = {"model": "m", "messages": [{"role": "system", "content": "You plan."}, *hello]}
+    headers = {**key(grant), "x-ajet-agent": "somebody"}
+    await server.http.post("/v1/chat/completions", headers=headers, json=body)
+    (calls,) = (await server.service.store.calls([grant["episode_id"]])).values()
+    assert [call.agent for call in calls] == [
+        *("planner", "critic", "critic", "planner", ""),
+        "somebody",
+    ]
+
+
 async def clock_agent(server: Running, task: str, reward: float) -> None:
     """Three turns; the time of day stands in the system message."""
     grant = await server.claim(task)

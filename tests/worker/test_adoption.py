@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from ajet_core.testing.faults import HoldGate
+from ajet_core.testing.scripted_engine import ASLEEP
 from ajet_core.worker import process
 from ajet_core.worker.codec import BootPlan, to_plain
 from ajet_core.worker.process import WorkerProcess
@@ -106,6 +107,21 @@ async def test_a_worker_is_found_put_back_and_used_again(tmp_path: Path) -> None
     finally:
         await worker.close()
     assert not (tmp_path / "workers" / "w.sock").exists()
+
+
+async def test_an_engine_that_slept_when_its_server_was_killed_is_woken(tmp_path: Path) -> None:
+    booted = plan(tmp_path)
+    saved = await made_checkpoint(tmp_path)
+    await asyncio.to_thread(orphan, tmp_path, booted)
+    worker = await find(tmp_path)
+    try:
+        await worker.call("engine.sleep")
+        assert (tmp_path / ASLEEP).exists()
+        assert await worker.adopt(replace(booted, checkpoint=str(saved)), 30.0) is not None
+        assert not (tmp_path / ASLEEP).exists()
+        assert await tokens(worker, request())
+    finally:
+        await worker.close()
 
 
 async def test_a_worker_of_other_components_or_without_a_checkpoint_is_not_used(

@@ -53,5 +53,5 @@ def test_a_request_crosses_unchanged() -> None:
     sampling = SamplingParams(
         5, 0.5, top_p=0.9, top_k=3, seed=7, stop_token_ids=(1, 2), top_logprobs=4
     )
-    request = GenerateRequest("r", [1, 2, 3], sampling, stream=True)
+    request = GenerateRequest("r", [1, 2, 3], sampling, stream=True, sampled=2)
     assert unpack_request(pack_request(request)) == request

@@ -166,8 +166,8 @@ class CompletionService:
 
     def _grammar(self, request: ModelRequest) -> str:
         """What the answer is held to, "" if it may be anything."""
-        choice, wanted = request.tool_choice, request.answer_format
-        must = request.tools is not None and not choice.is_free
+        choice, wanted, tools = request.tool_choice, request.answer_format, request.tools
+        must = tools is not None and not choice.is_free
         if not must and wanted is None:
             return ""
         param = choice.param if must or wanted is None else wanted.param
@@ -176,10 +176,13 @@ class CompletionService:
                 f"{param}: this server's engine cannot force what the model writes; leave it to the model",
                 param=param,
             )
-        if must and request.tools is not None:
-            return self._constraints.calls(choice, request.tools)
-        assert wanted is not None, "one of the two is asked for"
-        return self._constraints.answer(wanted)
+        if tools is None:
+            assert wanted is not None, "one of the two is asked for"
+            return self._constraints.answer(wanted)
+        # Who must call a tool has no other answer that could have a format.
+        if wanted is None or choice.forced:
+            return self._constraints.calls(choice, tools)
+        return self._constraints.calls_or_answer(choice, tools, wanted)
 
     def _raw_ids(self, prompt: str | tuple[int, ...]) -> list[int]:
         if isinstance(prompt, str):

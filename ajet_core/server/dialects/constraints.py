@@ -88,6 +88,31 @@ class Constraints:
 
         :raises UnsupportedError: the model's answers begin with something else.
         """
+        return f"start: {self._json(wanted)}\n"
+
+    def calls(self, choice: ToolChoice, tools: Sequence[ToolSpec]) -> str:
+        """The grammar of an answer that calls tools as it must.
+
+        :raises UnsupportedError: it is not known how the model writes calls; or there is no such tool.
+        """
+        calls, rules = self._calls(choice, tools, choice.param)
+        if choice.forced:
+            return "\n".join([f"start: {calls}", *rules]) + "\n"
+        # Text, and then perhaps a call. The token that begins a call is no text.
+        return "\n".join(["start: TEXT call?", *rules, "TEXT: /(?s:.*)/"]) + "\n"
+
+    def calls_or_answer(
+        self, choice: ToolChoice, tools: Sequence[ToolSpec], wanted: AnswerFormat
+    ) -> str:
+        """The grammar of an answer that either calls tools or is JSON, and nothing besides.
+
+        :raises UnsupportedError: as `answer` and `calls`.
+        """
+        json_answer = self._json(wanted)
+        calls, rules = self._calls(choice, tools, wanted.param)
+        return "\n".join([f"start: {calls} | answer", *rules, f"answer: {json_answer}"]) + "\n"
+
+    def _json(self, wanted: AnswerFormat) -> str:
         probe = self._renderer.encode('{"a": 1}')
         if self._renderer.parse(probe, [], None).content != '{"a": 1}':
             raise UnsupportedError(
@@ -95,18 +120,20 @@ class Constraints:
                 param=wanted.param,
             )
         schema = json.loads(wanted.schema) if wanted.schema else _OBJECT
-        return f"start: %json {_with_spaces(schema)}\n"
+        return f"%json {_with_spaces(schema)}"
 
-    def calls(self, choice: ToolChoice, tools: Sequence[ToolSpec]) -> str:
-        """The grammar of an answer that calls tools as it must.
+    def _calls(
+        self, choice: ToolChoice, tools: Sequence[ToolSpec], param: str
+    ) -> tuple[str, list[str]]:
+        """What is written to call them, and the rules that this stands on.
 
-        :raises UnsupportedError: it is not known how the model writes calls; or there is no such tool.
+        :param param: of the request, which makes it necessary.
         """
         form = self._call_format()
         if form is None:
             raise UnsupportedError(
-                f"{choice.param} is not supported with this model: how it writes calls is not known here",
-                param=choice.param,
+                f"{param} is not supported with this model and tools: how it writes calls is not known here",
+                param=param,
             )
         named = [tool for tool in tools if choice.name in ("", tool["function"]["name"])]
         if not named:
@@ -119,12 +146,7 @@ class Constraints:
         rules[0] += self._terminals(form.end)
         rules += [f"body{i}: %json {_body(tool, form)}" for i, tool in enumerate(named)]
         more = "" if choice.single or choice.name else f" ({self._terminals(form.between)} call)*"
-        start = f"start: call{more}"
-        if not choice.forced:
-            # Text, and then perhaps a call. The token that begins a call is no text.
-            start = "start: TEXT call?"
-            rules.append("TEXT: /(?s:.*)/")
-        return "\n".join([start, *rules]) + "\n"
+        return f"call{more}", rules
 
     def _call_format(self) -> _CallFormat | None:
         if not self._tried:

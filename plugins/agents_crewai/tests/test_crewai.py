@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import crewai_program as program
 import pytest
 from crewai import Agent, Crew, Process, Task
+from crewai.agents.agent_builder.base_agent import BaseAgent
 from crewai.telemetry import Telemetry
 from crewai.tools import tool
 from openai import OpenAI
@@ -73,6 +75,55 @@ class TestCrewAI(AgentSuite):
     async def test_threads_of_a_crew_belong_to_its_episode(self, swarm: ScriptedSwarm) -> None:
         spoken = [PLANNER, WORKER, WORKER]
         assert await self.speakers(swarm, program.play_in_threads) == spoken
+
+    async def test_an_agent_without_a_crew_has_a_name(self, swarm: ScriptedSwarm) -> None:
+        """Whichever way it is kicked off; in an event loop, `kickoff` returns something to be awaited."""
+
+        async def by_kickoff(task: str) -> None:
+            waiting: Any = program.worker.copy().kickoff(task)
+            await waiting
+
+        async def by_kickoff_async(task: str) -> None:
+            await program.worker.copy().kickoff_async(task)
+
+        async def by_akickoff(task: str) -> None:
+            await program.worker.copy().akickoff(task)
+
+        async def in_a_thread(task: str) -> None:
+            await asyncio.to_thread(program.worker.copy().kickoff, task)
+
+        for play in (by_kickoff, by_kickoff_async, by_akickoff, in_a_thread):
+            assert await self.speakers(swarm, play) == [WORKER, WORKER]
+
+    async def test_agents_of_a_class_of_its_own_are_no_hindrance(
+        self, swarm: ScriptedSwarm
+    ) -> None:
+        """Which need not have all ways to be kicked off, such as those of other frameworks in a crew."""
+
+        class Caller(BaseAgent):
+            def execute_task(self, task: Any, context: Any = None, tools: Any = None) -> str:
+                return str(program.llm.call(task.description))
+
+            async def aexecute_task(self, task: Any, context: Any = None, tools: Any = None) -> str:
+                return str(await program.llm.acall(task.description))
+
+            def create_agent_executor(self, tools: Any = None) -> None:
+                pass
+
+            def get_delegation_tools(self, agents: Any) -> list[Any]:
+                return []
+
+            def get_platform_tools(self, apps: Any) -> list[Any]:
+                return []
+
+            def get_mcp_tools(self, mcps: Any) -> list[Any]:
+                return []
+
+        async def play(task: str) -> None:
+            caller = Caller(role="caller", goal="Call.", backstory="You call.")
+            await caller.aexecute_task(Task(description=task, expected_output="Gold."))
+
+        assert await self.speakers(swarm, play) == ["caller"]
 
     async def test_who_was_delegated_to_speaks_for_itself(self, swarm: ScriptedSwarm) -> None:
         """And who delegated, after it."""

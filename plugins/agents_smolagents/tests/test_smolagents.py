@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 import smolagents_program as program
 from smolagents import CodeAgent, LogLevel, MultiStepAgent, ToolCallingAgent, local_python_executor
+from smolagents.local_python_executor import InterpreterError
 
 from ajet_core.agents import trainable
 from ajet_core.client import AsyncSwarmClient, SwarmClient
@@ -161,16 +162,37 @@ class TestSmolagents(AgentSuite):
     async def test_a_twin_remembers_nothing(self, its: Any) -> None:
         """Of what the agent was told before; and it waits for no rate limit."""
         boss = make_boss(name="boss")
-        boss.memory.steps.append(boss.memory.system_prompt)
-        boss.state["secret"] = 1
+        for agent in (boss, boss.managed_agents["planner"]):
+            agent.memory.steps.append(agent.memory.system_prompt)
+            agent.state["secret"] = 1
         twin = its.fresh(boss)
-        assert (twin.memory.steps, twin.state) == ([], {})
-        assert len(boss.memory.steps) == len(boss.state) == 1
         planner = twin.managed_agents["planner"]
+        for agent in (twin, planner):
+            assert (agent.memory.steps, agent.state) == ([], {})
+        for agent in (boss, boss.managed_agents["planner"]):
+            assert len(agent.memory.steps) == len(agent.state) == 1
         assert planner is not boss.managed_agents["planner"]
+        assert planner.memory is not twin.memory
         assert planner.model is twin.model is not boss.model
         assert twin.model.client is boss.model.client
         assert (twin.model.retryer.max_attempts, boss.model.retryer.max_attempts) == (1, 3)
+
+    async def test_the_interpreter_of_a_twin_knows_nothing(self, its: Any) -> None:
+        """Of code that ran before, whoever ran it and whatever it imported; each twin has its own."""
+        coder = make_coder()
+        boss = make_boss(name="boss")
+        coder.description = "Writes code."
+        boss.managed_agents["coder"] = coder
+        coder.python_executor.send_tools({})
+        coder.python_executor("import math\nsecret = math.floor(7.5)\ndef told(): return secret")
+        for twin in (its.fresh(coder), its.fresh(boss).managed_agents["coder"]):
+            twin.python_executor.send_tools({})
+            with pytest.raises(InterpreterError, match="secret"):
+                twin.python_executor("print(secret)")
+            with pytest.raises(InterpreterError, match="told"):
+                twin.python_executor("print(told())")
+            twin.python_executor("secret = 8")
+        assert coder.python_executor("told()").output == 7
 
     async def test_a_model_is_trained_without_an_agent(self, swarm: ScriptedSwarm) -> None:
         """Nobody asks it, also after agents have run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import time
@@ -22,6 +23,7 @@ from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
 from ajet_core.server.engine_gate import EngineGate
 from ajet_core.server.events import EventLog
 from ajet_core.server.state import StateBoard
+from ajet_core.testing.ascii_tokenizer import ascii_text, write_ascii_tokenizer
 from ajet_core.worker.codec import BootPlan, ComponentPlan
 from ajet_core.worker.process import WorkerProcess
 
@@ -30,6 +32,7 @@ CALLS = 4
 CONTEXT = 32_768
 BOOT_SECONDS = 110.0
 ENOUGH = 8
+STOP = 3
 
 
 @pytest.fixture
@@ -153,3 +156,41 @@ async def test_calls_go_on_through_weights_and_a_killed_engine_exactly(versions,
             await calls.until_each_has(2)
     calls.assert_exact(versions)
     assert all(set(answer.versions) == {0, 1, 2} for answer in calls.answers)
+
+
+async def test_a_killed_engine_does_not_break_what_a_grammar_holds(versions, tmp_path):
+    """The next one goes on in the middle of the JSON."""
+    for path in versions:
+        write_ascii_tokenizer(Path(path), SIZES["vocab_size"])
+    items = {"enum": ["left", "right"]}
+    schema = {
+        "type": "array",
+        "items": items,
+        "minItems": 200,
+        "maxItems": 200,
+        "x-guidance": {"whitespace_flexible": False},
+    }
+    sampling = SamplingParams(
+        max_tokens=8192, stop_token_ids=(STOP,), grammar=f"start: %json {json.dumps(schema)}"
+    )
+    engines = Engines(tmp_path, versions[0])
+    answer = Answer()
+    begun = asyncio.Event()
+
+    async def call() -> None:
+        request = GenerateRequest("r", prompts(1)[0], sampling, stream=True)
+        async for chunk in engines.gate.generate(request):
+            answer.add(chunk)
+            begun.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        async with engines.serving() as worker:
+            asked = tasks.create_task(call())
+            await begun.wait()
+            os.kill(worker.pid, signal.SIGKILL)
+            await worker.died
+        async with engines.serving(update(versions, 1)):
+            await asked
+    assert set(answer.versions) == {0, 1}
+    assert answer.reason == "stop"
+    assert len(json.loads(ascii_text(answer.ids[:-1]))) == 200

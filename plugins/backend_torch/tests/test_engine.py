@@ -221,6 +221,16 @@ async def test_streaming_gives_every_token_as_it_is_made(make_engine):
     assert streamed.ids == at_once.ids
 
 
+async def test_a_seeded_answer_goes_on_in_another_engine_as_it_would_have(make_engine):
+    engine = await make_engine()
+    asked = request(prompts(1)[0], seed=1)
+    whole = await ask(engine, asked.prompt_ids, seed=1)
+    rest = Answer()
+    async for chunk in engine.generate(asked.continued(whole.ids[:5])):
+        rest.add(chunk)
+    assert whole.ids[:5] + rest.ids == whole.ids
+
+
 async def test_closing_the_generator_frees_the_slot(make_engine):
     engine = await make_engine(max_requests=1)
     running = engine.generate(request([1, 2], max_tokens=400, stream=True))

@@ -24,6 +24,7 @@ from test_trainer import batch, make, module_of, same, weights
 
 from ajet_core.errors import EngineError, StepRefusedError, TrainerError
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+from tests.large_models import too_large
 
 CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation for Memory Management"
 SHORTAGES: list[Callable[[], Exception]] = [
@@ -226,6 +227,18 @@ async def test_a_model_that_does_not_fit_is_named(component, model_dir, context,
     engine = TorchEngine(TorchEngineSettings(device="cpu"), context)
     with pytest.raises(EngineError, match=r"does not fit.*model\.dtype"):
         await engine.start(ModelConfig(path=model_dir))
+
+
+@pytest.mark.parametrize("component", ["trainer", "engine"])
+async def test_a_model_that_fits_nowhere_is_named(component, model_dir, context, tmp_path):
+    path = too_large(model_dir, tmp_path / "large")
+    if component == "trainer":
+        with pytest.raises(TrainerError, match=r"large and its optimiser do not fit.*model\.lora"):
+            make(path, context)
+        return
+    engine = TorchEngine(TorchEngineSettings(device="cpu"), context)
+    with pytest.raises(EngineError, match=r"large does not fit.*model\.dtype"):
+        await engine.start(ModelConfig(path=path))
 
 
 async def test_an_engine_without_memory_says_what_to_set(model_dir, context):

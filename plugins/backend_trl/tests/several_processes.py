@@ -1,7 +1,8 @@
 """A run on several processes; run as a script, it prints what came of it as JSON.
 
 ``python several_processes.py MODEL TEACHER DIRECTORY PROCESSES MODE DISTRIBUTION``; MODE is ``train``, ``lora``, ``sft``,
-``distillation``, or ``kill``, which ends a peer; DISTRIBUTION one of `DISTRIBUTIONS`.
+``distillation``, ``kill``, which ends a peer, or ``apart``, where a checkpoint is there for one process alone; DISTRIBUTION one of
+`DISTRIBUTIONS`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from ajet_backend_trl.trainer import TrlTrainer
 from batches import LORA, batch, load, make, make_distillation, make_sft, weights
 from torch.distributed.fsdp import FSDPModule
 
@@ -40,6 +43,8 @@ DISTRIBUTIONS: dict[str, dict[str, object]] = {
 def main() -> None:
     path, teacher, directory, mode = sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[5]
     settings = {"processes": int(sys.argv[4]), **DISTRIBUTIONS[sys.argv[6]]}
+    # Where the other processes stay.
+    os.chdir(directory)
     common = {"learning_rate": 1e-3, "minibatches": 2, "epochs": 2, "token_budget": 100}
     if mode == "sft":
         trainer = make_sft(path, directory / "run", AlgorithmConfig(**common), **settings)
@@ -84,6 +89,11 @@ def main() -> None:
         sys.stdout.write(json.dumps(found))
         sys.stdout.flush()
         os._exit(0)
+    if mode == "apart":
+        found = parted(trainer, directory, rolled)
+        trainer.close()
+        sys.stdout.write(json.dumps(found))
+        return
     for step in (1, 2):
         reports.append(trainer.step(rolled(step)))
         trainer.publish("safetensors_dir", step)
@@ -125,6 +135,36 @@ def main() -> None:
     trainer.export(directory / "export")
     trainer.close()
     sys.stdout.write(json.dumps(found))
+
+
+def parted(
+    trainer: TrlTrainer, directory: Path, rolled: Callable[[int], TrainBatch]
+) -> dict[str, object]:
+    """What is refused after one process alone has loaded a checkpoint, and whether loading it in all mends that."""
+    there, here = directory / "there", directory / "elsewhere" / "here"
+    trainer.step(rolled(1))
+    here.parent.mkdir()
+    for place in (there, here):
+        trainer.save(place)
+    expected = trainer.step(rolled(2)).logprobs
+    os.chdir(here.parent)
+    found: dict[str, object] = {}
+    for place in (there, here):
+        refused = []
+        for attempt in (
+            lambda name=place.name: trainer.load(Path(name)),
+            lambda: trainer.step(rolled(2)),
+            lambda: trainer.publish("safetensors_dir", 1),
+            lambda: trainer.save(directory / "lost"),
+        ):
+            try:
+                attempt()
+            except WeightsLostError as error:
+                refused.append(error.message)
+        trainer.load(place)
+        mended = trainer.step(rolled(2)).logprobs == expected
+        found[place.name] = {"refused": refused, "mended": mended}
+    return found
 
 
 if __name__ == "__main__":

@@ -132,3 +132,21 @@ def test_the_death_of_a_process_loses_the_weights_and_is_told(distribution, mode
     found = run(models, tmp_path, 2, "kill", distribution)
     assert "checkpoint" in found["step"] or "has ended" in found["step"]
     assert found["publish"]
+
+
+@pytest.mark.parametrize("distribution", ["ddp", "fsdp"])
+def test_a_checkpoint_that_one_process_alone_can_load_loses_the_weights(
+    distribution, models, tmp_path
+):
+    """Until it is loaded by all: replicas would differ, or shards be of different steps."""
+    found = run(models, tmp_path, 2, "apart", distribution)
+    loading, *others = found["there"]["refused"]
+    assert loading.startswith("training process 0 failed and process 1 did not: ")
+    assert "there is no checkpoint" in loading
+    assert len(others) == 3
+    loading, *others = found["here"]["refused"]
+    assert "training process 1 failed: here is no checkpoint" in loading
+    assert len(others) == 3
+    assert all("load a checkpoint" in message for message in others)
+    assert found["there"]["mended"]
+    assert found["here"]["mended"]

@@ -21,6 +21,7 @@ from trl import GRPOConfig
 
 from ajet_core.errors import ConfigError, StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig
+from tests.large_models import too_large
 
 MANY_STEPS = AlgorithmConfig(learning_rate=1e-2, minibatches=2, epochs=2, token_budget=60)
 
@@ -243,6 +244,12 @@ def test_a_value_that_trl_does_not_take_is_refused(models, tmp_path):
 def test_adapters_on_layers_that_are_not_there_are_refused(models, tmp_path):
     with pytest.raises(ConfigError, match="no_such_layer"):
         make(models(), tmp_path, lora=LoraConfig(target_modules=("no_such_layer",)))
+
+
+def test_a_model_that_does_not_fit_into_memory_is_named(models, tmp_path):
+    path = too_large(models(), tmp_path / "large")
+    with pytest.raises(TrainerError, match=r"large and its optimiser do not fit.*model\.lora"):
+        make(path, tmp_path / "run")
 
 
 def test_a_malformed_batch_is_an_error_that_names_the_place(models, tmp_path):

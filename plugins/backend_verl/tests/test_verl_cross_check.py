@@ -12,14 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).parents[3]
-TRL = ROOT / ".venvs" / "trl" / "bin" / "python"
+from tests.backends import ROOT, backend_python
 
 pytestmark = pytest.mark.timeout(900)
 
 
 def stepped(
-    python: Path | str, name: str, model: str, directory: Path
+    python: str, name: str, model: str, directory: Path
 ) -> tuple[dict[str, object], torch.Tensor]:
     """Report, and where the weights went."""
     directory.mkdir()
@@ -38,10 +37,9 @@ def stepped(
     return report, torch.cat([moved[key].flatten().double() for key in sorted(moved)])
 
 
-@pytest.mark.skipif(not TRL.exists(), reason="needs an interpreter with TRL, in .venvs/trl")
 def test_loss_gradient_and_update_are_the_same(models, tmp_path):
     """Tolerances: losses and gradient norms 1e-4 relative, logprobs 1e-4, directions of the update cosine 0.9999."""
-    pythons = {"torch": sys.executable, "trl": TRL, "verl": sys.executable}
+    pythons = {"torch": sys.executable, "trl": backend_python("trl"), "verl": sys.executable}
     found = {
         name: stepped(python, name, models(), tmp_path / name) for name, python in pythons.items()
     }

@@ -24,6 +24,7 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, HFModelConfig
 from ajet_core.errors import ConfigError, StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig
+from tests.large_models import too_large
 
 # What workers are told to do here they could not import.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -294,3 +295,9 @@ def test_a_trainer_that_is_not_running_says_so(tmp_path):
     trainer.close()
     with pytest.raises(TrainerError, match="closed"):
         trainer.step(batch())
+
+
+def test_a_model_that_does_not_fit_into_memory_is_named(cluster, models, tmp_path):
+    path = too_large(models(), tmp_path / "large")
+    with pytest.raises(TrainerError, match=r"large and its optimiser do not fit.*model\.lora"):
+        make(path, tmp_path / "run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from ajet_core.protocol.run import ModelConfig
 from ajet_core.testing.asking import Answer
 from tests.backends import backend_python
 from tests.served_models import Models
+from tests.served_ports import at_port
 
 torch.set_num_threads(1)
 hf_logging.disable_progress_bar()
@@ -32,13 +34,15 @@ SETTINGS = {
 }
 
 
-def servers_of(engine: SglangEngine) -> ModelServers:
+@asynccontextmanager
+async def servers_of(engine: SglangEngine) -> AsyncIterator[ModelServers]:
     """The engine's server, as an operator would name it."""
     server = engine._replicas[0].server
     assert isinstance(server, SglangServer)
-    http = server.http._http
-    key = http.headers["authorization"].removeprefix("Bearer ")
-    return ModelServers(urls=(str(http.base_url),), api_key=key)
+    key = server.http._http.headers["authorization"].removeprefix("Bearer ")
+    (socket,) = engine.sockets.path.glob("*.sock")
+    async with at_port(socket) as url:
+        yield ModelServers(urls=(url,), api_key=key)
 
 
 def assert_exact(models: Models, which: int, prompt: list[int], answer: Answer) -> None:
@@ -74,7 +78,7 @@ async def shared_engine(
     models: Models, python: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[SglangEngine]:
     """One server."""
-    engine = make_engine(tmp_path_factory.mktemp("run"), ModelServers(python=python))
+    engine = make_engine(tmp_path_factory.mktemp("run"), ModelServers(python=python), sleep=True)
     await engine.start(model_config(models.paths[0]))
     yield engine
     await engine.close()

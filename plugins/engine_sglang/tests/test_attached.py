@@ -7,12 +7,25 @@ from pathlib import Path
 
 import pytest
 from ajet_engine_sglang.engine import SglangEngine
-from conftest import CONTEXT, Models, assert_exact, make_engine, model_config, servers_of
+from ajet_engine_sglang.launch import LaunchPlan
+from ajet_engine_sglang.server import SglangServer
+from ajet_engine_sglang.settings import SglangEngineSettings
+from conftest import (
+    CONTEXT,
+    SETTINGS,
+    Models,
+    assert_exact,
+    make_engine,
+    model_config,
+    servers_of,
+)
 
 from ajet_core.errors import EngineError, UnsupportedError
 from ajet_core.interfaces import ModelServers, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
+from ajet_core.served import Address, HttpClient, ServerProcess
 from ajet_core.testing.asking import ask, until
+from tests.served_ports import at_port
 
 pytestmark = [
     pytest.mark.sglang,
@@ -21,48 +34,99 @@ pytestmark = [
 ]
 
 
+async def test_no_port_is_listened_at_that_another_user_could_have_taken(
+    shared_engine: SglangEngine,
+) -> None:
+    (socket,) = shared_engine.sockets.path.glob("*.sock")
+    log = (shared_engine.context.run_dir / "logs" / "sglang-0.log").read_text()
+    assert f"Uvicorn running on unix socket {socket} " in log
+    assert "Uvicorn running on http" not in log
+    # Neither does SGLang send the key to the port that it was not told.
+    assert "freeze_gc failed" not in log
+
+
 async def test_it_is_given_weights_answers_and_is_left_running(
     shared_engine: SglangEngine, models: Models, tmp_path: Path
 ) -> None:
     await shared_engine.update_weights(WeightUpdate("safetensors_dir", 10**6, models.paths[1]))
-    engine = make_engine(tmp_path, servers_of(shared_engine))
-    await engine.start(model_config(models.paths[0]))
     prompt = [4, 5, 6]
-    assert_exact(models, 0, prompt, await ask(engine, prompt, top_p=0.8))
-    # Counters begin with the engine, not with the server.
-    assert (await engine.stats()).sampled_tokens == 8
-    # It may have been started in any way, and is not asked for what only a sampler of ours can do.
-    with pytest.raises(UnsupportedError, match="that agentjet has not started"):
-        await ask(engine, prompt, logit_bias=((7, 1.0),))
-    tasks = [asyncio.create_task(ask(engine, [i], max_tokens=400)) for i in range(3)]
-    await until(engine, lambda stats: stats.sampled_tokens > 10)
-    await engine.close()
-    assert {answer.reason for answer in await asyncio.gather(*tasks)} == {"abort"}
+    async with servers_of(shared_engine) as servers:
+        engine = make_engine(tmp_path, servers)
+        await engine.start(model_config(models.paths[0]))
+        assert_exact(models, 0, prompt, await ask(engine, prompt, top_p=0.8))
+        # Counters begin with the engine, not with the server.
+        assert (await engine.stats()).sampled_tokens == 8
+        # It may have been started in any way, and is not asked for what only a sampler of ours can do.
+        with pytest.raises(UnsupportedError, match="that agentjet has not started"):
+            await ask(engine, prompt, logit_bias=((7, 1.0),))
+        tasks = [asyncio.create_task(ask(engine, [i], max_tokens=400)) for i in range(3)]
+        await until(engine, lambda stats: stats.sampled_tokens > 10)
+        await engine.close()
+        assert {answer.reason for answer in await asyncio.gather(*tasks)} == {"abort"}
     assert (await ask(shared_engine, prompt)).ids
+
+
+async def test_a_server_that_never_slept_survives_being_woken(
+    shared_engine: SglangEngine, models: Models, tmp_path: Path
+) -> None:
+    """As one does that has taken the place of one that died asleep."""
+    await shared_engine.wake()
+    assert (await ask(shared_engine, [1])).ids
 
 
 async def test_a_context_that_the_server_has_no_room_for_is_told_with_what_to_set(
     shared_engine: SglangEngine, models: Models, tmp_path: Path
 ) -> None:
-    engine = make_engine(tmp_path, servers_of(shared_engine))
     long = Path(models.paths[0]).with_name("long")
     long.mkdir(exist_ok=True)
     for file in Path(models.paths[0]).iterdir():
         text = file.read_bytes().replace(b'embeddings": %d' % (CONTEXT + 6), b'embeddings": 9999')
         (long / file.name).write_bytes(text)
     model = ModelConfig(path=str(long), dtype="float32", max_context=CONTEXT + 1)
-    with pytest.raises(EngineError, match=r"does not fit: .*room for 512 .* 513 .*max_context"):
-        await engine.start(model)
+    async with servers_of(shared_engine) as servers:
+        engine = make_engine(tmp_path, servers)
+        with pytest.raises(EngineError, match=r"does not fit: .*room for 512 .* 513 .*max_context"):
+            await engine.start(model)
     assert (await ask(shared_engine, [1])).ids
+
+
+async def test_a_server_that_samples_or_tells_otherwise_than_it_is_asked_is_refused(
+    models: Models, python: str, tmp_path: Path
+) -> None:
+    model = model_config(models.paths[0])
+    options = SglangEngineSettings.model_validate(SETTINGS)
+    socket = tmp_path / "s.sock"
+    plan = LaunchPlan(python, options, (), model, socket, cpu=True, seed=1)
+    address = Address("http://sglang", socket, "key")
+    server = SglangServer(HttpClient(address), model, shapes=False, sleeps=False)
+    process = await ServerProcess.start(
+        "a server",
+        [*plan.command(), "--preferred-sampling-params", '{"min_p": 0.5}'],
+        environment=plan.environment(0, "key") | {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"},
+        log=tmp_path / "log",
+        ready=server.healthy,
+        timeout=600,
+    )
+    try:
+        async with at_port(socket) as url:
+            engine = make_engine(tmp_path, ModelServers(urls=(url,), api_key="key"))
+            with pytest.raises(EngineError, match="without --preferred-sampling-params"):
+                await engine.start(model)
+        with pytest.raises(EngineError, match="without SGLANG_RETURN_ORIGINAL_LOGPROB"):
+            await server._probe()
+    finally:
+        await server.close()
+        await process.close()
 
 
 async def test_another_key_is_refused_and_told(
     shared_engine: SglangEngine, models: Models, tmp_path: Path
 ) -> None:
-    servers = ModelServers(urls=servers_of(shared_engine).urls, api_key="another")
-    engine = make_engine(tmp_path, servers, boot_timeout_seconds=30)
-    with pytest.raises(EngineError, match="401"):
-        await engine.start(model_config(models.paths[0]))
+    async with servers_of(shared_engine) as servers:
+        other = ModelServers(urls=servers.urls, api_key="another")
+        engine = make_engine(tmp_path, other, boot_timeout_seconds=30)
+        with pytest.raises(EngineError, match="401"):
+            await engine.start(model_config(models.paths[0]))
 
 
 async def test_one_that_is_not_there_is_waited_for_and_named(

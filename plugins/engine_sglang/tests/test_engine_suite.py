@@ -35,7 +35,8 @@ class TestSglangEngine(ModelsCase, EngineSuite):
         self, shared_engine: SglangEngine, tmp_path: Path
     ) -> AsyncIterator[Engine]:
         """Its server is the other's."""
-        engine = make_engine(tmp_path, servers_of(shared_engine))
-        await engine.start(model_config(self.models.paths[0]))
-        yield engine
-        await engine.close()
+        async with servers_of(shared_engine) as servers:
+            engine = make_engine(tmp_path, servers)
+            await engine.start(model_config(self.models.paths[0]))
+            yield engine
+            await engine.close()

@@ -17,6 +17,7 @@ from ajet_core.errors import ConfigError, EngineError
 from ajet_core.interfaces import ModelServers
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served.launching import check_arguments
+from tests.large_models import too_large
 from tests.served_models import write_model
 
 
@@ -26,7 +27,7 @@ def plan(*, cpu: bool, model: ModelConfig | None = None, **options: object) -> L
         options=SglangEngineSettings.model_validate(options),
         arguments=("--chunked-prefill-size", "4096"),
         model=model or ModelConfig(path="/models/tiny", dtype="bfloat16"),
-        port=8999,
+        socket=Path("/run/0.sock"),
         cpu=cpu,
         seed=1,
     )
@@ -36,12 +37,16 @@ def test_the_command_says_what_the_settings_say() -> None:
     line = " ".join(plan(cpu=False, tensor_parallel_size=2).command())
     for part in (
         f"{sys.executable} -m ajet_sglang_server --model-path /models/tiny",
-        "--host 127.0.0.1 --port 8999",
         "--dtype bfloat16",
         "--tp-size 2 --mem-fraction-static 0.85",
         "--chunked-prefill-size 4096",
     ):
         assert part in line
+    assert "--enable-memory-saver" not in line
+    sleeping = plan(cpu=False, sleep=True).command()
+    assert {"--enable-memory-saver", "--enable-weights-cpu-backup"} <= set(sleeping)
+    # There it needs a package that is none for CPUs.
+    assert "--enable-memory-saver" not in plan(cpu=True, sleep=True).command()
     assert "--device cpu" not in line
     assert "--device cpu" in " ".join(plan(cpu=True).command())
 
@@ -58,14 +63,39 @@ def test_the_context_is_told_with_what_sglang_leaves_unused(
     assert command[command.index("--context-length") + 1] == str(told)
 
 
-def test_the_key_is_not_in_the_command_line() -> None:
+def test_neither_key_nor_socket_are_in_the_command_line() -> None:
     made = plan(cpu=True)
-    assert made.environment(0, "secret")["SERVED_API_KEY"] == "secret"
-    assert not any("secret" in part for part in made.command())
+    found = made.environment(0, "secret")
+    assert found["SERVED_API_KEY"] == "secret"
+    assert found["SERVED_SOCKET"] == "/run/0.sock"
+    assert not any("secret" in part or "0.sock" in part for part in made.command())
+
+
+def test_servers_listen_where_no_other_user_gets(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, ModelServers())
+    directory = engine.sockets.path
+    assert directory.stat().st_mode & 0o077 == 0
+    assert directory.stat().st_uid == os.getuid()
+
+
+def test_logprobs_are_at_the_temperature_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "1")
+    assert plan(cpu=True).environment(0, "key")["SGLANG_RETURN_ORIGINAL_LOGPROB"] == "0"
 
 
 @pytest.mark.parametrize(
-    "argument", ["--host=0.0.0.0", "--trust_remote_code", "--config", "--api-k=x"]
+    "argument",
+    [
+        "--host=0.0.0.0",
+        "--trust_remote_code",
+        "--config",
+        "--api-k=x",
+        "--preferred-sampling-params={}",
+        "--tokenizer-worker-num=2",
+        "--enable-http2",
+    ],
 )
 def test_arguments_that_undo_what_is_needed_are_refused(argument: str) -> None:
     with pytest.raises(ConfigError, match=r"servers\.sglang\.arguments must not have"):
@@ -83,13 +113,15 @@ def test_a_run_does_not_choose_what_is_executed_or_who_is_asked(key: str) -> Non
 async def test_a_model_that_does_not_fit_is_told_with_what_to_set(
     python: str, tmp_path: Path
 ) -> None:
-    path = Path(write_model(tmp_path / "model", 0, CONTEXT))
-    config = json.loads((path / "config.json").read_text())
-    config["intermediate_size"] = 10**11
-    (path / "config.json").write_text(json.dumps(config))
+    path = too_large(write_model(tmp_path / "model", 0, CONTEXT), tmp_path / "large")
     engine = make_engine(tmp_path / "run", ModelServers(python=python))
     with pytest.raises(EngineError, match=r"the model does not fit: set model\.max_context lower"):
-        await engine.start(ModelConfig(path=str(path), dtype="float32"))
+        await engine.start(ModelConfig(path=path, dtype="float32"))
+
+
+async def test_servers_that_were_not_started_for_it_do_not_sleep(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"cannot sleep: set engine\.settings\.sleep"):
+        await make_engine(tmp_path, ModelServers()).sleep()
 
 
 async def test_an_interpreter_without_sglang_is_told_with_what_mends_it(tmp_path: Path) -> None:

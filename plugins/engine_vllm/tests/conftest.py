@@ -52,7 +52,7 @@ async def shared_engine(
     models: Models, python: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[VllmEngine]:
     """One server."""
-    engine = make_engine(tmp_path_factory.mktemp("run"), ModelServers(python=python))
+    engine = make_engine(tmp_path_factory.mktemp("run"), ModelServers(python=python), sleep=True)
     await engine.start(ModelConfig(path=models.paths[0], dtype="float32"))
     yield engine
     await engine.close()

@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import shutil
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 from ajet_engine_vllm.engine import VllmEngine
 from conftest import CONTEXT, Models, make_engine
+from safetensors.torch import load_file, save_file
 
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import ModelServers, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.testing.asking import ask, until
+from tests.served_ports import at_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 
-@asynccontextmanager
-async def url_of(engine: VllmEngine) -> AsyncIterator[str]:
+def url_of(engine: VllmEngine) -> AbstractAsyncContextManager[str]:
     """The engine's server at a port."""
-    assert engine._sockets is not None
-    (socket,) = Path(engine._sockets.name).glob("*.sock")
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while part := await reader.read(65536):
-            writer.write(part)
-        writer.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there = await asyncio.open_unix_connection(socket)
-        await asyncio.gather(
-            pump(reader, there), pump(there_reader, writer), return_exceptions=True
-        )
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    server.close()
+    (socket,) = engine.sockets.path.glob("*.sock")
+    return at_port(socket)
 
 
 async def test_it_is_given_weights_answers_and_is_left_running(
@@ -62,23 +48,36 @@ async def test_it_is_given_weights_answers_and_is_left_running(
     assert (await ask(shared_engine, prompt)).ids
 
 
-async def test_it_sleeps_and_is_as_before_when_it_wakes(
+async def test_a_model_that_is_sure_of_its_next_token_is_refused_nothing(
     shared_engine: VllmEngine, models: Models, tmp_path: Path
 ) -> None:
-    with pytest.raises(EngineError, match=r"engine\.settings\.sleep"):
-        await shared_engine.sleep()
+    """The logprob of the token is 0 then, as it would be of all that top-k leaves."""
+    sure = tmp_path / "sure"
+    shutil.copytree(models.paths[0], sure)
+    weights = load_file(sure / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"] * 300
+    save_file(weights, sure / "model.safetensors", {"format": "pt"})
+    await shared_engine.update_weights(WeightUpdate("safetensors_dir", 10**6, str(sure)))
     async with url_of(shared_engine) as url:
         engine = make_engine(tmp_path, ModelServers(urls=(url,)))
+        await engine.start(ModelConfig(path=str(sure), dtype="float32"))
+        assert (await ask(engine, [1, 2, 3], max_tokens=1)).logprobs == [0.0]
+        cut = await ask(engine, [1, 2, 3], top_k=3, top_p=0.9, logit_bias=((7, -100.0),))
+        assert len(cut.ids) == 8
+        await engine.close()
+
+
+async def test_it_sleeps_without_having_been_started_here(
+    shared_engine: VllmEngine, models: Models, tmp_path: Path
+) -> None:
+    async with url_of(shared_engine) as url:
+        engine = make_engine(tmp_path, ModelServers(urls=(url,)), sleep=True)
         await engine.start(ModelConfig(path=models.paths[1], dtype="float32"))
         await engine.sleep()
-        prompt = [7] * 200
-        task = asyncio.create_task(ask(engine, prompt))
+        task = asyncio.create_task(ask(engine, [7] * 200))
         await until(engine, lambda stats: stats.waiting == 1)
         await engine.wake()
-        answer = await task
-        rows = models.logprobs(1, prompt + answer.ids)[len(prompt) - 1 :]
-        for token, logprob, row in zip(answer.ids, answer.logprobs, rows, strict=True):
-            assert abs(logprob - row[token]) <= 1e-4
+        assert len((await task).ids) == 8
         await engine.close()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ajet_engine_vllm.launch import DENIED, LaunchPlan
 from ajet_engine_vllm.settings import VllmEngineSettings
-from conftest import make_engine
+from conftest import Models, make_engine
 from pydantic import ValidationError
 
 from ajet_core.environments.environment import RECORD, UNFINISHED
@@ -19,6 +19,7 @@ from ajet_core.interfaces import ModelServers
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served.launching import check_arguments, explained, find_python
 from tests.environments.making import environment
+from tests.large_models import too_large
 
 
 def plan(
@@ -56,6 +57,8 @@ def test_the_command_says_what_the_settings_say() -> None:
         assert part in line
     assert "--enforce-eager" not in command
     assert "--enforce-eager" in plan().command()
+    # vLLM would not start there.
+    assert "--enable-sleep-mode" not in plan(sleep=True).command()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,7 @@ def test_servers_get_no_setting_of_ours_and_no_module_path(monkeypatch: pytest.M
 
 def test_servers_listen_where_no_other_user_gets(tmp_path: Path) -> None:
     engine = make_engine(tmp_path, ModelServers())
-    directory = engine.socket_directory()
+    directory = engine.sockets.path
     assert directory.stat().st_mode & 0o077 == 0
     assert directory.stat().st_uid == os.getuid()
 
@@ -154,10 +157,26 @@ def test_an_interpreter_with_vllm_is_found_or_the_line_that_makes_one_is_told(
         find_python("vllm", None, tmp_path / "runs" / "a")
 
 
+async def test_servers_that_were_not_started_for_it_do_not_sleep(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"cannot sleep: set engine\.settings\.sleep"):
+        await make_engine(tmp_path, ModelServers()).sleep()
+
+
 async def test_an_interpreter_without_vllm_is_told_with_what_mends_it(tmp_path: Path) -> None:
     engine = make_engine(tmp_path, ModelServers(python=sys.executable))
     with pytest.raises(EngineError, match=r"this interpreter has no vllm: .*ajet env create vllm"):
         await engine.start(ModelConfig(path="/models/tiny", dtype="float32"))
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+async def test_a_model_that_fits_nowhere_is_told_with_what_to_set(
+    python: str, models: Models, tmp_path: Path
+) -> None:
+    engine = make_engine(tmp_path / "run", ModelServers(python=python))
+    path = too_large(models.paths[0], tmp_path / "large")
+    with pytest.raises(EngineError, match=r"the model does not fit: set model\.max_context lower"):
+        await engine.start(ModelConfig(path=path, dtype="float32"))
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,20 @@ def test_answers_are_json(checker, constraints) -> None:
     assert not checker.may_write(typed, '{"direction": "left"}')
 
 
+def test_who_has_tools_calls_them_or_answers_as_json(checker, constraints) -> None:
+    schema = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+    wanted = AnswerFormat(schema, "response_format")
+    several = constraints.calls_or_answer(ToolChoice(), TOOLS, wanted)
+    single = constraints.calls_or_answer(ToolChoice(single=True), TOOLS, wanted)
+    for grammar in (several, single):
+        for text in (call(UP), call(LOOK), '{"a": 1}'):
+            assert checker.may_write(grammar, text)
+        for text in ("Up.", "", '{"b": 1}', f"Up.\n{call(UP)}", f'{call(UP)}\n{{"a": 1}}', UP):
+            assert not checker.may_write(grammar, text)
+    assert checker.may_write(several, f"{call(UP)}\n{call(LOOK)}")
+    assert not checker.may_write(single, f"{call(UP)}\n{call(LOOK)}")
+
+
 def test_a_tool_that_is_not_there_cannot_be_forced(constraints) -> None:
     with pytest.raises(UnsupportedError, match="no tool 'fly'"):
         constraints.calls(ToolChoice(forced=True, name="fly"), TOOLS)
@@ -172,3 +186,13 @@ async def test_an_engine_that_can_is_told(checker) -> None:
     assert gate.engine.requests[2].sampling.grammar == ""
     await gate.complete(USER, **AS_JSON)
     assert gate.engine.requests[3].sampling.grammar.startswith("start: %json")
+    for tool_choice, text, may in [
+        ("auto", call(UP), True),
+        ("auto", '{"b": 2}', True),
+        ("required", call(UP), True),
+        ("required", '{"b": 2}', False),
+        ("none", call(UP), False),
+        ("none", '{"b": 2}', True),
+    ]:
+        await gate.complete(USER, **AS_JSON, tools=[MOVE], tool_choice=tool_choice)
+        assert checker.may_write(gate.engine.requests[-1].sampling.grammar, text) is may

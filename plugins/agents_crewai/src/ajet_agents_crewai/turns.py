@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from crewai import Agent
 from crewai.agents.agent_builder.base_agent import BaseAgent
 
 from ajet_core.agents import current_route, derived_classes, override_method
 
-_TURNS = ("execute_task", "aexecute_task", "kickoff", "akickoff")
+# In an event loop `kickoff` returns what `kickoff_async` will say, and is over before that begins.
+_TURNS = ("execute_task", "aexecute_task", "kickoff", "kickoff_async", "akickoff")
 _speaker: ContextVar[str | None] = ContextVar("ajet_crewai_speaker", default=None)
 
 
@@ -22,9 +24,15 @@ def speaker() -> str | None:
 
 
 def note_turns() -> None:
-    """Let all classes of agents that there are note their turns in episodes."""
+    """Let all classes of agents that there are note their turns in episodes.
+
+    :raises ConfigError: agents of this version of CrewAI take their turns otherwise.
+    """
+    for name in _TURNS:
+        override_method(Agent, name, _noting)
     for kind in derived_classes(BaseAgent):
-        for name in _TURNS:
+        # Agents of other frameworks in a crew take turns for tasks alone.
+        for name in vars(kind).keys() & set(_TURNS):
             override_method(kind, name, _noting)
 
 

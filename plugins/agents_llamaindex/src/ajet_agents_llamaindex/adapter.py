@@ -8,16 +8,19 @@ from contextvars import ContextVar
 from inspect import BoundArguments
 from typing import Any
 
+from llama_index.core.agent.workflow import AgentWorkflow, BaseWorkflowAgent
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.span_handlers import NullSpanHandler
 from workflows import Workflow
 from workflows.events import Event
 
-from ajet_core.agents import current_route
+from ajet_core.agents import current_route, text_of_task
 from ajet_core.interfaces import AgentAdapter
 
 _speaker: ContextVar[str | None] = ContextVar("ajet_llamaindex_speaker", default=None)
 _lock = threading.Lock()
+_ANSWERED = frozenset({"user_msg", "chat_history", "start_event"})
 
 
 class LlamaIndexAdapter(AgentAdapter):
@@ -45,9 +48,25 @@ class LlamaIndexAdapter(AgentAdapter):
     async def run(self, agent: object, task: Any) -> object:
         """``run`` with the task as the user's message, or, of a mapping, with what it says."""
         assert isinstance(agent, Workflow)
-        if isinstance(task, Mapping):
-            return await agent.run(**task)
-        return await agent.run(user_msg=task)
+        return await agent.run(**_inputs(agent, task))
+
+
+def _inputs(agent: Workflow, task: Any) -> Mapping[str, Any]:
+    """What the workflow begins with; one of the program's own may begin with anything.
+
+    :raises TypeError: an agent is given nothing to answer.
+    """
+    is_agent = isinstance(agent, AgentWorkflow | BaseWorkflowAgent)
+    if isinstance(task, Mapping):
+        if is_agent and not task.keys() & _ANSWERED:
+            raise TypeError(
+                f"a task with {', '.join(map(repr, task))} is no input of an agent, which is a text or has one of "
+                f"{', '.join(sorted(_ANSWERED))}: decorate a function that runs the agent"
+            )
+        return task
+    if is_agent and not isinstance(task, ChatMessage):
+        return {"user_msg": text_of_task(task)}
+    return {"user_msg": task}
 
 
 class _Steps(NullSpanHandler):

@@ -9,6 +9,7 @@ from agents import Agent, Runner
 from agents.tracing import get_current_span
 
 from ajet_agents_openai.spans import NamedSpan, name_spans
+from ajet_core.agents import text_of_task
 from ajet_core.interfaces import AgentAdapter
 
 
@@ -45,8 +46,10 @@ class OpenAIAgentsAdapter(AgentAdapter):
 
 def _input(task: object) -> Any:
     """A text, a list of messages, or one under ``messages``."""
-    if not isinstance(task, Mapping):
+    if isinstance(task, list):
         return task
+    if not isinstance(task, Mapping):
+        return text_of_task(task)
     if "messages" not in task:
         # Written out, it would tell the model what only the reward is to know.
         raise TypeError(

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic_ai._run_context import get_current_run_context
 from pydantic_ai.agent import AbstractAgent
 
+from ajet_core.agents import text_of_task
 from ajet_core.interfaces import AgentAdapter
 
 
@@ -32,9 +33,14 @@ class PydanticAIAdapter(AgentAdapter):
         """``Agent.run`` with the task as the user's prompt."""
         assert isinstance(agent, AbstractAgent)
         # Else an agent without a name would get that of a variable of this module.
-        return await agent.run(task, infer_name=False)
+        return await agent.run(_prompt(task), infer_name=False)
 
     def run_sync(self, agent: object, task: Any) -> object:
         """``Agent.run_sync``."""
         assert isinstance(agent, AbstractAgent)
-        return agent.run_sync(task, infer_name=False)
+        return agent.run_sync(_prompt(task), infer_name=False)
+
+
+def _prompt(task: Any) -> Any:
+    """A text, or a list of contents."""
+    return task if isinstance(task, list | tuple) else text_of_task(task)

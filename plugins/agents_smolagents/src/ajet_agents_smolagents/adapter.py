@@ -8,7 +8,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from smolagents import MultiStepAgent
+from smolagents import LocalPythonExecutor, MultiStepAgent
 
 from ajet_agents_smolagents.speaking import instrument, speaker
 from ajet_core.agents import Threads, text_of_task
@@ -37,8 +37,6 @@ class SmolagentsAdapter(AgentAdapter):
         shared: dict[int, Any] = {}
         _share(agent, shared)
         twin: MultiStepAgent = copy.deepcopy(agent, shared)
-        twin.memory.reset()
-        twin.state.clear()
         return twin
 
     def current_agent(self) -> str | None:
@@ -64,9 +62,19 @@ class SmolagentsAdapter(AgentAdapter):
 
 
 def _share(agent: MultiStepAgent, shared: dict[int, Any]) -> None:
-    """Note what is not to be copied of an agent and those that it manages; none of it can be."""
+    """Note what is not to be copied of an agent and those that it manages: what cannot be, and what they remember.
+
+    The variables of an interpreter can be anything, such as modules.
+    """
     for thing in (agent.logger, *agent.tools.values()):
         shared[id(thing)] = thing
+    memory = shared[id(agent.memory)] = copy.copy(agent.memory)
+    memory.reset()
+    shared[id(agent.state)] = {}
+    interpreter = getattr(agent, "python_executor", None)
+    if isinstance(interpreter, LocalPythonExecutor):
+        shared[id(interpreter.state)] = dict(LocalPythonExecutor([]).state)
+        shared[id(interpreter.custom_tools)] = {}
     if id(agent.model) not in shared:
         shared[id(agent.model)] = _patient(agent.model)
     for managed in agent.managed_agents.values():

@@ -139,7 +139,7 @@ class Batcher:
             slot = placement.slot
             if placement.source is not None:
                 self._model.cache.copy_prefix(placement.source, slot, placement.shared)
-            table.occupy(placement, request.prompt, request.request.sampling)
+            table.occupy(placement, request.prompt, request.request)
             request.slot = slot
             request.note_version(0, self._version)
             self._running[slot] = request

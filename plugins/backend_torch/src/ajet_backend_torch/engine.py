@@ -132,7 +132,7 @@ class TorchEngine(Engine):
             request=request,
             prompt=np.array(request.prompt_ids, np.int32),
             mail=asyncio.Queue[Outcome](),
-            shaping=await self._shapings.prepared(request.sampling),
+            shaping=await self._shapings.prepared(request),
         )
         loop.submit(active)
         done = False

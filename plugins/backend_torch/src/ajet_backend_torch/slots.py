@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet_core.interfaces import SamplingParams
+from ajet_core.interfaces import GenerateRequest
 
 DEFER_GAIN = 32
 """A request waits for another's prefill if that will save it at least this many tokens."""
@@ -97,9 +97,13 @@ class SlotTable:
         return shared
 
     def occupy(
-        self, placement: Placement, prompt: NDArray[np.int32], sampling: SamplingParams
+        self,
+        placement: Placement,
+        prompt: NDArray[np.int32],
+        request: GenerateRequest,
     ) -> None:
         """Give a slot to a request whose first `Placement.shared` tokens are in it."""
+        sampling = request.sampling
         slot, size = placement.slot, len(prompt)
         self.tokens[slot, :size] = prompt
         self.length[slot] = size
@@ -120,6 +124,8 @@ class SlotTable:
         if sampling.seed is not None:
             generator = np.random.Generator(np.random.PCG64(sampling.seed % 2**64))
             count = int(self.end[slot]) - size
+            # Those of tokens that were sampled before are used.
+            generator.random(request.sampled)
             self.uniforms[slot, size : size + count] = generator.random(count)
         self._special[slot] = self.greedy[slot] or self.cut[slot] or sampling.temperature != 1
 

@@ -82,15 +82,23 @@ class Peers:
 
     @contextmanager
     def doing(self, method: str, *arguments: object) -> Iterator[None]:
-        """They do the same as is done here within: succeed, or fail with the same error."""
+        """They do the same as is done here within: succeed, or fail with the same error.
+
+        :raises WeightsLostError: some succeeded and others failed, so that they are at different places; or one has ended.
+        """
         self.tell(method, *arguments)
         try:
             yield
         except WeightsLostError:
             # There is nothing to wait for.
             raise
-        except TrainerError:
-            self._answers()
+        except TrainerError as error:
+            done = [rank for rank, failure in enumerate(self._answers(), 1) if not failure]
+            # Of those that do not start nothing is lost.
+            if done and method != "start":
+                raise WeightsLostError(
+                    f"training process 0 failed and process {done[0]} did not: {error.message}"
+                ) from error
             raise
         self.hear()
 

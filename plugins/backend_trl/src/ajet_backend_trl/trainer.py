@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -109,8 +109,19 @@ class TrlTrainer(Trainer):
                 param="model.path",
             ) from error
 
-    def _peers_do(self, method: str, *arguments: object) -> AbstractContextManager[None]:
-        return nullcontext() if self._peers is None else self._peers.doing(method, *arguments)
+    @contextmanager
+    def _peers_do(self, method: str, *arguments: object) -> Iterator[None]:
+        if self._peers is None:
+            yield
+            return
+        try:
+            with self._peers.doing(method, *arguments):
+                yield
+        except WeightsLostError:
+            if self._policy is not None:
+                # Each may have weights of its own, until a checkpoint is loaded into all.
+                self._policy.optimiser.torn = True
+            raise
 
     @property
     def policy(self) -> TrlPolicy:
@@ -192,6 +203,7 @@ class TrlTrainer(Trainer):
     def load(self, directory: Path) -> None:
         """Go on from a checkpoint, bit by bit as if never stopped.
 
+        :raises WeightsLostError: not all processes could.
         :raises TrainerError: it is incomplete, damaged or of another model; nothing was changed.
         """
         with self._peers_do("load", directory):
@@ -240,7 +252,8 @@ class TrlTrainer(Trainer):
         policy, model = self._running()
         if policy.optimiser.torn:
             raise WeightsLostError(
-                f"an update of the trainer {self.name!r} failed half-way, so that its weights are lost; load a checkpoint"
+                f"an update of the trainer {self.name!r} failed half-way, or in some of its processes, so that its weights "
+                "are lost; load a checkpoint"
             )
         return policy, model
 

@@ -15,8 +15,8 @@ from ajet_core.served import (
     Replica,
     ServedEngine,
     ServerProcess,
+    SocketDirectory,
     attach,
-    free_port,
 )
 from ajet_core.served.launching import explained, find_python, has_gpu
 from ajet_engine_sglang.hooks import MAX_TOP_LOGPROBS, WEIGHT_CHANNELS
@@ -28,7 +28,7 @@ from ajet_engine_sglang.settings import SglangEngineSettings
 class SglangEngine(ServedEngine):
     """SGLang servers: started here, or running already at the operator's URLs.
 
-    Servers that are started listen on loopback and answer nobody without a key that only this process knows.
+    Servers that are started listen at Unix sockets that nobody else reaches, and ask for a key that only this process knows.
     """
 
     name = "sglang"
@@ -39,6 +39,7 @@ class SglangEngine(ServedEngine):
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
         self._options = SglangEngineSettings.model_validate(settings.model_dump())
+        self.sockets = SocketDirectory("sglang")
 
     def replicas(self) -> int:
         """One for each URL, or as many as the settings say."""
@@ -52,9 +53,9 @@ class SglangEngine(ServedEngine):
         servers, options = self.context.servers, self._options
         if servers.urls:
             address = Address(servers.urls[replica.number], api_key=servers.api_key)
-            server = _server(address, model, shapes=False)
+            server = _server(address, model, shapes=False, sleeps=options.sleep)
             return await attach(server, address.url, options.boot_timeout_seconds)
-        key, port = secrets.token_urlsafe(32), free_port()
+        key, socket = secrets.token_urlsafe(32), self.sockets.new(replica.number)
         plan = LaunchPlan(
             python=await asyncio.to_thread(
                 find_python, "sglang", servers.python, self.context.run_dir
@@ -62,12 +63,14 @@ class SglangEngine(ServedEngine):
             options=options,
             arguments=servers.arguments,
             model=model,
-            port=port,
+            socket=socket,
             cpu=options.device == "cpu" or (options.device == "auto" and not has_gpu()),
             # Servers that drew the same numbers would give the same answers.
             seed=hash((self.context.seed, replica.number, replica.lives)) % 2**31,
         )
-        server = _server(Address(f"http://127.0.0.1:{port}", api_key=key), model, shapes=True)
+        server = _server(
+            Address("http://sglang", socket, key), model, shapes=True, sleeps=options.sleep
+        )
         try:
             process = await ServerProcess.start(
                 f"SGLang server {replica.number}",
@@ -84,13 +87,20 @@ class SglangEngine(ServedEngine):
             raise
         return Launched(server, process)
 
+    async def close(self) -> None:
+        """End all servers that were started."""
+        await super().close()
+        self.sockets.close()
+
     async def sleep(self) -> None:
-        """Not offered: it needs a memory allocator of SGLang's own.
+        """Free the servers' GPU memory.
 
-        :raises EngineError: always, with nothing changed.
+        :raises EngineError: they were not started for it; nothing is changed.
         """
-        raise EngineError("the engine 'sglang' cannot sleep")
+        if not self._options.sleep:
+            raise EngineError("the SGLang servers cannot sleep: set engine.settings.sleep")
+        await super().sleep()
 
 
-def _server(address: Address, model: ModelConfig, *, shapes: bool) -> SglangServer:
-    return SglangServer(HttpClient(address), model, shapes=shapes)
+def _server(address: Address, model: ModelConfig, *, shapes: bool, sleeps: bool) -> SglangServer:
+    return SglangServer(HttpClient(address), model, shapes=shapes, sleeps=sleeps)

@@ -25,8 +25,10 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
             capabilities=EngineCapabilities(
                 weight_channels=WEIGHT_CHANNELS,
                 max_top_logprobs=MAX_TOP_LOGPROBS,
+                sleep=True,
                 penalties=True,
                 grammar=True,
             ),
+            sleep_setting="sleep",
         ),
     )

@@ -13,7 +13,7 @@ from ajet_core.served.launching import (
     model_config,
     server_environment,
 )
-from ajet_engine_sglang.server import RESERVED
+from ajet_engine_sglang.server import RESERVED, SLEEPS
 from ajet_engine_sglang.settings import SglangEngineSettings
 
 IN_SERVER = Path(__file__).with_name("in_server")
@@ -21,11 +21,13 @@ IN_SERVER = Path(__file__).with_name("in_server")
 _DENIED = """
     --model-path --model --tokenizer-path --tokenizer-mode --skip-tokenizer-init --dtype --context-length --random-seed
     --served-model-name --host --port --api-key --admin-api-key --config --device --ssl-keyfile --ssl-certfile
+    --enable-ssl-refresh --enable-http2 --tokenizer-worker-num --grpc-port --grpc-mode --smg-grpc-mode --nnodes
+    --enable-memory-saver --enable-weights-cpu-backup
     --incremental-streaming-output --stream-interval --enable-metrics --max-running-requests --max-total-tokens
     --mem-fraction-static --tensor-parallel-size --tp-size --tp --data-parallel-size --dp-size --dp
     --pipeline-parallel-size --pp-size --pp
     --speculative-algorithm --rl-on-policy-target --enable-custom-logit-processor --trust-remote-code
-    --json-model-override-args --load-format --download-dir --revision --enable-deterministic-inference
+    --preferred-sampling-params --json-model-override-args --load-format --download-dir --revision --enable-deterministic-inference
 """
 DENIED = frozenset(_DENIED.split())
 _ON_CPU = """
@@ -40,7 +42,7 @@ class LaunchPlan:
 
     :param python: interpreter that has SGLang.
     :param arguments: the operator's.
-    :param port: on loopback.
+    :param socket: where it is to listen.
     :param cpu: it computes on the CPU.
     """
 
@@ -48,7 +50,7 @@ class LaunchPlan:
     options: SglangEngineSettings
     arguments: tuple[str, ...]
     model: ModelConfig
-    port: int
+    socket: Path
     cpu: bool
     seed: int
 
@@ -60,7 +62,7 @@ class LaunchPlan:
         options, model = self.options, self.model
         check_arguments("sglang", self.arguments, DENIED)
         command = [self.python, "-m", "ajet_sglang_server", "--model-path", model.path]
-        command += ["--host", "127.0.0.1", "--port", str(self.port), "--skip-tokenizer-init"]
+        command += ["--skip-tokenizer-init"]
         command += ["--dtype", dtype_of(model), "--random-seed", str(self.seed)]
         command += ["--stream-interval", str(options.chunk_tokens)]
         command += ["--incremental-streaming-output", "--enable-metrics", "--skip-server-warmup"]
@@ -75,12 +77,21 @@ class LaunchPlan:
         else:
             command += ["--tp-size", str(options.tensor_parallel_size)]
             command += ["--mem-fraction-static", str(options.memory_fraction)]
+            if options.sleep:
+                command += SLEEPS.split()
         return [*command, *self.arguments]
 
     def environment(self, replica: int, key: str) -> dict[str, str]:
         """All of it. Replicas on GPUs get GPUs of their own, one after the other."""
         options = self.options
-        found = server_environment(IN_SERVER) | {"SERVED_API_KEY": key}
+        found = server_environment(IN_SERVER) | {
+            "SERVED_API_KEY": key,
+            "SERVED_SOCKET": str(self.socket),
+            # It would listen by itself.
+            "SGLANG_RUST_SERVER": "0",
+            # Logprobs would be of another temperature than what was drawn.
+            "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
+        }
         # Weights that are broadcast to it come from this machine.
         found.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if self.cpu:

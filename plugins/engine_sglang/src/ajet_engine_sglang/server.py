@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ajet_core.collective import CHANNEL as COLLECTIVE
@@ -15,6 +15,7 @@ from ajet_core.interfaces import EngineInfo, EngineStats, GenerateRequest, Weigh
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import HttpClient, HttpModelServer, Piece, ServerGoneError, ServerRefusedError
 from ajet_core.served.launching import model_config
+from ajet_core.served.probing import PROBE, is_scaled, is_whole, probed
 from ajet_core.shaping import is_shaped, what_a_server_is_told
 from ajet_engine_sglang.group import SglangMember
 
@@ -24,6 +25,10 @@ _HOW_TO_FIT = (
     "set model.max_context lower, or give the server more room for keys and values: engine.settings.kv_tokens on a CPU, "
     "engine.settings.memory_fraction on GPUs"
 )
+_IDLE_SECONDS = 20
+# Without the second, weights would be lost by sleeping.
+SLEEPS = "--enable-memory-saver --enable-weights-cpu-backup"
+_SLEEPS = ("enable_memory_saver", "enable_weights_cpu_backup")
 # As in_server/ajet_sglang_scheduler.py has it.
 _SHAPING = "ajet_shaping"
 _LOAD = {"sglang:num_running_reqs": "running", "sglang:num_queue_reqs": "waiting"}
@@ -43,13 +48,15 @@ class SglangServer(HttpModelServer):
 
     :param model: its directory, and how long contexts may be.
     :param shapes: it was started as `ajet_sglang_server`, with what penalties, biases and grammars need.
+    :param sleeps: it is to be able to sleep.
     """
 
     kind = "SGLang"
 
-    def __init__(self, http: HttpClient, model: ModelConfig, *, shapes: bool) -> None:
+    def __init__(self, http: HttpClient, model: ModelConfig, *, shapes: bool, sleeps: bool) -> None:
         self._model = model
         self._shapes = shapes
+        self._sleeps, self._asleep = sleeps, False
         self._counted = _Counted()
         # One for each request that has sampled something and is not over.
         self._begun: set[asyncio.Future[None]] = set()
@@ -82,10 +89,41 @@ class SglangServer(HttpModelServer):
                 "start the SGLang server without --dp-size and --pp-size: weights come to its parts by tensor parallelism "
                 "alone; have several servers instead"
             )
-        self._member.describe(int(served["tp_size"]), gpu=served["device"] != "cpu")
+        if served.get("preferred_sampling_params"):
+            raise EngineError(
+                "start the SGLang server without --preferred-sampling-params: requests would be sampled in another way than "
+                "they say"
+            )
+        # Whoever used it before may have left it paused.
+        await self.go_on()
+        await self._probe()
+        if self._shapes:
+            await self.get("/freeze_gc")
+        gpu = served["device"] != "cpu"
+        self._member.describe(int(served["tp_size"]), gpu=gpu)
+        # A CPU has no memory to free, and the routes answer.
+        if self._sleeps and gpu and not all(map(served.get, _SLEEPS)):
+            raise EngineError(
+                f"the SGLang server cannot sleep, as engine.settings.sleep wants: start it with {SLEEPS}"
+            )
         return EngineInfo(min(wanted, room), int(config["vocab_size"]))
 
-    def sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
+    async def _probe(self) -> None:
+        """Look at logprobs of which it is known what they have to be."""
+        _, once = await probed(self._sample, PROBE)
+        _, twice = await probed(self._sample, replace(PROBE, temperature=2.0))
+        if not is_scaled(once, twice):
+            raise EngineError(
+                "the SGLang server does not give logprobs at the sampling temperature: start it without "
+                "SGLANG_RETURN_ORIGINAL_LOGPROB in its environment"
+            )
+        _, cut = await probed(self._sample, replace(PROBE, top_k=1, top_logprobs=2))
+        if not is_whole(cut, once):
+            raise EngineError(
+                "the SGLang server gives no logprobs of the whole distribution: they are those of what top-k leaves"
+            )
+
+    def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         """Sample one completion. Its logprobs are those before top-p and top-k.
 
         :raises UnsupportedError: penalties, a bias or a grammar, of a server that was not started here.
@@ -96,11 +134,11 @@ class SglangServer(HttpModelServer):
                 "start one, without servers.sglang.urls",
                 param="grammar" if request.sampling.grammar else "logit_bias",
             )
-        return self._sample(request, sampled)
+        return self._sample(request)
 
-    async def _sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
+    async def _sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         answer = _Answer(request)
-        events = self.http.events("/generate", _body(request, sampled))
+        events = self.http.events("/generate", _body(request))
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             async with aclosing(events):  # type: ignore[type-var]
@@ -169,17 +207,22 @@ class SglangServer(HttpModelServer):
         )
 
     async def sleep(self) -> None:
-        """Not used: it needs a memory allocator of SGLang's own."""
-        raise EngineError("the engine 'sglang' cannot sleep")
+        """Move the weights to host memory, and forget keys and values."""
+        # It ends of being told so while the last forward pass is not quite over; this waits for that.
+        await self.get(f"/flush_cache?timeout={_IDLE_SECONDS}")
+        await self.ask("/release_memory_occupation", {})
+        self._asleep = True
 
     async def wake(self) -> None:
-        """Not used."""
-        raise EngineError("the engine 'sglang' cannot sleep")
+        """Move them back, unless it has come up while others slept: SGLang would end of being told so."""
+        if self._asleep:
+            await self.ask("/resume_memory_occupation", {})
+        self._asleep = False
 
 
-def _body(request: GenerateRequest, sampled: int) -> dict[str, Any]:
+def _body(request: GenerateRequest) -> dict[str, Any]:
     sampling = request.sampling
-    shaping = what_a_server_is_told(sampling, sampled)
+    shaping = what_a_server_is_told(request)
     shaped = {"custom_logit_processor": _SHAPING} if shaping else {}
     return shaped | {
         "input_ids": request.prompt_ids,

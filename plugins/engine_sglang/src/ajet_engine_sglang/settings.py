@@ -17,6 +17,8 @@ class SglangEngineSettings(ComponentSettings):
     :param tensor_parallel_size: GPUs of one server.
     :param memory_fraction: part of a GPU's memory for weights, keys and values.
     :param max_running_requests: requests that a server computes at the same time.
+    :param sleep: allow `sleep` and `wake`, which free the GPU's memory while something else needs it. Weights are kept in
+        host memory meanwhile.
     :param kv_tokens: tokens whose keys and values a server keeps on the CPU.
     :param threads: CPU threads of a server on the CPU.
     :param chunk_tokens: tokens of a chunk of an answer.
@@ -28,6 +30,7 @@ class SglangEngineSettings(ComponentSettings):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.85
     max_running_requests: Annotated[int, Field(ge=1, le=4096)] = 256
+    sleep: bool = False
     kv_tokens: Annotated[int, Field(ge=1024)] = 65536
     threads: Annotated[int, Field(ge=1)] = 1
     chunk_tokens: Annotated[int, Field(ge=1)] = 4

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import secrets
-import tempfile
-from pathlib import Path
 
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import ComponentSettings, WorkerContext
@@ -18,6 +14,7 @@ from ajet_core.served import (
     Replica,
     ServedEngine,
     ServerProcess,
+    SocketDirectory,
     attach,
 )
 from ajet_core.served.launching import explained, find_python, has_gpu
@@ -30,8 +27,7 @@ from ajet_engine_vllm.settings import VllmEngineSettings
 class VllmEngine(ServedEngine):
     """vLLM servers: started here, or running already at the operator's URLs.
 
-    Servers that are started listen at Unix sockets in a directory of this process's user alone, because whoever
-    reaches a server that lets its weights be changed can make it load any directory.
+    Servers that are started listen at Unix sockets that nobody else reaches.
     """
 
     name = "vllm"
@@ -42,7 +38,7 @@ class VllmEngine(ServedEngine):
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
         self._options = VllmEngineSettings.model_validate(settings.model_dump())
-        self._sockets: tempfile.TemporaryDirectory[str] | None = None
+        self.sockets = SocketDirectory("vllm")
 
     def replicas(self) -> int:
         """One for each URL, or as many as the settings say."""
@@ -58,8 +54,7 @@ class VllmEngine(ServedEngine):
             address = Address(urls[replica.number], api_key=self.context.servers.api_key)
             limit = self._options.boot_timeout_seconds
             return await attach(self._server(address, model), address.url, limit)
-        # A new name for each: the socket of one that was killed is left behind, also if it was killed while it booted.
-        socket = self.socket_directory() / f"{replica.number}-{secrets.token_hex(4)}.sock"
+        socket = self.sockets.new(replica.number)
         servers = self.context.servers
         plan = LaunchPlan(
             python=await asyncio.to_thread(
@@ -90,28 +85,19 @@ class VllmEngine(ServedEngine):
             raise
         return Launched(server, process)
 
-    def socket_directory(self) -> Path:
-        """Where servers listen. Not in the run directory: names of sockets must be short."""
-        if self._sockets is None:
-            self._sockets = tempfile.TemporaryDirectory(prefix="ajet-vllm-")
-        return Path(self._sockets.name)
-
     def _server(self, address: Address, model: ModelConfig) -> VllmServer:
-        return VllmServer(HttpClient(address), model, self._options.chunk_tokens)
+        return VllmServer(HttpClient(address), model, self._options)
 
     async def sleep(self) -> None:
         """Free the servers' GPU memory.
 
         :raises EngineError: they were not started for it.
         """
-        if not self._options.sleep and not self.context.servers.urls:
+        if not self._options.sleep:
             raise EngineError("the vLLM servers cannot sleep: set engine.settings.sleep")
         await super().sleep()
 
     async def close(self) -> None:
         """End all servers that were started."""
         await super().close()
-        if self._sockets is not None:
-            # A server that was just killed may still be making files in it.
-            with contextlib.suppress(OSError):
-                self._sockets.cleanup()
+        self.sockets.close()

@@ -30,5 +30,6 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
                 penalties=True,
                 grammar=True,
             ),
+            sleep_setting="sleep",
         ),
     )

@@ -70,7 +70,8 @@ class LaunchPlan:
             command += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
         if self._eager:
             command += ["--enforce-eager"]
-        if options.sleep:
+        # On a CPU vLLM has no such mode, and nothing to free.
+        if options.sleep and not self.cpu:
             command += ["--enable-sleep-mode"]
         return [*command, *self.arguments]
 

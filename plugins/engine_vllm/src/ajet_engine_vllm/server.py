@@ -22,8 +22,10 @@ from ajet_core.interfaces import (
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import HttpClient, HttpModelServer, Piece, ServerGoneError, ServerRefusedError
 from ajet_core.served.launching import SHARED_IN_SERVER, model_config
+from ajet_core.served.probing import PROBE, PROBED_IDS, is_scaled, is_whole, probed
 from ajet_core.shaping import is_shaped, what_a_server_is_told
 from ajet_engine_vllm.group import VllmMember
+from ajet_engine_vllm.settings import VllmEngineSettings
 from ajet_engine_vllm.version import check_version
 
 SERVED_NAME = "agentjet"
@@ -46,13 +48,6 @@ _COUNTERS = {
     "vllm:prefix_cache_hits_total": "cached_tokens",
     "vllm:generation_tokens_total": "sampled_tokens",
 }
-_PROBE = SamplingParams(max_tokens=1, top_logprobs=20)
-_PROBED_IDS = (1, 2, 3)
-# Two distributions that differ by so little in their logprobs say nothing about which of them it is.
-_TELLING = 1e-3
-_TOLERANCE = 0.05
-# By so much logprobs of low precision differ.
-_ROUNDING = 0.02
 # More than any two logits differ.
 _DECIDING = 1e4
 
@@ -61,14 +56,14 @@ class VllmServer(HttpModelServer):
     """A server of vLLM, of a version that `check_version` accepts.
 
     :param model: that it serves.
-    :param chunk_tokens: tokens of a chunk of a streamed answer.
+    :param options: the engine's.
     """
 
     kind = "vLLM"
 
-    def __init__(self, http: HttpClient, model: ModelConfig, chunk_tokens: int) -> None:
+    def __init__(self, http: HttpClient, model: ModelConfig, options: VllmEngineSettings) -> None:
         self._model = model
-        self._chunk_tokens = chunk_tokens
+        self._options = options
         self._has_tokenizer = Path(model.path, "tokenizer.json").is_file()
         self._cuts = self._shapes = self._holds = False
         super().__init__(http)
@@ -95,47 +90,40 @@ class VllmServer(HttpModelServer):
             raise EngineError(
                 f"the vLLM server does not let its weights be changed ({error}): {HOW_TO_START}"
             ) from error
-        await self._rpc("ajet_report_policy_logprobs", {})
+        can = await self._rpc("ajet_report_policy_logprobs", {})
+        if self._options.sleep and not all(one["sleeps"] for one in can):
+            raise EngineError(
+                "the vLLM server cannot sleep, as engine.settings.sleep wants: start it with --enable-sleep-mode too"
+            )
         await self._member.prepare()
         await self._probe()
         return info
 
     async def _probe(self) -> None:
         """Look at logprobs of which it is known what they have to be."""
-        _, once = await self._probed(_PROBE)
-        _, twice = await self._probed(replace(_PROBE, temperature=2.0))
-        spread = once[0] - once[-1]
-        if spread > _TELLING and abs((twice[0] - twice[-1]) / spread - 0.5) > _TOLERANCE:
+        _, once = await self._probed(PROBE)
+        _, twice = await self._probed(replace(PROBE, temperature=2.0))
+        if not is_scaled(once, twice):
             raise EngineError(
                 f"the vLLM server does not give logprobs at the sampling temperature: {HOW_TO_START}"
             )
-        top, greedy = await self._probed(replace(_PROBE, top_k=1, top_logprobs=1))
-        # Of one token alone it would be 0.
-        self._cuts = abs(greedy[0] - once[0]) < _TOLERANCE * abs(once[0])
+        top, cut = await self._probed(replace(PROBE, top_k=1, top_logprobs=2))
+        self._cuts = is_whole(cut, once)
         # Were it not for the bias, the most likely token would be another one; the logprobs are to be as without it.
-        unlikely = _PROBED_IDS[0] if top != _PROBED_IDS[0] else _PROBED_IDS[1]
-        shaped = replace(_PROBE, temperature=0.0, logit_bias=((unlikely, _DECIDING),))
+        unlikely = PROBED_IDS[0] if top != PROBED_IDS[0] else PROBED_IDS[1]
+        shaped = replace(PROBE, temperature=0.0, logit_bias=((unlikely, _DECIDING),))
         chosen, same = await self._probed(shaped)
-        self._shapes = chosen == unlikely and abs(same[0] - once[0]) < max(
-            _TOLERANCE * abs(once[0]), _ROUNDING
-        )
+        self._shapes = chosen == unlikely and is_whole(same, once)
         if self._shapes and self._has_tokenizer:
             # The server may have been started with another directory, or none.
-            held = replace(_PROBE, grammar=f"start: <[{unlikely}]>", stop_token_ids=(top,))
+            held = replace(PROBE, grammar=f"start: <[{unlikely}]>", stop_token_ids=(top,))
             chosen, _ = await self._probed(held)
             self._holds = chosen == unlikely
 
     async def _probed(self, sampling: SamplingParams) -> tuple[int, list[float]]:
-        """The token that comes after a prompt, and the logprobs of the most likely ones."""
-        request = GenerateRequest("probe", list(_PROBED_IDS), sampling)
-        sampled, found = -1, list[float]()
-        async for piece in self._sample(request, 0):
-            if piece.top_logprobs:
-                (sampled,) = piece.token_ids
-                found = [logprob for _, logprob in piece.top_logprobs[0]]
-        return sampled, found
+        return await probed(self._sample, sampling)
 
-    def sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
+    def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         """Sample one completion.
 
         :raises UnsupportedError: top-p, top-k, penalties, a bias or a grammar, of a server that gives logprobs of what they
@@ -158,10 +146,10 @@ class VllmServer(HttpModelServer):
                 "them out",
                 param="top_p" if sampling.top_p < 1 else "top_k",
             )
-        return self._sample(request, sampled)
+        return self._sample(request)
 
-    async def _sample(self, request: GenerateRequest, sampled: int) -> AsyncIterator[Piece]:
-        events = self.http.events("/v1/completions", self._body(request, sampled))
+    async def _sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
+        events = self.http.events("/v1/completions", self._body(request))
         try:
             async with aclosing(events):  # type: ignore[type-var]
                 async for event in events:
@@ -176,9 +164,9 @@ class VllmServer(HttpModelServer):
         except ServerRefusedError as error:
             raise _refusal(error) from error
 
-    def _body(self, request: GenerateRequest, sampled: int) -> dict[str, Any]:
+    def _body(self, request: GenerateRequest) -> dict[str, Any]:
         sampling = request.sampling
-        shaping = what_a_server_is_told(sampling, sampled)
+        shaping = what_a_server_is_told(request)
         return {
             "model": SERVED_NAME,
             "prompt": request.prompt_ids,
@@ -186,7 +174,7 @@ class VllmServer(HttpModelServer):
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
-            "seed": None if sampling.seed is None else _seed(sampling.seed),
+            "seed": None if sampling.seed is None else _seed(sampling.seed, request.sampled),
             "stop_token_ids": list(sampling.stop_token_ids),
             "logprobs": sampling.top_logprobs,
             # The ids come as names of the tokens in the logprobs. Asked for by themselves the prompt would come back too.
@@ -195,7 +183,7 @@ class VllmServer(HttpModelServer):
             "skip_special_tokens": False,
             "vllm_xargs": {"ajet_shaping": shaping} if shaping else None,
             "stream": True,
-            "stream_interval": self._chunk_tokens if request.stream else _ALL_TOKENS,
+            "stream_interval": self._options.chunk_tokens if request.stream else _ALL_TOKENS,
         }
 
     async def halt(self) -> None:
@@ -265,9 +253,10 @@ def _id(token: str) -> int:
     return int(token.removeprefix(_PREFIX))
 
 
-def _seed(seed: int) -> int:
-    """Any integer as one of 63 bits; vLLM takes -1 for none."""
-    digest = hashlib.blake2b(str(seed).encode(), digest_size=8).digest()
+def _seed(seed: int, sampled: int) -> int:
+    """Any integer as one of 63 bits; vLLM takes -1 for none. What goes on draws other numbers than it began with."""
+    text = f"{seed} {sampled}" if sampled else str(seed)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

@@ -1,6 +1,7 @@
 """Starts a server of SGLang; its arguments are SGLang's. Nothing of agentjet is imported here.
 
-The API key comes in the environment, which no other user can read, unlike the command line. On a CPU torchvision is a
+It listens at a Unix socket, and not at the port that SGLang has for it. Its path and the API key come in the environment, which no other
+user can read, unlike the command line. On a CPU torchvision is a
 build for CUDA, whose operators are missing: importing it only wants to see their declarations.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import torch
 
@@ -19,6 +21,20 @@ if not torch.cuda.is_available():
         )
 
 
+def listen_at(socket: str) -> None:
+    """Have SGLang listen at a Unix socket alone."""
+    import uvicorn
+    from sglang.srt.entrypoints import http_server
+
+    class AtSocket(uvicorn.Config):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **{**named, "uds": socket})
+
+    uvicorn.Config = AtSocket  # type: ignore[misc]
+    # It would send the key to the port, where whoever listens is not this server; agentjet asks for it.
+    http_server._freeze_gc_after_server_warmup = lambda _: None
+
+
 def main() -> None:
     """Serve until the process is ended."""
     from ajet_sglang_scheduler import accept_no_code, run_scheduler
@@ -27,6 +43,7 @@ def main() -> None:
     from sglang.srt.utils import kill_process_tree
 
     accept_no_code()
+    listen_at(os.environ.pop("SERVED_SOCKET"))
     arguments = prepare_server_args(sys.argv[1:])
     arguments.api_key = os.environ.pop("SERVED_API_KEY")
     try:

@@ -121,6 +121,7 @@ class WorkerExtension:
     model_runner: Any
     rank: int
     device: torch.device
+    vllm_config: Any
     # Of the group that weights are broadcast in: its store, which it goes on reading, and itself.
     ajet_store: Any = None
     ajet_group: Any = None
@@ -197,12 +198,16 @@ class WorkerExtension:
                 method.process_weights_after_loading(module)
 
     def ajet_report_policy_logprobs(self) -> dict[str, bool]:
-        """Have the sampler use `PolicyLogprobs`. It must not raise: the server would die of it."""
+        """Have the sampler use `PolicyLogprobs`, and say what else there is. It must not raise: the server would die of it."""
+        # A CPU's memory is not freed, and need not be.
+        sleeps = (
+            self.device.type == "cpu" or self.vllm_config.model_config.enable_sleep_mode is True
+        )
         sampler: Any = getattr(self.model_runner, "sampler", None)
         if not all(hasattr(sampler, name) for name in ("apply_logits_processors", "sample")):
-            return {"policy": False}
+            return {"policy": False, "sleeps": sleeps}
         if not isinstance(getattr(sampler.sample, "__self__", None), PolicyLogprobs):
             policy = PolicyLogprobs(sampler)
             sampler.apply_logits_processors = policy.apply_logits_processors
             sampler.sample = policy.sample
-        return {"policy": True}
+        return {"policy": True, "sleeps": sleeps}

@@ -1,0 +1,16 @@
+"""A model that fits into the memory of no machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+
+def too_large(model: str | Path, path: Path) -> str:
+    """Copy a directory whose configuration then says that layers are of terabytes; returns the copy."""
+    shutil.copytree(model, path)
+    config = json.loads((path / "config.json").read_text())
+    config["intermediate_size"] = 10**11
+    (path / "config.json").write_text(json.dumps(config))
+    return str(path)

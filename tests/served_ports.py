@@ -1,0 +1,28 @@
+"""Servers of engines, which listen at Unix sockets, at ports, where an operator's are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+
+@asynccontextmanager
+async def at_port(socket: Path) -> AsyncIterator[str]:
+    """The URL of a port that leads to a Unix socket."""
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while part := await reader.read(65536):
+            writer.write(part)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there = await asyncio.open_unix_connection(socket)
+        await asyncio.gather(
+            pump(reader, there), pump(there_reader, writer), return_exceptions=True
+        )
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
