@@ -24,7 +24,7 @@ from ajet_core.server.dialects.merging import gathered, merged
 from ajet_core.server.dialects.recording import CallRecorder
 from ajet_core.server.dialects.request import ModelRequest
 from ajet_core.server.dialects.stopping import StopScanner
-from ajet_core.server.rendering.messages import ChatMessage, without_speakers
+from ajet_core.server.rendering.messages import ChatMessage, without_names
 from ajet_core.server.rendering.prompting import Prompt, Written
 from ajet_core.server.rendering.renderer import ChatRenderer
 
@@ -138,13 +138,13 @@ class CompletionService:
 
     def without_effect(self, request: ModelRequest) -> tuple[str, ...]:
         """Names of what a request says in vain to this model."""
-        in_vain = request.has_speakers and not self._renderer.writes_speakers
+        in_vain = request.has_names and not self._renderer.writes_names
         return ("messages.name",) if in_vain else ()
 
     def _messages(self, request: ModelRequest) -> tuple[ChatMessage, ...]:
         """The messages with what the model is shown of them, so that nothing else tells conversations apart."""
         if self.without_effect(request):
-            return without_speakers(request.messages)
+            return without_names(request.messages)
         return request.messages
 
     def _check_engine(self, request: ModelRequest) -> None:

@@ -51,7 +51,7 @@ def message_digest(previous: bytes, message: ChatMessage) -> bytes:
     answer = message.role == "assistant"
     content = message.content.strip() if answer else message.content
     fields = [message.role, content, message.tool_call_id or ""]
-    if message.has_speaker and not answer:
+    if message.is_named and not answer:
         fields.append(message.name or "")
     for call in message.tool_calls:
         fields += (call.id, call.name, canonical_arguments(call.arguments))

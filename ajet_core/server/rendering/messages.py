@@ -45,15 +45,15 @@ class ChatMessage:
     reasoning: str | None = None
 
     @property
-    def has_speaker(self) -> bool:
-        """Whether it says who speaks."""
+    def is_named(self) -> bool:
+        """Whether it says whose it is."""
         return self.name is not None and self.role != "tool"
 
 
-def without_speakers(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """`messages` as those who do not write who speaks see them."""
+def without_names(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+    """`messages` as a model sees them that is not shown whose they are."""
     return tuple(
-        replace(message, name=None) if message.has_speaker else message for message in messages
+        replace(message, name=None) if message.is_named else message for message in messages
     )
 
 

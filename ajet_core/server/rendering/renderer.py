@@ -207,7 +207,7 @@ class ChatRenderer:
         return cycle and any(message.role == "user" for message in new_messages)
 
     @cached_property
-    def writes_speakers(self) -> bool:
+    def writes_names(self) -> bool:
         """Whether the model is shown who says a message, where that has a name."""
         asked = ChatMessage("user", "hello")
         said = ChatMessage("assistant", "hello")

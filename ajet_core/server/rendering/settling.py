@@ -56,18 +56,21 @@ class Settling:
 
     :param beginnings: an answer that begins with one of them is looked at only when it is complete.
     :param begun: the beginnings of texts that are taken out when they are complete.
+    :param longest: characters of the longest of these.
     :param calls: whether a call is one as soon as it is written to its end, whatever follows.
     """
 
     beginnings: tuple[str, ...]
     begun: frozenset[str]
+    longest: int
     calls: bool = True
 
     @classmethod
     def of(cls, name: str, tokenizer: GatewayTokenizer) -> Self | None:
         """That of the renderer called `name`; None if nothing is certain before the end."""
         beginnings = _BEGINNINGS.get(name)
-        if beginnings is None:
+        if beginnings is None or getattr(tokenizer, "clean_up_tokenization_spaces", False):
+            # Such a tokenizer takes spaces out that stood before a mark.
             return None
         markers = set(_MARKERS)
         if name == "default":
@@ -75,17 +78,17 @@ class Settling:
             markers.update(getattr(tokenizer, "all_special_tokens", None) or ())
         begun = {marker[:length] for marker in markers for length in range(1, len(marker))}
         # The calls of Llama 3 are answers that are JSON from the beginning to the end.
-        return cls(beginnings, frozenset(begun), calls=name != "llama-3")
+        longest = max(map(len, begun))
+        return cls(beginnings, frozenset(begun), longest, calls=name != "llama-3")
 
     def part(self, text: str) -> str:
         """The part of `text` that further tokens can only add to."""
         if text.startswith(self.beginnings):
             return ""
         kept = text.rstrip(_UNSETTLED)
-        longest = max(map(len, self.begun))
         at = len(kept)
         while at > 0:
-            starts = range(max(0, at - longest), at)
+            starts = range(max(0, at - self.longest), at)
             begins = next((start for start in starts if kept[start:at] in self.begun), None)
             if begins is None:
                 break

@@ -22,7 +22,7 @@ from ajet_core.errors import ContextLengthError, EngineError
 from ajet_core.server.dialects.chat_request import read_chat_request
 from ajet_core.server.dialects.completions_request import read_completions_request
 from ajet_core.server.dialects.events import Choice, Grown
-from ajet_core.server.rendering.settling import STREAMED_FAMILIES
+from ajet_core.server.rendering.settling import STREAMED_FAMILIES, Settling
 from ajet_core.testing.tokenizers import (
     CHATML,
     HARMONY,
@@ -331,3 +331,11 @@ def test_streamed_or_not_the_message_is_the_same(name, data):
         assert one == two
 
     asyncio.run(both())
+
+
+def test_text_of_a_tokenizer_that_takes_spaces_out_is_not_settled():
+    tokenizer = FAMILIES["default"].renderer()._tokenizer
+    tidy = copy.copy(tokenizer)
+    tidy.clean_up_tokenization_spaces = True
+    assert Settling.of("default", tokenizer) is not None
+    assert Settling.of("default", tidy) is None

@@ -1,4 +1,4 @@
-"""Messages that say who speaks."""
+"""Messages that have the name of who says them."""
 
 import pytest
 from families import FAMILIES
@@ -79,4 +79,4 @@ async def test_tools_have_names_of_another_kind():
     calls = [{"id": "c1", "function": {"name": "move", "arguments": "{}"}}]
     result = {"role": "tool", "tool_call_id": "c1", "content": "moved", "name": "move"}
     await gate.complete(ASKED, {"role": "assistant", "tool_calls": calls}, result)
-    assert not gate.request.has_speakers
+    assert not gate.request.has_names
