@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
@@ -31,8 +32,11 @@ from ajet_core.server.dialects.retries import SameRequest, SharedAnswer
 from ajet_core.server.dialects.speakers import speaker
 from ajet_core.server.dialects.table import DIALECTS, KEY_PREFIX, MESSAGES
 from ajet_core.server.disconnect import until_disconnect, when_unread
+from ajet_core.server.http_errors import internal_error
 from ajet_core.server.open_episodes import OpenEpisode
 from ajet_core.server.service import SwarmService
+
+_log = logging.getLogger("ajet.server")
 
 T = TypeVar("T")
 
@@ -189,23 +193,29 @@ class _Call:
         self._agent = agent
         self._same = same
         self._shared: SharedAnswer | None = None
-        ignored = ",".join(asked.request.ignored)
-        self._headers = {IGNORED_HEADER: ignored} if ignored.isascii() and ignored else {}
 
     async def answer(self) -> Response:
         """The whole completion, or a stream of it."""
         if not self._asked.request.stream:
             whole = await self._complete()
             when_unread(self._request, self._unread)
-            return Response(whole, media_type="application/json", headers=self._headers)
+            return Response(whole, media_type="application/json", headers=self._headers())
         chunks = self._stream()
         # The first chunk is awaited before the status is sent, so that an error has its own status.
         first = await until_disconnect(self._request, _first(chunks))
         return StreamingResponse(
             self._body(first, chunks),
             media_type="text/event-stream",
-            headers={**self._headers, "cache-control": "no-store"},
+            headers={**self._headers(), "cache-control": "no-store"},
         )
+
+    def _headers(self) -> dict[str, str]:
+        request, completions = self._asked.request, self._service.coordinator.chat
+        names = request.ignored
+        if completions is not None:
+            names += completions.without_effect(request)
+        ignored = ",".join(names)
+        return {IGNORED_HEADER: ignored} if ignored.isascii() and ignored else {}
 
     async def _complete(self) -> bytes:
         """The completion; the episode's end, the client's farewell and the deadline cancel it.
@@ -270,14 +280,18 @@ class _Call:
             await asyncio.gather(call, return_exceptions=True)
 
     async def _body(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-        """A stream whose first event is known."""
+        """A stream whose first event is known. Its status is sent already, so that errors are events."""
+        position = 1
         try:
             yield first
             async for chunk in rest:
+                position += 1
                 yield chunk
         except AjetError as error:
-            # The status is sent already.
-            yield self._dialect.error_event(error)
+            yield self._dialect.error_event(error, position)
+        except Exception:  # noqa: BLE001 - a defect; the connection need not break for it
+            _log.exception("a stream of episode %s broke", self._episode.record.episode_id)
+            yield self._dialect.error_event(internal_error(), position)
         finally:
             await rest.aclose()
 

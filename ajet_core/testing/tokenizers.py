@@ -48,6 +48,7 @@ KIMI = [
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
     "<|tool_call_argument_begin|>", "<|tool_call_end|>",
 ]  # fmt: skip
+KIMI_MEDIA = ["<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"]
 MINIMAX = ["[e~[", "]~!b[", "]~b]", "<minimax:tool_call>", "</minimax:tool_call>"]
 LAGUNA = [
     "\u3008|EOS|\u3009", "<assistant>", "</assistant>", "<tool_call>", "</tool_call>"
@@ -89,6 +90,7 @@ SPECIALS: dict[str, list[str]] = {
 MORE_SPECIALS: dict[str, list[str]] = {
     "deepseek-r1": DEEPSEEK,
     "kimi-k2": KIMI,
+    "kimi-k2.5": [*KIMI, *KIMI_MEDIA],
     "minimax-m2": [*MINIMAX, *THINK],
     "nemotron-3": [*CHATML, *THINK, *TAGS],
     "nemotron-3-ultra": [*CHATML, *THINK, *TAGS],

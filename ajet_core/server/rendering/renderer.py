@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ajet_core.errors import RequestError
@@ -205,6 +206,21 @@ class ChatRenderer:
         cycle = self._renderer.effective_thinking_retention == "tool_cycle"
         return cycle and any(message.role == "user" for message in new_messages)
 
+    @cached_property
+    def writes_speakers(self) -> bool:
+        """Whether the model is shown who says a message, where that has a name."""
+        asked = ChatMessage("user", "hello")
+        said = ChatMessage("assistant", "hello")
+        plain = [asked, said, asked]
+        for i, message in enumerate(plain[:2]):
+            named = [*plain[:i], replace(message, name="somebody"), *plain[i + 1 :]]
+            try:
+                if self.render(named, None).ids != self.render(plain, None).ids:
+                    return True
+            except RequestError:
+                continue
+        return False
+
     def parse(
         self,
         sampled_ids: list[int],
@@ -242,9 +258,11 @@ class ChatRenderer:
     ) -> Parsed | None:
         if sampled_ids and sampled_ids[-1] in self._unparsed_stops:
             sampled_ids = sampled_ids[:-1]
-        if self._header_end in sampled_ids[self._own_header(sampled_ids) :]:
+        if self._header_end is not None and (
+            self._header_end in (body := sampled_ids[self._own_header(sampled_ids) :])
+        ):
             # The library would take all that stands before for a header, and drop it.
-            return Parsed(self.decode(self._without_stop(sampled_ids)).strip())
+            return Parsed(self.decode(self._without_stop(body)).strip())
         try:
             response = self._renderer.parse_response(
                 sampled_ids, tools=list(tools) if tools else None, prompt_ids=prompt_ids
