@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,10 @@ from ajet_core.served import guard
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 5.0
 _TAIL_LINES = 20
-_TAIL_BYTES = 32768
+_TAIL_BYTES = 262144
+# What went wrong in a process of the server's may stand long before the last lines, which tell what became of that.
+_SAYS_WHY = re.compile(r"\b\w*(Error|Exception): ")
+_REASONS = 5
 
 
 class ServerProcess:
@@ -23,10 +27,13 @@ class ServerProcess:
     :ivar died: becomes done, with the last lines of the log as its result, when the server ends.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, name: str, log: Path) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, name: str, log: Path, begins: int
+    ) -> None:
         self._process = process
         self._name = name
         self._log = log
+        self._begins = begins
         self._closing = False
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._watch = asyncio.create_task(self._await_end())
@@ -53,6 +60,7 @@ class ServerProcess:
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
+            begins = file.tell()
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 # It needs nothing of what `environment` may set for the command.
@@ -64,13 +72,13 @@ class ServerProcess:
                 stderr=file,
                 env=dict(environment),
             )
-        server = cls(process, name, log)
+        server = cls(process, name, log, begins)
         try:
             async with asyncio.timeout(timeout):
                 while not await server._is_ready(ready):
                     await asyncio.wait([server.died], timeout=_LOOK_SECONDS)
         except TimeoutError:
-            tail = await asyncio.to_thread(_tail, log)
+            tail = await asyncio.to_thread(_tail, log, begins)
             await server.close()
             raise EngineError(
                 f"{name} was not ready within {timeout:g} s (log {log}); its last lines:\n{tail}"
@@ -107,15 +115,17 @@ class ServerProcess:
     async def _await_end(self) -> None:
         status = await self._process.wait()
         how = "was ended" if self._closing else f"ended by itself with status {status}"
-        tail = await asyncio.to_thread(_tail, self._log)
+        tail = await asyncio.to_thread(_tail, self._log, self._begins)
         self.died.set_result(f"{self._name} {how} (log {self._log}); its last lines:\n{tail}")
 
 
-def _tail(log: Path) -> str:
+def _tail(log: Path, begins: int) -> str:
+    """The last lines since a place in a log, and before them the latest that say why."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            file.seek(max(begins, log.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError as error:
         return f"(the log cannot be read: {error})"
-    return "\n".join(lines[-_TAIL_LINES:])
+    reasons = [line for line in lines[:-_TAIL_LINES] if _SAYS_WHY.search(line)][-_REASONS:]
+    return "\n".join([*reasons, *(["..."] if reasons else []), *lines[-_TAIL_LINES:]])

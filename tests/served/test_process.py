@@ -147,3 +147,21 @@ async def test_one_that_is_never_ready_is_ended(tmp_path: Path) -> None:
             ready=never,
             timeout=0.2,
         )
+
+
+async def test_why_it_ended_is_told_however_much_it_said_afterwards(tmp_path: Path) -> None:
+    """And not why the one before it did, whose log it goes on."""
+    log = tmp_path / "server.log"
+    log.write_text("ValueError: of another one\n")
+    said = "print('RuntimeError: no memory'); [print('line', i) for i in range(1000)]; raise SystemExit(1)"
+    with pytest.raises(EngineError) as failed:
+        await ServerProcess.start(
+            "the server",
+            [sys.executable, "-c", said],
+            environment=dict(os.environ),
+            log=log,
+            ready=never,
+            timeout=60.0,
+        )
+    _, *lines = failed.value.message.splitlines()
+    assert lines == ["RuntimeError: no memory", "...", *(f"line {i}" for i in range(980, 1000))]
