@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 # Longest first. The tests of core-py311 are in torch; what passes on the oldest and the newest Python passes between.
 TOX_ENVS := torch,core-py313,lint,type,wheels
 BACKENDS := sglang vllm verl trl
-TOX_AGENTS := $(subst $(space),$(comma),$(patsubst plugins/%,%,$(wildcard plugins/agents_*)))
+TOX_AGENTS := $(subst $(space),$(comma),$(patsubst plugins/%,%,$(wildcard plugins/agents_*)) recipe_metagpt)
 TOX_BACKENDS := sglang,pairs-verl,verl,extras,pairs-trl,pairs-torch,vllm,trl,resolver
 # pyenv's shims exist for versions that are not selected and fail when run, so tox is shown the
 # interpreters themselves.
@@ -70,7 +70,7 @@ wheels: setup  ## Build and check every package; the wheels are left in dist
 test-backends: backends  ## Run the tests with real backends: each trainer, each engine, every pair of them
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_BACKENDS)
 
-test-agents: setup  ## Run the tests of agent adapters, each with its framework (options: ARGS="...")
+test-agents: setup  ## Run the tests of agent adapters and recipes, each with its framework (options: ARGS="...")
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_AGENTS) $(if $(ARGS),-- $(ARGS))
 
 lint: setup  ## Check style and format

@@ -1,7 +1,7 @@
 """Drives SDKs and frameworks through what agents do, against a server with an engine that fails where it is told to.
 
 Each SDK or framework is run by an interpreter that has it: the development environment, or the one that
-``tox -e agents_NAME`` has made. Their programs are made for an endpoint where nobody listens (`compat_cases`). Afterwards the records are looked at: each call of an episode has to hold the name of
+``tox -e agents_NAME`` (or ``recipe_metagpt``) has made. Their programs are made for an endpoint where nobody listens (`compat_cases`). Afterwards the records are looked at: each call of an episode has to hold the name of
 the episode's task and of no other (else it is misattributed), and each answered call has to be there (else it is unrecorded).
 
 The JSON line comes last; `--output` keeps it, with date and hardware. It ends with 1 if a case did not pass or a call was not
@@ -47,6 +47,7 @@ FRAMEWORKS: dict[str, tuple[str, str | None]] = {
     "pydantic-ai": ("pydantic_ai", "agents_pydantic_ai"),
     "smolagents": ("smolagents", "agents_smolagents"),
     "llamaindex": ("llamaindex", "agents_llamaindex"),
+    "metagpt": ("metagpt", "recipe_metagpt"),
 }
 """By name: the module of its programs, and the environment that has it; None is this one."""
 COUNTED = ("cases", "passed", "misattributed", "unrecorded")
@@ -68,11 +69,13 @@ def script() -> list[ScriptedReply]:
             says=(tool_call("final_answer", json.dumps({"answer": DONE})),),
         ),
         ScriptedReply(prompt=LAST_IS_TOOL, says=(done,)),
+        # MetaGPT's tools are what actions do with an answer.
+        ScriptedReply(prompt="Say what you found", says=(done,)),
         ScriptedReply(prompt=r"\[parallel_calls t", says=(both,)),
         ScriptedReply(prompt=r"\[bad_arguments t", says=(tool_call("open_door", '{"dor": 5}'),)),
         ScriptedReply(prompt=r"\[rate_limited t", says=(LEFT,), error="busy"),
         ScriptedReply(prompt=r"\[server_error t", says=(LEFT,), error="bug"),
-        ScriptedReply(prompt='"name": "open_door"', says=(LEFT,)),
+        ScriptedReply(prompt='"name": "open_door"|Name the door to open', says=(LEFT,)),
         ScriptedReply(prompt="", says=(done,)),
     ]
 

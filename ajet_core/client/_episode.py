@@ -176,6 +176,18 @@ class RunnerReport(Generic[EpisodeT, OutcomeT]):
             return None
         return sum(result.outcome.reward for result in self.outcomes) / len(self.outcomes)
 
+    def __str__(self) -> str:
+        """In a line: one that prints it does not want each episode."""
+        said = f"{len(self.outcomes)} episodes ended in {self.elapsed:.1f} s"
+        if self.outcomes:
+            said += f", with a mean reward of {self.reward_mean:.4g}"
+        if self.failures:
+            first = self.failures[0]
+            # Unlike the exception it does not hold the episode's key.
+            why = first.traceback.strip().rpartition("\n")[2]
+            said += f"; {len(self.failures)} were given up, the first, of task {first.task.id!r}, because of {why}"
+        return said
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:

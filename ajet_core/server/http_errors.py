@@ -96,8 +96,12 @@ async def on_client_gone(request: Request, _: Exception) -> JSONResponse:
 
 async def on_unexpected(request: Request, _: Exception) -> JSONResponse:
     """Handler for defects: the server logs the traceback, the client gets a plain error."""
-    error = AjetError("internal error; the server's log has the details")
-    return error_response(error, request.url.path)
+    return error_response(internal_error(), request.url.path)
+
+
+def internal_error() -> AjetError:
+    """What clients are told of a defect."""
+    return AjetError("internal error; the server's log has the details")
 
 
 def request_error(problems: Sequence[Any]) -> RequestError:

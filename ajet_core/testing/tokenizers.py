@@ -43,6 +43,30 @@ DEEPSEEK = [
         "tool outputs end", "tool output begin", "tool output end",
     )
 ]  # fmt: skip
+KIMI = [
+    "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+]  # fmt: skip
+KIMI_MEDIA = ["<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"]
+MINIMAX = ["[e~[", "]~!b[", "]~b]", "<minimax:tool_call>", "</minimax:tool_call>"]
+LAGUNA = [
+    "\u3008|EOS|\u3009", "<assistant>", "</assistant>", "<tool_call>", "</tool_call>"
+]  # fmt: skip
+HY = [
+    *(
+        f"<\uff5c{name}:opensource\uff5c>"
+        for name in ("hy_eos", "hy_begin_of_sentence", "hy_User", "hy_Assistant", "reasoning_mode")
+    ),
+    *(
+        f"<{slash}{name}:opensource>"
+        for name in (
+            "think", "tool_calls", "tool_call", "arg_key", "arg_value", "tool_responses", "tool_response"
+        )
+        for slash in ("", "/")
+    ),
+    "<tool_sep:opensource>",
+]  # fmt: skip
 HARMONY = [
     "<|return|>", "<|call|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"
 ]  # fmt: skip
@@ -62,6 +86,22 @@ SPECIALS: dict[str, list[str]] = {
     "deepseek-v3": DEEPSEEK,
 }
 """By renderer, the texts that are one token each, the end of sequence first."""
+
+MORE_SPECIALS: dict[str, list[str]] = {
+    "deepseek-r1": DEEPSEEK,
+    "kimi-k2": KIMI,
+    "kimi-k2.5": [*KIMI, *KIMI_MEDIA],
+    "minimax-m2": [*MINIMAX, *THINK],
+    "nemotron-3": [*CHATML, *THINK, *TAGS],
+    "nemotron-3-ultra": [*CHATML, *THINK, *TAGS],
+    "nemotron-3.5": [*CHATML, *THINK, *TAGS, "<image>"],
+    "laguna-xs.2": [*LAGUNA, *THINK],
+    "laguna-m.1": [*LAGUNA, *THINK],
+    "laguna-xs-2.1": [*LAGUNA, *THINK],
+    "laguna-s-2.1": [*LAGUNA, *THINK],
+    "hy3": HY,
+}
+"""Likewise, for renderers of which fewer things are tested."""
 
 CHATML_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -87,7 +127,8 @@ def train(specials: Sequence[str], vocab_size: int = 520) -> Tokenizer:
 @lru_cache
 def tokenizer_for(name: str) -> FastTokenizer:
     """The trained tokenizer of a family."""
-    return FastTokenizer(train(SPECIALS[name]), f"tiny-{name}", eos_token=SPECIALS[name][0])
+    specials = SPECIALS.get(name) or MORE_SPECIALS[name]
+    return FastTokenizer(train(specials), f"tiny-{name}", eos_token=specials[0])
 
 
 @lru_cache

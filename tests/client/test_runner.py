@@ -84,6 +84,7 @@ def test_every_task_gets_its_episodes(kind: str, url: str, stub: SwarmStub) -> N
 def test_no_tasks_are_no_work(kind: str, url: str) -> None:
     report = drive(kind, url, [], lambda *_: 1.0)
     assert (report.outcomes, report.failures, report.reward_mean) == ([], [], None)
+    assert str(report).startswith("0 episodes ended in ")
 
 
 def test_no_more_episodes_are_open_than_asked_for(kind: str, url: str, stub: SwarmStub) -> None:
@@ -105,6 +106,10 @@ def test_a_failing_task_leaves_the_others_alone(kind: str, url: str, stub: Swarm
     assert (failure.task.id, failure.attempts) == ("bad", 2)
     assert "ValueError: cannot do it with ***" in failure.traceback
     assert 'raise ValueError(f"cannot do it' in failure.traceback
+    said = str(report)
+    assert said.startswith("2 episodes ended in ")
+    assert "with a mean reward of 1; 2 were given up, the first, of task 'bad', because of" in said
+    assert said.endswith("ValueError: cannot do it with ***")
     aborted = stub.by_task("bad")
     assert [o["state"] for o in aborted] == ["aborted"] * 4
     assert {o["reason"].splitlines()[0] for o in aborted} == {"ValueError: cannot do it with ***"}

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from tokenizers import Tokenizer
 
 from ajet_core.timeline import Call
 from tests.server.conftest import Running, model_dir, server, servers
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
 
 __all__ = ["model_dir", "server", "servers"]
 
@@ -39,6 +41,9 @@ class Agent:
 
     @property
     def anthropic(self) -> AsyncAnthropic:
+        # Not where OpenAI's SDK is tested in an older version.
+        from anthropic import AsyncAnthropic
+
         base = self.grant["base_url"].removesuffix("/v1")
         return AsyncAnthropic(base_url=base, api_key=self.grant["api_key"])
 

@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
+from tokenizers import Tokenizer
 
 from tests.sdks.conftest import CALLED, ENDED, SCHEMA, SPOKEN, Agent
 from tests.server.conftest import ServerFactory
@@ -220,3 +221,78 @@ async def test_the_key_may_be_in_the_path_or_in_any_header(agent: Agent) -> None
             await client.responses.create(model="any", input="x")
     assert len(await agent.calls()) == 4
     assert CALLED
+
+
+async def test_names_that_the_model_is_not_shown_are_said_to_be_in_vain(agent: Agent) -> None:
+    named: list[Any] = [{"role": "user", "content": "Where are you?", "name": "Alice"}]
+    async with agent.openai as client:
+        for stream in (False, True):
+            answer = await client.chat.completions.with_raw_response.create(
+                model="any", messages=named, stream=stream, extra_body={"my_key": 1}
+            )
+            assert answer.headers["x-ajet-ignored"] == "my_key,messages.name"
+            if stream:
+                async for _ in answer.parse():
+                    pass
+
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+async def test_a_response_lists_the_logprobs_of_its_text_and_counts_its_reasoning(
+    model_says: Any,
+) -> None:
+    agent = await model_says(f"<think>\nWhere is up?\n</think>\n\nUp, I see.{CALLED}{ENDED}")
+    settings = {"model": "any", "input": "Where?", "tools": [TOOL]}
+    settings |= {"include": [LOGPROBS], "top_logprobs": 2}
+    async with agent.openai as client:
+        whole = await client.responses.create(**settings)
+        deltas, done = [], None
+        async with client.responses.stream(**settings) as stream:
+            async for event in stream:
+                if event.type == "response.output_text.delta":
+                    deltas += event.logprobs
+                elif event.type == "response.output_text.done":
+                    done = event.logprobs
+            streamed = await stream.get_final_response()
+    call, _ = await agent.calls()
+    (text,) = whole.output[1].content
+    listed = text.logprobs
+    assert "".join(entry.token for entry in listed).strip() == text.text == "Up, I see."
+    tokenizer = Tokenizer.from_file(str(agent.server.model_dir / "tokenizer.json"))
+    pieces = [tokenizer.decode([i], skip_special_tokens=False) for i in call.sampled_ids]
+    recorded = list(zip(pieces, call.logprobs, strict=True))
+    begin = pieces.index("</think>") + 1
+    assert all(len(entry.top_logprobs) == 2 for entry in listed)
+    plain = [(entry.token, entry.logprob) for entry in listed]
+    assert plain in [recorded[i : i + len(plain)] for i in range(begin, len(recorded))]
+    for others in (deltas, done, streamed.output[1].content[0].logprobs):
+        assert [(entry.token, entry.logprob) for entry in others] == plain
+    # Up to the tag that ends it.
+    reasoned = whole.usage.output_tokens_details.reasoning_tokens
+    assert "".join(pieces[:reasoned]) == "<think>\nWhere is up?\n</think>"
+    assert streamed.usage == whole.usage
+
+
+async def test_a_response_says_what_was_asked_and_names_what_had_no_effect(agent: Agent) -> None:
+    settings: dict[str, Any] = {"parallel_tool_calls": False, "truncation": "auto"}
+    settings |= {"text": {"format": {"type": "text"}, "verbosity": "low"}, "top_logprobs": 3}
+    settings |= {"include": ["reasoning.encrypted_content", LOGPROBS]}
+    async with agent.openai as client:
+        answer = await client.responses.with_raw_response.create(
+            model="any", input="Where?", **settings
+        )
+        plain = await client.responses.with_raw_response.create(
+            model="any", input="Where?", top_logprobs=3
+        )
+    response = answer.parse()
+    assert answer.headers["x-ajet-ignored"] == "include[0],text.verbosity,truncation"
+    assert response.parallel_tool_calls is False
+    assert response.truncation == "auto"
+    assert response.text.verbosity == "low"
+    assert response.text.format.type == "text"
+    assert response.top_logprobs == 3
+    assert plain.headers["x-ajet-ignored"] == "top_logprobs"
+    assert plain.parse().output[0].content[0].logprobs == []
+    assert plain.parse().parallel_tool_calls is True
+    assert plain.parse().usage.output_tokens_details.reasoning_tokens == 0

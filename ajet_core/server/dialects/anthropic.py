@@ -48,7 +48,7 @@ class AnthropicDialect(Dialect):
             kind = "invalid_request_error" if error.status < 500 else "api_error"
         return {"type": "error", "error": {"type": kind, "message": error.message}}
 
-    def error_event(self, error: AjetError) -> bytes:
+    def error_event(self, error: AjetError, position: int) -> bytes:  # noqa: ARG002
         """The SDK raises on it."""
         return event(object_text(self.error(error)), "error")
 

@@ -89,8 +89,23 @@ def read_messages_request(body: bytes) -> ModelRequest:
         stop=stop_strings(parsed.stop_sequences, "stop_sequences"),
         stream=bool(parsed.stream),
         include_usage=True,
-        ignored=(*ignored_names(extra, _REFUSED), *tools.unknown),
+        ignored=(
+            *ignored_names(extra, _REFUSED),
+            *tools.unknown,
+            *_without_effect(parsed.messages),
+        ),
     )
+
+
+def _without_effect(messages: Sequence[Any]) -> Iterator[str]:
+    """Names of what templates have no place for: that a tool failed has to be said in its result."""
+    blocks = (block for message in messages for block in _listed(message.get("content")))
+    if any(block.get("type") == "tool_result" and block.get("is_error") for block in blocks):
+        yield "tool_result.is_error"
+
+
+def _listed(content: Any) -> list[dict[str, Any]]:
+    return content if isinstance(content, list) else []
 
 
 def _choice(choice: dict[str, Any]) -> ToolChoice | None:

@@ -120,17 +120,20 @@ def chat_message(body: MessageBody, path: str) -> ChatMessage:
     content = body.content
     if not isinstance(content, str):
         content = content_text(content, f"{path}.content")
+    name = body.name or None
     if role == "assistant":
         calls = tuple(
             _tool_call(call, f"{path}.tool_calls[{i}]")
             for i, call in enumerate(body.tool_calls or ())
         )
-        return ChatMessage(role, content, calls, reasoning=body.reasoning_content or None)
+        return ChatMessage(
+            role, content, calls, name=name, reasoning=body.reasoning_content or None
+        )
     if role == "tool":
         if not body.tool_call_id:
             wrong(f"{path}.tool_call_id", "the id of the tool call that this message answers")
-        return ChatMessage(role, content, tool_call_id=body.tool_call_id, name=body.name)
-    return ChatMessage(role, content)
+        return ChatMessage(role, content, tool_call_id=body.tool_call_id, name=name)
+    return ChatMessage(role, content, name=name)
 
 
 def content_text(content: Any, path: str) -> str:

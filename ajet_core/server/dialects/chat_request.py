@@ -126,6 +126,7 @@ def read_chat_request(body: bytes, known: Sequence[ChatMessage] = ()) -> ModelRe
     return ModelRequest(
         id_prefix="chatcmpl-",
         messages=messages,
+        has_names=any(message.is_named for message in messages),
         tools=tools.chosen(choice),
         tool_choice=choice or FREE_CHOICE,
         answer_format=_answer_format(parsed.response_format),

@@ -24,6 +24,7 @@ from ajet_core.server.dialects.merging import gathered, merged
 from ajet_core.server.dialects.recording import CallRecorder
 from ajet_core.server.dialects.request import ModelRequest
 from ajet_core.server.dialects.stopping import StopScanner
+from ajet_core.server.rendering.messages import ChatMessage, without_names
 from ajet_core.server.rendering.prompting import Prompt, Written
 from ajet_core.server.rendering.renderer import ChatRenderer
 
@@ -82,7 +83,7 @@ class CompletionService:
         if request.prompt is not None:
             prompt = session.index.raw(self._raw_ids(request.prompt))
             return self._exchange(session, request, record, agent, prompt, grammar)
-        asked = session.index.asked(request.messages, request.tools)
+        asked = session.index.asked(self._messages(request), request.tools)
         work = asked.write_or_defer(self._renderer, self._renderer.quick_characters)
         if isinstance(work, Written):
             prompt = session.index.made(asked, work)
@@ -101,7 +102,7 @@ class CompletionService:
 
         :raises RequestError: the model's template cannot express the messages.
         """
-        asked = session.index.asked(request.messages, request.tools)
+        asked = session.index.asked(self._messages(request), request.tools)
         work = asked.write_or_defer(self._renderer, self._renderer.quick_characters)
         if isinstance(work, Written):
             return len(work.ids)
@@ -134,6 +135,17 @@ class CompletionService:
         A choice is recorded before its end is told, and remains if another one fails after that.
         """
         return merged([self._events(exchange, i) for i in range(exchange.request.n)])
+
+    def without_effect(self, request: ModelRequest) -> tuple[str, ...]:
+        """Names of what a request says in vain to this model."""
+        in_vain = request.has_names and not self._renderer.writes_names
+        return ("messages.name",) if in_vain else ()
+
+    def _messages(self, request: ModelRequest) -> tuple[ChatMessage, ...]:
+        """The messages with what the model is shown of them, so that nothing else tells conversations apart."""
+        if self.without_effect(request):
+            return without_names(request.messages)
+        return request.messages
 
     def _check_engine(self, request: ModelRequest) -> None:
         if request.seed is not None and not self._capabilities.seed:

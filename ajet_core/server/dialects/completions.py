@@ -33,7 +33,7 @@ class CompletionsDialect(Dialect):
         """OpenAI's error object."""
         return openai_error(error)
 
-    def error_event(self, error: AjetError) -> bytes:
+    def error_event(self, error: AjetError, position: int) -> bytes:  # noqa: ARG002
         """The SDKs raise on an error object in the stream."""
         return event(object_text(openai_error(error)))
 

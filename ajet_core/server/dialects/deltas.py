@@ -10,17 +10,13 @@ from ajet_core.server.dialects.generation import Generation
 from ajet_core.server.dialects.request import ModelRequest
 from ajet_core.server.rendering.messages import ToolCall
 from ajet_core.server.rendering.renderer import Parsed
+from ajet_core.server.rendering.settling import Settling, settled_text
 
 # An answer of n tokens is parsed again after n/64 new ones, so all parses together are linear in n.
 _PARSES_PER_DOUBLING = 64
 
-# Texts that are no text of the answer once they are complete: where the tokenizer has no token for
-# one, its beginning looks like text.
-_MARKERS = ("<think>", "</think>")
-# An answer that begins with the turn's header again is looked at only when it is complete.
-_HEADERS = ("<|im_start|>",)
-# The characters that str.strip takes off an answer's end, and what an incomplete character decodes to.
-_UNSETTLED = "\ufffd"
+# So many tokens at the end of a prompt tell whether it begins the answer's reasoning.
+_PREFILLED = 16
 
 
 @dataclass(slots=True)
@@ -38,27 +34,35 @@ class DeltaStream:
     def grown(self) -> Delta:
         """What is certain by now and was not before."""
         generation = self.generation
-        if not generation.renderer.incremental or generation.finish_reason is not None:
+        settling = generation.renderer.settling
+        raw = self.request.prompt is not None
+        if generation.finish_reason is not None or (settling is None and not raw):
             return NOTHING
         tokens = len(generation.sampled_ids)
         if tokens - self._parsed_tokens < max(1, tokens // _PARSES_PER_DOUBLING):
             return NOTHING
         self._parsed_tokens = tokens
-        if self.request.prompt is not None:
+        if raw or settling is None:
             text = generation.renderer.decode(generation.text_ids())
-            return Delta(content=self._new_content(text.rstrip(_UNSETTLED)))
+            return Delta(content=self._new_content(settled_text(text)))
         parsed = generation.renderer.parse(
             generation.visible_ids(), generation.request.prompt_ids, self.request.tools
         )
-        reasoning, more = _settled(parsed.reasoning), ""
+        reasoning, more = settling.part(parsed.reasoning), ""
         if len(reasoning) > len(self._reasoning) and reasoning.startswith(self._reasoning):
             more = reasoning[len(self._reasoning) :]
             self._reasoning = reasoning
-        return Delta(more, self._new_content(_settled(parsed.content)), self._new_calls(parsed))
+        return Delta(
+            more,
+            self._new_content(settling.part(parsed.content)),
+            self._new_calls(settling, parsed),
+        )
 
-    def _new_calls(self, parsed: Parsed) -> tuple[CallDelta, ...]:
+    def _new_calls(self, settling: Settling, parsed: Parsed) -> tuple[CallDelta, ...]:
         """Calls that are written to their end; the next token belongs to something else."""
         if self.request.tools is None or parsed.malformed or len(parsed.calls) <= len(self._calls):
+            return ()
+        if not settling.calls or self._may_be_reasoning():
             return ()
         known = len(self._calls)
         answer = make_answer(
@@ -74,6 +78,13 @@ class DeltaStream:
             return ()
         self._calls += answer.tool_calls
         return tuple(_whole(index, call) for index, call in enumerate(self._calls))[known:]
+
+    def _may_be_reasoning(self) -> bool:
+        """Whether a call ended the reasoning: if that is closed in so many words later, the call was part of it."""
+        generation, decode = self.generation, self.generation.renderer.decode
+        text = decode(generation.visible_ids())
+        begun = decode(generation.request.prompt_ids[-_PREFILLED:]) + text
+        return "<think>" in begun and "</think>" not in text
 
     def _new_content(self, content: str) -> str:
         if len(content) <= len(self._content) or not content.startswith(self._content):
@@ -108,14 +119,3 @@ class DeltaStream:
 
 def _whole(index: int, call: ToolCall) -> CallDelta:
     return CallDelta(index, call.id, call.name, call.arguments)
-
-
-def _settled(text: str) -> str:
-    """The part of `text` that further tokens can only add to."""
-    if text.startswith(_HEADERS):
-        return ""
-    kept = text.rstrip(_UNSETTLED)
-    at = kept.rfind("<")
-    if at >= 0 and any(marker.startswith(kept[at:]) for marker in _MARKERS):
-        kept = kept[:at]
-    return kept.rstrip()

@@ -55,8 +55,11 @@ class Dialect(ABC):
         """The body of an answer that is an error."""
 
     @abstractmethod
-    def error_event(self, error: AjetError) -> bytes:
-        """The end of a stream whose status was sent before the error came."""
+    def error_event(self, error: AjetError, position: int) -> bytes:
+        """The end of a stream whose status was sent before the error came.
+
+        :param position: events that were sent before.
+        """
 
 
 def event(data: bytes, name: str = "") -> bytes:

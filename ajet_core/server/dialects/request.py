@@ -15,6 +15,7 @@ class ModelRequest:
 
     :param id_prefix: with which the ids of its calls begin; clients of the dialect know them by it.
     :param messages: empty if `prompt` is there.
+    :param has_names: whether any of the messages says whose it is.
     :param prompt: a text or token ids that are continued as they are, instead of messages.
     :param tools: None if none are offered to the model, also where it shall call none.
     :param tool_choice: whether it must call them.
@@ -31,6 +32,7 @@ class ModelRequest:
 
     id_prefix: str
     messages: tuple[ChatMessage, ...] = ()
+    has_names: bool = False
     prompt: str | tuple[int, ...] | None = None
     tools: tuple[ToolSpec, ...] | None = None
     tool_choice: ToolChoice = FREE_CHOICE

@@ -10,14 +10,11 @@ from ajet_core.errors import AjetError
 from ajet_core.server.dialects.dialect import Asked, Dialect, event
 from ajet_core.server.dialects.events import Choice, Delta, Event, Grown, Started
 from ajet_core.server.dialects.exchange import Exchange, Session
-from ajet_core.server.dialects.generation import Generation
 from ajet_core.server.dialects.json_text import object_text
 from ajet_core.server.dialects.openai_errors import openai_error
-from ajet_core.server.dialects.responses_request import (
-    ID_PREFIX,
-    ResponsesBody,
-    read_responses_request,
-)
+from ajet_core.server.dialects.responses_items import ID_PREFIX
+from ajet_core.server.dialects.responses_request import ResponsesBody, read_responses_request
+from ajet_core.server.dialects.token_spans import Spans
 
 
 class ResponsesDialect(Dialect):
@@ -33,10 +30,10 @@ class ResponsesDialect(Dialect):
         """OpenAI's error object."""
         return openai_error(error)
 
-    def error_event(self, error: AjetError) -> bytes:
-        """The SDK raises on it."""
+    def error_event(self, error: AjetError, position: int) -> bytes:
+        """The SDK hands it on, as it does those of OpenAI."""
         told = {"code": error.type, "message": error.message, "param": error.param}
-        return event(object_text({"type": "error", "sequence_number": 0, **told}), "error")
+        return event(object_text({"type": "error", "sequence_number": position, **told}), "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,9 @@ class AskedResponse(Asked):
     def whole(self, exchange: Exchange, choices: Sequence[Choice]) -> bytes:
         """A ``response``."""
         (choice,) = choices
-        return object_text(self._complete(exchange, choice, _items(exchange, choice)))
+        spans = Spans(choice.generation, exchange.request.tools)
+        items = _items(exchange, choice, spans)
+        return object_text(self._complete(exchange, choice, items, spans))
 
     async def stream(
         self, exchange: Exchange, events: AsyncIterator[Event]
@@ -61,7 +60,7 @@ class AskedResponse(Asked):
         async for happened in events:
             match happened:
                 case Started(_, generation):
-                    items.generation = generation
+                    items.spans = spans = Spans(generation, exchange.request.tools)
                     begun = self._response(exchange, "in_progress", [])
                     yield items.event("response.created", response=begun)
                     yield items.event("response.in_progress", response=begun)
@@ -76,21 +75,22 @@ class AskedResponse(Asked):
                             yield line
                     for line in items.closed(_status(reason)):
                         yield line
-                    response = self._complete(exchange, happened, items.done)
+                    response = self._complete(exchange, happened, items.done, spans)
                     yield items.event(f"response.{response['status']}", response=response)
 
     def _complete(
-        self, exchange: Exchange, choice: Choice, items: list[dict[str, Any]]
+        self, exchange: Exchange, choice: Choice, items: list[dict[str, Any]], spans: Spans
     ) -> dict[str, Any]:
         response = self._response(exchange, _status(choice.finish_reason), items)
         if choice.finish_reason == "length":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
+        reasoned = spans.reasoning() if choice.answer.reasoning else 0
         prompt, sampled = len(exchange.prompt.ids), len(choice.generation.sampled_ids)
         response["usage"] = {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": sampled,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": reasoned},
             "total_tokens": prompt + sampled,
         }
         return response
@@ -112,16 +112,17 @@ class AskedResponse(Asked):
             "metadata": body.metadata or {},
             "model": exchange.model_name,
             "output": items,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
             "store": body.store is not False,
             "temperature": request.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": {"type": "text"}, **_given(body.text)},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
+            "top_logprobs": request.top_logprobs,
             "top_p": request.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "usage": None,
         }
 
@@ -134,10 +135,12 @@ class _Stream:
     """
 
     exchange: Exchange
-    generation: Generation | None = None
+    spans: Spans | None = None
     done: list[dict[str, Any]] = field(default_factory=list)
     _kind: str = ""
     _text: str = ""
+    _said: str = ""
+    _logprobs: list[dict[str, Any]] = field(default_factory=list)
     _item: dict[str, Any] = field(default_factory=dict)
     _number: int = 0
 
@@ -157,7 +160,8 @@ class _Stream:
         if delta.content:
             yield from self.text()
             self._text += delta.content
-            yield self._inside("response.output_text.delta", delta=delta.content, logprobs=[])
+            logprobs = self._more_logprobs(delta.content)
+            yield self._inside("response.output_text.delta", delta=delta.content, logprobs=logprobs)
         for call in delta.calls:
             if call.id is not None:
                 item = _call(self.exchange, call.index, call.id, call.name or "", "", "in_progress")
@@ -169,7 +173,7 @@ class _Stream:
     def text(self) -> Iterator[bytes]:
         """Be in a message."""
         if self._kind != "message":
-            item = _message(self.exchange, "", "in_progress")
+            item = _message(self.exchange, "", "in_progress", [])
             if any(one["type"] == "message" for one in self.done):
                 # What was said after a call.
                 item["id"] += f"-{len(self.done)}"
@@ -185,8 +189,9 @@ class _Stream:
                 yield self._inside("response.reasoning_text.done", text=text)
                 yield self._part("response.content_part.done")
             case "message":
-                self._item["content"][0]["text"] = text
-                yield self._inside("response.output_text.done", text=text, logprobs=[])
+                listed = self._logprobs
+                self._item["content"][0] |= {"text": text, "logprobs": listed}
+                yield self._inside("response.output_text.done", text=text, logprobs=listed)
                 yield self._part("response.content_part.done")
             case "function_call":
                 self._item["arguments"] = text
@@ -205,10 +210,18 @@ class _Stream:
 
     def _open(self, kind: str, item: dict[str, Any]) -> Iterator[bytes]:
         yield from self.closed()
-        self._kind, self._text, self._item = kind, "", item
+        self._kind, self._text, self._logprobs, self._item = kind, "", [], item
         # Without its parts, which are added by events of their own.
         bare = {**item, "content": []} if "content" in item else item
         yield self.event("response.output_item.added", output_index=len(self.done), item=bare)
+
+    def _more_logprobs(self, text: str) -> list[dict[str, Any]]:
+        self._said += text
+        if self.spans is None or not self.exchange.request.logprobs:
+            return []
+        more = self.spans.more_text(self._said)
+        self._logprobs += more
+        return more
 
     def _of_item(self, name: str, /, **content: Any) -> bytes:
         return self.event(name, item_id=self._item["id"], output_index=len(self.done), **content)
@@ -220,13 +233,14 @@ class _Stream:
         return self._inside(name, part=self._item["content"][0])
 
 
-def _items(exchange: Exchange, choice: Choice) -> list[dict[str, Any]]:
+def _items(exchange: Exchange, choice: Choice, spans: Spans) -> list[dict[str, Any]]:
     answer, status = choice.answer, _status(choice.finish_reason)
     items: list[dict[str, Any]] = []
     if answer.reasoning:
         items.append(_reasoning(exchange, answer.reasoning, "completed"))
     if answer.content or not answer.tool_calls:
-        items.append(_message(exchange, answer.content, status))
+        logprobs = spans.more_text(answer.content) if exchange.request.logprobs else []
+        items.append(_message(exchange, answer.content, status, logprobs))
     items += [
         _call(exchange, i, call.id, call.name, call.arguments, status)
         for i, call in enumerate(answer.tool_calls)
@@ -244,13 +258,15 @@ def _reasoning(exchange: Exchange, text: str, status: str) -> dict[str, Any]:
     }
 
 
-def _message(exchange: Exchange, text: str, status: str) -> dict[str, Any]:
+def _message(
+    exchange: Exchange, text: str, status: str, logprobs: list[dict[str, Any]]
+) -> dict[str, Any]:
     return {
         "id": f"msg_{_stem(exchange)}",
         "type": "message",
         "role": "assistant",
         "status": status,
-        "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}],
+        "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}],
     }
 
 
@@ -265,6 +281,11 @@ def _call(  # noqa: PLR0917 - the fields of a call
         "arguments": arguments,
         "status": status,
     }
+
+
+def _given(text: dict[str, Any] | None) -> dict[str, Any]:
+    """The settings of the text that were set."""
+    return {name: value for name, value in (text or {}).items() if value is not None}
 
 
 def _stem(exchange: Exchange) -> str:

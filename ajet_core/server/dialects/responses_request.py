@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -23,16 +22,18 @@ from ajet_core.server.dialects.bodies import (
     request_error,
     wrong,
 )
-from ajet_core.server.dialects.chat_messages import content_text
 from ajet_core.server.dialects.constraints import FREE_CHOICE, AnswerFormat, ToolChoice
 from ajet_core.server.dialects.exchange import Session
 from ajet_core.server.dialects.request import ModelRequest
+from ajet_core.server.dialects.responses_items import ID_PREFIX, Items
 from ajet_core.server.dialects.tools import Tools, function_spec
-from ajet_core.server.rendering.messages import ChatMessage, Role, ToolCall, as_json
+from ajet_core.server.rendering.messages import ChatMessage
 
-ID_PREFIX = "resp_"
 INSTRUCTED = "instructed"
 """In a call's metadata: its first message is the request's instructions, which are not carried over."""
+
+LOGPROBS = "message.output_text.logprobs"
+"""What has to be included for answers to have logprobs."""
 
 _MAX_ITEMS = 16384
 _MAX_TOOLS = 1024
@@ -44,12 +45,6 @@ _REFUSED: Neutral = {
     "prompt": (),
 }
 _INSTEAD = {"conversation": "use previous_response_id, or send all items"}
-_ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-}
 
 
 class ResponsesBody(Body):
@@ -91,9 +86,10 @@ def read_responses_request(body: bytes, session: Session) -> tuple[ModelRequest,
     choice = _choice(parsed)
     tools = _tools(parsed.tools or ())
     messages = [*_instructions(parsed), *_before(parsed, session)]
-    messages += _Items(session).read(parsed.input)
+    messages += Items(session).read(parsed.input)
     if not messages:
         raise RequestError("input: expected a text or a list of items", param="input")
+    logprobs = LOGPROBS in (parsed.include or ())
     request = ModelRequest(
         id_prefix=ID_PREFIX,
         messages=tuple(messages),
@@ -106,12 +102,26 @@ def read_responses_request(body: bytes, session: Session) -> tuple[ModelRequest,
         top_k=max(0, parsed.top_k or 0),
         stream=bool(parsed.stream),
         include_usage=True,
-        logprobs="message.output_text.logprobs" in (parsed.include or ()),
-        top_logprobs=parsed.top_logprobs or 0,
+        logprobs=logprobs,
+        top_logprobs=parsed.top_logprobs or 0 if logprobs else 0,
         metadata={INSTRUCTED: "1"} if parsed.instructions else {},
-        ignored=(*ignored_names(extra, _REFUSED), *tools.unknown),
+        ignored=(*ignored_names(extra, _REFUSED), *tools.unknown, *_without_effect(parsed)),
     )
     return request, parsed
+
+
+def _without_effect(body: ResponsesBody) -> Iterator[str]:
+    """Names of what is understood and does nothing here."""
+    for i, included in enumerate(body.include or ()):
+        if included != LOGPROBS:
+            yield f"include[{i}]"
+    if body.top_logprobs and LOGPROBS not in (body.include or ()):
+        yield "top_logprobs"
+    for name, value in (body.text or {}).items():
+        if name != "format" and value is not None:
+            yield from ignored_names({f"text.{name}": value}, {})
+    if body.truncation not in (None, "disabled"):
+        yield "truncation"
 
 
 def _answer_format(text: dict[str, Any]) -> AnswerFormat | None:
@@ -182,120 +192,3 @@ def _before(body: ResponsesBody, session: Session) -> list[ChatMessage]:
         )
     call, messages = known
     return messages[1:] if INSTRUCTED in call.metadata else messages
-
-
-@dataclass(slots=True)
-class _Items:
-    """Items of an input, gathered to messages: what an assistant thought, said and called is one message."""
-
-    session: Session
-    _messages: list[ChatMessage] = field(default_factory=list)
-    _thoughts: list[str] = field(default_factory=list)
-    _texts: list[str] = field(default_factory=list)
-    _calls: list[ToolCall] = field(default_factory=list)
-
-    def read(self, given: str | list[Any] | None) -> list[ChatMessage]:
-        """The messages of an input."""
-        if isinstance(given, str):
-            return [ChatMessage("user", given)]
-        for i, item in enumerate(given or ()):
-            path = f"input[{i}]"
-            if not isinstance(item, dict):
-                wrong(path, "an item")
-            self._item(item, path)
-        self._answered()
-        return self._messages
-
-    def _item(self, item: dict[str, Any], path: str) -> None:
-        kind = item.get("type", "message")
-        match kind:
-            case "message":
-                self._message(item, path)
-            case "reasoning":
-                self._thoughts += _thoughts(item)
-            case "function_call":
-                self._calls.append(_call(item, path))
-            case "function_call_output":
-                self._answered()
-                self._messages.append(_output(item, path))
-            case "item_reference":
-                self._refer(item, path)
-            case _:
-                raise UnsupportedError(
-                    f"{path}.type: items of type {str(kind)[:40]!r} are not supported",
-                    param=f"{path}.type",
-                )
-
-    def _message(self, item: dict[str, Any], path: str) -> None:
-        role = _ROLES.get(str(item.get("role")))
-        if role is None:
-            wrong(f"{path}.role", f"one of {', '.join(_ROLES)}")
-        text = content_text(item.get("content"), f"{path}.content")
-        if role == "assistant":
-            self._texts.append(text)
-        else:
-            self._answered()
-            self._messages.append(ChatMessage(role, text))
-
-    def _refer(self, item: dict[str, Any], path: str) -> None:
-        """Items of an answer are named after it: its whole message takes the place of the first one."""
-        name = str(item.get("id"))
-        _, _, stem = name.partition("_")
-        known = self.session.index.conversation(f"{ID_PREFIX}{stem.partition('-')[0]}")
-        if known is None:
-            raise NotFoundError(
-                f"{path}.id: there is no item {name[:80]!r} in this episode", param=f"{path}.id"
-            )
-        answer = known[1][-1]
-        if not self._messages or self._messages[-1] != answer:
-            self._answered()
-            self._messages.append(answer)
-
-    def _answered(self) -> None:
-        """What was gathered of the assistant is a message."""
-        if not (self._thoughts or self._texts or self._calls):
-            return
-        self._messages.append(
-            ChatMessage(
-                "assistant",
-                "\n".join(text for text in self._texts if text),
-                tuple(self._calls),
-                reasoning="\n".join(self._thoughts) or None,
-            )
-        )
-        self._thoughts, self._texts, self._calls = [], [], []
-
-
-def _thoughts(item: dict[str, Any]) -> list[str]:
-    """Reasoning as the model wrote it; a summary is of another model."""
-    parts = item.get("content")
-    return [
-        part["text"]
-        for part in (parts if isinstance(parts, list) else ())
-        if isinstance(part, dict) and isinstance(part.get("text"), str)
-    ]
-
-
-def _call(item: dict[str, Any], path: str) -> ToolCall:
-    name, arguments = item.get("name"), item.get("arguments")
-    if not (isinstance(name, str) and name):
-        wrong(f"{path}.name", "a non-empty string")
-    if isinstance(arguments, dict):
-        try:
-            arguments = as_json(arguments)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(
-                f"{path}.arguments: cannot be written as JSON: {error}", param=f"{path}.arguments"
-            ) from error
-    if not isinstance(arguments, str | None):
-        wrong(f"{path}.arguments", "JSON text")
-    return ToolCall(str(item.get("call_id") or ""), name, arguments or "{}")
-
-
-def _output(item: dict[str, Any], path: str) -> ChatMessage:
-    call_id = item.get("call_id")
-    if not (isinstance(call_id, str) and call_id):
-        wrong(f"{path}.call_id", "the id of the call that this is the output of")
-    return ChatMessage(
-        "tool", content_text(item.get("output"), f"{path}.output"), tool_call_id=call_id
-    )

@@ -45,11 +45,14 @@ def message_digest(previous: bytes, message: ChatMessage) -> bytes:
     """[32] sha256 of a conversation, from that of all messages but the last.
 
     Roles, texts, ids and names count, and arguments by what they mean. Reasoning does not, which templates
-    drop, nor white space around an answer's text, which frameworks strip.
+    drop, nor white space around an answer's text, which frameworks strip, nor who gave an answer: frameworks
+    add the agent's name to what the model said without one.
     """
     answer = message.role == "assistant"
     content = message.content.strip() if answer else message.content
     fields = [message.role, content, message.tool_call_id or ""]
+    if message.is_named and not answer:
+        fields.append(message.name or "")
     for call in message.tool_calls:
         fields += (call.id, call.name, canonical_arguments(call.arguments))
     # Every turn digests all messages again.

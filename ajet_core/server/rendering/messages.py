@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -33,7 +33,7 @@ class ChatMessage:
     """One message.
 
     :param tool_call_id: of a tool message: which call it answers.
-    :param name: of a tool message: the function that was called.
+    :param name: of a tool message: the function that was called; of others: who says it.
     :param reasoning: of an assistant message: its reasoning, if the client gave it back.
     """
 
@@ -43,6 +43,18 @@ class ChatMessage:
     tool_call_id: str | None = None
     name: str | None = None
     reasoning: str | None = None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it says whose it is."""
+        return self.name is not None and self.role != "tool"
+
+
+def without_names(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+    """`messages` as a model sees them that is not shown whose they are."""
+    return tuple(
+        replace(message, name=None) if message.is_named else message for message in messages
+    )
 
 
 def renderer_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ajet_core.errors import RequestError
 from ajet_core.server.rendering.messages import ChatMessage, ToolSpec, renderer_messages
 from ajet_core.server.rendering.placing import Span, attributed_spans, template_spans
+from ajet_core.server.rendering.settling import Settling
 from ajet_core.server.rendering.tokenizer import GatewayTokenizer, TokenJson
-
-# Families whose parsers only ever add to text and reasoning as tokens come (a property test says so).
-# A parser that may take text back, such as one that sees a tool call only in the finished JSON, gets its
-# answers streamed in one piece.
-_INCREMENTAL = frozenset(
-    [
-        "qwen3",
-        "prime-qwen3",
-        "qwen3-vl",
-        "qwen3.5",
-        "qwen3.6",
-        "qwen3.8",
-        "glm-4.5",
-        "glm-5",
-        "glm-5.1",
-        "glm-5.3",
-    ]
-)
 
 # What takes some five milliseconds; going to a thread and back takes a tenth of one. A Jinja template is
 # evaluated up to five times, and most loop over the messages again for each of them.
@@ -105,7 +89,7 @@ class ChatRenderer:
     :ivar quick_characters: requests of more characters take so long to render that the event loop should not
         do it.
     :ivar token_json: tokens as JSON.
-    :ivar incremental: whether `parse` of more tokens only ever adds to what `parse` of fewer gave.
+    :ivar settling: how far `parse` of more tokens only adds to what `parse` of fewer gave; None if nothing says.
     """
 
     def __init__(
@@ -127,7 +111,10 @@ class ChatRenderer:
         # The library's parsers take only those of the renderer itself off an answer.
         self._unparsed_stops = frozenset(stop_ids) - frozenset(own_stops)
         self._stops = frozenset(self.stop_token_ids)
-        self.incremental = name in _INCREMENTAL
+        self.settling = Settling.of(name, tokenizer)
+        self._header_end = (
+            tokenizer.convert_tokens_to_ids("<|end_header_id|>") if name == "llama-3" else None
+        )
         # The library's renderer over a Jinja template can only render whole conversations.
         self._by_template = type(renderer).__name__ == "DefaultRenderer"
         self.quick_characters = _QUICK_TEMPLATE if self._by_template else _QUICK
@@ -219,6 +206,21 @@ class ChatRenderer:
         cycle = self._renderer.effective_thinking_retention == "tool_cycle"
         return cycle and any(message.role == "user" for message in new_messages)
 
+    @cached_property
+    def writes_names(self) -> bool:
+        """Whether the model is shown who says a message, where that has a name."""
+        asked = ChatMessage("user", "hello")
+        said = ChatMessage("assistant", "hello")
+        plain = [asked, said, asked]
+        for i, message in enumerate(plain[:2]):
+            named = [*plain[:i], replace(message, name="somebody"), *plain[i + 1 :]]
+            try:
+                if self.render(named, None).ids != self.render(plain, None).ids:
+                    return True
+            except RequestError:
+                continue
+        return False
+
     def parse(
         self,
         sampled_ids: list[int],
@@ -256,6 +258,11 @@ class ChatRenderer:
     ) -> Parsed | None:
         if sampled_ids and sampled_ids[-1] in self._unparsed_stops:
             sampled_ids = sampled_ids[:-1]
+        if self._header_end is not None and (
+            self._header_end in (body := sampled_ids[self._own_header(sampled_ids) :])
+        ):
+            # The library would take all that stands before for a header, and drop it.
+            return Parsed(self.decode(self._without_stop(body)).strip())
         try:
             response = self._renderer.parse_response(
                 sampled_ids, tools=list(tools) if tools else None, prompt_ids=prompt_ids
@@ -278,6 +285,14 @@ class ChatRenderer:
             tuple(malformed),
             response.reasoning_complete is False,
         )
+
+    def _own_header(self, sampled_ids: list[int]) -> int:
+        """Tokens of the header of the answer's own turn, which some models write once more."""
+        if self._header_end not in sampled_ids:
+            return 0
+        end = sampled_ids.index(self._header_end) + 1
+        header = self.decode(sampled_ids[:end])
+        return end if header == "<|start_header_id|>assistant<|end_header_id|>" else 0
 
     def _without_stop(self, token_ids: list[int]) -> list[int]:
         return [token for token in token_ids if token not in self._stops]

@@ -136,6 +136,7 @@ class Gateway:
     capabilities: EngineCapabilities = ABLE
     first_id: int = 0
     requests: list[tuple[Any, Any]] = field(default_factory=list)
+    request: ModelRequest | None = None
 
     def __post_init__(self) -> None:
         self.service = ChatService(
@@ -155,6 +156,7 @@ class Gateway:
         """A completion, validated by the official SDK after a way through JSON."""
         request = read_chat_request(body(*messages, **settings))
         self.requests.append((request.messages, request.tools))
+        self.request = request
         text = await self.service.complete(self.session, request, self.record, agent="a")
         return ChatCompletion.model_validate_json(text)
 

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import MOVE, USER, body
 
@@ -83,6 +83,7 @@ TALKS = st.lists(st.sampled_from([*SAID, *OTHERWISE]), min_size=1, max_size=6)
 
 
 @given(before=TALKS, now=TALKS)
+@settings(deadline=None)
 def test_messages_that_are_known_change_nothing(before, now):
     known = parse(*before).messages
     assert read_chat_request(body(*now), known) == parse(*now)
@@ -122,7 +123,7 @@ def test_roles_and_tool_calls():
     )
     assert request.messages == (
         ChatMessage("system", "brief"),
-        ChatMessage("user", "go"),
+        ChatMessage("user", "go", name="bob"),
         ChatMessage("system", "mid"),
         ChatMessage("assistant", tool_calls=(ToolCall("c1", "f", '{"a": 1}'),)),
         ChatMessage("tool", "ok", tool_call_id="c1", name="f"),

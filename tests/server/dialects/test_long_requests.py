@@ -154,10 +154,9 @@ async def test_a_long_answer_is_compared_on_a_thread_and_kept_if_the_client_goes
     asked = asyncio.ensure_future(gate.complete(USER))
     await begun.wait()
     asked.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asked
+    await asyncio.sleep(0)
     assert not gate.calls
     go_on.set()
-    while not gate.calls:
-        await asyncio.sleep(0.001)
+    # Whoever asks again may have it.
+    assert (await asked).choices
     assert gate.calls[0].finish_reason == "stop"

@@ -1,7 +1,9 @@
 import asyncio
+import copy
 import json
 
 import pytest
+from families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import (
@@ -18,9 +20,19 @@ from scripted import (
 
 from ajet_core.errors import ContextLengthError, EngineError
 from ajet_core.server.dialects.chat_request import read_chat_request
-from ajet_core.testing.tokenizers import SPECIALS, renderer_for, tokenizer_for
+from ajet_core.server.dialects.completions_request import read_completions_request
+from ajet_core.server.dialects.events import Choice, Grown
+from ajet_core.server.rendering.settling import STREAMED_FAMILIES, Settling
+from ajet_core.testing.tokenizers import (
+    CHATML,
+    HARMONY,
+    MORE_SPECIALS,
+    SPECIALS,
+    THINK,
+    renderer_for,
+)
 
-INCREMENTAL = [name for name in SPECIALS if renderer_for(name).incremental]
+ALL_SPECIALS = SPECIALS | MORE_SPECIALS | {"gpt-oss": HARMONY, "default": [*CHATML, *THINK]}
 
 
 async def test_chunks_in_order():
@@ -193,52 +205,137 @@ async def test_parses_are_linear_in_the_answer():
     assert sum(parsed) < 80 * len(gate.calls[0].sampled_ids)
 
 
-@pytest.mark.parametrize("text", ["I am there.<|eot_id|>", '{"name": "move", "parameters": {}}<|eot_id|>'])  # fmt: skip
-async def test_families_whose_text_is_uncertain_are_streamed_in_one_piece(text):
-    streamed = await gateway(text, "llama-3").chunks(USER, tools=[MOVE])
-    whole = await gateway(text, "llama-3").complete(USER, tools=[MOVE])
-    assert assembled(streamed) == message_of(whole)
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_text_of_every_family_goes_out_as_tokens_come(name):
+    chunks = await FAMILIES[name].gate(FAMILIES[name].said("I am there. I see you.")).chunks(USER)
+    texts = [text for c in chunks if (text := c.choices[0].delta.content)]
+    assert len(texts) > 3
+    assert "".join(texts) == "I am there. I see you."
+
+
+async def test_json_that_may_be_a_call_goes_out_at_the_end():
+    text = '{"name": "move", "parameters": {"direction": "up"}}'
+    called = await gateway(f"{text}<|eot_id|>", "llama-3").chunks(USER, tools=[MOVE])
+    assert assembled(called)["content"] is None
+    assert assembled(called)["tool_calls"][0][1] == "move"
+    said = await gateway(f"{text}.<|eot_id|>", "llama-3").chunks(USER, tools=[MOVE])
+    assert [c for chunk in said if (c := chunk.choices[0].delta.content)] == [f"{text}."]
+
+
+async def test_a_header_within_an_answer_takes_nothing_back():
+    header = "<|start_header_id|>assistant<|end_header_id|>"
+    said = f"One{header}two"
+    streamed = await gateway(f"{said}<|eot_id|>", "llama-3").chunks(USER)
+    assert assembled(streamed)["content"] == said
+    # Its own header once more is none of its text.
+    for text in ("One", said):
+        streamed = await gateway(f"{header}\n\n{text}<|eot_id|>", "llama-3").chunks(USER)
+        assert assembled(streamed)["content"] == text
+
+
+@pytest.mark.parametrize("name", ["qwen3", "kimi-k2", "minimax-m2"])
+async def test_a_call_that_turns_out_to_be_reasoning_is_not_sent(name):
+    call = {
+        "qwen3": CALL_TEXT,
+        "kimi-k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.move:0"
+        '<|tool_call_argument_begin|>{"direction": "up"}<|tool_call_end|><|tool_calls_section_end|>',
+        "minimax-m2": '<minimax:tool_call>\n<invoke name="move">\n<parameter name="direction">up'
+        "</parameter>\n</invoke>\n</minimax:tool_call>",
+    }[name]
+    for text in (f"<think>hm{call}hm</think>Up.", f"<think>hm{call}", f"<think>hm</think>{call}"):
+        streamed = assembled(await gateway(text, name).chunks(USER, tools=[MOVE]))
+        whole = message_of(await gateway(text, name).complete(USER, tools=[MOVE]))
+        assert streamed == whole
+        assert len(whole["tool_calls"]) == (not text.endswith("Up."))
+
+
+@pytest.mark.parametrize("settles", [True, False])
+async def test_text_that_no_parser_reads_goes_out_as_tokens_come(settles):
+    # Also of families whose answers go out in one piece.
+    renderer = copy.copy(renderer_for("llama-3"))
+    renderer.settling = renderer.settling if settles else None
+    gate = Gateway(ScriptedEngine([renderer.encode("{I am there.")]), renderer)
+    request, _ = read_completions_request(b'{"prompt": "x", "stream": true, "max_tokens": 50}')
+    exchange = gate.service.completions.begin(gate.session, request, gate.record)
+    texts = []
+    async for event in gate.service.completions.events(exchange):
+        match event:
+            case Grown(_, delta):
+                texts.append(delta.content)
+            case Choice(_, _, answer, _, rest):
+                texts.append(rest.content)
+    assert len([text for text in texts[:-1] if text]) > 3
+    assert "".join(texts) == answer.content == "{I am there."
 
 
 PIECES = [
     '{"name": "move", "arguments": {"direction": "up"}}', "move", "direction", "up", "hello", " \n",
     "\n\n", "assistant\n", "<think>", "</think>", "<", "< ", "[[[", "😀", "é", "日本", "\ufffd",
-    "<function=move>\n<parameter=direction>\nup\n</parameter>\n</function>",
+    "<function=move>\n<parameter=direction>\nup\n</parameter>\n</function>", CALL_TEXT, "<thi",
+    '{"name": "move", "parameters": {"direction": "up"}}', "<think>\n", "\n</think>\n\n", "{", "}",
+    "<|im_start|>assistant\n", "<|im_assistant|>assistant<|im_middle|>", "]~b]ai\n", "<assistant>",
+    "<|start_header_id|>assistant<|end_header_id|>\n\n", "<\uff5cAssistant\uff5c>",
+    "<|start|>assistant to=functions.move<|channel|>commentary<|message|>", "<|im_end",
+    "<|end|><|start|>assistant<|channel|>final<|message|>", "<|end|><|start|>assistant<|channel|>analysis<|message|>",
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.move:0<|tool_call_argument_begin|>",
+    '{"direction": "up"}<|tool_call_end|><|tool_calls_section_end|>', '{"direction": "up"}<|call|>',
+    '<minimax:tool_call>\n<invoke name="move">\n<parameter name="direction">up</parameter>\n</invoke>\n</minimax:tool_call>',
 ]  # fmt: skip
+
+
+def family_renderer(name):
+    return FAMILIES[name].renderer() if name in FAMILIES else renderer_for(name)
+
+
+def plain(message):
+    """A message without ids, which are drawn as they are needed."""
+    return {**message, "tool_calls": [call[1:] for call in message["tool_calls"]]}
 
 
 @st.composite
 def sampled(draw, name):
     """Token ids as a model in training might sample them: tags in any order, and texts between."""
-    renderer, tokenizer = renderer_for(name), tokenizer_for(name)
-    specials = [tokenizer.convert_tokens_to_ids(text) for text in SPECIALS[name]]
+    renderer = family_renderer(name)
+    specials = [renderer.encode(text)[0] for text in ALL_SPECIALS[name]]
     piece = (
         st.sampled_from(specials).map(lambda i: [i])
         | st.sampled_from(PIECES).map(renderer.encode)
         # Tags spelled out in ordinary tokens are no tags.
         | st.sampled_from(PIECES).map(lambda text: [i for c in text for i in renderer.encode(c)])
-        | st.integers(0, len(tokenizer) - 1).map(lambda i: [i])
+        | st.integers(0, 500).map(lambda i: [i])
     )
     return [i for ids in draw(st.lists(piece, min_size=1, max_size=14)) for i in ids]
 
 
-@pytest.mark.parametrize("name", [*INCREMENTAL, "llama-3"])
+@pytest.mark.parametrize("name", STREAMED_FAMILIES)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_streamed_or_not_the_message_is_the_same(name, data):
-    ids = data.draw(sampled(name))
+    ids, renderer = data.draw(sampled(name)), family_renderer(name)
     tools = data.draw(st.sampled_from([{}, {"tools": [MOVE]}]))
     stop = data.draw(st.sampled_from([{}, {"stop": ["hello", "e"]}, {"stop": "<tool"}]))
     size = data.draw(st.integers(1, 5))
     finish = data.draw(st.sampled_from(["stop", "length"]))
 
     async def both():
-        gates = [Gateway(ScriptedEngine([ids], size, finish), renderer_for(name)) for _ in range(2)]
+        gates = [Gateway(ScriptedEngine([ids], size, finish), renderer) for _ in range(2)]
         whole = await gates[0].complete(USER, **tools, **stop)
         chunks = await gates[1].chunks(USER, **tools, **stop)
-        assert assembled(chunks) == message_of(whole)
+        assert plain(assembled(chunks)) == plain(message_of(whole))
         assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
-        keys = [(c.call_id, c.sampled_ids, c.metadata) for g in gates for c in g.calls]
-        assert keys[0] == keys[1]
+        one, two = [
+            (c.sampled_ids, c.answer.content, len(c.answer.tool_calls))
+            for g in gates
+            for c in g.calls
+        ]
+        assert one == two
 
     asyncio.run(both())
+
+
+def test_text_of_a_tokenizer_that_takes_spaces_out_is_not_settled():
+    tokenizer = FAMILIES["default"].renderer()._tokenizer
+    tidy = copy.copy(tokenizer)
+    tidy.clean_up_tokenization_spaces = True
+    assert Settling.of("default", tokenizer) is not None
+    assert Settling.of("default", tidy) is None
