@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -111,13 +112,16 @@ def serving(directory: Path) -> Iterator[tuple[str, str, Path]]:
         for line in process.stderr:
             if "listening on" in line:
                 break
+        # A pipe that nobody reads is full one day, and the server waits.
+        rest = threading.Thread(target=process.stderr.read, daemon=True)
+        rest.start()
         found = json.loads((run_dir / "server.json").read_text())
         port = found["url"].rpartition(":")[2]
         tokens = json.loads((state / "agentjet" / "servers" / f"{port}.json").read_text())
         yield found["url"], tokens["control"], run_dir / "metrics.jsonl"
     finally:
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.wait(timeout=60)
 
 
 def _config(model: Path) -> RunConfig:
