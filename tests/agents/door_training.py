@@ -57,19 +57,22 @@ def assert_learns(play: Play, directory: Path, replies: Sequence[ScriptedReply] 
             progress=False,
         )
         with SwarmClient(url, token) as control:
-            # Of what all those were that happened: the last step goes on when its episodes have ended.
-            steps_made = (event for event in control.events(since=0) if event.type == "step")
-            for _ in range(STEPS):
-                next(steps_made)
+            # Of what all those were that happened: the last step goes on when its episodes have ended. A program that
+            # keeps the event loop from its heartbeats loses places to others, and batches have more episodes then.
+            size, in_steps = TASKS * EPISODES, 0.0
+            for event in control.events(since=0):
+                if event.type == "step":
+                    in_steps += event.data["metrics"]["episodes"]
+                    if len(report.outcomes) - in_steps < size:
+                        break
             control.stop_engine()
         assert [str(failure.error) for failure in report.failures] == []
         rewards = [result.outcome.reward for result in report.outcomes]
-        size = TASKS * EPISODES
         steps = [sum(rewards[i : i + size]) / size for i in range(0, len(rewards), size)]
         print(f"rewards by step: {steps}")  # noqa: T201 - shown if it fails
         trained = [json.loads(line) for line in metrics.read_text().splitlines()]
-        assert [line["step"] for line in trained] == list(range(1, STEPS + 1))
-        assert all(line["episodes"] == size for line in trained)
+        assert [line["step"] for line in trained] == list(range(1, len(trained) + 1))
+        assert all(line["episodes"] >= size for line in trained)
         assert sum(steps[-2:]) > sum(steps[:2])
 
 
