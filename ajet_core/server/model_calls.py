@@ -63,7 +63,9 @@ class ModelCall:
         """The whole completion, or a stream of it."""
         if not self._asked.request.stream:
             whole = await self._complete()
-            when_unread(self._request, self._unread)
+            if self._shared is not None:
+                # Not `self._unread`: a request that knows its call is garbage that has to be looked for.
+                when_unread(self._request, self._shared.unread)
             return Response(whole, media_type="application/json", headers=self._headers())
         chunks = self._stream()
         # The first chunk is awaited before the status is sent, so that an error has its own status.
