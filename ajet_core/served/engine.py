@@ -381,11 +381,16 @@ class ServedEngine(Engine):
 
     @contextmanager
     def _understood(self, one: Replica) -> Iterator[None]:
-        """Errors of a server that says what nobody understands, such as a proxy's page in its place, are `EngineError`s."""
+        """What goes wrong is an `AjetError` or `ServerGoneError`, also where a server says what nobody understands.
+
+        Such as a proxy's page in its place.
+        """
         try:
             yield
-        except (AjetError, ServerGoneError, OSError):
+        except (AjetError, ServerGoneError):
             raise
+        except OSError as error:
+            raise ServerGoneError(f"{type(error).__name__}: {error}") from error
         except Exception as error:
             raise EngineError(
                 f"server {one.number} of {self.name} answered what is not understood: {type(error).__name__}: {error}"
@@ -474,33 +479,37 @@ class ServedEngine(Engine):
         await asyncio.gather(*(self._asked(one, one.server.go_on()) for one in up))
 
     async def _load(self, one: Replica, update: WeightUpdate) -> Exception | None:
-        """Give a server weights; what went wrong."""
+        """Give a server weights; what went wrong. What is said of one that was lost meanwhile is no refusal."""
         if not one.up:
             return ServerGoneError("it was lost while it was halted")
         try:
             with self._understood(one):
                 await one.server.load(update)
-        except (AjetError, ServerGoneError, OSError) as error:
-            return error if isinstance(error, EngineError) else ServerGoneError(str(error))
+        except (AjetError, ServerGoneError) as error:
+            refusal = one.up and isinstance(error, EngineError)
+            return error if refusal else ServerGoneError(str(error))
         return None
 
     async def _asked(self, one: Replica, asking: Awaitable[None]) -> None:
         """Ask a server for something; one that does not answer is replaced."""
         try:
-            await asking
+            with self._understood(one):
+                await asking
         except (EngineError, ServerGoneError) as error:
             self._lose(one, str(error))
 
     async def _told(self, one: Replica, asking: Awaitable[None]) -> None:
         """As `_asked`, but what a server says against it is raised."""
         try:
-            await asking
+            with self._understood(one):
+                await asking
         except ServerGoneError as error:
             self._lose(one, str(error))
 
     async def _look(self, one: Replica) -> None:
         try:
-            await one.look()
+            with self._understood(one):
+                await one.look()
         except (EngineError, ServerGoneError) as error:
             if not await one.healthy():
                 self._lose(one, str(error))

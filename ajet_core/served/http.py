@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,9 @@ class Address:
 class HttpClient:
     """Asks one model server.
 
-    Methods raise `ServerGoneError` and `ServerRefusedError`. `get` and `answers` take seconds; of the others only the time to
-    connect is limited.
+    Methods raise `ServerGoneError` and `ServerRefusedError`, the first also once it is closed: whoever was about to ask a
+    server need not look whether somebody else has given it up meanwhile. `get` and `answers` take seconds; of the others
+    only the time to connect is limited.
     """
 
     def __init__(self, address: Address) -> None:
@@ -79,27 +81,24 @@ class HttpClient:
         self, path: str, body: object = None, *, params: Mapping[str, str] | None = None
     ) -> Any:
         """Send JSON; the JSON of the answer, None if it is empty."""
-        try:
+        with self._reached():
             answer = await self._http.post(path, json=body, params=params)
-        except httpx.TransportError as error:
-            raise _gone(error) from error
         _check(answer.status_code, answer.content)
         return answer.json() if answer.content else None
 
     async def get(self, path: str) -> str:
         """The text of the answer."""
-        try:
+        with self._reached():
             answer = await self._http.get(path, timeout=_HEALTH_SECONDS)
-        except httpx.TransportError as error:
-            raise _gone(error) from error
         _check(answer.status_code, answer.content)
         return answer.text
 
     async def answers(self, path: str) -> bool:
         """Whether a GET is answered within seconds, and with no error."""
         try:
-            return (await self._http.get(path, timeout=_HEALTH_SECONDS)).is_success
-        except httpx.TransportError:
+            with self._reached():
+                return (await self._http.get(path, timeout=_HEALTH_SECONDS)).is_success
+        except ServerGoneError:
             return False
 
     async def events(self, path: str, body: object) -> AsyncIterator[dict[str, Any]]:
@@ -107,7 +106,7 @@ class HttpClient:
 
         Closing the generator closes the connection. ``[DONE]`` ends it.
         """
-        try:
+        with self._reached():
             async with self._http.stream("POST", path, json=body) as answer:
                 if not answer.is_success:
                     _check(answer.status_code, await answer.aread())
@@ -121,17 +120,20 @@ class HttpClient:
                         if (data := event[len(_DATA) :]) == b"[DONE]":
                             return
                         yield json.loads(data)
-        except httpx.TransportError as error:
-            raise _gone(error) from error
         raise ServerGoneError("the stream ended in the middle")
 
     async def close(self) -> None:
         """Close all connections."""
         await self._http.aclose()
 
-
-def _gone(error: httpx.TransportError) -> ServerGoneError:
-    return ServerGoneError(f"{type(error).__name__}: {error}")
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        if self._http.is_closed:
+            raise ServerGoneError("the connections to it were closed")
+        try:
+            yield
+        except httpx.TransportError as error:
+            raise ServerGoneError(f"{type(error).__name__}: {error}") from error
 
 
 def _check(status: int, content: bytes) -> None:

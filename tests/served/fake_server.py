@@ -38,7 +38,8 @@ class FakeServer(ModelServer):
     :ivar begins: requests sample nothing before it is set.
     :ivar hangs: it samples nothing more, and says that it is not well.
     :ivar refuses: it ends requests before their first token.
-    :ivar loads: what to do at the next loads: ``""`` takes the weights, ``"refuse"``, ``"die"``.
+    :ivar loads: what to do at the next loads: ``""`` takes the weights, ``"refuse"``, ``"die"``, ``"last"`` until it is given
+        up.
     """
 
     weights: int = 0
@@ -102,6 +103,9 @@ class FakeServer(ModelServer):
                 raise EngineError("refused")
             case "die":
                 self.dead = True
+            case "last":
+                await self.ended.wait()
+                raise EngineError("cut off")
         self.check()
         self.weights = int(update.location)
 
@@ -121,9 +125,8 @@ class FakeServer(ModelServer):
 
     async def close(self) -> None:
         self.closed = True
-        if self.hangs:
-            self.dead = True
-            self.ended.set()
+        self.dead |= self.hangs
+        self.ended.set()
 
     def check(self) -> None:
         if self.dead:

@@ -136,6 +136,23 @@ async def test_what_answers_in_a_servers_place_is_not_waited_for(
         await started(tmp_path)
 
 
+async def test_one_in_whose_place_another_answers_an_update_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await started(tmp_path, 2)
+    first, second = engine.servers
+
+    async def page() -> None:
+        raise json.JSONDecodeError("Expecting value", "<html>", 0)
+
+    monkeypatch.setattr(first, "halt", page)
+    await engine.update_weights(update(7))
+    assert first.closed
+    assert not second.closed
+    assert set((await ask(engine, [1])).ids) == {7}
+    await engine.close()
+
+
 async def test_a_request_that_kills_every_server_is_given_up(tmp_path: Path) -> None:
     engine = await started(tmp_path)
     task = asyncio.create_task(ask(engine, [1], max_tokens=60))
@@ -250,6 +267,20 @@ async def test_the_only_server_may_die_of_an_update(tmp_path: Path) -> None:
     await engine.update_weights(update(7))
     answer = await task
     assert [version for version, _ in groupby(answer.versions)] == [0, 7]
+    await engine.close()
+
+
+async def test_what_fails_because_its_server_was_given_up_is_no_refusal(tmp_path: Path) -> None:
+    engine = await started(tmp_path)
+    (first,) = engine.servers
+    first.loads = ["last"]
+    updating = asyncio.create_task(engine.update_weights(update(7)))
+    while first.loads:
+        await asyncio.sleep(0)
+    first.dead = True
+    await engine.stats()
+    await updating
+    assert set((await ask(engine, [1])).ids) == {7}
     await engine.close()
 
 

@@ -81,6 +81,33 @@ async def test_a_server_that_is_not_there_is_gone(tmp_path: Path) -> None:
     await http.close()
 
 
+async def test_a_server_that_was_given_up_is_gone_for_whoever_still_asks_it(tmp_path: Path) -> None:
+    async with client(tmp_path, plain("200 OK")) as http:
+        await http.close()
+        for asking in (http.post("/"), http.get("/"), collect(http)):
+            with pytest.raises(ServerGoneError, match="closed"):
+                await asking
+        assert not await http.answers("/")
+
+
+@pytest.mark.parametrize("ask", [lambda http: http.post("/"), lambda http: http.get("/"), collect])
+async def test_closing_ends_what_is_being_asked(
+    tmp_path: Path, ask: Callable[[HttpClient], Awaitable[object]]
+) -> None:
+    asked = asyncio.Event()
+
+    async def silent(writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await writer.wait_closed()
+
+    async with client(tmp_path, silent) as http:
+        asking = asyncio.ensure_future(ask(http))
+        await asked.wait()
+        await http.close()
+        with pytest.raises(ServerGoneError):
+            await asking
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
