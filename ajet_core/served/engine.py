@@ -1,12 +1,11 @@
-"""An engine over model servers: routing, changes of weights, pauses, and servers that die."""
+"""An engine over model servers: requests, changes of weights, and pauses."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -24,13 +23,12 @@ from ajet_core.interfaces import (
     check_request,
 )
 from ajet_core.protocol.run import ModelConfig
+from ajet_core.served.fleet import Fleet
 from ajet_core.served.flight import Flight
 from ajet_core.served.http import ServerGoneError
 from ajet_core.served.metrics import labelled
 from ajet_core.served.replica import Launched, Replica
-from ajet_core.served.routing import Router
 from ajet_core.served.totals import BusyClock
-from ajet_core.served.watch import SilenceWatch
 from ajet_core.served.weights import check_update
 
 if TYPE_CHECKING:
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ajet.served")
 
-_RESTARTS = 3
 _SERVERS_LOST_BY_ONE_REQUEST = 3
 
 
@@ -62,24 +59,18 @@ class ServedEngine(Engine):
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
-        self._replicas: list[Replica] = []
-        self._router = Router(1)
+        self._fleet: Fleet | None = None
         self._info: EngineInfo | None = None
         self._shapings: Shapings | None = None
         self._update: WeightUpdate | None = None
         self._policy_version = 0
         self._paused = self._updating = self._closed = False
-        # Clear while the servers' memory is somebody else's.
-        self._awake = asyncio.Event()
-        self._awake.set()
         # Set when requests may be sent, or when there is no hope that they ever may be.
         self._open = asyncio.Event()
         # Held while weights change, and while a new server is given the latest.
         self._weights = asyncio.Lock()
         # Set when there are other weights than before, and made anew by whoever waits for it.
         self._changed = asyncio.Event()
-        self._restoring: dict[Replica, asyncio.Task[None]] = {}
-        self._watch: asyncio.Task[None] | None = None
         # How often requests were ended on purpose.
         self._halts = 0
         self._requests = self._active = 0
@@ -103,32 +94,38 @@ class ServedEngine(Engine):
         """How many servers there are to be."""
         return len(self.context.servers.urls) or 1
 
+    @property
+    def fleet(self) -> Fleet:
+        """Its servers.
+
+        :raises EngineError: the engine is not running.
+        """
+        if self._closed or self._fleet is None:
+            raise EngineError(
+                f"the engine {self.name!r} is not running: it was not started, or is closed"
+            )
+        return self._fleet
+
     async def start(self, model: ModelConfig) -> EngineInfo:
         """Start all servers, or connect to them.
 
         :raises EngineError: one did not come up; none is left.
         """
-        if self._replicas:
+        if self._fleet is not None:
             raise EngineError(f"the engine {self.name!r} was started already")
         self._model = model
-        self._replicas = [Replica(number) for number in range(self.replicas())]
-        self._router = Router(len(self._replicas))
-        self._router.down.update(range(len(self._replicas)))
+        self._fleet = Fleet(
+            self.name,
+            self.replicas(),
+            lambda one: self.launch(one, model),
+            self._welcome,
+            self._refresh,
+        )
         try:
-            async with asyncio.TaskGroup() as boots:
-                for one in self._replicas:
-                    boots.create_task(self._boot(one))
-        except BaseException as error:
+            await self._fleet.start()
+        except BaseException:
             await self.close()
-            if not isinstance(error, BaseExceptionGroup):
-                raise
-            first = error.exceptions[0]
-            if isinstance(first, ServerGoneError):
-                raise EngineError(
-                    f"a server of {self.name} was lost at its start: {first}"
-                ) from first
-            raise first from None
-        self._watch = asyncio.create_task(SilenceWatch(self._replicas, self._lose).run())
+            raise
         assert self._info is not None, "the servers said so"
         if self.shapes:
             self._shapings = _shapings(model, self._info)
@@ -141,7 +138,7 @@ class ServedEngine(Engine):
         :raises RequestError: a token id or parameter that the model or the server does not have.
         :raises EngineError: no server can be brought back, or the engine is not running.
         """
-        self._running()
+        fleet = self._running()
         assert self._info is not None
         check_request(
             request, self._info, self.max_top_logprobs, penalties=self.shapes, grammar=self.shapes
@@ -163,8 +160,8 @@ class ServedEngine(Engine):
                     yield GenerateChunk([], [], self._policy_version, "abort")
                     return
                 rest = request.continued(sampled)
-                chosen = self._choose(rest.prompt_ids)
-                flight, halts = self._begin(chosen, rest), self._halts
+                chosen = fleet.choose(rest.prompt_ids)
+                flight, halts = self._begin(fleet, chosen, rest), self._halts
                 try:
                     async for piece in flight.pieces():
                         sampled += piece.token_ids
@@ -186,13 +183,13 @@ class ServedEngine(Engine):
                 except ServerGoneError as error:
                     lost += 1
                     if not await chosen.healthy():
-                        self._lose(chosen, str(error))
+                        fleet.lose(chosen, str(error))
                     if lost >= _SERVERS_LOST_BY_ONE_REQUEST:
                         raise EngineError(
                             f"{lost} servers of {self.name} failed at one request; the last: {error}"
                         ) from error
                 finally:
-                    self._end(chosen, flight)
+                    self._end(fleet, chosen, flight)
                     await flight.end()
                 if len(sampled) >= limit:
                     # It was interrupted after its last token.
@@ -207,7 +204,7 @@ class ServedEngine(Engine):
         :raises EngineError: there are no such weights or they do not fit, and the old ones are served; or no server
             came through it.
         """
-        self._running()
+        fleet = self._running()
         if update.channel not in self.weight_channels:
             raise EngineError(
                 f"the engine {self.name!r} has no weight channel {update.channel!r}, only "
@@ -217,23 +214,23 @@ class ServedEngine(Engine):
         async with self._weights:
             self._updating = True
             self._refresh()
-            up = [one for one in self._replicas if one.up]
+            up = fleet.up
             try:
-                await self._halt(up)
-                errors = await asyncio.gather(*(self._load(one, update) for one in up))
+                await self._halt(fleet)
+                errors = await asyncio.gather(*(self._load(fleet, one, update) for one in up))
                 refused = [error for error in errors if isinstance(error, EngineError)]
                 taken = not refused or None in errors
                 if taken:
                     self._update, self._policy_version = update, update.policy_version
                     self._changed.set()
-                    self._router.forget()
+                    fleet.router.forget()
                 for one, error in zip(up, errors, strict=True):
                     # A server that could not even be told of weights serves the old ones, which others may not do any more.
                     untouched = isinstance(error, WeightsGoneError) and not taken
                     if error is not None and not untouched:
-                        self._lose(one, str(error))
+                        fleet.lose(one, str(error))
                 if not self._paused:
-                    await self._go_on()
+                    await self._go_on(fleet)
             finally:
                 self._updating = False
                 self._refresh()
@@ -242,22 +239,22 @@ class ServedEngine(Engine):
                 f"the weights of policy version {update.policy_version} were refused: {refused[0]}; the servers of "
                 f"{self.name} serve the weights before, and are started again for it where that is necessary"
             )
-        await self._until_served()
+        await fleet.until_up()
 
     async def pause(self) -> None:
         """End all requests in the servers; they go on after `resume`."""
-        self._running()
+        fleet = self._running()
         async with self._weights:
             self._paused = True
             self._refresh()
-            await self._halt([one for one in self._replicas if one.up])
+            await self._halt(fleet)
 
     async def resume(self) -> None:
         """Go on sampling."""
-        self._running()
+        fleet = self._running()
         async with self._weights:
             self._paused = False
-            await self._go_on()
+            await self._go_on(fleet)
             self._refresh()
 
     async def sleep(self) -> None:
@@ -266,20 +263,22 @@ class ServedEngine(Engine):
         :raises EngineError: a server cannot.
         """
         await self.pause()
-        self._awake.clear()
-        for one in self._replicas:
+        fleet = self.fleet
+        fleet.awake.clear()
+        for one in fleet.replicas:
             if one.up:
-                await self._told(one, one.server.sleep())
+                await fleet.tell(one, one.server.sleep())
 
     async def wake(self) -> None:
         """Undo `sleep`.
 
         :raises EngineError: a server cannot.
         """
-        self._awake.set()
-        for one in self._replicas:
+        fleet = self.fleet
+        fleet.awake.set()
+        for one in fleet.replicas:
             if one.up:
-                await self._told(one, one.server.wake())
+                await fleet.tell(one, one.server.wake())
         await self.resume()
 
     async def stats(self) -> EngineStats:
@@ -289,13 +288,13 @@ class ServedEngine(Engine):
 
         :raises EngineError: no server can be brought back.
         """
-        self._running()
-        await asyncio.gather(*(self._look(one) for one in self._replicas if one.up))
-        latest = [one.totals.latest for one in self._replicas]
+        fleet = self._running()
+        await fleet.look()
+        latest = [one.totals.latest for one in fleet.replicas]
         running = sum(stats.running for stats in latest)
 
         def total(name: str) -> int:
-            return sum(one.totals.counter(name) for one in self._replicas)
+            return sum(one.totals.counter(name) for one in fleet.replicas)
 
         return EngineStats(
             running=running,
@@ -309,7 +308,7 @@ class ServedEngine(Engine):
 
     async def metrics(self) -> str:
         """What its servers measure, with the number of the server in the label ``replica``; those that are up."""
-        up = [one for one in self._replicas if one.up]
+        up = self._fleet.up if self._fleet is not None else []
         texts = await asyncio.gather(*(one.server.metrics() for one in up), return_exceptions=True)
         found = {
             one.number: text for one, text in zip(up, texts, strict=True) if isinstance(text, str)
@@ -320,81 +319,46 @@ class ServedEngine(Engine):
         """End all servers that were started; closing twice is harmless."""
         self._closed = True
         self._refresh()
-        helpers = [*self._restoring.values(), *([self._watch] if self._watch else [])]
-        for task in helpers:
-            task.cancel()
-        await asyncio.gather(*helpers, return_exceptions=True)
-        flights = [flight for one in self._replicas for flight in one.flights]
-        await asyncio.gather(*(flight.end() for flight in flights))
-        for one in self._replicas:
-            one.up = False
-        await asyncio.gather(*(one.discard() for one in self._replicas))
+        if self._fleet is not None:
+            await self._fleet.close()
 
-    def _running(self) -> None:
-        if self._closed or not self._replicas:
-            raise EngineError(
-                f"the engine {self.name!r} is not running: it was not started, or is closed"
-            )
-        if all(one.failure for one in self._replicas):
-            raise EngineError(
-                f"no server of {self.name} can be brought back; the first: {self._replicas[0].failure}"
-            )
+    def _running(self) -> Fleet:
+        fleet = self.fleet
+        fleet.check()
+        return fleet
 
     def _refresh(self) -> None:
         """Say who may go on, after anything that could change it."""
-        going = not (self._paused or self._updating) and any(one.up for one in self._replicas)
-        hopeless = self._closed or all(one.failure for one in self._replicas)
+        fleet = self._fleet
+        hopeless = self._closed or fleet is None or fleet.hopeless
+        going = not (self._paused or self._updating) and fleet is not None and bool(fleet.up)
         if going or hopeless:
             self._open.set()
         else:
             self._open.clear()
 
-    def _choose(self, token_ids: list[int]) -> Replica:
-        self._running()
-        number = self._router.choose(token_ids)
-        assert number is not None, "requests are sent only while a server is up"
-        return self._replicas[number]
-
-    def _begin(self, one: Replica, request: GenerateRequest) -> Flight:
+    def _begin(self, fleet: Fleet, one: Replica, request: GenerateRequest) -> Flight:
         """Send a request. Nothing is awaited since `_open` was seen, so its version is the one that is served."""
         flight = Flight(one.server.sample(request), self._policy_version)
         one.flights.add(flight)
-        self._router.begin(one.number, request.prompt_ids)
+        fleet.router.begin(one.number, request.prompt_ids)
         self._busy.begin()
         return flight
 
-    def _end(self, one: Replica, flight: Flight) -> None:
+    def _end(self, fleet: Fleet, one: Replica, flight: Flight) -> None:
         one.forget(flight)
-        self._router.end(one.number)
+        fleet.router.end(one.number)
         self._busy.end()
 
-    async def _boot(self, one: Replica) -> None:
-        """Bring a replica up with the latest weights."""
-        one.take(await self.launch(one, self._model), lambda why: self._lose(one, why))
-        with self._understood(one):
+    async def _welcome(self, one: Replica) -> None:
+        """Bring a server that has started to where the others are."""
+        with self.fleet.understood(one):
             info = await one.server.prepare()
         while not await self._brought_up(one, info):
             _log.warning(
                 "server %d of %s waits for weights of a new trainer", one.number, self.name
             )
             await self._changed.wait()
-
-    @contextmanager
-    def _understood(self, one: Replica) -> Iterator[None]:
-        """What goes wrong is an `AjetError` or `ServerGoneError`, also where a server says what nobody understands.
-
-        Such as a proxy's page in its place.
-        """
-        try:
-            yield
-        except (AjetError, ServerGoneError):
-            raise
-        except OSError as error:
-            raise ServerGoneError(f"{type(error).__name__}: {error}") from error
-        except Exception as error:
-            raise EngineError(
-                f"server {one.number} of {self.name} answered what is not understood: {type(error).__name__}: {error}"
-            ) from error
 
     async def _brought_up(self, one: Replica, info: EngineInfo) -> bool:
         """Give a server the latest weights and requests; False if whoever published them is gone."""
@@ -407,13 +371,10 @@ class ServedEngine(Engine):
                 except WeightsGoneError:
                     return False
                 await one.server.go_on()
-            with self._understood(one):
+            with self.fleet.understood(one):
                 one.totals.begin(await one.server.stats())
-            one.up = True
-            one.failure = ""
             self._info = info
-            self._router.down.discard(one.number)
-            self._refresh()
+            self.fleet.enter(one)
         return True
 
     def _latest(self, one: Replica) -> WeightUpdate | None:
@@ -424,95 +385,32 @@ class ServedEngine(Engine):
             return WeightUpdate("safetensors_dir", 0, self._model.path)
         return self._update
 
-    def _lose(self, one: Replica, why: str) -> None:
-        """Replace a server, unless that has begun."""
-        if not one.up or self._closed:
-            return
-        _log.error("server %d of %s is replaced: %s", one.number, self.name, why)
-        one.up = False
-        self._router.down.add(one.number)
-        self._refresh()
-        before = self._restoring.pop(one, None)
-        self._restoring[one] = asyncio.create_task(self._restore(one, why, before))
-
-    async def _restore(
-        self, one: Replica, why: str, before: asyncio.Task[None] | None = None
-    ) -> None:
-        if before is not None:
-            await before
-        for _ in range(_RESTARTS):
-            await one.discard()
-            await self._awake.wait()
-            try:
-                await self._boot(one)
-            # Whatever it is: a server that nobody brings back, and nobody says so, is missed for ever.
-            except Exception as error:  # noqa: BLE001
-                why = str(error)
-                _log.error("server %d of %s did not come back: %s", one.number, self.name, why)
-            else:
-                return
-        await one.discard()
-        one.failure = why
-        self._refresh()
-
-    async def _until_served(self) -> None:
-        """Wait for a server that is up, if all were lost."""
-        while not any(one.up for one in self._replicas):
-            self._running()
-            pending = [task for task in self._restoring.values() if not task.done()]
-            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-
-    async def _halt(self, replicas: Iterable[Replica]) -> None:
+    async def _halt(self, fleet: Fleet) -> None:
         """Let nothing be sampled any more; what was sampled is read."""
         self._halts += 1
 
         async def halt(one: Replica) -> None:
-            await self._asked(one, one.server.halt())
+            await fleet.ask(one, one.server.halt())
             for flight in one.flights:
                 flight.drop_unless_begun()
             await asyncio.gather(*(flight.over() for flight in one.flights))
 
-        await asyncio.gather(*map(halt, replicas))
+        await asyncio.gather(*map(halt, fleet.up))
 
-    async def _go_on(self) -> None:
-        up = [one for one in self._replicas if one.up]
-        await asyncio.gather(*(self._asked(one, one.server.go_on()) for one in up))
+    async def _go_on(self, fleet: Fleet) -> None:
+        await asyncio.gather(*(fleet.ask(one, one.server.go_on()) for one in fleet.up))
 
-    async def _load(self, one: Replica, update: WeightUpdate) -> Exception | None:
+    async def _load(self, fleet: Fleet, one: Replica, update: WeightUpdate) -> Exception | None:
         """Give a server weights; what went wrong. What is said of one that was lost meanwhile is no refusal."""
         if not one.up:
             return ServerGoneError("it was lost while it was halted")
         try:
-            with self._understood(one):
+            with fleet.understood(one):
                 await one.server.load(update)
         except (AjetError, ServerGoneError) as error:
             refusal = one.up and isinstance(error, EngineError)
             return error if refusal else ServerGoneError(str(error))
         return None
-
-    async def _asked(self, one: Replica, asking: Awaitable[None]) -> None:
-        """Ask a server for something; one that does not answer is replaced."""
-        try:
-            with self._understood(one):
-                await asking
-        except (EngineError, ServerGoneError) as error:
-            self._lose(one, str(error))
-
-    async def _told(self, one: Replica, asking: Awaitable[None]) -> None:
-        """As `_asked`, but what a server says against it is raised."""
-        try:
-            with self._understood(one):
-                await asking
-        except ServerGoneError as error:
-            self._lose(one, str(error))
-
-    async def _look(self, one: Replica) -> None:
-        try:
-            with self._understood(one):
-                await one.look()
-        except (EngineError, ServerGoneError) as error:
-            if not await one.healthy():
-                self._lose(one, str(error))
 
 
 def _shapings(model: ModelConfig, info: EngineInfo) -> Shapings:

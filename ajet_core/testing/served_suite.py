@@ -27,8 +27,8 @@ def children(pid: int) -> list[int]:
 
 async def all_up(engine: ServedEngine) -> None:
     """Wait until all servers are up; one that cannot be brought back is a failure."""
-    while not all(one.up for one in engine._replicas):
-        assert not any(one.failure for one in engine._replicas)
+    while not all(one.up for one in engine.fleet.replicas):
+        assert not any(one.failure for one in engine.fleet.replicas)
         await asyncio.sleep(0.1)
 
 
@@ -42,7 +42,7 @@ async def begin_at_all(
         for prompt in prompts
     ]
     # Asking the servers how far they are might take longer than the requests.
-    while not all(any(flight.heard for flight in one.flights) for one in engine._replicas):
+    while not all(any(flight.heard for flight in one.flights) for one in engine.fleet.replicas):
         for task in tasks:
             if task.done():
                 task.result()
@@ -77,7 +77,7 @@ class ServedEngineSuite(EngineCase):
 
     def server_pid(self, engine: ServedEngine, number: int) -> int:
         """The server's process, below the guard that agentjet starts."""
-        launched = engine._replicas[number].launched
+        launched = engine.fleet.replicas[number].launched
         assert launched is not None
         assert launched.process is not None
         return children(launched.process.pid)[0]
@@ -109,7 +109,7 @@ class ServedEngineSuite(EngineCase):
         answers = await asyncio.gather(*(ask(engine, [1, 2, 3], max_tokens=40) for _ in range(16)))
         assert len({tuple(answer.ids) for answer in answers}) == 16
         await engine.stats()
-        assert all(one.totals.counter("sampled_tokens") > 0 for one in engine._replicas)
+        assert all(one.totals.counter("sampled_tokens") > 0 for one in engine.fleet.replicas)
 
     async def test_what_the_servers_measure_is_told_of_each(self, engine: ServedEngine) -> None:
         """With the number of the server as a label."""
@@ -130,11 +130,11 @@ class ServedEngineSuite(EngineCase):
         await self.serve(engine, 0)
         prompts = self.prompts(12, 2, 5, seed=41)
         tasks = await begin_at_all(engine, prompts, self.length)
-        lives = engine._replicas[0].lives
+        lives = engine.fleet.replicas[0].lives
         log = engine.context.run_dir / "logs" / f"{engine.name}-0.log"
         others = set(children(os.getpid()))
         os.kill(self.server_pid(engine, 0), signal.SIGKILL)
-        while engine._replicas[0].up:  # noqa: ASYNC110 - there is no event for it
+        while engine.fleet.replicas[0].up:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)
         said = log.stat().st_size
         for prompt, answer in zip(prompts, await asyncio.gather(*tasks), strict=True):
@@ -147,7 +147,7 @@ class ServedEngineSuite(EngineCase):
         (booting,) = children(guard)
         os.kill(booting, signal.SIGKILL)
         await all_up(engine)
-        assert engine._replicas[0].lives == lives + 1
+        assert engine.fleet.replicas[0].lives == lives + 1
 
     async def test_one_that_is_killed_while_weights_change(self, engine: ServedEngine) -> None:
         """The other one changes, and the new one comes with the new weights."""
@@ -194,7 +194,7 @@ class ServedEngineSuite(EngineCase):
         await asyncio.to_thread(sender.close)
         os.kill(self.server_pid(engine, 0), signal.SIGKILL)
         while "waits for weights of a new trainer" not in caplog.text:
-            assert not any(one.failure for one in engine._replicas)
+            assert not any(one.failure for one in engine.fleet.replicas)
             await asyncio.sleep(0.1)
         answer = await ask(engine, [1, 2], max_tokens=8)
         assert set(answer.versions) == {version}

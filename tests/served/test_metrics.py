@@ -51,7 +51,7 @@ def test_what_is_no_exposition_is_an_error() -> None:
 async def test_servers_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
     engine = await started(tmp_path, 2)
     await ask(engine, [1], max_tokens=5)
-    one = engine._replicas[0].server
+    one = engine.fleet.replicas[0].server
     assert isinstance(one, FakeServer)
     one.dead = True
     (family,) = text_string_to_metric_families(await engine.metrics())

@@ -37,7 +37,7 @@ SETTINGS = {
 @asynccontextmanager
 async def servers_of(engine: SglangEngine) -> AsyncIterator[ModelServers]:
     """The engine's server, as an operator would name it."""
-    server = engine._replicas[0].server
+    server = engine.fleet.replicas[0].server
     assert isinstance(server, SglangServer)
     key = server.http._http.headers["authorization"].removeprefix("Bearer ")
     (socket,) = engine.sockets.path.glob("*.sock")

@@ -118,11 +118,11 @@ class TestSglangReplicas(ModelsCase, ServedEngineSuite):
         await self.serve(engine, 1)
         prompts = [[i, 11] for i in range(8)]
         tasks = await begin_at_all(engine, prompts, 200)
-        lives = engine._replicas[0].lives
+        lives = engine.fleet.replicas[0].lives
         os.kill(self.victim(engine, 0), signal.SIGSTOP)
         for prompt, answer in zip(prompts, await asyncio.gather(*tasks), strict=True):
             assert len(answer.ids) == 200
             self.assert_exact(1, prompt, answer)
         assert "server 0 of sglang is replaced: it has sent nothing for its" in caplog.text
         await all_up(engine)
-        assert engine._replicas[0].lives == lives + 1
+        assert engine.fleet.replicas[0].lives == lives + 1

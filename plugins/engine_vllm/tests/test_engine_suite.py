@@ -27,7 +27,7 @@ class TestVllmEngine(ModelsCase, EngineSuite):
     async def test_this_server_does_all_that_servers_may_be_unable_to(self, engine: Engine) -> None:
         """Or tests of it would be passed over."""
         assert isinstance(engine, VllmEngine)
-        (replica,) = engine._replicas
+        (replica,) = engine.fleet.replicas
         assert isinstance(replica.server, VllmServer)
         assert replica.server._cuts
         assert replica.server._shapes
