@@ -41,10 +41,13 @@ def plan(
     *,
     epochs: int,
     first: int | None,
+    resume: bool,
     size: int | None,
     shuffle: int | None,
 ) -> Asking:
-    """Number the epochs, from `first` on; None numbers them so that no episode of theirs has ended.
+    """Number the epochs, from `first` on.
+
+    None is the first one that there is to `resume`, else one after which no episode has ended.
 
     Where groups are complete in the open batch, more episodes of them wait until it is trained, for which it may lack
     just what waits.
@@ -56,7 +59,9 @@ def plan(
             raise RequestError(f"{name} is {value}; it must be at least 1", param=name)
     tasks = _tasks(program, items)
     its_size = _size(status, size)
-    if first is None:
+    if first is None and resume:
+        first = 1
+    elif first is None:
         first = yield from _unused(tasks, epochs)
     wanted: list[Task] = []
     for epoch in range(first, first + epochs):

@@ -113,7 +113,8 @@ def train(
             tasks,
             status,
             epochs=epochs,
-            first=1 if resume and first_epoch is None else first_epoch,
+            first=first_epoch,
+            resume=resume,
             size=group_size,
             shuffle=shuffle,
         )
@@ -168,7 +169,8 @@ async def train_async(
             tasks,
             status,
             epochs=epochs,
-            first=1 if resume and first_epoch is None else first_epoch,
+            first=first_epoch,
+            resume=resume,
             size=group_size,
             shuffle=shuffle,
         )
