@@ -228,10 +228,11 @@ class EngineSuite(ShapingSuite):
     async def test_cancelling_the_task_cancels(self, engine: Engine) -> None:
         """Before its first token as well."""
         await self.serve(engine, 0)
+        asked = (await engine.stats()).requests
         tasks = [
             asyncio.create_task(ask(engine, [i], max_tokens=self.max_context)) for i in range(4)
         ]
-        await until(engine, lambda stats: stats.running + stats.waiting > 0)
+        await until(engine, lambda stats: stats.requests == asked + len(tasks))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -309,12 +310,12 @@ class EngineSuite(ShapingSuite):
         await self.serve(engine, 0)
         await ask(engine, self.prompts(1, seed=21)[0], max_tokens=4)
         await until(engine, lambda stats: stats.running + stats.waiting == 0)
-        before = len(asyncio.all_tasks())
+        before, asked = len(asyncio.all_tasks()), (await engine.stats()).requests
         tasks = [
             asyncio.create_task(ask(engine, prompt, max_tokens=40))
             for prompt in self.prompts(24, seed=22)
         ]
-        await until(engine, lambda stats: stats.running + stats.waiting > 0)
+        await until(engine, lambda stats: stats.requests == asked + len(tasks))
         for task in tasks[::2]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

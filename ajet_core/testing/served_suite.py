@@ -35,19 +35,22 @@ async def all_up(engine: ServedEngine) -> None:
 async def begin_at_all(
     engine: ServedEngine, prompts: list[list[int]], tokens: int, **sampling: object
 ) -> list[asyncio.Task[Answer]]:
-    """Ask for completions; returns when every server has sampled something for some of them."""
+    """Ask for completions; returns when every server has sampled something for some of them, and has not ended them.
+
+    A server that has just come up takes its time, and the others may be done before it begins: then all are asked for again.
+    """
     await all_up(engine)
-    tasks = [
-        asyncio.create_task(ask(engine, prompt, max_tokens=tokens, **sampling))
-        for prompt in prompts
-    ]
-    # Asking the servers how far they are might take longer than the requests.
-    while not all(any(flight.heard for flight in one.flights) for one in engine.fleet.replicas):
-        for task in tasks:
-            if task.done():
-                task.result()
-        await asyncio.sleep(0)
-    return tasks
+    while True:
+        tasks = [
+            asyncio.create_task(ask(engine, prompt, max_tokens=tokens, **sampling))
+            for prompt in prompts
+        ]
+        # Asking the servers how far they are might take longer than the requests.
+        while not all(task.done() for task in tasks):
+            if all(any(flight.heard for flight in one.flights) for one in engine.fleet.replicas):
+                return tasks
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
 
 
 class ServedEngineSuite(EngineCase):
@@ -99,7 +102,8 @@ class ServedEngineSuite(EngineCase):
         """Kill the second server in the middle of an update, which comes through nevertheless."""
         victim = self.victim(engine, 1)
         updating = asyncio.create_task(engine.update_weights(update))
-        while not engine._updating:  # noqa: ASYNC110 - there is no event for it
+        while not engine._updating:
+            assert not updating.done(), updating
             await asyncio.sleep(0)
         os.kill(victim, signal.SIGKILL)
         await updating

@@ -25,7 +25,7 @@ from tests.served_models import VOCAB, Models, ModelsCase
 pytestmark = [
     pytest.mark.sglang,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(1800),
+    pytest.mark.timeout(600),
 ]
 # Four requests need more; SGLang sends some back to its queue then.
 KV_TOKENS = 1024

@@ -19,7 +19,7 @@ from tests.served_models import Models, ModelsCase
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(1800),
+    pytest.mark.timeout(600),
 ]
 
 
