@@ -128,12 +128,15 @@ class Fleet:
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
 
     async def ask(self, one: Replica, asking: Awaitable[None]) -> None:
-        """Ask a server for something; one that does not answer, or refuses, is replaced."""
+        """Ask a server for what it does at once; one that does not answer, or refuses, is replaced."""
+        one.asked += 1
         try:
             with self.understood(one):
                 await asking
         except (EngineError, ServerGoneError) as error:
             self.lose(one, str(error))
+        finally:
+            one.asked -= 1
 
     async def tell(self, one: Replica, asking: Awaitable[None]) -> None:
         """As `ask`, but what a server says against it is raised.

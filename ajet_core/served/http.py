@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 
 _CONNECT_SECONDS = 10.0
-# Below the time after which the gateway takes the whole worker for hung.
-_HEALTH_SECONDS = 30.0
+# Two in a row, of one that is asked something and then how it is, are over before the gateway takes the whole worker for hung.
+_HEALTH_SECONDS = 20.0
 # Shorter than servers keep idle connections, so that none is used that is being closed at the other end.
 _KEEP_SECONDS = 2.0
 _SHOWN = 2000

@@ -54,6 +54,7 @@ class Replica:
     :ivar failure: why it was given up, "" if it was not.
     :ivar lives: how many servers there have been.
     :ivar flights: its requests.
+    :ivar asked: how often it is being asked for what any server does at once.
     """
 
     number: int
@@ -62,6 +63,7 @@ class Replica:
     failure: str = ""
     lives: int = 0
     flights: set[Flight] = field(default_factory=set)
+    asked: int = 0
     _over: int = 0
     totals: ServerTotals = field(default_factory=ServerTotals)
 

@@ -18,8 +18,8 @@ _PROBES = 3
 class SilenceWatch:
     """Looks at servers again and again.
 
-    One that has requests and has sent nothing for them since the last look is probed; so is none that sends something,
-    or has nothing to do.
+    One that has requests and has sent nothing for them since the last look is probed, and one that owes an answer which
+    takes no time; so is none that sends something, or has nothing to do.
 
     :param replicas: whose servers.
     :param lost: called with a replica whose server fails several probes in a row, and what to say of it.
@@ -43,7 +43,8 @@ class SilenceWatch:
     async def _look(self, one: Replica) -> None:
         heard = one.heard
         # A server that was replaced, or has answered, or is asked nothing, starts afresh.
-        silent = one.up and one.flights and self._heard.get(one) == heard
+        owes = one.flights or one.asked
+        silent = one.up and owes and self._heard.get(one) == heard
         self._heard[one] = heard
         if not silent or await one.healthy():
             self._failed[one] = 0
@@ -53,5 +54,7 @@ class SilenceWatch:
             self._failed[one] = 0
             self.lost(
                 one,
-                f"it has sent nothing for its {len(one.flights)} requests and failed {_PROBES} health probes",
+                f"it has sent nothing for its {len(one.flights)} requests and failed {_PROBES} health probes"
+                if one.flights
+                else f"it does not answer, and failed {_PROBES} health probes",
             )

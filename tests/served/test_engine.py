@@ -211,6 +211,21 @@ async def test_a_server_that_hangs_is_noticed_told_of_and_replaced(
     await engine.close()
 
 
+async def test_a_server_that_hangs_with_nothing_to_do_does_not_hold_up_an_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ajet_core.served.watch.LOOK_SECONDS", 0.0)
+    engine = await started(tmp_path, 2)
+    first, second = engine.servers
+    first.hangs = True
+    await engine.update_weights(update(7))
+    assert first.closed
+    assert not second.closed
+    assert "server 0 of fake is replaced: it does not answer" in caplog.text
+    assert set((await ask(engine, [1])).ids) == {7}
+    await engine.close()
+
+
 async def test_a_server_that_is_slow_and_well_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
