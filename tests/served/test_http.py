@@ -94,11 +94,11 @@ async def test_a_server_that_was_given_up_is_gone_for_whoever_still_asks_it(tmp_
 async def test_closing_ends_what_is_being_asked(
     tmp_path: Path, ask: Callable[[HttpClient], Awaitable[object]]
 ) -> None:
-    asked = asyncio.Event()
+    asked, over = asyncio.Event(), asyncio.Event()
 
-    async def silent(writer: asyncio.StreamWriter) -> None:
+    async def silent(_: asyncio.StreamWriter) -> None:
         asked.set()
-        await writer.wait_closed()
+        await over.wait()
 
     async with client(tmp_path, silent) as http:
         asking = asyncio.ensure_future(ask(http))
@@ -106,6 +106,7 @@ async def test_closing_ends_what_is_being_asked(
         await http.close()
         with pytest.raises(ServerGoneError):
             await asking
+        over.set()
 
 
 @pytest.mark.parametrize(
