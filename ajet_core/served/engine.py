@@ -231,6 +231,11 @@ class ServedEngine(Engine):
                         fleet.lose(one, str(error))
                 if not self._paused:
                     await self._go_on(fleet)
+            except BaseException:
+                # Whoever asked gave up, and how far the servers have come nobody knows.
+                for one in up:
+                    fleet.lose(one, "a change of its weights was broken off")
+                raise
             finally:
                 self._updating = False
                 self._refresh()

@@ -299,6 +299,26 @@ async def test_what_fails_because_its_server_was_given_up_is_no_refusal(tmp_path
     await engine.close()
 
 
+async def test_an_update_that_is_given_up_leaves_no_server_between_two_weights(
+    tmp_path: Path,
+) -> None:
+    engine = await started(tmp_path, 2)
+    await engine.update_weights(update(5))
+    begun = list(engine.servers)
+    begun[0].loads = ["last"]
+    updating = asyncio.create_task(engine.update_weights(update(7)))
+    while begun[1].weights != 7:
+        await asyncio.sleep(0)
+    updating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await updating
+    answers = await asyncio.gather(*(ask(engine, [i]) for i in range(8)))
+    assert {token for answer in answers for token in answer.ids} == {5}
+    assert {version for answer in answers for version in answer.versions} == {5}
+    assert all(server.closed for server in begun)
+    await engine.close()
+
+
 async def test_weights_that_all_refuse_are_not_served(tmp_path: Path) -> None:
     engine = await started(tmp_path, 2)
     await engine.update_weights(update(5))
