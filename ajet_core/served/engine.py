@@ -182,8 +182,7 @@ class ServedEngine(Engine):
                         )
                 except ServerGoneError as error:
                     lost += 1
-                    if not await chosen.healthy():
-                        fleet.lose(chosen, str(error))
+                    await fleet.doubt(chosen, str(error))
                     if lost >= _SERVERS_LOST_BY_ONE_REQUEST:
                         raise EngineError(
                             f"{lost} servers of {self.name} failed at one request; the last: {error}"

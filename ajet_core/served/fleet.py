@@ -117,6 +117,13 @@ class Fleet:
         before = self._restoring.pop(one, None)
         self._restoring[one] = asyncio.create_task(self._restore(one, why, before))
 
+    async def doubt(self, one: Replica, why: str) -> None:
+        """Replace a server that has failed at something, if it is not well."""
+        launched = one.launched
+        # By then there may be another, which has nothing to do with it.
+        if not await one.healthy() and one.launched is launched:
+            self.lose(one, why)
+
     async def until_up(self) -> None:
         """Wait for a server that is up.
 
@@ -157,8 +164,7 @@ class Fleet:
                 with self.understood(one):
                     await one.look()
             except (EngineError, ServerGoneError) as error:
-                if not await one.healthy():
-                    self.lose(one, str(error))
+                await self.doubt(one, str(error))
 
         await asyncio.gather(*map(look, self.up))
 

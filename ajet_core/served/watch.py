@@ -41,7 +41,7 @@ class SilenceWatch:
         await asyncio.gather(*map(self._look, self.replicas))
 
     async def _look(self, one: Replica) -> None:
-        heard = one.heard
+        heard, launched = one.heard, one.launched
         # A server that was replaced, or has answered, or is asked nothing, starts afresh.
         owes = one.flights or one.asked
         silent = one.up and owes and self._heard.get(one) == heard
@@ -50,7 +50,7 @@ class SilenceWatch:
             self._failed[one] = 0
             return
         self._failed[one] = self._failed.get(one, 0) + 1
-        if self._failed[one] >= _PROBES and one.heard == heard:
+        if self._failed[one] >= _PROBES and (one.heard, one.launched) == (heard, launched):
             self._failed[one] = 0
             self.lost(
                 one,

@@ -226,6 +226,32 @@ async def test_a_server_that_hangs_with_nothing_to_do_does_not_hold_up_an_update
     await engine.close()
 
 
+async def test_a_new_server_does_not_pay_for_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await started(tmp_path)
+    (first,) = engine.servers
+    probed, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> bool:
+        probed.set()
+        await go_on.wait()
+        return False
+
+    monkeypatch.setattr(first, "healthy", slow)
+    first.dead = True
+    looking = asyncio.create_task(engine.stats())
+    await probed.wait()
+    # Somebody else has noticed too.
+    engine.fleet.lose(engine.fleet.replicas[0], "it is dead")
+    await engine.fleet.until_up()
+    go_on.set()
+    await looking
+    assert len(engine.servers) == 2
+    assert engine.fleet.up
+    await engine.close()
+
+
 async def test_a_server_that_is_slow_and_well_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
