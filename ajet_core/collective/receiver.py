@@ -34,6 +34,8 @@ T = TypeVar("T")
 _CONNECT_SECONDS = 10.0
 _JOIN_SECONDS = 60.0
 _LEAVE_SECONDS = 5.0
+# The sender answers at once whether it has the weights.
+_ASK_SECONDS = 60.0
 
 
 class GroupMember(ABC):
@@ -84,11 +86,37 @@ class WeightReceiver:
         """
         tensors = tensors_of(update)
         sender = update.location, update.metadata.get("token", "")
-        if self._sender != sender:
+        kept = self._sender == sender
+        if not kept:
             await self._join(update)
             self._sender = sender
-        await self._ask(Send(policy_version=update.policy_version))
-        match await self._answer_if_there():
+        try:
+            await self._offered(update)
+        except WeightsGoneError:
+            if not kept or self._writer is not None:
+                raise
+            # A connection that nothing went over for long may be cut by what lies between.
+            await self._join(update)
+            self._sender = sender
+            await self._offered(update)
+        await self._both(self._member.take(tensors), self._answered("sending the weights"))
+
+    async def _offered(self, update: WeightUpdate) -> None:
+        """Ask for weights; what comes next are they.
+
+        :raises WeightsGoneError: there are none. Where nobody answers, the connection is closed.
+        """
+        try:
+            await self._ask(Send(policy_version=update.policy_version))
+            async with asyncio.timeout(_ASK_SECONDS):
+                answer = await self._answer_if_there()
+        except BaseException as error:
+            # An answer that comes after all would be taken for one to another question.
+            self._hang_up()
+            if isinstance(error, TimeoutError):
+                raise WeightsGoneError("the sender of weights does not answer") from error
+            raise
+        match answer:
             case Ready():
                 pass
             case Gone():
@@ -97,7 +125,6 @@ class WeightReceiver:
                 )
             case other:
                 raise EngineError(f"the sender of weights said {other!r} when asked for some")
-        await self._both(self._member.take(tensors), self._answered("sending the weights"))
 
     async def close(self) -> None:
         """Hang up, and have the server leave the group, as the sender does then."""
@@ -178,7 +205,6 @@ class WeightReceiver:
         try:
             return await self._answer("asking for weights")
         except EngineError as error:
-            self._hang_up()
             raise WeightsGoneError(error.message) from error
 
     async def _answer(self, doing: str) -> Answer:

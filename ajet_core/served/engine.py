@@ -50,6 +50,7 @@ class ServedEngine(Engine):
     :cvar name: of the engine.
     :cvar weight_channels: that `ModelServer.load` understands.
     :cvar shapes: whether `ModelServer.sample` honours penalties, biases and grammars.
+    :ivar patience: seconds that a server may take to load weights, and for anything else it is asked for but tokens.
     """
 
     name: ClassVar[str]
@@ -59,6 +60,7 @@ class ServedEngine(Engine):
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
+        self.patience = 900.0
         self._fleet: Fleet | None = None
         self._info: EngineInfo | None = None
         self._shapings: Shapings | None = None
@@ -117,9 +119,10 @@ class ServedEngine(Engine):
         self._fleet = Fleet(
             self.name,
             self.replicas(),
-            lambda one: self.launch(one, model),
-            self._welcome,
-            self._refresh,
+            launch=lambda one: self.launch(one, model),
+            welcome=self._welcome,
+            changed=self._refresh,
+            patience=self.patience,
         )
         try:
             await self._fleet.start()
@@ -155,7 +158,9 @@ class ServedEngine(Engine):
         self._active += 1
         try:
             while True:
-                await self._open.wait()
+                # Whoever opened may have closed again before this goes on.
+                while not self._open.is_set():
+                    await self._open.wait()
                 if self._closed:
                     yield GenerateChunk([], [], self._policy_version, "abort")
                     return
@@ -257,8 +262,8 @@ class ServedEngine(Engine):
         """Go on sampling."""
         fleet = self._running()
         async with self._weights:
-            self._paused = False
             await self._go_on(fleet)
+            self._paused = False
             self._refresh()
 
     async def sleep(self) -> None:
@@ -266,9 +271,13 @@ class ServedEngine(Engine):
 
         :raises EngineError: a server cannot.
         """
-        await self.pause()
-        fleet = self.fleet
-        fleet.awake.clear()
+        fleet = self._running()
+        try:
+            await fleet.rest()
+            await self.pause()
+        except BaseException:
+            fleet.awake.set()
+            raise
         for one in fleet.replicas:
             if one.up:
                 await fleet.tell(one, one.server.sleep())
@@ -356,7 +365,7 @@ class ServedEngine(Engine):
 
     async def _welcome(self, one: Replica) -> None:
         """Bring a server that has started to where the others are."""
-        with self.fleet.understood(one):
+        async with self.fleet.patient(one):
             info = await one.server.prepare()
         while not await self._brought_up(one, info):
             _log.warning(
@@ -366,7 +375,7 @@ class ServedEngine(Engine):
 
     async def _brought_up(self, one: Replica, info: EngineInfo) -> bool:
         """Give a server the latest weights and requests; False if whoever published them is gone."""
-        async with self._weights:
+        async with self._weights, self.fleet.patient(one):
             self._changed.clear()
             if (update := self._latest(one)) is not None:
                 await one.server.halt()
@@ -375,8 +384,7 @@ class ServedEngine(Engine):
                 except WeightsGoneError:
                     return False
                 await one.server.go_on()
-            with self.fleet.understood(one):
-                one.totals.begin(await one.server.stats())
+            one.totals.begin(await one.server.stats())
             self._info = info
             self.fleet.enter(one)
         return True
@@ -409,7 +417,7 @@ class ServedEngine(Engine):
         if not one.up:
             return ServerGoneError("it was lost while it was halted")
         try:
-            with fleet.understood(one):
+            async with fleet.patient(one):
                 await one.server.load(update)
         except (AjetError, ServerGoneError) as error:
             refusal = one.up and isinstance(error, EngineError)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from ajet_core.errors import AjetError, EngineError
 from ajet_core.served.http import ServerGoneError
@@ -28,6 +28,7 @@ class Fleet:
     :param launch: starts the server of a replica, or connects to it.
     :param welcome: brings a replica whose server runs to what all serve, and enters it.
     :param changed: called when a replica is up, or is not any more.
+    :param patience: seconds after which a server that has not done what it was asked for is given up.
     :ivar replicas: by their numbers.
     :ivar awake: clear while no server may be started, their memory being somebody else's.
     """
@@ -36,9 +37,11 @@ class Fleet:
         self,
         name: str,
         size: int,
+        *,
         launch: Callable[[Replica], Awaitable[Launched]],
         welcome: Callable[[Replica], Awaitable[None]],
         changed: Callable[[], None],
+        patience: float,
     ) -> None:
         self.name = name
         self.replicas = [Replica(number) for number in range(size)]
@@ -47,6 +50,7 @@ class Fleet:
         self.awake = asyncio.Event()
         self.awake.set()
         self._launch, self._welcome, self._changed = launch, welcome, changed
+        self._patience = patience
         self._closed = False
         self._restoring: dict[Replica, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -132,13 +136,25 @@ class Fleet:
         while not self.up:
             self.check()
             pending = [task for task in self._restoring.values() if not task.done()]
+            if not pending:
+                raise EngineError(f"the engine {self.name!r} was closed")
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+
+    async def rest(self) -> None:
+        """Start no server until `awake` is set; those that are being started are ended, and started anew then."""
+        self.awake.clear()
+        for one, task in list(self._restoring.items()):
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+                self._restoring[one] = asyncio.create_task(self._restore(one, "it was not up yet"))
+        await asyncio.gather(*(one.discard() for one in self.replicas if not one.up))
 
     async def ask(self, one: Replica, asking: Awaitable[None]) -> None:
         """Ask a server for what it does at once; one that does not answer, or refuses, is replaced."""
         one.asked += 1
         try:
-            with self.understood(one):
+            async with self.patient(one):
                 await asking
         except (EngineError, ServerGoneError) as error:
             self.lose(one, str(error))
@@ -146,12 +162,12 @@ class Fleet:
             one.asked -= 1
 
     async def tell(self, one: Replica, asking: Awaitable[None]) -> None:
-        """As `ask`, but what a server says against it is raised.
+        """Ask a server for what takes its time; what it says against it is raised.
 
         :raises EngineError: it refuses.
         """
         try:
-            with self.understood(one):
+            async with self.patient(one):
                 await asking
         except ServerGoneError as error:
             self.lose(one, str(error))
@@ -185,6 +201,21 @@ class Fleet:
                 f"server {one.number} of {self.name} answered what is not understood: {type(error).__name__}: {error}"
             ) from error
 
+    @asynccontextmanager
+    async def patient(self, one: Replica) -> AsyncIterator[None]:
+        """As `understood`, and a server that takes too long is gone."""
+        with self.understood(one):
+            limit = asyncio.timeout(self._patience)
+            try:
+                async with limit:
+                    yield
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise ServerGoneError(
+                    f"it has not done within {self._patience:g} s what it was asked for"
+                ) from None
+
     async def close(self) -> None:
         """End all servers that were started; closing twice is harmless."""
         self._closed = True
@@ -208,16 +239,16 @@ class Fleet:
         if before is not None:
             await before
         for _ in range(_RESTARTS):
-            await one.discard()
-            await self.awake.wait()
             try:
+                await one.discard()
+                await self.awake.wait()
                 await self._boot(one)
             # Whatever it is: a server that nobody brings back, and nobody says so, is missed for ever.
             except Exception as error:  # noqa: BLE001
-                why = str(error)
+                why = str(error) or type(error).__name__
                 _log.error("server %d of %s did not come back: %s", one.number, self.name, why)
             else:
                 return
-        await one.discard()
         one.failure = why
         self._changed()
+        await one.discard()

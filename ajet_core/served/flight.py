@@ -25,7 +25,7 @@ class Flight:
         self.heard = 0
         self._queue: asyncio.Queue[Piece | None] = asyncio.Queue()
         self._task = asyncio.create_task(self._read(pieces))
-        self._task.add_done_callback(_seen)
+        self._task.add_done_callback(self._ended)
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """All of them; it ends without a finish reason if the flight was interrupted.
@@ -54,16 +54,14 @@ class Flight:
 
     async def _read(self, pieces: AsyncIterator[Piece]) -> None:
         assert isinstance(pieces, AsyncGenerator), "closing it is what cancels the request"
-        try:
-            async with aclosing(pieces):
-                async for piece in pieces:
-                    self.heard += 1
-                    self._queue.put_nowait(piece)
-        finally:
-            self._queue.put_nowait(None)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                self.heard += 1
+                self._queue.put_nowait(piece)
 
-
-def _seen(task: asyncio.Task[None]) -> None:
-    """An error of a request that nobody waits for any more is no news."""
-    if not task.cancelled():
-        task.exception()
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # Here, because a task that is cancelled before its first step runs nothing of itself.
+        self._queue.put_nowait(None)
+        # An error of a request that nobody waits for any more is no news.
+        if not task.cancelled():
+            task.exception()

@@ -18,15 +18,26 @@ import threading
 def main() -> int:
     """Run the command of ``sys.argv``; its exit status, or 128 + the number of the signal that ended it."""
     command = sys.argv[1:]
+    child: subprocess.Popen[bytes] | None = None
+    ended = False
+
+    def end(*_: object) -> None:
+        nonlocal ended
+        ended = True
+        if child is not None:
+            child.terminate()
+
+    # Whoever ends us means the command, also while it is being started.
+    signal.signal(signal.SIGTERM, end)
     try:
         # A session of its own, so that all of it can be ended together.
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
     except OSError as error:
         sys.stderr.write(f"cannot start {command[0]}: {error}\n")
         return 127
+    if ended:
+        child.terminate()
     threading.Thread(target=_kill_when_alone, args=(child.pid,), daemon=True).start()
-    # Whoever ends us means the command.
-    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     status = child.wait()
     _kill_session(child.pid)
     return 128 - status if status < 0 else status

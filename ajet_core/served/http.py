@@ -132,7 +132,7 @@ class HttpClient:
             raise ServerGoneError("the connections to it were closed")
         try:
             yield
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise ServerGoneError(f"{type(error).__name__}: {error}") from error
 
 

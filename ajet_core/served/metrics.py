@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from prometheus_client import generate_latest
@@ -10,17 +11,22 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
 LABEL = "replica"
+_log = logging.getLogger("ajet.served")
 
 
 def labelled(texts: Mapping[int, str]) -> str:
     """What servers say at ``/metrics``, each sample with the number of its server in the label ``replica``.
 
-    :param texts: in the text format of Prometheus, by number.
-    :raises ValueError: one is no such text.
+    :param texts: in the text format of Prometheus, by number; what is no such text is left out.
     """
     families: dict[str, Metric] = {}
     for number, text in sorted(texts.items()):
-        for found in text_string_to_metric_families(text):
+        try:
+            parsed = list(text_string_to_metric_families(text))
+        except ValueError as error:
+            _log.warning("what server %d measures cannot be read: %s", number, error)
+            continue
+        for found in parsed:
             family = families.setdefault(
                 found.name, Metric(found.name, found.documentation, found.type)
             )

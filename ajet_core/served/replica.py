@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,6 +13,8 @@ from ajet_core.served.api import ModelServer
 from ajet_core.served.flight import Flight
 from ajet_core.served.process import ServerProcess
 from ajet_core.served.totals import ServerTotals
+
+_log = logging.getLogger("ajet.served")
 
 _LOOK_SECONDS = 1.0
 
@@ -66,6 +69,7 @@ class Replica:
     asked: int = 0
     _over: int = 0
     totals: ServerTotals = field(default_factory=ServerTotals)
+    _ending: asyncio.Task[None] | None = None
 
     @property
     def server(self) -> ModelServer:
@@ -100,22 +104,42 @@ class Replica:
         launched = self.launched
         if launched is None or (launched.process is not None and launched.process.died.done()):
             return False
-        return await launched.server.healthy()
+        try:
+            return await launched.server.healthy()
+        # Whatever it says, it is not that it is well.
+        except Exception as error:  # noqa: BLE001
+            _log.warning("server %d does not say how it is: %r", self.number, error)
+            return False
 
     async def look(self) -> EngineStats:
         """Ask for its counters.
 
         :raises ServerGoneError: it does not answer.
         """
-        self.totals.latest = await self.server.stats()
+        launched = self.launched
+        stats = await self.server.stats()
+        # What it did is counted already, if it was discarded meanwhile.
+        if self.launched is launched:
+            self.totals.latest = stats
         return self.totals.latest
 
     async def discard(self) -> None:
-        """End the present server, if there is one; harmless if there is none."""
+        """Returns when the present server has ended, if there is one, and those before it; it ends also if this is cancelled."""
         launched, self.launched = self.launched, None
-        if launched is None:
-            return
-        self.totals.lose()
-        await launched.server.close()
-        if launched.process is not None:
-            await launched.process.close()
+        if launched is not None:
+            self.totals.lose()
+            self._ending = asyncio.create_task(self._end(launched, self._ending))
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+
+    async def _end(self, launched: Launched, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        try:
+            await launched.server.close()
+        # It is given up, and its process is to end whatever it says to that.
+        except Exception as error:  # noqa: BLE001
+            _log.warning("server %d was not closed in peace: %r", self.number, error)
+        finally:
+            if launched.process is not None:
+                await launched.process.close()

@@ -79,11 +79,20 @@ async def begin(
         for prompt, seen in zip(prompts, first, strict=True)
     ]
     if stream:
-        await asyncio.gather(*(seen.wait() for seen in first))
+        await asyncio.gather(*(_seen(seen, task) for seen, task in zip(first, tasks, strict=True)))
     else:
         # Its tokens may all come at the end.
         await until(engine, lambda stats: stats.sampled_tokens - before >= 4 * len(prompts))
     return tasks
+
+
+async def _seen(seen: asyncio.Event, task: asyncio.Task[Answer]) -> None:
+    """Wait for an event of a task, whose error is raised if it has one."""
+    waiting = asyncio.create_task(seen.wait())
+    await asyncio.wait([waiting, task], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if task.done():
+        task.result()
 
 
 async def until(engine: Engine, condition: Callable[[EngineStats], bool]) -> None:

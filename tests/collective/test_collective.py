@@ -159,6 +159,44 @@ async def test_a_sender_that_dies_between_two_updates_leaves_the_server_as_it_is
     assert not process.received
 
 
+async def test_a_connection_that_was_cut_between_two_updates_is_made_again(
+    sender: WeightSender,
+) -> None:
+    process = ThreadedMember()
+    receiver = WeightReceiver(process)
+    await receiver.receive(sender.publish(make_model(0), 1))
+    process.received = {}
+    assert receiver._writer is not None
+    receiver._writer.transport.abort()
+    await receiver.receive(sender.publish(make_model(1), 2))
+    assert process.received
+    assert process.joined == 2
+
+
+async def test_a_receiver_that_is_given_up_while_it_asks_takes_no_old_answer_for_a_new_one(
+    sender: WeightSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = ThreadedMember()
+    receiver = WeightReceiver(process)
+    await receiver.receive(sender.publish(make_model(0), 1))
+    process.received = {}
+    asked = asyncio.Event()
+
+    async def endless(*_: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(receiver, "_answer", endless)
+        receiving = asyncio.create_task(receiver.receive(sender.publish(make_model(1), 2)))
+        await asked.wait()
+        receiving.cancel()
+        await asyncio.wait([receiving])
+    assert receiving.cancelled()
+    await receiver.receive(sender.publish(make_model(0), 3))
+    assert process.received
+
+
 async def test_a_receiver_that_is_closed_has_its_server_leave(sender: WeightSender) -> None:
     process = ThreadedMember()
     receiver = WeightReceiver(process)

@@ -43,9 +43,12 @@ def test_without_servers_there_is_nothing() -> None:
     assert labelled({}) == ""
 
 
-def test_what_is_no_exposition_is_an_error() -> None:
-    with pytest.raises(ValueError, match="not an"):
-        labelled({0: "<html>not an exposition</html>"})
+def test_what_is_no_exposition_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    text = "# TYPE tokens counter\ntokens_total 3.0\n"
+    told = labelled({0: "<html>not an exposition</html>", 1: text})
+    (family,) = text_string_to_metric_families(told)
+    assert [sample.labels for sample in family.samples] == [{"replica": "1"}]
+    assert "what server 0 measures cannot be read" in caplog.text
 
 
 async def test_servers_that_do_not_answer_are_left_out(tmp_path: Path) -> None:

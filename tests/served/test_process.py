@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ajet_core.errors import EngineError
-from ajet_core.served import ServerProcess
+from ajet_core.served import ServerProcess, guard
 
 # Writes its own pid and that of a child of its own, then serves for ever.
 SERVER = """
@@ -101,6 +101,29 @@ async def test_nothing_is_left_when_who_started_it_is_killed(tmp_path: Path) -> 
     parent.kill()
     await parent.wait()
     await until_gone(*pids)
+
+
+async def test_nothing_is_left_when_it_is_ended_while_it_begins(tmp_path: Path) -> None:
+    there = tmp_path / "pid"
+    # The guard is told to end in the moment in which it has started the command.
+    program = f"""
+import os, pathlib, runpy, signal, subprocess, sys
+
+class Popen(subprocess.Popen):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        pathlib.Path({str(there)!r}).write_text(str(self.pid))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen = Popen
+sys.argv = ["guard", sys.executable, "-c", "import signal; signal.pause()"]
+runpy.run_path({guard.__file__!r}, run_name="__main__")
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdin=asyncio.subprocess.PIPE
+    )
+    assert await process.wait() == 128 + signal.SIGTERM
+    await until_gone(int(there.read_text(encoding="utf-8")))
 
 
 async def test_its_death_is_told_with_the_last_lines_of_its_log(tmp_path: Path) -> None:

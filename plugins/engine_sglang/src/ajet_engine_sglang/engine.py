@@ -39,6 +39,7 @@ class SglangEngine(ServedEngine):
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
         self._options = SglangEngineSettings.model_validate(settings.model_dump())
+        self.patience = self._options.boot_timeout_seconds
         self.sockets = SocketDirectory("sglang")
 
     def replicas(self) -> int:

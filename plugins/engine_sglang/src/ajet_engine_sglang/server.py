@@ -169,9 +169,11 @@ class SglangServer(HttpModelServer):
         SGLang's own pause looks once a second whether any are left. So they are ended first, which takes one forward
         pass, and the pause is left with those that were on their way.
         """
+        # Those that begin after it was told are not ended by this.
+        begun = set(self._begun)
         await self.ask("/abort_request", {"abort_all": True})
-        if self._begun:
-            await asyncio.wait(self._begun)
+        if begun:
+            await asyncio.wait(begun)
         await self.ask("/pause_generation", {"mode": "abort"})
 
     async def go_on(self) -> None:
@@ -210,8 +212,13 @@ class SglangServer(HttpModelServer):
         """Move the weights to host memory, and forget keys and values."""
         # It ends of being told so while the last forward pass is not quite over; this waits for that.
         await self.get(f"/flush_cache?timeout={_IDLE_SECONDS}")
-        await self.ask("/release_memory_occupation", {})
+        # Also if nobody waits for the answer any more.
         self._asleep = True
+        try:
+            await self.ask("/release_memory_occupation", {})
+        except EngineError:
+            self._asleep = False
+            raise
 
     async def wake(self) -> None:
         """Move them back, unless it has come up while others slept: SGLang would end of being told so."""

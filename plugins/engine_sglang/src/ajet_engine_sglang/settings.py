@@ -22,7 +22,7 @@ class SglangEngineSettings(ComponentSettings):
     :param kv_tokens: tokens whose keys and values a server keeps on the CPU.
     :param threads: CPU threads of a server on the CPU.
     :param chunk_tokens: tokens of a chunk of an answer.
-    :param boot_timeout_seconds: longest time a server may take to start.
+    :param boot_timeout_seconds: longest time a server may take to start, or to load other weights.
     """
 
     replicas: Annotated[int, Field(ge=1, le=64)] = 1

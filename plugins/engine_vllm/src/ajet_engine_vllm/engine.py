@@ -38,6 +38,7 @@ class VllmEngine(ServedEngine):
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
         self._options = VllmEngineSettings.model_validate(settings.model_dump())
+        self.patience = self._options.boot_timeout_seconds
         self.sockets = SocketDirectory("vllm")
 
     def replicas(self) -> int:

@@ -22,7 +22,7 @@ class VllmEngineSettings(ComponentSettings):
     :param kv_cache_gib: memory for keys and values on the CPU.
     :param threads: CPU threads of a server on the CPU; None leaves it to vLLM, which binds them to cores.
     :param chunk_tokens: tokens of a chunk of a streamed answer.
-    :param boot_timeout_seconds: longest time a server may take to start.
+    :param boot_timeout_seconds: longest time a server may take to start, or to load other weights.
     """
 
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
