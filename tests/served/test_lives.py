@@ -78,6 +78,15 @@ async def test_a_server_that_hangs_over_weights_is_replaced(
     await engine.close()
 
 
+async def assert_started_when_woken(engine: FakeEngine) -> None:
+    """Of two servers one has died; its successor is started now, and not before."""
+    assert len(engine.servers) == 2
+    await engine.wake()
+    while len(engine.fleet.up) < 2:
+        await asyncio.sleep(0)
+    assert len(engine.servers) == 3
+
+
 async def test_no_server_boots_while_all_sleep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,11 +105,7 @@ async def test_no_server_boots_while_all_sleep(
     await engine.sleep()
     # The boot is not waited for, but given up.
     monkeypatch.setattr(engine, "launch", launch)
-    assert len(engine.servers) == 2
-    await engine.wake()
-    while len(engine.fleet.up) < 2:
-        await asyncio.sleep(0)
-    assert len(engine.servers) == 3
+    await assert_started_when_woken(engine)
     await engine.close()
 
 
@@ -111,11 +116,7 @@ async def test_a_server_that_dies_of_being_told_to_sleep_is_not_started_meanwhil
     first = engine.servers[0]
     first.dead = True
     await engine.sleep()
-    assert len(engine.servers) == 2
-    await engine.wake()
-    while len(engine.fleet.up) < 2:
-        await asyncio.sleep(0)
-    assert len(engine.servers) == 3
+    await assert_started_when_woken(engine)
     await engine.close()
 
 
