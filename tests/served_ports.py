@@ -7,10 +7,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from ajet_core.served import Address, HttpModelServer, ServedEngine
+
+
+def address_of(engine: ServedEngine) -> Address:
+    """Of the engine's first server."""
+    server = engine.fleet.replicas[0].server
+    assert isinstance(server, HttpModelServer)
+    return server.http.address
+
 
 @asynccontextmanager
-async def at_port(socket: Path) -> AsyncIterator[str]:
+async def at_port(socket: Path | None) -> AsyncIterator[str]:
     """The URL of a port that leads to a Unix socket."""
+    assert socket is not None, "a server of this engine's own listens at one"
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while part := await reader.read(65536):

@@ -59,9 +59,12 @@ class HttpClient:
     Methods raise `ServerGoneError` and `ServerRefusedError`, the first also once it is closed: whoever was about to ask a
     server need not look whether somebody else has given it up meanwhile. `get` and `answers` take seconds; of the others
     only the time to connect is limited.
+
+    :ivar address: of the server.
     """
 
     def __init__(self, address: Address) -> None:
+        self.address = address
         key = address.api_key
         local = address.socket is not None
         limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEP_SECONDS)

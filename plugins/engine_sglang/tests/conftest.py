@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 import torch
 from ajet_engine_sglang.engine import SglangEngine
-from ajet_engine_sglang.server import RESERVED, SglangServer
+from ajet_engine_sglang.server import RESERVED
 from ajet_engine_sglang.settings import SglangEngineSettings
 from transformers.utils import logging as hf_logging
 
@@ -19,7 +19,7 @@ from ajet_core.protocol.run import ModelConfig
 from ajet_core.testing.asking import Answer
 from tests.backends import backend_python
 from tests.served_models import Models
-from tests.served_ports import at_port
+from tests.served_ports import address_of, at_port
 
 torch.set_num_threads(1)
 hf_logging.disable_progress_bar()
@@ -37,12 +37,9 @@ SETTINGS = {
 @asynccontextmanager
 async def servers_of(engine: SglangEngine) -> AsyncIterator[ModelServers]:
     """The engine's server, as an operator would name it."""
-    server = engine.fleet.replicas[0].server
-    assert isinstance(server, SglangServer)
-    key = server.http._http.headers["authorization"].removeprefix("Bearer ")
-    (socket,) = engine.sockets.path.glob("*.sock")
-    async with at_port(socket) as url:
-        yield ModelServers(urls=(url,), api_key=key)
+    address = address_of(engine)
+    async with at_port(address.socket) as url:
+        yield ModelServers(urls=(url,), api_key=address.api_key)
 
 
 def assert_exact(models: Models, which: int, prompt: list[int], answer: Answer) -> None:

@@ -25,7 +25,7 @@ from ajet_core.interfaces import ModelServers, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import Address, HttpClient, ServerProcess
 from ajet_core.testing.asking import ask, until
-from tests.served_ports import at_port
+from tests.served_ports import address_of, at_port
 
 pytestmark = [
     pytest.mark.sglang,
@@ -37,7 +37,7 @@ pytestmark = [
 async def test_no_port_is_listened_at_that_another_user_could_have_taken(
     shared_engine: SglangEngine,
 ) -> None:
-    (socket,) = shared_engine.sockets.path.glob("*.sock")
+    socket = address_of(shared_engine).socket
     log = (shared_engine.context.run_dir / "logs" / "sglang-0.log").read_text()
     assert f"Uvicorn running on unix socket {socket} " in log
     assert "Uvicorn running on http" not in log
@@ -64,6 +64,22 @@ async def test_it_is_given_weights_answers_and_is_left_running(
         await engine.close()
         assert {answer.reason for answer in await asyncio.gather(*tasks)} == {"abort"}
     assert (await ask(shared_engine, prompt)).ids
+
+
+async def test_one_that_was_left_paused_is_well_and_goes_on(
+    shared_engine: SglangEngine, models: Models, tmp_path: Path
+) -> None:
+    """By a gateway that was killed in an update."""
+    await shared_engine.pause()
+    async with servers_of(shared_engine) as servers:
+        engine = make_engine(tmp_path, servers, boot_timeout_seconds=30)
+        await engine.start(model_config(models.paths[0]))
+        assert len((await ask(engine, [4, 5, 6])).ids) == 8
+        await engine.pause()
+        assert await engine.fleet.replicas[0].healthy()
+        await engine.close()
+    await shared_engine.resume()
+    assert (await ask(shared_engine, [1])).ids
 
 
 async def test_a_server_that_never_slept_survives_being_woken(

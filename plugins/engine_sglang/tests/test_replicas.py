@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from ajet_engine_sglang.engine import SglangEngine
+from ajet_engine_sglang.launch import IN_SERVER
 from conftest import make_engine, model_config
 
 from ajet_core.interfaces import ModelServers
@@ -41,6 +42,8 @@ async def two_servers(
         # It admits requests as if they would all be short.
         patch.setenv("SGLANG_INIT_NEW_TOKEN_RATIO", "0.1")
         patch.setattr("ajet_core.served.watch.LOOK_SECONDS", 3.0)
+        late = Path(__file__).with_name("late_scheduler")
+        patch.setattr("ajet_engine_sglang.launch.IN_SERVER", f"{late}{os.pathsep}{IN_SERVER}")
         engine = make_engine(
             tmp_path_factory.mktemp("run"),
             ModelServers(python=python),

@@ -16,15 +16,14 @@ from ajet_core.errors import EngineError
 from ajet_core.interfaces import ModelServers, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.testing.asking import ask, until
-from tests.served_ports import at_port
+from tests.served_ports import address_of, at_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 
 def url_of(engine: VllmEngine) -> AbstractAsyncContextManager[str]:
     """The engine's server at a port."""
-    (socket,) = engine.sockets.path.glob("*.sock")
-    return at_port(socket)
+    return at_port(address_of(engine).socket)
 
 
 async def test_it_is_given_weights_answers_and_is_left_running(

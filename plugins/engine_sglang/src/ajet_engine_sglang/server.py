@@ -25,7 +25,8 @@ _HOW_TO_FIT = (
     "set model.max_context lower, or give the server more room for keys and values: engine.settings.kv_tokens on a CPU, "
     "engine.settings.memory_fraction on GPUs"
 )
-_IDLE_SECONDS = 20
+_IDLE_SECONDS = 15
+_NO_ENTRY = (401, 403)
 # Without the second, weights would be lost by sleeping.
 SLEEPS = "--enable-memory-saver --enable-weights-cpu-backup"
 _SLEEPS = ("enable_memory_saver", "enable_weights_cpu_backup")
@@ -60,12 +61,28 @@ class SglangServer(HttpModelServer):
         self._counted = _Counted()
         # One for each request that has sampled something and is not over.
         self._begun: set[asyncio.Future[None]] = set()
+        # Whoever used it before may have left it paused.
+        self._paused = True
         super().__init__(http)
 
     def member(self) -> SglangMember:
         """Its schedulers."""
         self._member = SglangMember(self.ask)
         return self._member
+
+    async def healthy(self) -> bool:
+        """Whether it answers, and computes unless it is paused: SGLang's own probe would wait for the end of that."""
+        if not self._paused:
+            return await super().healthy()
+        try:
+            # Its scheduler is asked for that.
+            await self.http.get("/server_info")
+        except ServerGoneError:
+            return False
+        except ServerRefusedError as error:
+            # `prepare` says so.
+            return error.status in _NO_ENTRY
+        return True
 
     async def prepare(self) -> EngineInfo:
         """What it serves.
@@ -94,7 +111,6 @@ class SglangServer(HttpModelServer):
                 "start the SGLang server without --preferred-sampling-params: requests would be sampled in another way than "
                 "they say"
             )
-        # Whoever used it before may have left it paused.
         await self.go_on()
         await self._probe()
         if self._shapes:
@@ -164,7 +180,7 @@ class SglangServer(HttpModelServer):
             over.set_result(None)
 
     async def halt(self) -> None:
-        """End all requests; what they have sampled is sent.
+        """End all requests; what they have sampled is sent. What was cached is forgotten.
 
         SGLang's own pause looks once a second whether any are left. So they are ended first, which takes one forward
         pass, and the pause is left with those that were on their way.
@@ -174,11 +190,16 @@ class SglangServer(HttpModelServer):
         await self.ask("/abort_request", {"abort_all": True})
         if begun:
             await asyncio.wait(begun)
+        self._paused = True
         await self.ask("/pause_generation", {"mode": "abort"})
+        # The last answer is sent before the forward pass is quite over. Until then SGLang takes no weights, and would end of
+        # being told to sleep; this waits for that.
+        await self.get(f"/flush_cache?timeout={_IDLE_SECONDS}")
 
     async def go_on(self) -> None:
         """Begin requests again."""
         await self.ask("/continue_generation", {})
+        self._paused = False
 
     async def load(self, update: WeightUpdate) -> None:
         """Load a directory, or what is broadcast, into the running model, and forget what was cached.
@@ -210,8 +231,6 @@ class SglangServer(HttpModelServer):
 
     async def sleep(self) -> None:
         """Move the weights to host memory, and forget keys and values."""
-        # It ends of being told so while the last forward pass is not quite over; this waits for that.
-        await self.get(f"/flush_cache?timeout={_IDLE_SECONDS}")
         # Also if nobody waits for the answer any more.
         self._asleep = True
         try:
