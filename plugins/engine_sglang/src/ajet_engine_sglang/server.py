@@ -25,6 +25,7 @@ _HOW_TO_FIT = (
     "set model.max_context lower, or give the server more room for keys and values: engine.settings.kv_tokens on a CPU, "
     "engine.settings.memory_fraction on GPUs"
 )
+# Less than any GET may take, so that it is SGLang which says that it did not get there.
 _IDLE_SECONDS = 15
 _NO_ENTRY = (401, 403)
 # Without the second, weights would be lost by sleeping.
