@@ -265,7 +265,7 @@ def test_a_program_that_hangs_takes_no_place(tmp_path: Path) -> None:
             progress=False,
             concurrency=2,
             retries=0,
-            episode_timeout=2.0,
+            episode_timeout=5.0,
         )
     released.set()
     assert {failure.task.id for failure in report.failures} == {"hangs 1", "hangs 2"}

@@ -73,7 +73,11 @@ async def roll(server: Running, trainer: str, **settings: object) -> None:
     answer = await server.http.put("/v1/run", headers=server_conftest.CONTROL, json=body)
     assert answer.status_code == 200, answer.text
     answer = await server.http.post(
-        "/v1/run/start", headers=server_conftest.CONTROL, json={"wait_seconds": 200.0}
+        "/v1/run/start",
+        headers=server_conftest.CONTROL,
+        json={"wait_seconds": 600.0},
+        # Nothing is answered before trainer and engine are up.
+        timeout=None,
     )
     assert answer.json()["state"] == "ROLLING"
 

@@ -181,7 +181,7 @@ async def test_ending_an_episode_stops_its_running_calls(servers: ServerFactory)
 async def test_a_call_that_takes_too_long_gets_an_answer_all_the_same(
     servers: ServerFactory,
 ) -> None:
-    async with servers.running(call_deadline_seconds=0.2) as server:
+    async with servers.running(call_deadline_seconds=2.0) as server:
         with HoldGate(server.run_dir, "engine"):
             await server.roll(engine={"hangs_at": 1})
             grant = await server.claim()
