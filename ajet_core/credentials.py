@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ajet_core.files import write_whole
+from ajet_core.files import read_json, write_whole
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -60,7 +60,7 @@ def find_local(url: str) -> ServerTokens | None:
     try:
         if path.stat().st_uid != os.getuid():
             return None
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         return ServerTokens(control=str(found["control"]), client=str(found["client"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

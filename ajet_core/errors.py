@@ -26,14 +26,18 @@ AjetError                         internal_error          500
 │   └── EpisodeClosedError        episode_closed          410
 ├── StateError (RuntimeError)     wrong_state             409
 │   ├── NotRollingError           not_rolling             503
+│   ├── BatchStarvedError         batch_starved           409
 │   └── BusyError                 busy                    429
+├── UnreadableFileError (ValueError)  unreadable_file     500
 ├── StoreError                    store_error             500
-│   └── StoreFullError            storage_full            507
+│   ├── StoreFullError            storage_full            507
+│   └── DamagedRecordError        damaged_record          500
 ├── WorkerError                   worker_error            503
 │   ├── WorkerDiedError           worker_died             503
 │   └── WorkerBootError           worker_boot_failed      500
 ├── EngineError                   engine_error            503
-│   └── WeightsGoneError          weights_gone            503
+│   ├── WeightsGoneError          weights_gone            503
+│   └── SealError                 seal_broken             503
 ├── TrainerError                  trainer_error           500
 │   ├── StepRefusedError          step_refused            500
 │   └── WeightsLostError          weights_lost            500
@@ -159,9 +163,26 @@ class UnsupportedError(RequestError):
 
 
 class ContextLengthError(RequestError):
-    """Prompt and requested completion do not fit into the model's context."""
+    """The prompt leaves no room for an answer in the model's context.
+
+    :param prompt_tokens: tokens of the prompt, if known.
+    :param max_context: tokens of the model's context, if known.
+    """
 
     type = "context_length_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: float | None = None,
+        prompt_tokens: int | None = None,
+        max_context: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after=retry_after)
+        self.prompt_tokens = prompt_tokens
+        self.max_context = max_context
 
 
 class BodyTooLargeError(RequestError):
@@ -248,6 +269,12 @@ class NotRollingError(StateError):
     status = 503
 
 
+class BatchStarvedError(StateError):
+    """A step that is waited for does not come: its batch lacks episodes, and no client is rolling any out."""
+
+    type = "batch_starved"
+
+
 class BusyError(StateError):
     """A limit is reached; the request may be repeated after ``retry_after`` seconds."""
 
@@ -255,10 +282,22 @@ class BusyError(StateError):
     status = 429
 
 
+class UnreadableFileError(AjetError, ValueError):
+    """A file holds something else than it should; the message names it."""
+
+    type = "unreadable_file"
+
+
 class StoreError(AjetError):
     """The sample store failed."""
 
     type = "store_error"
+
+
+class DamagedRecordError(StoreError):
+    """A record in the store is not what was written; others can be read."""
+
+    type = "damaged_record"
 
 
 class StoreFullError(StoreError):
@@ -299,6 +338,12 @@ class WeightsGoneError(EngineError):
     """Nobody sends the weights of an update any more: there will be others."""
 
     type = "weights_gone"
+
+
+class SealError(EngineError):
+    """An engine would serve other weights than the trainer published."""
+
+    type = "seal_broken"
 
 
 class TrainerError(AjetError):

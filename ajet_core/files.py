@@ -1,11 +1,86 @@
-"""Files that are there as a whole or not at all, also after a crash; files that one process has at a time."""
+"""Files that are there as a whole or not at all, also after a crash; files that one process has at a time; and
+files that may hold anything, read safely."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import secrets
+import stat
+import tomllib
 from pathlib import Path
+from typing import Any
+
+import pydantic_core
+
+from ajet_core.errors import UnreadableFileError
+
+MAX_TEXT_BYTES = 64 * 1024 * 1024
+"""Of a file that is read as a whole: larger than any configuration or index of weights."""
+
+
+def read_bytes(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
+    """The content of a regular file.
+
+    :param limit: bytes it may have.
+    :raises FileNotFoundError: there is none.
+    :raises UnreadableFileError: it cannot be read, is no regular file, or is too large.
+    """
+    try:
+        # Without waiting: a pipe in the file's place might never have another end.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise UnreadableFileError(f"{path} is no regular file")
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                content = file.read(limit + 1)
+        finally:
+            os.close(descriptor)
+    except (FileNotFoundError, UnreadableFileError):
+        raise
+    # The path itself may be wrong, such as one with a null character.
+    except (OSError, ValueError) as error:
+        raise UnreadableFileError(f"{path} cannot be read: {error}") from error
+    if len(content) > limit:
+        raise UnreadableFileError(
+            f"{path} is larger than {limit} bytes, so it is not what it is named"
+        )
+    return content
+
+
+def read_json(path: Path, limit: int = MAX_TEXT_BYTES) -> dict[str, Any]:
+    """The JSON object in a file, whatever the file may hold instead.
+
+    Nesting is limited to 200 levels, text to valid UTF-8; of a name that comes twice the last value counts.
+
+    :raises FileNotFoundError: there is no file.
+    :raises UnreadableFileError: it cannot be read, or holds no JSON object.
+    """
+    content = read_bytes(path, limit)
+    try:
+        value = pydantic_core.from_json(content)
+    except ValueError as error:
+        raise UnreadableFileError(
+            f"{path} holds no valid JSON ({error}): restore it from a backup or make it anew"
+        ) from error
+    if not isinstance(value, dict):
+        raise UnreadableFileError(
+            f"{path} holds no JSON object: restore it from a backup or make it anew"
+        )
+    return value
+
+
+def read_toml(path: Path, limit: int = MAX_TEXT_BYTES) -> dict[str, Any]:
+    """The table in a TOML file, whatever the file may hold instead.
+
+    :raises FileNotFoundError: there is no file.
+    :raises UnreadableFileError: it cannot be read, or holds no TOML.
+    """
+    content = read_bytes(path, limit)
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UnreadableFileError(f"{path}: not valid TOML: {error}") from error
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o600) -> None:

@@ -82,12 +82,16 @@ class ServerSettings(_Section):
         `max_waiting_claims`.
     :param max_calls_at_once: model calls of one episode being answered; more are refused with 429, and so are
         those beyond `max_calls_per_episode`.
+    :param max_reward: largest absolute value of a reward, of one of its components, and of rewards for calls and
+        agents; an end with a larger one is refused with 400.
     :param max_event_streams: readers of events at once.
     :param max_connections: open connections, of anybody.
     :param max_bytes_in_flight: bytes of request bodies being read or answered, of all requests together.
     :param request_seconds: longest time a client may take to send the head of a request; to send a body, with a
         second more for every 16 KiB of it; to read the next 64 KiB of an answer.
     :param call_deadline_seconds: longest time a model call may take, waiting for weights included.
+    :param stream_heartbeat_seconds: longest time a stream of a model call sends nothing; then it sends a heartbeat,
+        because programs hang up on streams that are silent. 0 sends none.
     :param boot_timeout_seconds: longest time a worker may take to load its model.
     :param step_timeout_seconds: longest time a training step, a checkpoint or an export may take before its worker
         is replaced.
@@ -115,11 +119,13 @@ class ServerSettings(_Section):
     max_waiting_claims: Annotated[int, Field(ge=1)] = 2000
     max_calls_at_once: Annotated[int, Field(ge=1)] = 256
     max_calls_per_episode: Annotated[int, Field(ge=1)] = 10000
+    max_reward: Annotated[float, Field(gt=0, le=1e12)] = 1e6
     max_event_streams: Annotated[int, Field(ge=1)] = 256
     max_connections: Annotated[int, Field(ge=1)] = 16384
     max_bytes_in_flight: Annotated[int, Field(ge=1024)] = 1024 * 1024 * 1024
     request_seconds: Seconds = 60.0
     call_deadline_seconds: Seconds = 600.0
+    stream_heartbeat_seconds: Annotated[float, Field(ge=0, le=3600)] = 15.0
     boot_timeout_seconds: Seconds = 300.0
     step_timeout_seconds: Seconds = 7200.0
     engine_stall_seconds: Seconds = 180.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError
 
-from ajet_core.errors import ConfigError
+from ajet_core.errors import ConfigError, UnreadableFileError
+from ajet_core.files import read_toml
 
 DEFAULT_FILE = Path("ajet.toml")
 ENV_PREFIX = "AJET_"
@@ -161,11 +161,11 @@ def _variable(path: tuple[str, ...]) -> str:
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = read_toml(file)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}", param="config") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}", param="config") from error
+    except UnreadableFileError as error:
+        raise ConfigError(error.message, param="config") from error
     if "config" in values:
         raise ConfigError(f"{file}: config: a file cannot name another one", param="config")
     return values

@@ -1,13 +1,22 @@
-"""What asynchronous rollouts are worth where tools are slow: steps an hour, and what is learnt in them.
+"""What asynchronous rollouts are worth where tools are slow: how much faster steps are, and what is learnt in them.
 
-The demo's model learns GridWalk twice from the same weights, with the same tasks and as many steps: once with the default
-configuration, once with `rollout.mode = "async"`, truncated importance weights and `rollout.max_staleness = --bound`. Each
-reply of the tool takes a time of a Pareto distribution, cut off at a longest one, the same for the same move of the
-same rollout of a task in both. One client sends one stream of episodes, with more at a time than either mode has places for.
+The demo's model learns GridWalk from the same weights, with the same tasks and as many steps, in mode `sync` and in mode
+`async` with `rollout.max_staleness` = `--bound`; all else is the default. Each reply of the tool takes a time
+of a Pareto distribution, cut off at a longest one, the same for the same move of the same rollout of a task in both modes.
+One client sends one stream of episodes, with more at a time than either mode has places for.
 
-`seconds_*` are from the first claim to the weights of the last step being served, so that filling and draining the
-pipeline is part of them. `success_*` is of sampled walks of held-out tasks with these weights. `waited_share_*`
-is the share of the time in which no step was trained, because its batch was not full.
+Steps take the time of a large model's. In sync the trainer (`waiting_trainer`) waits until each step has taken
+`--update-share` of its cycle: S / (1 - S) times what the rollouts of its batch took. In async a step takes the mean of the
+steps of the same seed in sync. So the share does not depend on the machine, unless computing a step takes longer than that.
+
+Of every seed, in the order of the seeds: `success_*` on sampled walks of held-out tasks with the last weights, and `seconds_*`
+from the first claim to the weights of the last step being served, so that filling and draining the pipeline is
+part of them. `speedup` is of their sums. `update_share` is the measured one of sync. `waited_share_*`: the share of the time
+in which no step was trained, because its batch was not full. `max_staleness` is that of any token of any run,
+`episodes_stale` how many were left out because they were older than the bound.
+
+`--seeds`, `--update-share` and `--bound` take several values; then the line has a table of all pairs of share and bound, and
+sync runs once for each seed and share. `--at-once` runs share the machine, and their client processes too.
 
 The JSON line comes last; `--output` keeps it, with date and hardware.
 """
@@ -18,20 +27,23 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from reporting import report
 
 from ajet_core.client import AsyncSwarmClient, Episode, EpisodeOutcome, SwarmClient, Task
 from ajet_core.demo.agent import GridWalkAgent
-from ajet_core.demo.gridwalk import GridWalk
 from ajet_core.demo.recipe import (
     EPISODES_PER_STEP,
     ROLLOUTS_PER_TASK,
@@ -41,12 +53,15 @@ from ajet_core.demo.recipe import (
 )
 from ajet_core.demo.server_child import DemoServer
 from ajet_core.demo.tiny_model import create_tiny_model
-from ajet_core.protocol import RolloutConfig, RunConfig, ServerState, ServerStatus
+from ajet_core.protocol import ComponentChoice, RolloutConfig, RunConfig, ServerState, ServerStatus
+from ajet_core.worlds.gridwalk import GridWalk
 
 # Seconds: the least, the most, and how heavy the tail between them is.
 SHORTEST, LONGEST, TAIL = 0.1, 6.0, 1.1
 EVAL_TASKS = 256
 POLL_SECONDS = 0.05
+
+Figures = dict[str, float]
 
 
 class SlowTools(GridWalkAgent):
@@ -77,14 +92,19 @@ class SlowTools(GridWalkAgent):
         return await super().use_tool(walk, name, arguments)
 
 
-def configured(model: Path, seed: int, bound: int | None) -> RunConfig:
+def configured(
+    model: Path, seed: int, bound: int | None, trainer: dict[str, float], checkpoint_every: int
+) -> RunConfig:
     """The demo's run; asynchronous if there is a bound of staleness."""
     config = run_config(model, seed)
-    if bound is None:
-        return config
-    algorithm = config.algorithm.model_copy(update={"importance": "truncated"})
-    rollout = RolloutConfig(mode="async", max_staleness=bound)
-    return config.model_copy(update={"algorithm": algorithm, "rollout": rollout})
+    rollout = RolloutConfig() if bound is None else RolloutConfig(mode="async", max_staleness=bound)
+    return config.model_copy(
+        update={
+            "rollout": rollout,
+            "trainer": ComponentChoice(name="waiting", settings=trainer),
+            "checkpoint_every": checkpoint_every,
+        }
+    )
 
 
 def lacks_tasks(status: ServerStatus) -> bool:
@@ -98,7 +118,7 @@ def lacks_tasks(status: ServerStatus) -> bool:
 
 async def train(
     url: str, token: str, observer: SwarmClient, *, seed: int, steps: int, concurrency: int
-) -> dict[str, float]:
+) -> Figures:
     """Roll out the tasks of `steps` batches, wait for the last step, and evaluate its weights."""
     slow, quick = SlowTools(seed), GridWalkAgent(TEMPERATURE)
     tasks = [task_id for step in range(1, steps + 1) for task_id in train_task_ids(seed, step)]
@@ -135,15 +155,16 @@ async def train(
     }
 
 
-def measure(
-    model: Path, directory: Path, *, seed: int, steps: int, bound: int | None, concurrency: int
-) -> dict[str, float]:
-    """Train in one mode, on a server of its own."""
-    directory.mkdir()
-    own = directory / "model"
-    shutil.copytree(model, own)
+def run(
+    directory: Path, seed: int, steps: int, bound: int | None, trainer: dict[str, float]
+) -> Figures:
+    """Train in one mode, on a server of its own, in a directory that has the model."""
+    # A batch that fills, in async one that is trained, and one that waits for places.
+    concurrency = EPISODES_PER_STEP * (2 if bound is None else 3)
     with DemoServer(directory) as server:
-        server.client.sync_train_config(configured(own, seed, bound))
+        server.client.sync_train_config(
+            configured(directory / "model", seed, bound, trainer, steps)
+        )
         server.client.start_engine()
         found = asyncio.run(
             train(
@@ -163,70 +184,150 @@ def measure(
     def total(name: str) -> float:
         return float(sum(step[name] for step in trained))
 
-    found |= {
+    return found | {
         "max_staleness": max(step["staleness_max"] for step in trained),
         "mean_staleness": total("staleness_mean") / steps,
-        "tokens_stale": total("tokens_stale"),
-        "tokens_per_second": total("tokens_trained") / found["seconds"],
-        "waited_share": total("rollout_seconds") / found["seconds"],
+        "episodes_stale": total("episodes_stale"),
+        "update_seconds": total("update_seconds") / steps,
         "update_share": total("update_seconds") / found["seconds"],
-        "forward_share": total("forward_seconds") / found["seconds"],
+        "waited_share": total("rollout_seconds") / found["seconds"],
     }
-    print(json.dumps({"bound": bound, **found}), file=sys.stderr)
-    return found
+
+
+class Runs:
+    """Runs of this benchmark, each a process of its own.
+
+    :param root: a directory that they may fill.
+    """
+
+    def __init__(self, root: Path, steps: int) -> None:
+        self._root, self._steps = root, steps
+        # A plugin is found by the metadata of an installed distribution.
+        metadata = root / "plugins" / "ajet_waiting-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: ajet-waiting\nVersion: 1.0\n"
+        )
+        (metadata / "entry_points.txt").write_text(
+            "[agentjet]\nwaiting = waiting_plugin\n[agentjet.hook_api]\n1.0 = waiting_plugin\n"
+        )
+        paths = [str(metadata.parent), str(Path(__file__).resolve().parent)]
+        path = os.pathsep.join(filter(None, [*paths, os.environ.get("PYTHONPATH")]))
+        self._environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+    def model(self, seed: int) -> Path:
+        """The weights that all runs of a seed begin with."""
+        directory = self._root / f"model-{seed}"
+        if not directory.exists():
+            create_tiny_model(directory, seed=seed)
+        return directory
+
+    def measure(
+        self, name: str, seed: int, bound: int | None, trainer: dict[str, float]
+    ) -> Figures:
+        """The figures of one run."""
+        directory = self._root / name
+        directory.mkdir()
+        shutil.copytree(self._root / f"model-{seed}", directory / "model")
+        arguments = json.dumps([str(directory), seed, self._steps, bound, trainer])
+        done = subprocess.run(
+            [sys.executable, __file__, "run", arguments],
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            check=True,
+            text=True,
+        )
+        found: Figures = json.loads(done.stdout.splitlines()[-1])
+        print(json.dumps({"run": name, **found}), file=sys.stderr, flush=True)
+        shutil.rmtree(directory)
+        return found
+
+    def of_seed(
+        self, seed: int, shares: Sequence[float], bounds: Sequence[int]
+    ) -> dict[tuple[float, int | None], Figures]:
+        """All runs of a seed, one after the other; by share and bound, None for sync."""
+        found: dict[tuple[float, int | None], Figures] = {}
+        for share in shares:
+            name = f"seed-{seed}-share-{share:g}"
+            sync = self.measure(f"{name}-sync", seed, None, {"share": share})
+            found[share, None] = sync
+            for bound in bounds:
+                trainer = {"seconds": sync["update_seconds"]}
+                found[share, bound] = self.measure(f"{name}-bound-{bound}", seed, bound, trainer)
+        return found
+
+
+def compared(
+    sync: Sequence[Figures], asynchronous: Sequence[Figures], bound: int
+) -> dict[str, Any]:
+    """What is reported of the runs of all seeds with one share and bound."""
+
+    def each(runs: Sequence[Figures], name: str) -> list[float]:
+        return [round(run[name], 3) for run in runs]
+
+    def mean(runs: Sequence[Figures], name: str) -> float:
+        return round(sum(run[name] for run in runs) / len(runs), 3)
+
+    seconds = [sum(run["seconds"] for run in runs) for runs in (sync, asynchronous)]
+    return {
+        "success_sync": each(sync, "success"),
+        "success_async": each(asynchronous, "success"),
+        "mean_success_sync": mean(sync, "success"),
+        "mean_success_async": mean(asynchronous, "success"),
+        "speedup": round(seconds[0] / seconds[1], 3),
+        "update_share": mean(sync, "update_share"),
+        "max_staleness": max(run["max_staleness"] for run in asynchronous),
+        "bound": bound,
+        "mean_staleness": mean(asynchronous, "mean_staleness"),
+        "episodes_stale": sum(run["episodes_stale"] for run in asynchronous),
+        "seconds_sync": each(sync, "seconds"),
+        "seconds_async": each(asynchronous, "seconds"),
+        "update_share_async": mean(asynchronous, "update_share"),
+        "waited_share_sync": mean(sync, "waited_share"),
+        "waited_share_async": mean(asynchronous, "waited_share"),
+        "extra_tasks": sum(run["extra_tasks"] for run in (*sync, *asynchronous)),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--bound", type=int, default=2, help="rollout.max_staleness")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bound", type=int, nargs="+", default=[2], help="rollout.max_staleness")
+    parser.add_argument("--update-share", type=float, nargs="+", default=[0.3])
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--at-once", type=int, default=1, help="how many seeds run at a time")
     parser.add_argument("--output", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
-    # As many as asynchronous rollouts may have under way, and a batch more that waits.
-    concurrency = EPISODES_PER_STEP * (options.bound + 2)
+    seeds = range(options.seeds)
     with tempfile.TemporaryDirectory(prefix="ajet-async-") as root:
-        model = Path(root) / "model"
-        create_tiny_model(model, seed=options.seed)
-        modes = {
-            mode: measure(
-                model,
-                Path(root) / mode,
-                seed=options.seed,
-                steps=options.steps,
-                bound=bound,
-                concurrency=concurrency,
+        runs = Runs(Path(root), options.steps)
+        for seed in seeds:
+            runs.model(seed)
+        with ThreadPoolExecutor(options.at_once) as pool:
+            found = list(
+                pool.map(lambda s: runs.of_seed(s, options.update_share, options.bound), seeds)
             )
-            for mode, bound in (("sync", None), ("async", options.bound))
-        }
-    sync, asynchronous = modes["sync"], modes["async"]
-    figures = (
-        "success",
-        "seconds",
-        "tokens_per_second",
-        "waited_share",
-        "update_share",
-        "forward_share",
-    )
+    table = [
+        compared([f[share, None] for f in found], [f[share, bound] for f in found], bound)
+        for share in options.update_share
+        for bound in options.bound
+    ]
+    tools = sum(f["tool_seconds"] for of_seed in found for f in of_seed.values())
     report(
         {
-            "speedup": round(sync["seconds"] / asynchronous["seconds"], 3),
-            **{
-                f"{name}_{mode}": round(found[name], 3)
-                for name in figures
-                for mode, found in modes.items()
-            },
-            "max_staleness": asynchronous["max_staleness"],
-            "mean_staleness": round(asynchronous["mean_staleness"], 3),
-            "bound": options.bound,
+            **(table[0] if len(table) == 1 else {"table": table}),
             "steps": options.steps,
-            "concurrency": concurrency,
-            "extra_tasks": [found["extra_tasks"] for found in modes.values()],
-            "tool_seconds_per_episode": round(asynchronous["tool_seconds"], 3),
+            "seeds": list(seeds),
+            "at_once": options.at_once,
+            "tool_seconds_per_episode": round(tools / sum(map(len, found)), 3),
         },
         options.output,
     )
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["run"]:
+        place, *rest = json.loads(sys.argv[2])
+        print(json.dumps(run(Path(place), *rest)))
+    else:
+        main()

@@ -6,7 +6,7 @@ from the weights that were published for its policy version, and what the traine
 step is compared with what the engine had said of them when it sampled them.
 
 Medians over steps, in seconds: `rollout_s` (until the batch is full), `drain_s` (until the trainer has it: waiting for what
-is late, which the demo does not do, and merging), `step_s`, `publish_s`, `load_s`, `first_call_s`; `publish_load_max_s` is of the slowest
+is late, which the demo does not do, and merging), `step_s`, `publish_s`, `load_s`, `seal_s` (of both: the proof that what is served is what was published), `first_call_s`; `publish_load_max_s` is of the slowest
 step. `max_logprob_diff` is the largest difference of a sampled token's logprob to transformers' on the published
 weights, over the versions in `versions_checked`: with a channel that publishes no files only the first and the last. `max_trainer_diff`
 is the largest one between engine and trainer on the same tokens, before any of the step's updates.
@@ -36,7 +36,6 @@ from reporting import report
 
 from ajet_core.client import AsyncSwarmClient, Episode, EpisodeOutcome, Task
 from ajet_core.demo.agent import GridWalkAgent
-from ajet_core.demo.gridwalk import GridWalk
 from ajet_core.demo.orchestrate import adopt, terminate_as_interrupt
 from ajet_core.demo.recipe import (
     EPISODES_PER_STEP,
@@ -51,6 +50,7 @@ from ajet_core.demo.tiny_model import create_tiny_model
 from ajet_core.embedded.store_reader import EpisodeQuery, StoreReader
 from ajet_core.protocol import ServerState
 from ajet_core.timeline import Call
+from ajet_core.worlds.gridwalk import GridWalk
 
 ROOT = Path(__file__).resolve().parents[1]
 POLL_SECONDS = 0.01
@@ -61,6 +61,7 @@ PARTS = {
     "step_s": "update_seconds",
     "publish_s": "publish_seconds",
     "load_s": "load_seconds",
+    "seal_s": "seal_seconds",
 }
 
 

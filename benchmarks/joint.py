@@ -284,7 +284,7 @@ def configs(directory: Path) -> dict[str, RunConfig]:
         found[role] = config.model_copy(
             update={
                 "trainer": ComponentChoice(name="witness"),
-                "failures": FailureConfig(max_rate=1.0),
+                "failures": FailureConfig(max_rate=1.0, pause_on=()),
                 # Workers of a killed gateway are taken over from the first step on.
                 "checkpoint_every": 1,
                 "batch": config.batch.model_copy(update={"max_aborts_per_task": 1000}),

@@ -105,6 +105,8 @@ async def start_run(
         "trainer": {"name": "scripted"},
         "batch": batch or {},
         "mixture": mixture,
+        # It is about load: every reward may be the same.
+        "failures": {"pause_on": []},
     }
     headers = {"authorization": f"Bearer {control}"}
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=90) as http:

@@ -1,25 +1,30 @@
-"""The plugin of the trainer ``witness``. Light, as hooks have to be: the server reads it without importing torch."""
+"""The plugin of the trainers ``witness`` and ``witness_scripted``. Light, as hooks have to be: the server reads
+it without importing torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ajet_backend_torch import hooks
+from ajet_backend_torch import hooks as torch_hooks
 
 from ajet_core.plugin.components import TrainerSpec
 from ajet_core.plugin.spec import hookimpl
+from ajet_core.testing import hooks as scripted_hooks
 
 
 @hookimpl
 def ajet_register_trainers() -> Sequence[TrainerSpec]:
-    """The trainer ``witness``."""
-    (torch,) = hooks.ajet_register_trainers()
+    """Both trainers, as witnesses of what they are trained on."""
+    (torch,) = torch_hooks.ajet_register_trainers()
+    (scripted,) = scripted_hooks.ajet_register_trainers()
+    summary = "Remembers its batches; for a benchmark"
     return (
-        TrainerSpec(
-            name="witness",
-            target="recovery_witness:WitnessTrainer",
-            settings=torch.settings,
-            summary="The torch trainer, which remembers its batches; for a benchmark",
-            capabilities=torch.capabilities,
+        replace(torch, name="witness", target="recovery_torch:TorchWitness", summary=summary),
+        replace(
+            scripted,
+            name="witness_scripted",
+            target="recovery_scripted:ScriptedWitness",
+            summary=summary,
         ),
     )

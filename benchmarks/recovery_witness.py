@@ -1,4 +1,4 @@
-"""A trainer that carries in its checkpoints which batches its weights were trained on.
+"""Trainers that carry in their checkpoints which batches their weights were trained on.
 
 What the store says of steps is the server's own word; this list lives and dies with the weights, as the weights do.
 """
@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-
-from ajet_backend_torch.trainer import TorchTrainer
+from typing import TYPE_CHECKING
 
 from ajet_core.interfaces import ComponentSettings, StepReport, WorkerContext
 from ajet_core.timeline import TrainBatch
 
+if TYPE_CHECKING:
+    from ajet_core.interfaces import Trainer as _Trainer
+else:
+    _Trainer = object
+
 WITNESS_FILE = "witness.json"
 
 
-class WitnessTrainer(TorchTrainer):
-    """The torch trainer with a list of batches, in order, as a part of its state."""
+class Witness(_Trainer):
+    """Mixed into a trainer: a list of batches, in order, as a part of its state."""
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.files import write_whole
+from ajet_core.errors import UnreadableFileError
+from ajet_core.files import read_json, read_toml, write_whole
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
@@ -47,3 +48,52 @@ def test_a_link_in_its_place_is_replaced_and_not_followed(tmp_path: Path) -> Non
     write_whole(path, b"new")
     assert elsewhere.read_bytes() == b"untouched"
     assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b'{"a":',
+        b'{"a": "\xff"}',
+        b'{"a":' * 100_000,
+        b"\x00",
+        b'{"a": "\\ud800"}',
+    ],
+)
+def test_what_is_no_json_object_is_an_error_that_names_the_file(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "state.json"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableFileError, match=r"state\.json"):
+        read_json(path)
+
+
+@pytest.mark.parametrize("content", [b"a = ", b"a = '\xff'", b"a = " + b"[" * 100_000])
+def test_what_is_no_toml_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "ajet.toml"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableFileError, match=r"ajet\.toml"):
+        read_toml(path)
+
+
+def test_a_file_that_is_too_large_or_none_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    path.write_bytes(b'{"a": 1}')
+    assert read_json(path, limit=8) == {"a": 1}
+    with pytest.raises(UnreadableFileError, match="larger than 7 bytes"):
+        read_json(path, limit=7)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        read_json(path)
+    os.mkfifo(path)
+    # A pipe has no end to be read to.
+    with pytest.raises(UnreadableFileError, match="no regular file"):
+        read_json(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UnreadableFileError):
+        read_json(path)

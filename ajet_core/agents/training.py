@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ajet_core.agents.decorator import trainable
@@ -23,12 +24,13 @@ from ajet_core.client import (
     SwarmClient,
 )
 from ajet_core.client._runner import check_concurrency
-from ajet_core.errors import ConfigError
-from ajet_core.protocol import RunConfig, RunStatus
+from ajet_core.errors import AjetError, ConfigError
+from ajet_core.protocol import RunConfig, RunStatus, ServerStatus
 
 OnResult = Callable[[EpisodeResult[Any, Any] | EpisodeFailure], object]
 Report = RunnerReport[Any, Any]
 
+_log = logging.getLogger("ajet.agents")
 _NEEDS_ASYNC = "an async program is trained with AsyncSwarmClient or AsyncSwarm"
 
 
@@ -131,7 +133,10 @@ def train(
                 resume=resume,
                 on_result=shown.note,
             )
-            return report
+        if isinstance(found, SwarmClient):
+            with suppress(AjetError):
+                _tell_what_is_left(found.status())
+        return report
 
 
 async def train_async(
@@ -187,7 +192,10 @@ async def train_async(
                 resume=resume,
                 on_result=shown.note,
             )
-            return report
+        if isinstance(found, AsyncSwarmClient):
+            with suppress(AjetError):
+                _tell_what_is_left(await found.status())
+        return report
     finally:
         if own:
             await found.close()
@@ -269,6 +277,21 @@ def _total(todo: Plan, left: Resumption | None) -> int:
     if left is None:
         return len(todo.tasks) * todo.size
     return sum(lacking for _, lacking in left.remaining)
+
+
+def _tell_what_is_left(status: ServerStatus) -> None:
+    """Log that the last episodes are not trained yet, where they do not fill a batch."""
+    batch = status.batch
+    if batch is None or batch.open_episodes or not 0 < batch.ready < batch.needed:
+        return
+    unit = "episodes" if batch.full_by == "episodes" else "tasks"
+    _log.warning(
+        "the open batch has %d of %d %s: they are trained once %d more are rolled out",
+        batch.ready,
+        batch.needed,
+        unit,
+        batch.needed - batch.ready,
+    )
 
 
 def _refuse(config: RunConfig | None) -> None:

@@ -36,10 +36,26 @@ def pause(state: CliState, url: str | None, reason: str) -> None:
 
 @click.command()
 @click.option("--url", help=_URL_HELP)
+@click.option(
+    "--from-step",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Go back to the checkpoint of step N first; 0 is the model that the run began with.",
+)
+@click.option(
+    "--retrain", is_flag=True, help="Train the batches after step N again, instead of new ones."
+)
 @config_option
 @pass_state
-def resume(state: CliState, url: str | None) -> None:
-    """Let a paused run go on, and give tasks that were set aside another chance."""
+def resume(state: CliState, url: str | None, from_step: int | None, retrain: bool) -> None:
+    """Let a paused run continue, and give tasks that were set aside another chance.
+
+    With --from-step the weights of that step are served and trained again. What was sampled by later ones is kept for
+    inspection (`ajet inspect --refused`) and not trained, unless --retrain asks for it.
+    """
+    if retrain and from_step is None:
+        raise click.UsageError("--retrain is about the batches after --from-step N: say N too")
     with _client(state, url) as client:
-        status = client.resume_engine()
-    click.echo(f"run {status.run_id} goes on")
+        status = client.resume_engine(from_step, retrain=retrain)
+    back = "" if from_step is None else f", going back to step {from_step}"
+    click.echo(f"run {status.run_id} resumed{back}")

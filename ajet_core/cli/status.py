@@ -13,7 +13,14 @@ from rich.text import Text
 from ajet_core.cli.output import table_console
 from ajet_core.cli.state import CliState, config_option, pass_state, set_flags
 from ajet_core.client import SwarmClient
-from ajet_core.protocol import Evaluation, RolloutStatus, ServerStatus, TagProgress
+from ajet_core.protocol import (
+    Evaluation,
+    Finding,
+    PreflightReport,
+    RolloutStatus,
+    ServerStatus,
+    TagProgress,
+)
 
 _RETRIES = 1
 _ABORTED = "aborted_"
@@ -44,9 +51,12 @@ _TIMELINE_METRICS = (
 @click.option(
     "--interval", type=click.FloatRange(min=0.1), default=2.0, help="Seconds between refreshes."
 )
+@click.option("--checks", is_flag=True, help="Also show how each check of the training stands.")
 @config_option
 @pass_state
-def status(state: CliState, url: str | None, as_json: bool, watch: bool, interval: float) -> None:
+def status(
+    state: CliState, url: str | None, as_json: bool, watch: bool, interval: float, *, checks: bool
+) -> None:
     """Show what a swarm server is doing."""
     if as_json and watch:
         raise click.UsageError("--json and --watch cannot be combined")
@@ -57,20 +67,24 @@ def status(state: CliState, url: str | None, as_json: bool, watch: bool, interva
         if as_json:
             click.echo(client.status().model_dump_json())
         elif not watch:
-            table_console().print(render(client.status(), client.url))
+            table_console().print(render(client.status(), client.url, checks=checks))
         else:
-            with Live(render(client.status(), client.url), auto_refresh=False) as live:
+            first = render(client.status(), client.url, checks=checks)
+            with Live(first, auto_refresh=False) as live:
                 while True:
                     time.sleep(interval)
-                    live.update(render(client.status(), client.url), refresh=True)
+                    live.update(render(client.status(), client.url, checks=checks), refresh=True)
 
 
 _Row = tuple[str, str, str]
 """Name, value, style."""
 
 
-def render(status: ServerStatus, url: str) -> Table:
-    """A compact table of one status."""
+def render(status: ServerStatus, url: str, *, checks: bool = False) -> Table:
+    """A compact table of one status.
+
+    :param checks: with how each check of the training stands.
+    """
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -79,6 +93,7 @@ def render(status: ServerStatus, url: str) -> Table:
         *_condition(status),
         *_batch(status),
         *_last_step(status),
+        *(_checks(status) if checks else ()),
         *(("evaluation", _evaluation(evaluation), "") for evaluation in status.evaluations),
         *_totals(status),
         ("up", _duration(status.uptime_seconds), ""),
@@ -95,10 +110,34 @@ def _condition(status: ServerStatus) -> Iterator[_Row]:
         yield "error", f"{status.error.type}: {status.error.message}", "red"
     if status.paused is not None:
         yield "paused", status.paused, "red"
+    if status.preflight is not None:
+        yield "preflight", *_preflight(status.preflight)
     for finding in status.findings:
         if finding.code != "paused":
             name, style = finding.code.replace("_", " "), "red" if finding.stuck else "yellow"
-            yield name, finding.message, style
+            yield name, f"{finding.message}{_since(finding)}", style
+
+
+def _since(finding: Finding) -> str:
+    """Since when a finding about training holds, and where to go back to."""
+    if finding.since_step is None:
+        return ""
+    good = finding.good_step
+    where = f"checkpoint of step {good}" if good else "none, but the model that the run began with"
+    return f" (since step {finding.since_step}; last good checkpoint: {where})"
+
+
+def _checks(status: ServerStatus) -> Iterator[_Row]:
+    for kind, standing in status.checks.items():
+        style = {"ok": "green", "found": "red"}.get(standing, "yellow")
+        yield f"check {kind.replace('_', ' ')}", standing, style
+
+
+def _preflight(report: PreflightReport) -> tuple[str, str]:
+    """What did not pass, and the style."""
+    wrong = [f"{c.name}: {c.found}; {c.way_out}" for c in report.checks if c.verdict != "pass"]
+    style = {"pass": "", "warn": "yellow", "fail": "red"}[report.verdict]
+    return ". ".join([f"step {report.step}: {report.verdict}", *wrong]), style
 
 
 def _batch(status: ServerStatus) -> Iterator[_Row]:
@@ -125,8 +164,10 @@ def _last_step(status: ServerStatus) -> Iterator[_Row]:
     yield "last step", ", ".join(f"{key} {value:.4g}" for key, value in sorted(rest.items())), ""
     if timelines:
         yield "timelines", timelines, ""
+    shown = {finding.message for finding in status.findings}
     for sentence in [*step.findings, *step.forks]:
-        yield "", sentence, "yellow"
+        if sentence not in shown:
+            yield "", sentence, "yellow"
 
 
 def _totals(status: ServerStatus) -> Iterator[_Row]:

@@ -19,6 +19,7 @@ from ajet_core.cli.output import table_console
 from ajet_core.cli.state import CliState, config_option, pass_state, set_flags
 from ajet_core.client._tokens import TokenClient
 from ajet_core.errors import ConfigError, StoreError
+from ajet_core.files import read_json
 from ajet_core.protocol import TokenGrant, TokenInfo, TokenQuotas, TokenRequest
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ def _tokens(state: CliState, url: str | None, run_dir: Path | None) -> Iterator[
 def _running_at(run_dir: Path) -> str | None:
     """The URL of the server that has `run_dir` open, as it says itself."""
     try:
-        return str(json.loads((run_dir / "server.json").read_text(encoding="utf-8"))["url"])
+        return str(read_json(run_dir / "server.json")["url"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -431,6 +431,7 @@ class AsyncSwarmClient:
         """Stop the run after the step in progress; the answer's `export_dir` is the trained model.
 
         :param timeout: seconds to wait for the answer.
+        :raises DeadlineError: not stopped within `timeout`; the server continues to stop it.
         :raises StateError: no run is active.
         """
         return await self._run(self._flows.stop(timeout))
@@ -458,12 +459,26 @@ class AsyncSwarmClient:
         """
         return await self._run(self._flows.pause(reason))
 
-    async def resume_engine(self) -> RunStatus:
-        """Let a paused run go on, and give tasks that were set aside another chance.
+    async def preflight(self) -> RunStatus:
+        """Try the next batch before it is trained; starts the run unless it is active. Needs a control token.
 
-        :raises StateError: no run is active.
+        `ServerStatus.preflight` has the report once the batch is full. If a check fails, the run pauses.
+
+        :raises StateError: no run is configured.
         """
-        return await self._run(self._flows.resume())
+        return await self._run(self._flows.preflight())
+
+    async def resume_engine(
+        self, from_step: int | None = None, *, retrain: bool = False
+    ) -> RunStatus:
+        """Let a paused run continue, and give tasks that were set aside another chance.
+
+        :param from_step: go back to the checkpoint of this step first; 0 is the model that the run began with.
+        :param retrain: train the batches after that step again. Otherwise they are kept for inspection, open train
+            episodes are aborted, and all further batches are rolled out anew.
+        :raises StateError: no run is active, or there is no such checkpoint; the message names those that exist.
+        """
+        return await self._run(self._flows.resume(from_step, retrain=retrain))
 
     async def run_status(self) -> RunStatus:
         """The configured run.
@@ -475,6 +490,17 @@ class AsyncSwarmClient:
     async def status(self) -> ServerStatus:
         """What the server is doing."""
         return await self._run(self._flows.server_status())
+
+    async def wait_for_step(self, step: int, *, timeout: float | None = None) -> ServerStatus:
+        """Wait until the served weights have been trained for `step` steps.
+
+        :param timeout: seconds; None waits for as long as something is being done about the step.
+        :raises BatchStarvedError: the batch lacks episodes, and no client is rolling any out: roll out more tasks.
+        :raises DeadlineError: not trained within `timeout`.
+        :raises StateError: no run is active.
+        :raises AjetError: what ended the run, as the class it was on the server.
+        """
+        return await self._run(self._flows.wait_for_step(step, timeout))
 
     async def evaluations(self) -> list[Evaluation]:
         """What this client's evaluation episodes came to, by task set and step; a control token sees everybody's."""

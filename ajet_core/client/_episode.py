@@ -203,8 +203,12 @@ class Resumption:
 
 def abort_reason(error: BaseException, episode: Rollout) -> str:
     """``ValueError: ...`` and where it was raised, fit for the server."""
-    text = str(error)
     name = type(error).__name__
+    try:
+        text = str(error)
+    # An exception may fail even at this; its episode is to be aborted all the same.
+    except Exception:  # noqa: BLE001
+        text = "(its text cannot be shown)"
     reason = f"{name}: {text}" if text else name
     # Where a program was when it was asked to stop says nothing.
     raised = isinstance(error, Exception)

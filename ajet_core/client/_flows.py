@@ -7,6 +7,7 @@ what came of it. `SwarmClient` and `AsyncSwarmClient` only differ in how they ma
 from __future__ import annotations
 
 import logging
+import math
 import random
 import secrets
 import time
@@ -35,6 +36,7 @@ from ajet_core.client._wire import (
 from ajet_core.errors import (
     AjetError,
     AuthError,
+    BatchStarvedError,
     DeadlineError,
     EpisodeClosedError,
     EpisodeNotFoundError,
@@ -66,6 +68,7 @@ from ajet_core.protocol import (
     PauseRequest,
     PreparedParts,
     ProtocolInfo,
+    ResumeRequest,
     RunConfig,
     RunStatus,
     ServerState,
@@ -84,6 +87,11 @@ LONG_POLL = 30.0
 MAX_START_WAIT = 600.0
 BOOT_POLL = 0.5
 IDS_AT_ONCE = 1000
+STEP_POLL = 0.5
+# What the server says when nothing fills its batch any more.
+STARVED = frozenset({"no_client", "incomplete_tasks", "no_signal"})
+# How long a client waits before its log says what for, and how often it says so again.
+TOLD_EVERY = 60.0
 # Before the server answered once, a wrong URL is as likely as a restart: say so within a second or two, and go on.
 TOLD_AFTER = 2
 _log = logging.getLogger("ajet.client")
@@ -109,6 +117,7 @@ class Flows:
         self.backoff = Backoff(rng=rng or random.Random())  # noqa: S311 - jitter, not a secret
         self.clock = clock
         self.version: str | None = None
+        self._told_at = -math.inf
 
     def headers(self, *, accept: str = "application/json") -> dict[str, str]:
         """Headers of a request, with the token."""
@@ -129,21 +138,26 @@ class Flows:
 
     # --- One call, with retries -------------------------------------------------------------------
 
-    def perform(self, call: Call[A], *, retries: int | None = None) -> Flow[A]:
+    def perform(
+        self, call: Call[A], *, retries: int | None = None, until: float = math.inf
+    ) -> Flow[A]:
         """Send `call`, again where that is safe, and read the answer.
 
+        :param until: clock time after which a lost answer is not asked for again.
         :raises ServerUnreachableError: no answer after all retries.
         :raises AjetError: the server's error, as the class it was there.
         """
         limit = self.retries if retries is None else retries
-        failures = 0
+        failures, began = 0, self.clock()
         while True:
             token = self.endpoint.token
             try:
                 answer = yield self._send(call)
             except TransportFailure as failure:
-                if failures >= limit or (failure.sent and not call.repeatable):
+                unsafe = failure.sent and not call.repeatable
+                if failures >= limit or unsafe or self.clock() >= until:
                     raise self._unreachable(call, failure, failures + 1) from failure
+                self._waits(f"{call.method} {call.path}", began, f"no answer yet ({failure})")
                 delay = self.backoff.delay(failures)
                 if self.version is None and failures + 1 == TOLD_AFTER:
                     _log.warning(
@@ -193,6 +207,17 @@ class Flows:
             f"{failure}; {advice}"
         )
 
+    def _waits(self, what: str, since: float, why: str) -> None:
+        """Log what this client waits for, at most once a minute, however much of it waits.
+
+        :param since: clock time at which the wait began.
+        :param why: the server's words.
+        """
+        now = self.clock()
+        if now - max(since, self._told_at) >= TOLD_EVERY:
+            self._told_at = now
+            _log.warning("%s has waited %.0f s: %s", what, now - since, why)
+
     # --- Protocol ---------------------------------------------------------------------------------
 
     def connect(self) -> Flow[None]:
@@ -240,7 +265,8 @@ class Flows:
         :param meanwhile: done between two requests.
         """
         claim_id = secrets.token_urlsafe(24)
-        deadline = None if timeout is None else self.clock() + timeout
+        began = self.clock()
+        deadline = None if timeout is None else began + timeout
         what = f"begin_episode({task_id!r})"
         while True:
             left = LONG_POLL if deadline is None else max(0.0, deadline - self.clock())
@@ -277,6 +303,7 @@ class Flows:
                     raise DeadlineError(
                         f"{what}: no episode within {timeout:g} s: {error.message}"
                     ) from error
+                self._waits(what, began, error.message)
                 yield Pause(pause)
             if meanwhile is not None:
                 yield from meanwhile()
@@ -399,7 +426,14 @@ class Flows:
     def start(self, wait_seconds: float) -> Flow[RunStatus]:
         """Start the run and wait until the server has booted; a run that is active is joined."""
         deadline = self.clock() + wait_seconds
-        state = yield from self._start_once(wait_seconds)
+        try:
+            state = yield from self._start_once(wait_seconds, deadline)
+        except ServerUnreachableError as error:
+            if self.clock() < deadline:
+                raise
+            raise DeadlineError(
+                f"the server has not started the run within {wait_seconds:g} s: {error.message}"
+            ) from error
         while state is ServerState.BOOTING:
             if self.clock() >= deadline:
                 raise DeadlineError(
@@ -415,17 +449,25 @@ class Flows:
                 raise StateError("the server went offline while it was booting; its log says why")
         return (yield from self.run_status())
 
-    def _start_once(self, wait_seconds: float) -> Flow[ServerState]:
+    def _start_once(self, wait_seconds: float, until: float) -> Flow[ServerState]:
         wait = min(MAX_START_WAIT, max(0.0, wait_seconds))
         body = build(StartRequest, "start_engine", wait_seconds=wait)
         call = Call("POST", "/v1/run/start", RunStatus, body, read_timeout=wait + READ_TIMEOUT)
-        return (yield from self.perform(call)).state
+        return (yield from self.perform(call, until=until)).state
 
     def stop(self, timeout: float) -> Flow[RunStatus]:
         """Stop the run; once it is stopped a repeat gives the same answer."""
         call = Call("POST", "/v1/run/stop", RunStatus, read_timeout=timeout)
+        deadline = self.clock() + timeout
         try:
-            return (yield from self.perform(call))
+            return (yield from self.perform(call, until=deadline))
+        except ServerUnreachableError as error:
+            if self.clock() < deadline:
+                raise
+            raise DeadlineError(
+                f"the run has not stopped within {timeout:g} s; it is still being stopped, and calling stop_engine "
+                f"again waits on ({error.message})"
+            ) from error
         except StateError as error:
             status = yield from self.run_status()
             if status.state is not ServerState.OFFLINE or status.export_dir is None:
@@ -451,13 +493,45 @@ class Flows:
         body = build(PauseRequest, "pause_engine", reason=reason)
         return self.perform(Call("POST", "/v1/run/pause", RunStatus, body))
 
-    def resume(self) -> Flow[RunStatus]:
-        """Let a paused run go on."""
-        return self.perform(Call("POST", "/v1/run/resume", RunStatus))
+    def preflight(self) -> Flow[RunStatus]:
+        """Try the next batch before it is trained."""
+        return self.perform(Call("POST", "/v1/run/preflight", RunStatus))
+
+    def resume(self, from_step: int | None, *, retrain: bool) -> Flow[RunStatus]:
+        """Let a paused run continue, after going back to a checkpoint where that is asked for."""
+        body = None
+        if from_step is not None or retrain:
+            body = build(ResumeRequest, "resume_engine", from_step=from_step, retrain=retrain)
+        return self.perform(Call("POST", "/v1/run/resume", RunStatus, body))
 
     def server_status(self) -> Flow[ServerStatus]:
         """What the server is doing."""
         return self.perform(Call("GET", "/v1/status", ServerStatus))
+
+    def wait_for_step(self, step: int, timeout: float | None) -> Flow[ServerStatus]:
+        """Wait until the served weights have been trained for `step` steps."""
+        began = self.clock()
+        what = f"wait_for_step({step})"
+        while True:
+            status = yield from self.server_status()
+            if status.step >= step:
+                return status
+            if status.state is ServerState.OFFLINE:
+                if status.error is not None:
+                    raise error_from_payload(status.error.model_dump())
+                raise StateError(
+                    f"{what}: no run is active, and the last one ended at step {status.step}"
+                )
+            for finding in status.findings:
+                if finding.code in STARVED:
+                    raise BatchStarvedError(
+                        f"{what}: step {status.step + 1} lacks episodes: {finding.message}"
+                    )
+            why = f"the server is {status.state} at step {status.step}"
+            if timeout is not None and self.clock() - began + STEP_POLL >= timeout:
+                raise DeadlineError(f"{what}: not trained within {timeout:g} s: {why}")
+            self._waits(what, began, why)
+            yield Pause(STEP_POLL)
 
     def evaluations(self) -> Flow[EvaluationList]:
         """What evaluation episodes came to."""

@@ -100,10 +100,19 @@ class Ledger(Generic[EpisodeT, OutcomeT]):
         if self.on_result is not None:
             self.on_result(result)
 
-    def failed(self, job: Job, error: BaseException, episode: EpisodeT | None) -> bool:
-        """Note a failed attempt; True if the job is to be tried again."""
-        job.attempts += 1
+    def failed(
+        self, job: Job, error: BaseException, episode: EpisodeT | None, *, outage: bool = False
+    ) -> bool:
+        """Note a failed attempt; True if the job is to be tried again.
+
+        :param outage: the server was out of reach when the attempt failed, which is then no fault of the task and not
+            counted. The next claim ends the runner if the server stays away.
+        """
         text = traceback_text(error, episode)
+        if outage:
+            _log.warning("task %r failed during an outage of the server:\n%s", job.task.id, text)
+            return True
+        job.attempts += 1
         _log.warning(
             "task %r, episode %s, attempt %d of %d failed:\n%s",
             job.task.id,

@@ -27,7 +27,7 @@ from ajet_core.client._runner import (
     concerns_one_episode,
     heartbeat_seconds,
 )
-from ajet_core.errors import AjetError, EpisodeError
+from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
 from ajet_core.protocol import AgentCause
 
 T = TypeVar("T")
@@ -177,8 +177,8 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                 )
             outcome = self._outcome_of(await self._in_time(rolling))
         except Exception as error:  # noqa: BLE001 - an agent may raise anything; it is reported
-            await self._abort(episode, error, final=self._ledger.is_last(job))
-            return self._ledger.failed(job, error, episode)
+            told = await self._abort(episode, error, final=self._ledger.is_last(job))
+            return self._ledger.failed(job, error, episode, outage=not told)
         except BaseException as error:
             await self._abort(episode, error)
             raise
@@ -212,19 +212,26 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                 ) from error
             raise
 
-    async def _abort(self, episode: EpisodeT, error: BaseException, *, final: bool = False) -> None:
+    async def _abort(self, episode: EpisodeT, error: BaseException, *, final: bool = False) -> bool:
+        """Abort an episode because of `error`; False if the server is out of reach.
+
+        :param final: the last attempt: it is worth a wait that the server hears of it.
+        """
         try:
-            async with asyncio.timeout(_ABORT_SECONDS):
+            async with asyncio.timeout(None if final else _ABORT_SECONDS):
                 await self._client.abort_episode(
                     episode,
                     abort_reason(error, episode),
                     cause=abort_cause(error),
                     final=final,
-                    retries=0,
+                    retries=None if final else 0,
                 )
         except (AjetError, TimeoutError) as second:
             # The lease ends it, if this did not.
             error.add_note(f"(aborting episode {episode.episode_id} failed too: {second})")
+            answered = isinstance(second, AjetError)
+            return answered and not isinstance(second, ServerUnreachableError)
+        return True
 
     async def beat(self) -> None:
         """Tell the server that the open episodes are worked on, until cancelled."""

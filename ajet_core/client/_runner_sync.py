@@ -32,7 +32,7 @@ from ajet_core.client._runner import (
     concerns_one_episode,
     heartbeat_seconds,
 )
-from ajet_core.errors import AjetError, EpisodeError
+from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
 from ajet_core.protocol import AgentCause
 
 SyncAgent = Callable[[Task, Episode], float | EpisodeOutcome]
@@ -66,13 +66,18 @@ class SyncServer(Protocol[EpisodeT]):
 
 @dataclass(slots=True)
 class _Attempt(Generic[EpisodeT, OutcomeT]):
-    """What a thread made of a job. `fatal`: the error concerns all jobs."""
+    """What a thread made of a job.
+
+    :param fatal: the error concerns all jobs.
+    :param outage: the server could not be told of it.
+    """
 
     job: Job
     episode: EpisodeT | None = None
     outcome: OutcomeT | None = None
     error: BaseException | None = None
     fatal: bool = False
+    outage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,7 @@ def run_episodes(
                     )
                 )
             elif attempt.error is not None and ledger.failed(
-                attempt.job, attempt.error, attempt.episode
+                attempt.job, attempt.error, attempt.episode, outage=attempt.outage
             ):
                 runner.jobs.put(attempt.job)
                 continue
@@ -213,7 +218,12 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
 
     def _work(self) -> None:
         while (job := self.jobs.get()) is not None and not self._stopping:
-            attempt = self._attempt(job)
+            attempt: _Attempt[EpisodeT, OutcomeT] | None
+            try:
+                attempt = self._attempt(job)
+            # A thread that ended without a word would leave the caller waiting for ever.
+            except BaseException as error:  # noqa: BLE001 - it is raised again in the calling thread
+                attempt = _Attempt(job, error=error, fatal=True)
             if attempt is None:
                 # It took so long that another thread has taken this one's place.
                 return
@@ -245,9 +255,10 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         except BaseException as error:  # noqa: BLE001 - an agent may raise anything; it is reported
             if not self._finished(episode):
                 return None
-            self._abort(episode, error, final=self._ledger.is_last(job))
+            told = self._abort(episode, error, final=self._ledger.is_last(job))
             # An agent that asks the program to end (SystemExit) is not tried again.
-            return _Attempt(job, episode, error=error, fatal=not isinstance(error, Exception))
+            fatal = not isinstance(error, Exception)
+            return _Attempt(job, episode, error=error, fatal=fatal, outage=not told)
         if not self._finished(episode):
             return None
         try:
@@ -279,18 +290,24 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         with self._changed:
             return self._open.pop(episode.episode_id, None) is not None
 
-    def _abort(self, episode: EpisodeT, error: BaseException, *, final: bool = False) -> None:
+    def _abort(self, episode: EpisodeT, error: BaseException, *, final: bool = False) -> bool:
+        """Abort an episode because of `error`; False if the server is out of reach.
+
+        :param final: the last attempt: it is worth a wait that the server hears of it.
+        """
         try:
             self._client.abort_episode(
                 episode,
                 abort_reason(error, episode),
                 cause=abort_cause(error),
                 final=final,
-                retries=0,
+                retries=None if final else 0,
             )
         except AjetError as second:
             # The lease ends it, if this did not.
             error.add_note(f"(aborting episode {episode.episode_id} failed too: {second.message})")
+            return not isinstance(second, ServerUnreachableError)
+        return True
 
     def _beat(self) -> None:
         """Tell the server that the open episodes are worked on, until the runner stops."""
@@ -309,7 +326,8 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                     del self._open[rolling.episode.episode_id]
                 beating = [rolling.episode for rolling in self._open.values()]
             for rolling in overdue:
-                self._give_up(rolling)
+                # Not in this thread: a server that does not answer must not hold up the heartbeats.
+                threading.Thread(target=self._give_up, args=(rolling,), daemon=True).start()
             # What is over its agent hears at its next model call; and the next beat may get through, long
             # before the lease ends.
             with contextlib.suppress(AjetError):
@@ -321,6 +339,9 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         error = TimeoutError(f"the agent did not finish within {self._episode_timeout:g} s")
         if (frame := sys._current_frames().get(rolling.thread)) is not None:
             error.add_note("It was here:\n" + "".join(traceback.format_stack(frame)).rstrip())
-        self._abort(rolling.episode, error, final=self._ledger.is_last(rolling.job))
-        self.results.put(_Attempt(rolling.job, rolling.episode, error=error))
-        self._start_worker()
+        told = True
+        try:
+            told = self._abort(rolling.episode, error, final=self._ledger.is_last(rolling.job))
+        finally:
+            self.results.put(_Attempt(rolling.job, rolling.episode, error=error, outage=not told))
+            self._start_worker()

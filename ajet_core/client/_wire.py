@@ -16,7 +16,8 @@ from ajet_core.errors import AjetError, ConfigError, RequestError, error_from_pa
 from ajet_core.protocol import ErrorBody
 
 DEFAULT_URL = "http://127.0.0.1:8642"
-DEFAULT_RETRIES = 8
+# With the backoff below 26 to 52 seconds: long enough for a server that is started again, even twice in a row.
+DEFAULT_RETRIES = 16
 READ_TIMEOUT = 30.0
 CONNECT_TIMEOUT = 10.0
 # Statuses with which proxies say that the server behind them could not be asked.
@@ -145,15 +146,17 @@ class TransportFailure(Exception):  # noqa: N818 - internal, and not an error of
 
 @dataclass(frozen=True)
 class Backoff:
-    """Exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter")."""
+    """Exponential backoff with equal jitter (Brooker, "Exponential Backoff And Jitter"), so that a number of retries
+    also says how long an outage is waited out at least."""
 
     base: float = 0.25
-    cap: float = 10.0
+    cap: float = 4.0
     rng: random.Random = field(default_factory=random.Random, repr=False)
 
     def delay(self, failures: int) -> float:
-        """Seconds to wait after so many failures before (0: none), anything up to the bound."""
-        return self.rng.uniform(0.0, min(self.cap, self.base * 2.0 ** min(failures, 32)))
+        """Seconds to wait after so many failures before (0: none), between half the bound and all of it."""
+        bound = min(self.cap, self.base * 2.0 ** min(failures, 32))
+        return self.rng.uniform(0.5 * bound, bound)
 
     def honour(self, retry_after: float, failures: int) -> float:
         """Seconds to wait when the server named some: never fewer, and not all clients at once."""

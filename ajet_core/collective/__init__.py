@@ -6,7 +6,7 @@ no torch for it.
 """
 
 from .receiver import GroupMember, WeightReceiver
-from .sender import WeightSender
+from .sender import WeightSender, file_tensors
 from .wire import CHANNEL, Backend, Group, TensorSpec, tensors_of
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "TensorSpec",
     "WeightReceiver",
     "WeightSender",
+    "file_tensors",
     "tensors_of",
 ]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ajet_core.client import Episode, EpisodeOutcome, SwarmEpisode, Task
-from ajet_core.demo.agent import MAX_RETRIES, MAX_TOKENS, shared_client
-from ajet_core.demo.gridwalk import (
+from ajet_core.worlds.agent import MAX_RETRIES, shared_client
+from ajet_core.worlds.gridwalk import (
     GOAL_REWARD,
     INVALID_REWARD,
     SYSTEM_PROMPT,
@@ -24,6 +24,7 @@ from ajet_core.demo.gridwalk import (
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+MAX_TOKENS = 32
 PLANNER = "planner"
 EXECUTOR = "executor"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from ajet_core.demo.report import Summary, write_json
 from ajet_core.errors import ConfigError
+from ajet_core.files import read_json
 
 STATE_FILE = "demo.json"
 SUMMARY_FILE = "summary.json"
@@ -53,8 +53,8 @@ def open_run(run_dir: Path, seed: int, *, fresh: bool) -> tuple[Path, RunState]:
         state.save(run_dir)
         return run_dir, state
     try:
-        state = RunState.model_validate_json(path.read_text(encoding="utf-8"))
-    except ValidationError as error:
+        state = RunState.model_validate(read_json(path))
+    except ValueError as error:
         raise ConfigError(
             f"{path} cannot be read as the state of a demo run: --fresh starts a new one beside it"
         ) from error
@@ -73,7 +73,7 @@ def read_summary(run_dir: Path) -> Summary:
     """
     path = run_dir / SUMMARY_FILE
     try:
-        return Summary.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return Summary.model_validate(read_json(path))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} cannot be read, though the run is finished: --fresh starts a new one"

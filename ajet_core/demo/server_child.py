@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from ajet_core.client import SwarmClient
 from ajet_core.demo.processes import Child, child_environment
 from ajet_core.demo.workers import worker_settings
 from ajet_core.errors import AjetError, DeadlineError, StateError
+from ajet_core.files import read_json
 from ajet_core.protocol import RunConfig, ServerState
 from ajet_core.settings import WorkerSettings
 
@@ -164,4 +164,4 @@ class DemoServer:
                     f"{self.child.tail()}"
                 )
             self._sleep(POLL_SECONDS)
-        return str(json.loads(self._note.read_text(encoding="utf-8"))["url"])
+        return str(read_json(self._note)["url"])

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 
 from ajet_core.client import AsyncSwarm, RunnerReport, SwarmEpisode, SwarmOutcome
@@ -37,6 +37,7 @@ from ajet_core.demo.report import History, Record, draw, write_json
 from ajet_core.demo.run_state import SUMMARY_FILE, RunState, open_run
 from ajet_core.demo.server_child import DemoServer
 from ajet_core.errors import AjetError, ConfigError
+from ajet_core.files import read_json
 from ajet_core.protocol import ServerState, ServerStatus
 
 WIDTHS: Mapping[str, int] = {PLANNER: 64, EXECUTOR: 96}
@@ -293,9 +294,8 @@ def _make_model(directory: Path, role: str, options: DemoOptions, display: Displ
 
 def _read(run_dir: Path) -> TwoModelsSummary:
     try:
-        text = (run_dir / SUMMARY_FILE).read_text(encoding="utf-8")
-        return TwoModelsSummary.model_validate_json(text)
-    except (OSError, ValidationError) as error:
+        return TwoModelsSummary.model_validate(read_json(run_dir / SUMMARY_FILE))
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"{run_dir} holds no finished run of two models: --fresh starts a new one"
         ) from error

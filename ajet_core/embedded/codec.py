@@ -40,7 +40,7 @@ CALL_COLUMNS = (
 )
 SCORE_COLUMNS = "call, step, advantage, logprobs"
 STEP_COLUMNS = "step, batch_id, metrics, finished_at"
-RUN_COLUMNS = "run_id, config_json, created_at, active, paused"
+RUN_COLUMNS = "run_id, config_json, created_at, active, paused, back_to, retrains"
 
 _EMPTY_JSON = "{}"
 _text_fields = attrgetter(*(field.name for field in fields(MessageText)))
@@ -274,10 +274,18 @@ def step_from_row(row: Row) -> StepRecord:
 
 def run_row(run: RunRecord) -> Row:
     """The row of `run`, in the order of `RUN_COLUMNS`."""
-    return (run.run_id, run.config_json, run.created_at, int(run.active), run.paused)
+    return (
+        run.run_id,
+        run.config_json,
+        run.created_at,
+        int(run.active),
+        run.paused,
+        run.back_to,
+        int(run.retrains),
+    )
 
 
 def run_from_row(row: Row) -> RunRecord:
     """Undo `run_row`."""
-    run_id, config_json, created_at, active, paused = row
-    return RunRecord(run_id, config_json, created_at, bool(active), paused)
+    run_id, config_json, created_at, active, paused, back_to, retrains = row
+    return RunRecord(run_id, config_json, created_at, bool(active), paused, back_to, bool(retrains))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ajet_core.plugin.components import LoggerSpec, MergerSpec, StoreSpec
+from ajet_core.plugin.components import LoggerSpec, MergerSpec, StoreSpec, WorldSpec
 from ajet_core.plugin.spec import hookimpl
 
 
@@ -42,5 +42,49 @@ def ajet_register_loggers() -> Sequence[LoggerSpec]:
             target="ajet_core.embedded.jsonl_logger:JsonlLogger",
             settings="ajet_core.embedded.settings:JsonlLoggerSettings",
             summary="One JSON line a step in metrics.jsonl",
+        ),
+    )
+
+
+@hookimpl
+def ajet_register_worlds() -> Sequence[WorldSpec]:
+    """The worlds of the learning suite."""
+    return (
+        WorldSpec(
+            name="bandit",
+            target="ajet_core.worlds.bandit:BanditWorld",
+            summary="One turn: which arm pays in which light is found out by pulling",
+            ability="one turn, learned from noisy rewards alone",
+        ),
+        WorldSpec(
+            name="grid",
+            target="ajet_core.worlds.grid:GridWorld",
+            summary="Walk to a goal on a 4 x 4 grid with a tool",
+            ability="several turns with a tool, one reward at the end",
+        ),
+        WorldSpec(
+            name="memory",
+            target="ajet_core.worlds.memory:MemoryWorld",
+            summary="A key that is asked for 20 turns later, with a history that is compacted",
+            ability="keeping what matters through rewritten histories",
+        ),
+        WorldSpec(
+            name="mine",
+            target="ajet_core.worlds.mine:MineWorld",
+            summary="The right tool for each rock, at a cost per call, and to stop in time",
+            ability="choosing tools and stopping, with rewards of single calls",
+        ),
+        WorldSpec(
+            name="pair",
+            target="ajet_core.worlds.pair:PairWorld",
+            summary="A guide and a follower, each with a reward of its own",
+            ability="two agents, each trained on its own reward",
+        ),
+        WorldSpec(
+            name="slow-grid",
+            target="ajet_core.worlds.grid:SlowGridWorld",
+            settings="ajet_core.worlds.grid:SlowGridSettings",
+            summary="The grid with a tool that is quick most of the time and now and then very slow",
+            ability="the same, while few episodes hold up many",
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+from ajet_core.averages import LARGEST_TERM
 from ajet_core.embedded import codec
 from ajet_core.interfaces import (
     BatchRecord,
@@ -33,7 +34,8 @@ _SCORES = (
 _EVALUATIONS = (
     "SELECT client_id, tag, claim_version, task_id, sum(state = 'ended'), "
     "sum(state = 'ended' AND reward >= ?), sum(state = 'ended' AND mixed), "
-    "total(CASE state WHEN 'ended' THEN reward END), sum(state = 'aborted') "
+    # Bounded, because a store may hold rewards whose sum is infinite.
+    f"total(CASE state WHEN 'ended' THEN min(max(reward, -{LARGEST_TERM}), {LARGEST_TERM}) END), sum(state = 'aborted') "
     "FROM episodes INDEXED BY episodes_evaluated WHERE kind = 'eval' AND state != 'open' "
     "GROUP BY claim_version, client_id, tag, task_id ORDER BY claim_version"
 )

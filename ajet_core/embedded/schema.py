@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+import struct
 from pathlib import Path
 
 from ajet_core.embedded.settings import SqliteStoreSettings
-from ajet_core.errors import StoreError, StoreFullError
+from ajet_core.errors import DamagedRecordError, StoreError, StoreFullError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 # Lists of token ids are blobs of little-endian uint32, see `codec`. `calls.base` is the call whose tokens the
 # prompt begins with: prompt = (prompt + sampled of base)[:shared] + suffix. `calls.tools` is NULL where it is
@@ -20,7 +21,9 @@ CREATE TABLE run (
     config_json TEXT NOT NULL,
     created_at REAL NOT NULL,
     active INTEGER NOT NULL,
-    paused TEXT NOT NULL
+    paused TEXT NOT NULL,
+    back_to INTEGER,
+    retrains INTEGER NOT NULL
 );
 CREATE TABLE batches (
     id INTEGER PRIMARY KEY,
@@ -134,6 +137,18 @@ def error_code(error: sqlite3.Error) -> int:
 def ends_transaction(error: sqlite3.Error) -> bool:
     """Whether `error` concerns the database, and so all of a transaction, not one statement in it."""
     return error_code(error) in _FATAL_CODES
+
+
+UNDECODABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, struct.error)
+"""What decoding a row raises that is not what was written."""
+
+
+def damaged_record(error: Exception, path: Path) -> DamagedRecordError:
+    """Another part of the database than SQLite itself looks after is damaged."""
+    return DamagedRecordError(
+        f"the store {path} holds a record that cannot be read ({type(error).__name__}: {error}): restore it from a "
+        "backup, or start with another run_dir"
+    )
 
 
 def store_error(error: sqlite3.Error, path: Path) -> StoreError:

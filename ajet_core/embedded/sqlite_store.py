@@ -15,8 +15,10 @@ from ajet_core.embedded import reading
 from ajet_core.embedded.file_lock import FileLock
 from ajet_core.embedded.group_commit import GroupCommitter
 from ajet_core.embedded.schema import (
+    UNDECODABLE,
     connect_reader,
     connect_writer,
+    damaged_record,
     ends_transaction,
     store_error,
 )
@@ -179,6 +181,13 @@ class SqliteStore(SampleStore):
         """
         await self._write(lambda writer: writer.refuse_batch(batch_id, reason))
 
+    async def split_batch(self, batch_id: str, aside: BatchRecord) -> None:
+        """Move episodes of a batch to another one that is refused, all or nothing.
+
+        :raises StoreError: there is a batch of its id, or an episode is not one of `batch_id` that ended.
+        """
+        await self._write(lambda writer: writer.split_batch(batch_id, aside))
+
     async def group_counts(
         self, groups: Sequence[str], *, kind: EpisodeKind, client_id: str
     ) -> dict[str, GroupCount]:
@@ -200,9 +209,9 @@ class SqliteStore(SampleStore):
         """
         await self._write(lambda writer: writer.add_step(step, scores))
 
-    async def rewind(self, step: int) -> None:
-        """Forget the steps after `step` and their scores."""
-        await self._write(lambda writer: writer.rewind(step))
+    async def rewind(self, step: int, *, discard: BatchRecord | None = None) -> None:
+        """Forget the steps after `step` and their scores; refuse what is not to be trained again."""
+        await self._write(lambda writer: writer.rewind(step, discard))
 
     async def scores(self, episode_id: str) -> dict[str, CallScore]:
         """The latest score of each call of an episode, by call id."""
@@ -247,6 +256,8 @@ class SqliteStore(SampleStore):
                 connection.execute("ROLLBACK")
         except sqlite3.Error as error:
             raise self._translate(error) from error
+        except UNDECODABLE as error:
+            raise damaged_record(error, self._path) from error
 
     def _connect(self) -> tuple[StoreWriter, sqlite3.Connection, sqlite3.Connection]:
         try:
@@ -264,6 +275,8 @@ class SqliteStore(SampleStore):
                 writer = StoreWriter(writing)
             except sqlite3.Error as error:
                 raise self._translate(error) from error
+            except UNDECODABLE as error:
+                raise damaged_record(error, self._path) from error
             undo.pop_all()
         return writer, writing, reader
 

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from ajet_core.embedded import reading
-from ajet_core.embedded.schema import SCHEMA_VERSION, error_code, store_error
+from ajet_core.embedded.schema import (
+    SCHEMA_VERSION,
+    UNDECODABLE,
+    damaged_record,
+    error_code,
+    store_error,
+)
 from ajet_core.embedded.settings import SqliteStoreSettings
 from ajet_core.errors import EpisodeNotFoundError, RequestError, StoreError
 from ajet_core.interfaces import (
@@ -171,6 +177,8 @@ class StoreReader:
                 return query(self._connection)
         except sqlite3.Error as error:
             raise store_error(error, self.path) from error
+        except UNDECODABLE as error:
+            raise damaged_record(error, self.path) from error
 
 
 @contextmanager

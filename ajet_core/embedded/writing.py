@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ajet_core.embedded import codec
 from ajet_core.embedded.group_commit import savepoint
@@ -59,6 +60,10 @@ _FINISH_EPISODE = f"{_WRITE_OUTCOME} IN ('open', 'prepared')"
 _BATCH_EPISODE = (
     "UPDATE episodes SET batch_id = ?, batch_position = ? "
     "WHERE episode_id = ? AND state = ? AND batch_id IS NULL"
+)
+_MOVE_EPISODE = (
+    "UPDATE episodes SET batch_id = ?, batch_position = ? "
+    "WHERE episode_id = ? AND batch_id = ? AND state = 'ended'"
 )
 
 
@@ -177,12 +182,15 @@ class StoreWriter:
         """Add a batch and give it its episodes."""
         connection = self._connection
         with savepoint(connection):
-            try:
-                connection.execute(_INSERT_BATCH, codec.batch_row(batch))
-            except sqlite3.IntegrityError as error:
-                raise StoreError(f"cannot add batch {batch.batch_id}: {error}") from error
+            self._insert_batch(batch)
             self._give_episodes(batch.batch_id, batch.episode_ids, "ended")
             self._give_episodes(batch.batch_id, batch.aborted_ids, "aborted")
+
+    def _insert_batch(self, batch: BatchRecord) -> None:
+        try:
+            self._connection.execute(_INSERT_BATCH, codec.batch_row(batch))
+        except sqlite3.IntegrityError as error:
+            raise StoreError(f"cannot add batch {batch.batch_id}: {error}") from error
 
     def _give_episodes(
         self, batch_id: str, episode_ids: Sequence[str], state: EpisodeState
@@ -200,6 +208,19 @@ class StoreWriter:
         )
         if not cursor.rowcount:
             raise StoreError(f"cannot refuse batch {batch_id}: it is not in the store")
+
+    def split_batch(self, batch_id: str, aside: BatchRecord) -> None:
+        """Move episodes of a batch to another one that is refused."""
+        connection = self._connection
+        with savepoint(connection):
+            self._insert_batch(aside)
+            self.refuse_batch(aside.batch_id, aside.refused)
+            for position, episode_id in enumerate(aside.episode_ids):
+                row = (aside.batch_id, position, episode_id, batch_id)
+                if not connection.execute(_MOVE_EPISODE, row).rowcount:
+                    raise StoreError(
+                        f"cannot split batch {batch_id}: it has no ended episode {episode_id}"
+                    )
 
     def add_step(self, step: StepRecord, scores: Sequence[CallScore]) -> None:
         """Write or replace a step and its scores."""
@@ -219,11 +240,27 @@ class StoreWriter:
                     )
                 connection.execute(_INSERT_SCORE, codec.score_row(score, call, step.step))
 
-    def rewind(self, step: int) -> None:
-        """Forget later steps and their scores."""
-        with savepoint(self._connection):
-            self._connection.execute("DELETE FROM scores WHERE step > ?", (step,))
-            self._connection.execute("DELETE FROM steps WHERE step > ?", (step,))
+    def rewind(self, step: int, discard: BatchRecord | None) -> None:
+        """Forget later steps and their scores, and refuse their batches if they are to be discarded."""
+        connection = self._connection
+        with savepoint(connection):
+            connection.execute("DELETE FROM scores WHERE step > ?", (step,))
+            connection.execute("DELETE FROM steps WHERE step > ?", (step,))
+            if discard is None:
+                return
+            connection.execute(
+                "UPDATE batches SET refused = ? WHERE step > ? AND refused = ''",
+                (discard.refused, step),
+            )
+            found = connection.execute(
+                "SELECT episode_id, state FROM episodes WHERE batch_id IS NULL AND kind = 'train' "
+                "AND state IN ('ended', 'aborted') ORDER BY id"
+            ).fetchall()
+            if found:
+                ended = [name for name, state in found if state == "ended"]
+                aborted = [name for name, state in found if state == "aborted"]
+                self.add_batch(replace(discard, episode_ids=ended, aborted_ids=aborted))
+                self.refuse_batch(discard.batch_id, discard.refused)
 
     def _count_outcome(self, episode: EpisodeRecord) -> None:
         if episode.state in ("ended", "aborted"):

@@ -12,10 +12,10 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from ajet_core.environments.recipes import Device
-from ajet_core.files import write_whole
+from ajet_core.files import read_json, write_whole
 from ajet_core.settings import Settings
 
 DIRECTORY = ".venvs"
@@ -89,9 +89,9 @@ class Environment:
     def read(cls, directory: Path) -> Environment | None:
         """The environment in `directory`; None if there is none, or it was not finished."""
         try:
-            text = (directory / RECORD).read_bytes()
-            return cls(directory.absolute(), _record.validate_python(json.loads(text)))
-        except (OSError, ValueError, ValidationError):
+            record = _record.validate_python(read_json(directory / RECORD))
+            return cls(directory.absolute(), record)
+        except (OSError, ValueError):
             return None
 
     def write(self) -> None:

@@ -7,15 +7,15 @@ is not installed. Constraints are what was really installed and used, so an envi
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ajet_core.errors import ConfigError
+from ajet_core.files import read_toml
 
 Device = Literal["cpu", "gpu"]
 RECIPES = Path(__file__).parent / "recipes"
@@ -124,9 +124,9 @@ def read_recipe(path: Path) -> Recipe:
     :raises ConfigError: the file cannot be read, or is no recipe.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = read_toml(path)
         return Recipe.model_validate({**table, "name": path.stem, "directory": path.parent})
-    except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is no recipe of an environment: {error}") from error
 
 

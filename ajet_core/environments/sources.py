@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import ajet_core
 from ajet_core.environments.recipes import Recipe, recipe
 from ajet_core.errors import ConfigError
+from ajet_core.files import read_toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,6 @@ def source_of(wanted: Recipe, tree: Path | None, find_links: Path | None) -> Sou
 
 def _is_tree(directory: Path) -> bool:
     try:
-        text = (directory / "pyproject.toml").read_text(encoding="utf-8")
-        return bool(tomllib.loads(text)["project"]["name"] == "agentjet")
-    except (OSError, tomllib.TOMLDecodeError, KeyError):
+        return bool(read_toml(directory / "pyproject.toml")["project"]["name"] == "agentjet")
+    except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, get_args
 
+import pydantic_core
+
+from ajet_core.errors import DamagedRecordError
 from ajet_core.interfaces import RunRecord
 from ajet_core.timeline import MergePolicy
 
@@ -27,9 +29,14 @@ class RunFacts:
         """The facts of a run, also of one that another version configured: unknown settings do not matter."""
         if run is None:
             return cls()
-        config = json.loads(run.config_json)
-        path = config.get("model", {}).get("path")
-        policy = config.get("timelines", {}).get("policy")
+        try:
+            config = pydantic_core.from_json(run.config_json)
+            path = config.get("model", {}).get("path")
+            policy = config.get("timelines", {}).get("policy")
+        except (ValueError, AttributeError) as error:
+            raise DamagedRecordError(
+                f"the stored configuration of run {run.run_id} is damaged ({error}): restore the store from a backup"
+            ) from error
         return cls(
             run_id=run.run_id,
             model=Path(path) if isinstance(path, str) else None,

@@ -17,6 +17,7 @@ from .engine import (
     GenerateChunk,
     GenerateRequest,
     SamplingParams,
+    SealReport,
     WeightUpdate,
 )
 from .logger import MetricsLogger
@@ -36,12 +37,22 @@ from .store import (
     StepRecord,
 )
 from .trainer import StepReport, Trainer, TrainerCapabilities, TrainerInfo
+from .world import (
+    Chat,
+    World,
+    WorldAnswer,
+    WorldCall,
+    WorldOutcome,
+    WorldPrompt,
+    WorldRecipe,
+)
 
 __all__ = [
     "LOOPBACK",
     "AgentAdapter",
     "BatchRecord",
     "CallScore",
+    "Chat",
     "ComponentSettings",
     "Engine",
     "EngineCapabilities",
@@ -65,6 +76,7 @@ __all__ = [
     "RunRecord",
     "SampleStore",
     "SamplingParams",
+    "SealReport",
     "StepRecord",
     "StepReport",
     "Trainer",
@@ -72,5 +84,11 @@ __all__ = [
     "TrainerInfo",
     "WeightUpdate",
     "WorkerContext",
+    "World",
+    "WorldAnswer",
+    "WorldCall",
+    "WorldOutcome",
+    "WorldPrompt",
+    "WorldRecipe",
     "check_request",
 ]

@@ -109,6 +109,7 @@ class EngineCapabilities:
     :param sleep: whether `sleep` and `wake` free and regain device memory.
     :param penalties: whether the two penalties and `SamplingParams.logit_bias` are honoured.
     :param grammar: whether `SamplingParams.grammar` is.
+    :param seals: whether it proves that what it serves is what was published, see `Engine.seal`.
     """
 
     weight_channels: tuple[str, ...]
@@ -117,6 +118,7 @@ class EngineCapabilities:
     sleep: bool = False
     penalties: bool = False
     grammar: bool = False
+    seals: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +158,38 @@ class WeightUpdate:
         ``safetensors_dir``.
     :param policy_version: the version these weights are.
     :param location: a key of `WorkerContext.shared`, or a directory, as the channel defines it.
+    :param checksums: by the name that a tensor has in files, the checksums that it may have where it is served
+        (`ajet_core.in_server.ajet_checksums`); empty if the trainer does not say, or shares its tensors.
+    :param seal_seconds: that these checksums took.
     """
 
     channel: str
     policy_version: int
     location: str
     metadata: dict[str, str] = field(default_factory=dict)
+    checksums: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    seal_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SealReport:
+    """How an engine has proven that what it serves is what was published.
+
+    :param policy_version: of the weights it serves.
+    :param proof: ``checksums``, of each tensor; ``shared``, the tensors are the trainer's own; ``none``, because
+        the update came without checksums or the engine cannot tell its own.
+    :param tensors: that were compared, on each server.
+    :param servers: that have proven it.
+    :param seconds: wall seconds that proofs took since the last report.
+    :param breaches: a sentence for each server that failed a proof since the last report and was replaced.
+    """
+
+    policy_version: int
+    proof: Literal["checksums", "shared", "none"] = "none"
+    tensors: int = 0
+    servers: int = 0
+    seconds: float = 0.0
+    breaches: tuple[str, ...] = ()
 
 
 class Engine(ABC):
@@ -189,7 +217,16 @@ class Engine(ABC):
 
     @abstractmethod
     async def update_weights(self, update: WeightUpdate) -> None:
-        """Serve `update`'s weights from the next sampled token on, with no stale cache."""
+        """Serve `update`'s weights from the next sampled token on, with no stale cache.
+
+        With the capability `seals`, an update that has checksums is proven before anything is sampled with it.
+
+        :raises SealError: what would be served is not what was published. Nothing is sampled with it.
+        """
+
+    async def seal(self) -> SealReport:
+        """How the last `update_weights` was proven. Needs the capability `seals`."""
+        raise EngineError(f"{type(self).__name__} proves nothing of its weights")
 
     @abstractmethod
     async def pause(self) -> None:

@@ -86,7 +86,7 @@ class EpisodeRecord:
 class BatchRecord:
     """Episodes that are trained together; `step` is the step that consumes them (1-based).
 
-    :param refused: why the trainer refused it, "" if it did not; a refused batch is kept and never trained.
+    :param refused: why it could not be trained, "" if it can be; a refused batch is kept and never trained.
     :param aborted_ids: episodes that were aborted while it was filled; they are not trained.
     :param credit: by tag of the mixture, the part of a place that rounding owes it after this batch.
     """
@@ -158,6 +158,8 @@ class RunRecord:
     :param config_json: the `RunConfig` it was configured with.
     :param active: it was started and not stopped: it goes on when its server is started again.
     :param paused: why it is paused, "" if it is not.
+    :param back_to: the step whose checkpoint it is about to go back to; None unless it was asked to and has not done it.
+    :param retrains: it trains the batches after that step again.
     """
 
     run_id: str
@@ -165,6 +167,8 @@ class RunRecord:
     created_at: float
     active: bool = False
     paused: str = ""
+    back_to: int | None = None
+    retrains: bool = False
 
 
 class SampleStore(ABC):
@@ -276,6 +280,14 @@ class SampleStore(ABC):
         """
 
     @abstractmethod
+    async def split_batch(self, batch_id: str, aside: BatchRecord) -> None:
+        """Move episodes of a batch to another one that is refused, all or nothing.
+
+        :param aside: the new batch, with the reason in `refused`.
+        :raises StoreError: there is a batch of its id, or an episode is not one of `batch_id` that ended.
+        """
+
+    @abstractmethod
     async def add_step(self, step: StepRecord, scores: Sequence[CallScore] = ()) -> None:
         """Record a finished step with what it made of its calls.
 
@@ -286,9 +298,13 @@ class SampleStore(ABC):
         """
 
     @abstractmethod
-    async def rewind(self, step: int) -> None:
+    async def rewind(self, step: int, *, discard: BatchRecord | None = None) -> None:
         """Forget the steps after `step` and their scores: the weights they made are lost, and their batches are
-        trained again."""
+        trained again.
+
+        :param discard: the batches are refused instead, for its reason `BatchRecord.refused`. This batch is refused too, and
+            is given the train episodes that have ended or were aborted and have no batch; it is left out if there are none.
+        """
 
     @abstractmethod
     async def scores(self, episode_id: str) -> dict[str, CallScore]:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ajet_core.errors import TrainerError
 from ajet_core.interfaces.context import ComponentSettings, WorkerContext
 from ajet_core.interfaces.engine import WeightUpdate
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
@@ -23,6 +24,7 @@ class TrainerCapabilities:
         a linear sequence, and `TrainBatch.sequences` holds them with masks.
     :param reloads: whether ``load`` can put it back to a checkpoint at any time, not only after ``start``: then
         a server that was killed and started again goes on with the worker that it had.
+    :param rehearses: whether it has `Trainer.rehearse`.
     """
 
     weight_channels: tuple[str, ...]
@@ -30,6 +32,7 @@ class TrainerCapabilities:
     lora: bool = False
     trees: bool = False
     reloads: bool = False
+    rehearses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ class StepReport:
     :param metrics: named numbers. Common names: ``loss``, ``entropy`` (nats), ``kl`` (to the reference,
         nats; only if it is computed), ``clip_fraction``, ``grad_norm`` (before clipping),
         ``logprob_gap`` (largest absolute difference of behaviour and trainer logprob before the step,
-        for tokens of the current policy version; missing if there are none), ``importance_mean``,
+        for tokens of the current policy version; missing if there are none) and ``logprob_gap_mean`` (the
+        mean of the same), ``importance_mean``,
         ``importance_max`` (over trained tokens, of old over behaviour probability, not truncated) and
         ``importance_capped`` (share of tokens whose weight was truncated; the three only with
         `AlgorithmConfig.importance` ``truncated``), ``learning_rate``,
@@ -115,6 +119,17 @@ class Trainer(ABC):
         :raises TrainerError: what the run cannot go on from, such as a malformed batch, or too little memory for
             the smallest budget; the message says what to set. Weights and optimiser are as before.
         """
+
+    def rehearse(self, batch: TrainBatch) -> StepReport:
+        """Compute all forward and backward passes of `step`, and apply none of them. Needs the capability `rehearses`.
+
+        Weights, optimiser, schedule, random numbers and the number of steps are bit by bit as before, and the next
+        `step` does what it would have done.
+
+        :raises StepRefusedError: `step` would refuse the batch before its first update.
+        :raises TrainerError: as `step`.
+        """
+        raise TrainerError(f"{type(self).__name__} cannot rehearse batch {batch.batch_id}")
 
     @abstractmethod
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:

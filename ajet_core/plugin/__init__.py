@@ -68,6 +68,7 @@ from .components import (
     PluginInfo,
     StoreSpec,
     TrainerSpec,
+    WorldSpec,
 )
 from .kinds import KindName
 from .manager import PluginManager, default_manager
@@ -86,6 +87,7 @@ __all__ = [
     "PluginManager",
     "StoreSpec",
     "TrainerSpec",
+    "WorldSpec",
     "default_manager",
     "hookimpl",
     "negotiate_channel",

@@ -75,6 +75,16 @@ class LoggerSpec(ComponentSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorldSpec(ComponentSpec):
+    """An `ajet_core.interfaces.World`.
+
+    :param ability: what an agent must be able to do, in a few words.
+    """
+
+    ability: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpec(ComponentSpec):
     """A subcommand of ``ajet``: `target` is a `click.Command`."""
 

@@ -12,6 +12,7 @@ from ajet_core.interfaces import (
     MetricsLogger,
     SampleStore,
     Trainer,
+    World,
 )
 from ajet_core.plugin.components import (
     AgentSpec,
@@ -22,9 +23,10 @@ from ajet_core.plugin.components import (
     MergerSpec,
     StoreSpec,
     TrainerSpec,
+    WorldSpec,
 )
 
-KindName = Literal["engine", "trainer", "store", "merger", "agent", "logger", "command"]
+KindName = Literal["engine", "trainer", "store", "merger", "agent", "logger", "world", "command"]
 
 RESERVED_COMMANDS = frozenset(
     {
@@ -37,6 +39,7 @@ RESERVED_COMMANDS = frozenset(
         "mixture",
         "pause",
         "plugins",
+        "preflight",
         "resume",
         "serve",
         "status",
@@ -69,6 +72,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("merger", "ajet_register_mergers", MergerSpec, Merger),
     Kind("agent", "ajet_register_agents", AgentSpec, AgentAdapter),
     Kind("logger", "ajet_register_loggers", LoggerSpec, MetricsLogger),
+    Kind("world", "ajet_register_worlds", WorldSpec, World),
     Kind("command", "ajet_register_commands", CommandSpec, None),
 )
 

@@ -28,6 +28,7 @@ from ajet_core.interfaces import (
     MetricsLogger,
     SampleStore,
     Trainer,
+    World,
 )
 from ajet_core.plugin import discovery, targets
 from ajet_core.plugin.components import (
@@ -40,6 +41,7 @@ from ajet_core.plugin.components import (
     PluginInfo,
     StoreSpec,
     TrainerSpec,
+    WorldSpec,
 )
 from ajet_core.plugin.kinds import BY_NAME, RESERVED_COMMANDS, KindName, kind_of
 from ajet_core.plugin.loading import OBSERVERS, LoadedPlugin, load_plugin
@@ -124,6 +126,10 @@ class PluginManager:
         """The metrics logger registered as `name`; errors as in `component`."""
         return self._component("logger", name, LoggerSpec)
 
+    def world(self, name: str) -> WorldSpec:
+        """The world registered as `name`; errors as in `component`."""
+        return self._component("world", name, WorldSpec)
+
     def command(self, name: str) -> CommandSpec:
         """The subcommand registered as `name`; errors as in `component`."""
         return self._component("command", name, CommandSpec)
@@ -159,6 +165,8 @@ class PluginManager:
     def load_target(self, spec: AgentSpec) -> type[AgentAdapter]: ...
     @overload
     def load_target(self, spec: LoggerSpec) -> type[MetricsLogger]: ...
+    @overload
+    def load_target(self, spec: WorldSpec) -> type[World]: ...
     def load_target(self, spec: ComponentSpec) -> type:
         """Import a component's class.
 

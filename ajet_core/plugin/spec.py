@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         MergerSpec,
         StoreSpec,
         TrainerSpec,
+        WorldSpec,
     )
     from ajet_core.protocol import ServerState, StepSummary
 
@@ -95,6 +96,16 @@ def ajet_register_commands() -> Sequence[CommandSpec]:  # type: ignore[empty-bod
 @hookspec
 def ajet_register_loggers() -> Sequence[LoggerSpec]:  # type: ignore[empty-body]
     """Name the metrics loggers this plugin provides.
+
+    Called once, when the plugin is loaded; nothing heavy may be imported here.
+
+    :return: specs with unique names; a duplicate name raises PluginConflictError when it is used.
+    """
+
+
+@hookspec
+def ajet_register_worlds() -> Sequence[WorldSpec]:  # type: ignore[empty-body]
+    """Name the worlds this plugin provides.
 
     Called once, when the plugin is loaded; nothing heavy may be imported here.
 

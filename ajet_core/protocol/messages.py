@@ -68,9 +68,9 @@ class ClaimRequest(Message):
     group: Name | None = None
     kind: Literal["train", "eval"] = "train"
     tag: Annotated[str, Field(max_length=256)] = ""
-    lease_seconds: Annotated[float, Field(ge=1, le=86400)] = 600.0
-    heartbeat_seconds: Annotated[float, Field(ge=0.1, le=3600)] | None = None
-    wait_seconds: Annotated[float, Field(ge=0, le=300)] = 30.0
+    lease_seconds: Annotated[float, Field(strict=True, ge=1, le=86400)] = 600.0
+    heartbeat_seconds: Annotated[float, Field(strict=True, ge=0.1, le=3600)] | None = None
+    wait_seconds: Annotated[float, Field(strict=True, ge=0, le=300)] = 30.0
     claim_id: ClaimId | None = Field(default=None, repr=False)
     joint: JointPart | None = None
 
@@ -91,6 +91,8 @@ class EpisodeGrant(Message):
 
 class EndRequest(Message):
     """Body of ``POST /v1/episodes/{id}/end``, and of ``/prepare`` for parts of joint episodes.
+
+    A server refuses rewards beyond its setting ``server.max_reward``, by default 1e6 in absolute value.
 
     :param reward: the episode's reward.
     :param components: named parts of the reward, for the logs.

@@ -6,7 +6,7 @@ It names components by the names they are registered under, never by an import p
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -69,9 +69,15 @@ class AlgorithmConfig(Message):
       where it begins, not from the weights that sampled. The decoupled objective (Hilton et al. 2021,
       arXiv:2110.00641; AReaL, arXiv:2505.24298) with truncated importance weights (IMPALA, Espeholt et al. 2018,
       arXiv:1802.01561; Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training").
+      The advantages of each task are balanced: they sum to 0 over its trained tokens, weighed as `aggregation` says, because
+      with samples of earlier weights any rest is unlearnt or learnt blindly (`ajet_core.timeline.credit.balanced`).
 
     :param advantage: baseline and scale of the rewards in a group.
-    :param discount: of rewards for single calls, per call (see `ajet_core.timeline.credit`).
+    :param call_credit: how rewards for single calls are credited: ``return_to_go``, the rewards of
+        a call and of those after it, relative to the same call number of the other episodes of the
+        group: without bias, however many calls an episode makes; ``process_supervision``, GRPO's,
+        which assumes the same number of calls in all (see `ajet_core.timeline.credit`).
+    :param discount: of rewards for single calls, per call.
     :param aggregation: what weighs the same in the loss of a minibatch: each sampled token
         (``token_mean``, as DAPO), each call (``call_mean``: mean over calls of their token means), each episode
         (``episode_mean``: mean over episodes of their token means, as GRPO), or each token again, but
@@ -79,7 +85,8 @@ class AlgorithmConfig(Message):
         constant). How calls were merged has no influence on any of them.
     :param clip_low: the ratio is clipped below 1 - clip_low.
     :param clip_high: the ratio is clipped above 1 + clip_high.
-    :param importance: how tokens are weighed that other weights sampled, see above.
+    :param importance: how tokens are weighed that other weights sampled, see above. ``auto`` takes ``truncated`` in the
+        mode ``async`` and ``ratio`` in ``sync``.
     :param importance_cap: ``truncated``: most that a token weighs.
     :param kl_coef: weight of the KL divergence to the reference model (the model at the start),
         estimated as k3 (Schulman, "Approximating KL divergence").
@@ -91,11 +98,12 @@ class AlgorithmConfig(Message):
     """
 
     advantage: Literal["group_std", "group_mean", "leave_one_out"] = "group_std"
+    call_credit: Literal["return_to_go", "process_supervision"] = "return_to_go"
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
     aggregation: Literal["token_mean", "call_mean", "episode_mean", "episode_sum"] = "token_mean"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.2
-    importance: Literal["ratio", "truncated"] = "ratio"
+    importance: Literal["auto", "ratio", "truncated"] = "auto"
     importance_cap: Annotated[float, Field(gt=0)] = 2.0
     kl_coef: NonNegative = 0.0
     entropy_coef: NonNegative = 0.0
@@ -177,15 +185,17 @@ class RolloutConfig(Message):
 
     :param mode: ``sync``: no episode begins and no call is answered while a step is trained; ``async``: they never
         rest, and the weights change under them. Engine and trainer are processes of their own then.
-    :param max_staleness: of any trained token. What is older is context of what is trained, and is not trained itself.
-    :param max_mean_staleness: of the trained tokens of a batch; the oldest of them are left out until it holds. None
-        leaves it to `max_staleness`. Rollouts are ahead by as many batches as the lower of the two says.
+    :param max_staleness: of any trained token. A batch waits for the tasks that would be too old for the next one; an episode
+        that is too old all the same is left out as a whole.
+    :param max_mean_staleness: ``async``: of trained tokens, on average over the steps: so many batches are rolled out
+        ahead of the one that fills. None, or more than `max_staleness`, means `max_staleness`. More hides slower tools, and
+        learns less from each step.
     :param spare_tasks: ``sync``: tasks that may be rolled out beyond those that fill a batch, so that the slowest
         need not be waited for.
     :param drain_seconds: ``sync``: how long a full batch waits for episodes that are still open.
-    :param late: what becomes of an episode that is open when its batch is made. ``carry``: it goes on, and belongs to
-        a later batch; ``drop``: it is aborted, in ``sync`` at once, in ``async`` when it was claimed more than
-        `max_staleness` steps ago.
+    :param late: what becomes of a task with episodes that are open when its batch is made. ``carry``: it goes on and belongs
+        to a later batch, with all its episodes; ``drop``: nobody waits for them, and they are aborted, in ``sync`` at
+        once, in ``async`` when they are too old to be trained.
     :param engine_sleeps: ``sync``: the engine frees its device memory while a step is trained, for a trainer on the same
         device. Calls wait meanwhile.
     :param agents: names of agents, each with a text that its system prompt contains: whose a call is that does not say so by
@@ -194,7 +204,7 @@ class RolloutConfig(Message):
 
     mode: Literal["sync", "async"] = "sync"
     max_staleness: Annotated[int, Field(ge=0, le=256)] = 4
-    max_mean_staleness: NonNegative | None = None
+    max_mean_staleness: NonNegative | None = 1.0
     spare_tasks: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 0.0
     late: Literal["carry", "drop"] = "carry"
@@ -217,17 +227,10 @@ class RolloutConfig(Message):
                         f"{name} is for mode sync; in async nothing is drained, and max_staleness says how far "
                         "rollouts may be ahead"
                     )
-        elif self.late == "carry":
-            for name in ("max_staleness", "max_mean_staleness"):
-                if getattr(self, name) == 0:
-                    raise ValueError(
-                        f"{name} 0 trains nothing that is carried over to a later batch: set late to drop, or raise "
-                        f"{name}"
-                    )
-        if self.max_mean_staleness is not None and self.max_mean_staleness > self.max_staleness:
+        elif self.late == "carry" and self.max_staleness == 0:
             raise ValueError(
-                f"max_mean_staleness {self.max_mean_staleness:g} bounds nothing: max_staleness is "
-                f"{self.max_staleness}"
+                "max_staleness 0 trains nothing that is carried over to a later batch: set late to drop, or raise "
+                "max_staleness"
             )
         return self
 
@@ -297,19 +300,94 @@ class MixtureConfig(Message):
         return set(self.ratios).union(*(stage.ratios for stage in self.schedule))
 
 
+HealthKind = Literal[
+    "zero_signal",
+    "equal_rewards",
+    "cut_off",
+    "malformed",
+    "stale",
+    "advantage_bias",
+    "logprob_gap",
+    "kl",
+    "entropy",
+    "length",
+    "grad_norm",
+    "reward_drop",
+]
+"""What can be wrong with the training of a run, see docs/health.md."""
+
+Share = Annotated[float, Field(gt=0, le=1)]
+Growth = Annotated[float, Field(gt=1)]
+
+
 class FailureConfig(Message):
-    """When a run pauses instead of training on what is left of failing episodes.
+    """When a run pauses instead of training on bad data, and what counts as bad.
+
+    The limits from `zero_signal_steps` on are those of findings about training; None turns one off. docs/health.md says
+    how each is measured.
 
     :param window: train episodes that are looked at, the latest ones; only when there are so many.
     :param max_rate: share of them that may fail (the agent raised, took too long, met a rate limit); 1 never pauses.
     :param max_refused: batches in a row that the trainer may refuse.
     :param max_deaths: workers that may die of training one batch, before it is refused.
+    :param zero_signal_steps: batches in a row in which no episode has an advantage.
+    :param max_equal_rewards: share of a batch's tasks whose rewards are all equal.
+    :param max_cut_off: share of answers that end at ``max_tokens`` or at the model's context.
+    :param max_malformed: share of answers with a tool call that cannot be parsed.
+    :param max_stale: share of a batch's episodes that are too old to be trained.
+    :param max_advantage_bias: the sum of the advantages of all trained tokens, over the sum of their absolute values.
+    :param max_logprob_gap: mean absolute difference between the engine's and the trainer's logprobs at the same
+        weights, in nats.
+    :param max_logprob_gap_growth: the same, relative to the steps before.
+    :param max_kl_growth: KL divergence to the reference model, relative to the steps before.
+    :param max_entropy_growth: entropy, relative to the steps before.
+    :param min_entropy: nats per token.
+    :param max_length_growth: tokens per answer, relative to the steps before, and the other way round.
+    :param max_grad_growth: gradient norm, relative to the steps before.
+    :param max_reward_drop: loss of reward, as a share of the best mean reward's distance to the worst.
+    :param pause_on: findings that pause the run, unless their limits are None.
     """
 
     window: Annotated[int, Field(ge=4, le=100_000)] = 32
     max_rate: Annotated[float, Field(gt=0, le=1)] = 0.8
     max_refused: PositiveInt = 3
     max_deaths: PositiveInt = 3
+    zero_signal_steps: PositiveInt | None = 10
+    max_equal_rewards: Share | None = 0.85
+    max_cut_off: Share | None = 0.5
+    max_malformed: Share | None = 0.5
+    max_stale: Share | None = 0.5
+    max_advantage_bias: Share | None = 0.8
+    max_logprob_gap: Annotated[float, Field(gt=0)] | None = 0.1
+    max_logprob_gap_growth: Growth | None = 5.0
+    max_kl_growth: Growth | None = 10.0
+    max_entropy_growth: Growth | None = 3.0
+    min_entropy: Annotated[float, Field(gt=0)] | None = 0.002
+    max_length_growth: Growth | None = 3.0
+    max_grad_growth: Growth | None = 30.0
+    max_reward_drop: Share | None = 0.75
+    pause_on: Annotated[tuple[HealthKind, ...], Field(max_length=len(get_args(HealthKind)))] = (
+        "zero_signal",
+        "malformed",
+        "logprob_gap",
+        "kl",
+        "entropy",
+        "length",
+        "reward_drop",
+    )
+
+
+class PreflightConfig(Message):
+    """What is looked at before a run changes any weights: its first batch is computed, and nothing is applied.
+
+    :param enabled: the run pauses if engine and trainer disagree about the first batch, or if the longest episode does
+        not fit into memory. What else is wrong with it is told.
+    :param max_logprob_gap: between engine and trainer, in nats: the mean absolute difference of the sampled tokens'
+        logprobs, at any quarter of the context.
+    """
+
+    enabled: bool = True
+    max_logprob_gap: Annotated[float, Field(gt=0)] = 0.1
 
 
 class EvaluationSampling(Message):
@@ -368,11 +446,20 @@ class RunConfig(Message):
     rollout: RolloutConfig = RolloutConfig()
     mixture: MixtureConfig | None = None
     failures: FailureConfig = FailureConfig()
+    preflight: PreflightConfig = PreflightConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     weight_channel: Annotated[str, Field(min_length=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     steps: PositiveInt | None = None
     checkpoint_every: PositiveInt = 10
+
+    @property
+    def importance(self) -> Literal["ratio", "truncated"]:
+        """How tokens are weighed that other weights sampled: what `algorithm` says, or what ``auto`` means here."""
+        chosen = self.algorithm.importance
+        if chosen != "auto":
+            return chosen
+        return "truncated" if self.rollout.mode == "async" else "ratio"
 
     @model_validator(mode="after")
     def _groups_have_a_baseline(self) -> Self:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ajet_core.protocol.base import Message
 from ajet_core.protocol.evaluations import Evaluation
@@ -39,23 +39,29 @@ class StepSummary(Message):
       trained), ``timelines``;
     - seconds: ``rollout_seconds`` (wall time the batch took to fill), ``forward_seconds`` (of the engine, for
       this batch), ``merge_seconds``, ``update_seconds``, ``sync_seconds`` (of which ``publish_seconds`` until
-      the trainer has written the weights and ``load_seconds`` until the engine serves them), ``plan_seconds``
+      the trainer has written the weights and ``load_seconds`` until the engine serves them; ``seal_seconds`` of both
+      went into the proof that these are the same, and ``sealed_tensors`` were compared), ``plan_seconds``
       (what the planner expected of the update, if the trainer says what its passes cost);
     - tokens: ``tokens_raw`` (each call a sample of its own), ``tokens_merged`` (each distinct context of an
       episode once), ``tokens_planned`` (what the trainer computes), ``tokens_trained``;
+    - ``tasks``, ``tasks_equal`` (all rewards of the task are equal), ``no_signal`` (1 if no call has an advantage),
+      ``reward_std`` (over the episodes), ``advantage_bias`` (the sum of the advantages of all trained tokens over the
+      sum of their absolute values, -1 to 1), ``calls_cut_off`` (by ``max_tokens`` or the context), ``calls_malformed``
+      (tool calls that could not be parsed), ``tokens_per_call`` (sampled);
     - ``forks``, ``tokens_paid_again`` (computed again because agents rewrote their history);
     - ``calls_drifted``, ``tokens_drifted`` (writing the answer again would have given other tokens),
       ``calls_echoed_otherwise`` (the agent gave our answer back in another form): the sampled tokens were
       kept;
-    - ``staleness_mean``, ``staleness_max`` of the trained tokens, ``tokens_stale`` (too old to be trained, see
-      `RolloutConfig`); ``tokens_per_second`` (sampled tokens of the batch over the time since the step before);
+    - ``staleness_mean``, ``staleness_max`` of the trained tokens, ``episodes_stale`` (left out because they were too
+      old, see `RolloutConfig`) and ``tokens_stale`` (that these sampled);
+      ``tokens_per_second`` (sampled tokens of the batch over the time since the step before);
     - with a mixture, ``tasks/TAG``, ``episodes/TAG`` and ``reward_mean/TAG`` for each of its tags;
     - ``tokens_altered`` (by a relaxed merge policy), ``calls_dropped``, ``tokens_dropped``, ``calls_alone`` (by
       the limits of `TimelineConfig`).
 
     :param plan: the layout that was trained.
     :param forks: in words, why timelines forked and what it costs, the dearest first.
-    :param findings: in words, what is wrong with the batch, such as rewards that carry no signal.
+    :param findings: in words, what is wrong with the batch or with the training, such as rewards without signal.
     """
 
     step: int
@@ -64,6 +70,40 @@ class StepSummary(Message):
     plan: str = ""
     forks: list[str] = Field(default_factory=list)
     findings: list[str] = Field(default_factory=list)
+
+
+Verdict = Literal["pass", "warn", "fail"]
+
+
+class PreflightCheck(Message):
+    """One thing that a preflight looked at.
+
+    :param found: what was measured.
+    :param way_out: what to do; "" if it passed.
+    """
+
+    name: Literal["logprobs", "seal", "template", "memory", "rewards"]
+    verdict: Verdict
+    found: str
+    way_out: str = ""
+
+
+class PreflightReport(Message):
+    """What became of a preflight.
+
+    :param step: of the batch that was tried.
+    :param seconds: that it took.
+    """
+
+    step: int
+    checks: list[PreflightCheck]
+    seconds: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all checks."""
+        verdicts = {check.verdict for check in self.checks}
+        return "fail" if "fail" in verdicts else "warn" if "warn" in verdicts else "pass"
 
 
 class BatchProgress(Message):
@@ -129,16 +169,22 @@ class Finding(Message):
     """Something that keeps the server from going on, or that is wrong with what it is given.
 
     :param code: ``no_client``, ``waiting_for_episodes``, ``incomplete_tasks``, ``no_signal``, ``throttled``,
-        ``engine_stalled``, ``tasks_set_aside``, ``paused``, ``slow_state``, ``joint_in_doubt``.
+        ``engine_stalled``, ``tasks_set_aside``, ``paused``, ``slow_state``, ``joint_in_doubt``, ``tool_calls_unread``,
+        or a `HealthKind`.
     :param message: the cause in words, and what to do.
     :param seconds: for how long it has been so.
     :param stuck: nothing will go on by itself.
+    :param since_step: of a finding about training, the first step that shows it.
+    :param good_step: of a finding about training, the step of the newest checkpoint from before it; 0 is the model
+        that the run began with.
     """
 
     code: str
     message: str
     seconds: float
     stuck: bool
+    since_step: int | None = None
+    good_step: int | None = None
 
 
 class SetAside(Message):
@@ -163,6 +209,7 @@ class ServerStatus(Message):
     :param paused: why the run is PAUSED.
     :param findings: what keeps the server from going on, and what else somebody should know.
     :param set_aside: tasks that are not tried again, and why.
+    :param checks: of each kind of finding about training, "ok", "found", "off", or why it cannot be judged.
     :param rollout: None while no run is active.
     :param mixture: by tag, None without a mixture.
     :param evaluations: of each task set (at most 64 of a client, those that changed last) what the evaluation episodes of its
@@ -186,9 +233,11 @@ class ServerStatus(Message):
     paused: str | None = None
     findings: list[Finding] = Field(default_factory=list)
     set_aside: list[SetAside] = Field(default_factory=list)
+    checks: dict[str, str] = Field(default_factory=dict)
     rollout: RolloutStatus | None = None
     mixture: dict[str, TagProgress] | None = None
     evaluations: list[Evaluation] = Field(default_factory=list)
+    preflight: PreflightReport | None = None
 
 
 class RunStatus(Message):
@@ -208,13 +257,31 @@ class StartRequest(Message):
     :param wait_seconds: how long the server may hold the answer until it is ROLLING.
     """
 
-    wait_seconds: Annotated[float, Field(ge=0, le=600)] = 0.0
+    wait_seconds: Annotated[float, Field(strict=True, ge=0, le=600)] = 0.0
 
 
 class PauseRequest(Message):
     """Body of ``POST /v1/run/pause``."""
 
     reason: Annotated[str, Field(min_length=1, max_length=4096)] = "paused by hand"
+
+
+class ResumeRequest(Message):
+    """Body of ``POST /v1/run/resume``.
+
+    :param from_step: go back to the checkpoint of this step first; 0 is the model that the run began with.
+    :param retrain: train the batches after that step again; otherwise they, and the episodes that are rolled out or
+        have ended since, are kept for inspection and not trained.
+    """
+
+    from_step: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] | None = None
+    retrain: Annotated[bool, Field(strict=True)] = False
+
+    @model_validator(mode="after")
+    def _goes_back(self) -> Self:
+        if self.retrain and self.from_step is None:
+            raise ValueError("retrain is about the batches after from_step: say from_step too")
+        return self
 
 
 class Event(Message):

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from ajet_core.protocol.base import Message
 
 TokenScope = Literal["control", "client", "view"]
 
 TokenName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+def _number(value: object) -> object:
+    """Refuse what is no number; ``5.0`` is an integer in JSON, and no reason to refuse a request."""
+    if isinstance(value, bool | str):
+        raise ValueError("Input should be a valid integer")
+    return value
+
+
+PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1), BeforeValidator(_number)]
 
 
 class TokenQuotas(Message):
@@ -42,7 +51,7 @@ class TokenRequest(Message):
 
     name: TokenName
     scope: TokenScope = "client"
-    expires_in: Annotated[float, Field(gt=0, le=10 * 366 * 86400)] | None = None
+    expires_in: Annotated[float, Field(strict=True, gt=0, le=10 * 366 * 86400)] | None = None
     quotas: TokenQuotas = TokenQuotas()
 
 

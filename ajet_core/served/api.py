@@ -57,6 +57,13 @@ class ModelServer(ABC):
     async def load(self, update: WeightUpdate) -> None:
         """Replace the weights and forget what was cached. It is halted."""
 
+    async def checksums(self) -> dict[str, str] | None:
+        """Of each tensor that was loaded last, by its name in files; None if it cannot tell. It is halted.
+
+        As `ajet_core.in_server.ajet_checksums.LoadedWeights.report`.
+        """
+        return None
+
     @abstractmethod
     async def stats(self) -> EngineStats:
         """Counters since the server started; `EngineStats.forward_seconds` and requests are counted elsewhere."""

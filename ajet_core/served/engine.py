@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from ajet_core.errors import AjetError, EngineError, WeightsGoneError
+from ajet_core.errors import AjetError, EngineError, SealError, WeightsGoneError
 from ajet_core.interfaces import (
     ComponentSettings,
     Engine,
@@ -18,6 +18,7 @@ from ajet_core.interfaces import (
     EngineStats,
     GenerateChunk,
     GenerateRequest,
+    SealReport,
     WeightUpdate,
     WorkerContext,
     check_request,
@@ -28,6 +29,7 @@ from ajet_core.served.flight import Flight
 from ajet_core.served.http import ServerGoneError
 from ajet_core.served.metrics import labelled
 from ajet_core.served.replica import Launched, Replica
+from ajet_core.served.sealing import Sealing
 from ajet_core.served.totals import BusyClock
 from ajet_core.served.weights import check_update
 
@@ -66,6 +68,7 @@ class ServedEngine(Engine):
         self._shapings: Shapings | None = None
         self._update: WeightUpdate | None = None
         self._policy_version = 0
+        self._sealing = Sealing(self.name)
         self._paused = self._updating = self._closed = False
         # Set when requests may be sent, or when there is no hope that they ever may be.
         self._open = asyncio.Event()
@@ -207,6 +210,7 @@ class ServedEngine(Engine):
 
         :raises EngineError: there are no such weights or they do not fit, and the old ones are served; or no server
             came through it.
+        :raises SealError: no server has what was published; all are started again with the weights before.
         """
         fleet = self._running()
         if update.channel not in self.weight_channels:
@@ -243,12 +247,18 @@ class ServedEngine(Engine):
             finally:
                 self._updating = False
                 self._refresh()
+        if not taken and isinstance(refused[0], SealError):
+            raise refused[0]
         if not taken:
             raise EngineError(
                 f"the weights of policy version {update.policy_version} were refused: {refused[0]}; the servers of "
                 f"{self.name} serve the weights before, and are started again for it where that is necessary"
             )
         await fleet.until_up()
+
+    async def seal(self) -> SealReport:
+        """What the servers that are up have proven; servers that could not are named, and were replaced."""
+        return self._sealing.report(self._policy_version, self._running().up)
 
     async def pause(self) -> None:
         """End all requests in the servers; they go on after `resume`."""
@@ -383,6 +393,7 @@ class ServedEngine(Engine):
                     await one.server.load(update)
                 except WeightsGoneError:
                     return False
+                await self._sealing.prove(one, update, None)
                 await one.server.go_on()
             one.totals.begin(await one.server.stats())
             self._info = info
@@ -419,6 +430,7 @@ class ServedEngine(Engine):
         try:
             async with fleet.patient(one):
                 await one.server.load(update)
+                await self._sealing.prove(one, update, self._update)
         except (AjetError, ServerGoneError) as error:
             refusal = one.up and isinstance(error, EngineError)
             return error if refusal else ServerGoneError(str(error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_core.errors import ConfigError, EngineError
+from ajet_core.model_config import read_model_config
 from ajet_core.protocol.run import ModelConfig
 
 SHARED_IN_SERVER = Path(__file__).parents[1] / "in_server"
@@ -140,6 +140,6 @@ def dtype_of(model: ModelConfig) -> str:
 
 def model_config(model: ModelConfig) -> dict[str, Any]:
     """The ``config.json`` of the model, or the part of it that says how large its language model is."""
-    config = json.loads(Path(model.path, "config.json").read_text(encoding="utf-8"))
-    found: dict[str, Any] = config.get("text_config", config)
+    config = read_model_config(Path(model.path))
+    found: dict[str, Any] = config.get("text_config") or config
     return found

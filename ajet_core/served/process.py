@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +14,10 @@ from pathlib import Path
 from ajet_core.errors import EngineError
 from ajet_core.served import guard
 
+_log = logging.getLogger("ajet.served")
+
+# How often a server is started that signals kill before it is ready.
+_STARTS = 3
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 5.0
 _TAIL_LINES = 20
@@ -35,6 +41,7 @@ class ServerProcess:
         self._log = log
         self._begins = begins
         self._closing = False
+        self._killed = False
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._watch = asyncio.create_task(self._await_end())
 
@@ -56,8 +63,26 @@ class ServerProcess:
         :param log: file its stdout and stderr are appended to.
         :param ready: whether it answers; asked again and again.
         :param timeout: seconds.
-        :raises EngineError: it could not be started, ended, or was not ready in time; nothing is left of it.
+        :raises EngineError: it could not be started, ended, or was not ready in time; nothing is left of it. One that a
+            signal kills meanwhile is started again first.
         """
+        for left in reversed(range(_STARTS)):
+            server = await cls._spawn(name, command, environment, log)
+            try:
+                await server._until_ready(ready, timeout)
+            except BaseException:
+                await server.close()
+                if not (left and server._killed):
+                    raise
+                _log.warning("%s", server.died.result().partition("\n")[0])
+            else:
+                break
+        return server
+
+    @classmethod
+    async def _spawn(
+        cls, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> ServerProcess:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             begins = file.tell()
@@ -72,21 +97,18 @@ class ServerProcess:
                 stderr=file,
                 env=dict(environment),
             )
-        server = cls(process, name, log, begins)
+        return cls(process, name, log, begins)
+
+    async def _until_ready(self, ready: Callable[[], Awaitable[bool]], timeout: float) -> None:
         try:
             async with asyncio.timeout(timeout):
-                while not await server._is_ready(ready):
-                    await asyncio.wait([server.died], timeout=_LOOK_SECONDS)
+                while not await self._is_ready(ready):
+                    await asyncio.wait([self.died], timeout=_LOOK_SECONDS)
         except TimeoutError:
-            tail = await asyncio.to_thread(_tail, log, begins)
-            await server.close()
+            tail = await asyncio.to_thread(_tail, self._log, self._begins)
             raise EngineError(
-                f"{name} was not ready within {timeout:g} s (log {log}); its last lines:\n{tail}"
+                f"{self._name} was not ready within {timeout:g} s (log {self._log}); its last lines:\n{tail}"
             ) from None
-        except BaseException:
-            await server.close()
-            raise
-        return server
 
     @property
     def pid(self) -> int:
@@ -114,7 +136,16 @@ class ServerProcess:
 
     async def _await_end(self) -> None:
         status = await self._process.wait()
-        how = "was ended" if self._closing else f"ended by itself with status {status}"
+        # As a shell does, the guard adds 128 to the number of the signal that killed its command.
+        number = -status if status < 0 else status - 128
+        self._killed = number > 0 and not self._closing
+        how = f"ended by itself with status {status}"
+        if self._closing:
+            how = "was ended"
+        elif self._killed:
+            how = f"was killed by signal {number}"
+            if number == signal.SIGKILL:
+                how += ", which is also what the kernel sends when memory runs out"
         tail = await asyncio.to_thread(_tail, self._log, self._begins)
         self.died.set_result(f"{self._name} {how} (log {self._log}); its last lines:\n{tail}")
 

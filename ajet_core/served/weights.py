@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pydantic_core
+
 from ajet_core.collective import CHANNEL, tensors_of
 from ajet_core.errors import EngineError
+from ajet_core.files import read_json
 from ajet_core.interfaces import WeightUpdate
 
 _LENGTH_BYTES = 8
@@ -84,17 +87,20 @@ def _file_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if length > min(size, _MOST_HEADER):
             raise ValueError(f"{path.name} is no safetensors file")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        header = pydantic_core.from_json(file.read(length))
+    try:
+        header.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"{path.name} is no safetensors file") from error
     if _LENGTH_BYTES + length + end != size:
         raise ValueError(f"{path.name} is cut off or too long")
-    return {name: tuple(entry["shape"]) for name, entry in header.items()}
+    return shapes
 
 
 def _config(directory: Path, model: Path) -> Mapping[str, Any]:
-    file = next(
-        (d / "config.json" for d in (directory, model) if (d / "config.json").is_file()), None
-    )
-    found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file else {}
-    return found
+    for path in (directory / "config.json", model / "config.json"):
+        with contextlib.suppress(FileNotFoundError):
+            return read_json(path)
+    return {}

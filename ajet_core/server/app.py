@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import Body, Depends, FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
+from pydantic import WithJsonSchema
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
@@ -25,7 +26,6 @@ from ajet_core.protocol import (
     EndRequest,
     EpisodeGrant,
     EpisodeStatus,
-    ErrorBody,
     EvaluationList,
     GroupCountsAnswer,
     GroupCountsRequest,
@@ -35,6 +35,7 @@ from ajet_core.protocol import (
     MixtureStatus,
     PauseRequest,
     ProtocolInfo,
+    ResumeRequest,
     RunConfig,
     RunStatus,
     ServerStatus,
@@ -52,6 +53,7 @@ from ajet_core.server.access import Client, Control, Looker, peer_of, require_cl
 from ajet_core.server.audit import AuditLog
 from ajet_core.server.dialects.table import is_llm_path
 from ajet_core.server.disconnect import until_disconnect
+from ajet_core.server.documented import ENDED, ERRORS, REFUSED
 from ajet_core.server.guard import TokenGuard
 from ajet_core.server.limits import BodyLimit
 from ajet_core.server.service import SwarmService
@@ -69,14 +71,12 @@ from ajet_core.server.visibility import (
 
 _KEEPALIVE_SECONDS = 15.0
 
+# A header that is not sent is no null in it.
+_NO_NULL = WithJsonSchema({"type": "integer", "minimum": 0})
+
 _SECRETS = {
     "token": "A control, client or view token; docs/security.md says which opens what.",
     "episode_key": "The api_key of an episode.",
-}
-
-_ERRORS: dict[int | str, dict[str, object]] = {
-    "4XX": {"model": ErrorBody, "description": "The request cannot be served; the error says why."},
-    "5XX": {"model": ErrorBody, "description": "The server cannot serve it now."},
 }
 
 
@@ -112,7 +112,7 @@ def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
         # A missing content type is taken for JSON: every body of this protocol is.
         strict_content_type=False,
         dependencies=[Depends(_check_version)],
-        responses=_ERRORS,
+        responses=ERRORS,
     )
     app.state.service = service
     audit = AuditLog(settings.run_dir.resolve())
@@ -167,7 +167,12 @@ def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | N
     :return: those for `ShortCut`.
     """
 
-    @app.post("/v1/episodes", summary="Claim an episode", tags=["episodes"])
+    @app.post(
+        "/v1/episodes",
+        summary="Claim an episode",
+        tags=["episodes"],
+        responses={**REFUSED, **ENDED},
+    )
     async def claim(request: Request, body: ClaimRequest, who: Client) -> EpisodeGrant:
         base = (public_url or str(request.base_url)).rstrip("/")
         return await until_disconnect(request, service.claim(body, who.token_id, f"{base}/v1"))
@@ -176,21 +181,35 @@ def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | N
     async def heartbeats(body: HeartbeatsRequest, who: Client) -> Heartbeats:
         return await service.heartbeats(body, who.token_id)
 
-    @app.post("/v1/groups", summary="How many episodes groups have", tags=["episodes"])
+    @app.post(
+        "/v1/groups", summary="How many episodes groups have", tags=["episodes"], responses=REFUSED
+    )
     async def groups(body: GroupCountsRequest, who: Client) -> GroupCountsAnswer:
         return await service.group_counts(body, who.token_id)
 
-    @app.post("/v1/episodes/{episode_id}/end", summary="End it with its reward", tags=["episodes"])
+    @app.post(
+        "/v1/episodes/{episode_id}/end",
+        summary="End it with its reward",
+        tags=["episodes"],
+        responses={**REFUSED, **ENDED},
+    )
     async def end(episode_id: str, body: EndRequest, who: Client) -> EpisodeStatus:
         await service.check_owner(episode_id, who)
         return await service.end(episode_id, body)
 
-    @app.post("/v1/episodes/{episode_id}/abort", summary="Give it up", tags=["episodes"])
+    @app.post(
+        "/v1/episodes/{episode_id}/abort", summary="Give it up", tags=["episodes"], responses=ENDED
+    )
     async def abort(episode_id: str, body: AbortRequest, who: Client) -> EpisodeStatus:
         await service.check_owner(episode_id, who)
         return await service.abort(episode_id, body)
 
-    @app.post("/v1/episodes/{episode_id}/heartbeat", summary="Renew its lease", tags=["episodes"])
+    @app.post(
+        "/v1/episodes/{episode_id}/heartbeat",
+        summary="Renew its lease",
+        tags=["episodes"],
+        responses=ENDED,
+    )
     async def heartbeat(episode_id: str, who: Client) -> EpisodeStatus:
         await service.check_owner(episode_id, who)
         return await service.heartbeat(episode_id)
@@ -217,7 +236,7 @@ def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | N
 
 
 def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> None:
-    @app.put("/v1/run", summary="Configure the run", tags=["run"])
+    @app.put("/v1/run", summary="Configure the run", tags=["run"], responses=REFUSED)
     async def configure(request: Request, body: RunConfig, who: Control) -> RunStatus:
         async with audit.action(
             "run.configure",
@@ -247,10 +266,19 @@ def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> Non
         async with audit.action("run.pause", who.token_id, peer_of(request)):
             return await service.coordinator.pause((body or PauseRequest()).reason)
 
-    @app.post("/v1/run/resume", summary="Go on after a pause", tags=["run"])
-    async def resume(request: Request, who: Control) -> RunStatus:
-        async with audit.action("run.resume", who.token_id, peer_of(request)):
-            return await service.coordinator.resume()
+    @app.post("/v1/run/resume", summary="Go on after a pause", tags=["run"], responses=REFUSED)
+    async def resume(
+        request: Request, who: Control, body: Annotated[ResumeRequest | None, Body()] = None
+    ) -> RunStatus:
+        asked = body or ResumeRequest()
+        back = {} if asked.from_step is None else {"from_step": str(asked.from_step)}
+        async with audit.action("run.resume", who.token_id, peer_of(request), **back):
+            return await service.coordinator.resume(asked)
+
+    @app.post("/v1/run/preflight", summary="Try the next batch before it is trained", tags=["run"])
+    async def preflight(request: Request, who: Control) -> RunStatus:
+        async with audit.action("run.preflight", who.token_id, peer_of(request)):
+            return await service.coordinator.preflight()
 
     @app.post("/v1/run/stop", summary="Stop it: checkpoint and export", tags=["run"])
     async def stop(request: Request, who: Control) -> RunStatus:
@@ -261,7 +289,9 @@ def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> Non
     async def mixture(who: Looker) -> MixtureStatus:
         return mixture_for(who, service.coordinator.mixture_status())
 
-    @app.put("/v1/mixture", summary="Change it from the next batch on", tags=["run"])
+    @app.put(
+        "/v1/mixture", summary="Change it from the next batch on", tags=["run"], responses=REFUSED
+    )
     async def change_mixture(request: Request, body: MixtureConfig, who: Control) -> MixtureStatus:
         async with audit.action("mixture.change", who.token_id, peer_of(request)):
             return await service.coordinator.change_mixture(body)
@@ -305,7 +335,7 @@ def _add_view_routes(app: FastAPI, service: SwarmService) -> None:
         },
     )
     async def events(
-        who: Looker, last_event_id: Annotated[int | None, Header(ge=0)] = None
+        who: Looker, last_event_id: Annotated[int | None, Header(ge=0), _NO_NULL] = None
     ) -> StreamingResponse:
         return _EventStream(service, who, last_event_id)
 

@@ -6,21 +6,34 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.timeline import Call, TrainBatch, rewards_differ
+from ajet_core.server.batch_facts import differ
+from ajet_core.timeline import Call, TrainBatch
 
-BatchFault = Literal["empty", "silent", "no_signal", "flat", "cut_off"]
+BatchFault = Literal["stale", "empty", "silent", "no_signal", "flat"]
 
 _SHOWN = 4
 
 
 def batch_findings(
-    records: Sequence[EpisodeRecord], calls: Mapping[str, Sequence[Call]], batch: TrainBatch
+    records: Sequence[EpisodeRecord],
+    calls: Mapping[str, Sequence[Call]],
+    batch: TrainBatch,
+    *,
+    stale: Sequence[EpisodeRecord] = (),
 ) -> dict[BatchFault, str]:
     """Sentences about a batch's episodes and what is trained of them, by kind, the worst first.
 
+    :param records: of the episodes that are trained.
     :param calls: by episode id.
+    :param stale: episodes of the batch that are too old to be trained.
     """
     found: dict[BatchFault, str] = {}
+    if stale:
+        found["stale"] = (
+            f"{_of(stale, [*records, *stale])} have tokens older than rollout.max_staleness allows and were left out"
+        )
+        if not records:
+            return found
     silent = [
         r for r in records if not any(c.finish_reason != "abort" for c in calls[r.episode_id])
     ]
@@ -40,20 +53,13 @@ def batch_findings(
         groups: dict[str, list[EpisodeRecord]] = {}
         for record in records:
             groups.setdefault(record.group, []).append(record)
-        flat = [g for g, members in groups.items() if not _differ(members)]
+        flat = [g for g, members in groups.items() if not differ(members)]
         if flat and 2 * len(flat) >= len(groups):
             found["flat"] = (
                 f"{len(flat)} of {len(groups)} tasks have equal rewards in all their episodes and train nothing "
                 f"({_listed(flat)}): they are too easy or too hard; batch.full_by = "
                 '"differing_tasks" fills batches with others'
             )
-    cut = [c for made in calls.values() for c in made if c.finish_reason == "length"]
-    total = sum(len(made) for made in calls.values())
-    if total and 2 * len(cut) >= total:
-        found["cut_off"] = (
-            f"{len(cut)} of {total} answers were cut off by max_tokens or the model's context: their rewards may "
-            "say more about length than about what was said"
-        )
     return found
 
 
@@ -68,10 +74,6 @@ def _no_signal(records: Sequence[EpisodeRecord]) -> str:
         "within each task all rewards are equal, so that no episode is better than its baseline and nothing is "
         "learned: episodes of one task need different outcomes (is the sampling temperature above 0?)"
     )
-
-
-def _differ(members: Sequence[EpisodeRecord]) -> bool:
-    return rewards_differ((r.reward or 0.0, r.call_rewards, r.agent_rewards) for r in members)
 
 
 def _of(some: Sequence[EpisodeRecord], all_: Sequence[EpisodeRecord]) -> str:

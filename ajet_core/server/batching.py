@@ -38,8 +38,10 @@ class BatchBuilder:
     An episode is admitted only if there is a place for it (`Places`), so that nothing is rolled out with weights
     that are about to change, or that are too old when it is trained.
 
-    Where batches are exact they are made of their places: the tasks that were complete first. Otherwise everything
-    that ended by the time a batch is full is part of it. What is open then is carried over to the next.
+    Exact batches are made of their places: of the complete tasks, those that began first. Other batches take every
+    complete task. A task with open episodes stays whole and belongs to a later batch. A batch waits for the tasks that
+    would be too old for the next one (`Places.last_chance`), so no task loses its slow episodes. Where no ratios are kept it
+    takes all of these: clients that were silent and come back may have more under way than it has places for.
 
     :param failures: what is known of the tasks from before.
     :param places: default: those of a batch at a time, without a mixture.
@@ -85,6 +87,14 @@ class BatchBuilder:
                 return "now" if found.room(size) else "later"
         return "now" if self.takes(tag) else "later"
 
+    def starves(self, tag: str) -> bool:
+        """Whether the batch lacks episodes like those of `tag`, and nobody rolls any out."""
+        lane = self.places.lane(tag)
+        counts = self._sums.get(lane, GroupCounts())
+        needed = self.places.quotas.get(lane, 0)
+        busy = self._draining or counts.open or self.places.training
+        return not busy and self._ready(lane) < needed
+
     def drain(self) -> None:
         """Admit nothing more until `take`."""
         self._draining = True
@@ -118,14 +128,13 @@ class BatchBuilder:
         group = self._group(episode)
         if group.spent(self._config.episodes_per_task):
             group.begin_anew()
-        group.open.add(episode.episode_id)
+        group.begin(episode)
         self._count(episode.group)
 
     def withdrawn(self, episode: EpisodeRecord) -> None:
         """Undo `opened`: the episode never reached its client, which is nobody's failure."""
         if (group := self._groups.get(episode.group)) is not None:
-            group.open.discard(episode.episode_id)
-            group.silent.discard(episode.episode_id)
+            group.close(episode)
             self._count(episode.group)
 
     def silent(self, episode: EpisodeRecord) -> None:
@@ -137,7 +146,7 @@ class BatchBuilder:
         if group is None or len(group.silent) >= self._config.episodes_per_task:
             return
         if episode.episode_id in group.open:
-            group.open.discard(episode.episode_id)
+            group.close(episode)
             group.silent.add(episode.episode_id)
             self._count(episode.group)
 
@@ -145,8 +154,7 @@ class BatchBuilder:
         """Undo `silent`; the batch may get more episodes of a task than it asks for."""
         group = self._groups.get(episode.group)
         if group is not None and episode.episode_id in group.silent:
-            group.silent.discard(episode.episode_id)
-            group.open.add(episode.episode_id)
+            group.begin(episode)
             self._count(episode.group)
 
     def ended(self, episode: EpisodeRecord) -> None:
@@ -183,7 +191,8 @@ class BatchBuilder:
 
     def is_full(self) -> bool:
         """Whether the batch can be trained."""
-        return all(self._ready(lane) >= quota for lane, quota in self.places.quotas.items())
+        ready = all(self._ready(lane) >= quota for lane, quota in self.places.quotas.items())
+        return ready and not self._waits()
 
     def take(self) -> Taken:
         """The episodes of the full batch; the builder goes on with the next one."""
@@ -211,14 +220,52 @@ class BatchBuilder:
         # Where there was none, and the next batch is not filled yet, episodes have other lanes from now on.
         self._count_anew()
 
-    def _take_all(self) -> Taken:
-        groups = self._groups.values()
-        taken = Taken(
-            [episode for g in groups for episode in g.ended],
-            sorted(episode for g in groups for episode in g.aborted | g.forgotten),
+    def _waits(self) -> bool:
+        """Whether open episodes would be too old, or their tasks would lose others, if the batch were made now."""
+        if not self.places.waits:
+            return False
+        version, lanes = self.places.last_chance, self.places.quotas
+        groups = (g for g in self._groups.values() if self.places.lane(g.tag) in lanes)
+        if self._config.full_by == "episodes":
+            return any(group.has_open_of(version) for group in groups)
+        size = self._config.episodes_per_task
+        return any(
+            group.open and not group.complete(size) and group.has_any_of(version)
+            for group in groups
         )
-        self._groups = {n: g.rest() for n, g in self._groups.items() if g.open or g.silent}
-        return taken
+
+    def _take_all(self) -> Taken:
+        taken = Taken([], [])
+        rest: dict[str, TaskGroup] = {}
+        for name, group in self._groups.items():
+            whole = self._config.full_by != "episodes" and group.open
+            after = group if whole else self._take_group(group, taken)
+            if after.open or after.silent:
+                rest[name] = after
+        self._groups = rest
+        return Taken(taken.ended, sorted(taken.aborted))
+
+    def _take_episodes(self) -> Taken:
+        """Of the ended episodes of each lane those that were claimed with the oldest weights."""
+        taken = Taken([], [])
+        left = dict(self.places.quotas)
+        ended = [episode for group in self._groups.values() for episode in group.ended.values()]
+        for episode in sorted(ended, key=lambda episode: episode.claim_version):
+            lane = self.places.lane(self._groups[episode.group].tag)
+            if left.get(lane, 0) > 0 or (
+                self.places.mixture is None and episode.claim_version <= self.places.last_chance
+            ):
+                left[lane] = left.get(lane, 0) - 1
+                taken.ended.append(episode.episode_id)
+        some = set(taken.ended)
+        rest: dict[str, TaskGroup] = {}
+        for name, group in self._groups.items():
+            taken.aborted.extend(group.aborted | group.forgotten)
+            after = group.rest(some)
+            if after.open or after.silent or after.ended:
+                rest[name] = after
+        self._groups = rest
+        return Taken(taken.ended, sorted(taken.aborted))
 
     def _take_places(self) -> Taken:
         """The places of each lane, from the group on that was begun first, and what no batch would ever be full of.
@@ -226,24 +273,25 @@ class BatchBuilder:
         What ended of a tag that has no part in the mixture any more is not trained, and kept in case that it has one
         again: at most what was under way when the mixture was changed, for nothing of the tag begins after that.
         """
+        if self._config.full_by == "episodes":
+            return self._take_episodes()
         taken = Taken([], [])
         left = dict(self.places.quotas)
         rest: dict[str, TaskGroup] = {}
         for name, group in self._groups.items():
             lane = self.places.lane(group.tag)
-            if self._config.full_by == "episodes":
-                some = list(group.ended)[: left.get(lane, 0)]
-                left[lane] = left.get(lane, 0) - len(some)
-                taken.ended.extend(some)
-                taken.aborted.extend(group.aborted | group.forgotten)
-                after = group.rest(set(some))
-            elif group.counted.ready and left.get(lane, 0) > 0:
-                left[lane] -= 1
+            due = self.places.mixture is None and group.due(self.places.last_chance)
+            if group.counted.ready and (left.get(lane, 0) > 0 or due):
+                left[lane] = left.get(lane, 0) - 1
                 after = self._take_group(group, taken)
             elif lane not in self.places.quotas:
                 after = group
-            elif group.counted.ready or group.counted.active or not group.idle:
-                group.idle = not (group.counted.ready or group.counted.active)
+            elif group.counted.ready or group.counted.active:
+                group.idle = False
+                after = group
+            elif self.places.rolls_on and not group.idle and not due:
+                # Its client may only be between two episodes.
+                group.idle = True
                 after = group
             else:
                 after = self._take_group(group, taken)

@@ -6,12 +6,15 @@ import asyncio
 import hashlib
 import json
 import shutil
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
+
 from ajet_core.errors import StoreError
-from ajet_core.files import sync
+from ajet_core.files import read_json, sync
 
 _MANIFEST = "checkpoint.json"
 _KEEP = 2
@@ -41,6 +44,22 @@ class Checkpoint:
     position: Position
 
 
+class _Manifest(BaseModel):
+    """What `checkpoint.json` holds."""
+
+    model_config = ConfigDict(allow_inf_nan=False, strict=True)
+
+    step: NonNegativeInt
+    run_id: str
+    batch_id: str
+    files: dict[str, str]
+    credit: dict[str, float] = {}
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(p for p in directory.rglob("*") if p.is_file())
+
+
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -52,11 +71,22 @@ class CheckpointFolder:
     def __init__(self, run_dir: Path) -> None:
         self._root = run_dir / "checkpoints"
 
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, in order; whether one is intact is seen when it is read."""
+        numbers = [path.name.removeprefix("step-") for path in self._root.glob("step-*")]
+        return sorted(int(number) for number in numbers if number.isdecimal())
+
     async def write(
-        self, step: int, position: Position, save: Callable[[Path], Awaitable[None]]
+        self,
+        step: int,
+        position: Position,
+        save: Callable[[Path], Awaitable[None]],
+        *,
+        trusted_step: int | None = None,
     ) -> Checkpoint:
         """Make the checkpoint of `step`; `save` fills the directory it is given.
 
+        :param trusted_step: the newest checkpoint up to this step is kept too, and the one that will take its place.
         :raises StoreError: the disk is full or not writable; older checkpoints are untouched.
         """
         aside = self._root / f"{_WRITING}step-{step:06d}"
@@ -65,6 +95,7 @@ class CheckpointFolder:
             await asyncio.to_thread(self._clear, aside)
             await save(aside)
             await asyncio.to_thread(self._seal, aside, target, step, position)
+            await asyncio.to_thread(self._forget, step if trusted_step is None else trusted_step)
         except BaseException as error:
             # What is half written would keep the room that the next one needs.
             await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
@@ -79,6 +110,18 @@ class CheckpointFolder:
             if (found := self._verified(directory, run_id)) is not None:
                 return found
         return None
+
+    def at(self, step: int, run_id: str) -> Checkpoint | None:
+        """The run's checkpoint of `step`, if its files are all what they were."""
+        return self._verified(self._root / f"step-{step:06d}", run_id)
+
+    def forget_after(self, step: int) -> None:
+        """Delete the checkpoints of later steps."""
+        for later in self.steps():
+            if later > step:
+                shutil.rmtree(self._root / f"step-{later:06d}")
+        if self._root.is_dir():
+            sync(self._root)
 
     def recover(self) -> None:
         """Tidy up after a process that was killed while it wrote: what was half written goes, what was to be
@@ -100,7 +143,7 @@ class CheckpointFolder:
         aside.mkdir()
 
     def _seal(self, aside: Path, target: Path, step: int, position: Position) -> None:
-        files = sorted(p for p in aside.rglob("*") if p.is_file())
+        files = _files(aside)
         manifest = {
             "step": step,
             **asdict(position),
@@ -122,17 +165,29 @@ class CheckpointFolder:
         aside.rename(target)
         sync(self._root)
         shutil.rmtree(replaced, ignore_errors=True)
-        for old in sorted(self._root.glob("step-*"))[:-_KEEP]:
-            shutil.rmtree(old, ignore_errors=True)
+
+    def _forget(self, trusted_step: int) -> None:
+        """Delete the checkpoints that nothing is gone back to."""
+        steps = self.steps()
+        trusted = bisect_right(steps, trusted_step)
+        # The one after the trusted one takes its place in time, even if newer ones come and go with every step.
+        kept = {*steps[-_KEEP:], *steps[max(0, trusted - 1) : trusted + 1]}
+        for step in set(steps) - kept:
+            shutil.rmtree(self._root / f"step-{step:06d}", ignore_errors=True)
 
     def _verified(self, directory: Path, run_id: str) -> Checkpoint | None:
         try:
-            manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
-            intact = all(_digest(directory / f) == d for f, d in manifest["files"].items())
-            if not intact or manifest["run_id"] != run_id:
+            manifest = _Manifest.model_validate(read_json(directory / _MANIFEST))
+            files = {str(p.relative_to(directory)) for p in _files(directory)} - {_MANIFEST}
+            # Names of the manifest lead nowhere else than to the files that are there.
+            if manifest.run_id != run_id or files != manifest.files.keys():
                 return None
-            credit = {str(tag): float(owed) for tag, owed in manifest.get("credit", {}).items()}
-            position = Position(run_id, str(manifest["batch_id"]), credit)
-            return Checkpoint(int(manifest["step"]), directory, position)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            if directory.name != f"step-{manifest.step:06d}":
+                return None
+            if not all(_digest(directory / f) == d for f, d in manifest.files.items()):
+                return None
+        # Whatever it holds, an earlier checkpoint may be whole.
+        except (OSError, ValueError):
             return None
+        position = Position(run_id, manifest.batch_id, manifest.credit)
+        return Checkpoint(manifest.step, directory, position)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ from ajet_core.server.state import StateBoard
 from ajet_core.server.tenants import Tenants, stored_group
 from ajet_core.server.waiting import Granted, Ticket, WaitingLine
 
+_log = logging.getLogger("ajet.server")
+
+# How long nothing moves before a claim is granted that could wait.
+RELIEF_SECONDS = 10.0
 _NOT_ROLLING_RETRY_SECONDS = 0.5
 
 
@@ -132,12 +137,27 @@ class ClaimDesk:
         self._refuse_tags(builder)
         while (ticket := self._waiting.next(builder)) is not None:
             self._waiting.discard(ticket)
-            try:
-                granted = self._grant(ticket, builder)
-            except (BusyError, AuthError) as error:
-                ticket.granted.set_exception(error)
-            else:
-                ticket.granted.set_result(granted)
+            self._give(ticket, builder)
+
+    def relieve(self) -> None:
+        """Grant the first claim for a task that is complete, in a batch that nobody rolls out for.
+
+        Only once nothing has moved for a while. Such a claim would otherwise wait until the batch is trained, and its
+        client may ask for other tasks, which the batch lacks, only after it: say after an `end` whose answer
+        was lost.
+        """
+        builder = self._episodes.builder
+        if builder is None or not self._board.rolling or self._episodes.still < RELIEF_SECONDS:
+            return
+        for ticket in self._waiting:
+            if ticket.group is not None and builder.starves(ticket.request.tag):
+                _log.info(
+                    "task %r is complete in this batch and gets one more episode: nothing else is rolled out",
+                    ticket.request.task_id,
+                )
+                self._waiting.discard(ticket)
+                self._give(ticket, builder)
+                return
 
     async def _granted_before(self, request: ClaimRequest, client_id: str) -> Granted | None:
         if request.claim_id is None:
@@ -169,6 +189,7 @@ class ClaimDesk:
         self._waiting.add(ticket)
         try:
             self.admit()
+            self.relieve()
             await asyncio.wait([ticket.granted], timeout=request.wait_seconds)
         except asyncio.CancelledError:
             if ticket.granted.done() and ticket.granted.exception() is None:
@@ -214,6 +235,15 @@ class ClaimDesk:
     def _refuse(self, ticket: Ticket, error: AjetError) -> None:
         self._waiting.discard(ticket)
         ticket.granted.set_exception(error)
+
+    def _give(self, ticket: Ticket, builder: BatchBuilder) -> None:
+        """Answer a claim that has a place."""
+        try:
+            granted = self._grant(ticket, builder)
+        except (BusyError, AuthError) as error:
+            ticket.granted.set_exception(error)
+        else:
+            ticket.granted.set_result(granted)
 
     def _grant(self, ticket: Ticket, builder: BatchBuilder) -> Granted:
         """An episode for a claim that has a place."""

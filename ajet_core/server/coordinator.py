@@ -15,6 +15,7 @@ from ajet_core.protocol import (
     ErrorDetail,
     MixtureConfig,
     MixtureStatus,
+    ResumeRequest,
     RolloutStatus,
     RunConfig,
     RunStatus,
@@ -23,9 +24,9 @@ from ajet_core.protocol import (
 )
 from ajet_core.server.checkpoints import CheckpointFolder
 from ajet_core.server.dialects.completing import CompletionService
-from ajet_core.server.run_loop import RunLoop
+from ajet_core.server.run_loop import GoBack, RunLoop
 from ajet_core.server.run_parts import RunParts
-from ajet_core.server.run_setup import ResolvedRun, check_same_run, resolve_run
+from ajet_core.server.run_setup import ResolvedRun, check_same_run, resolve_run, stored_config
 from ajet_core.server.workers import RunWorkers
 from ajet_core.settings import Settings
 
@@ -111,7 +112,7 @@ class Coordinator:
             CheckpointFolder(self._parts.run_dir).latest, self._record.run_id
         )
         self._step = self._board.policy_version = checkpoint.step if checkpoint else 0
-        config = RunConfig.model_validate_json(self._record.config_json)
+        config = stored_config(self._record)
         counts = await self._evaluation_counts(config)
         self._parts.evaluations.begin(config.evaluation, counts)
         if self._record.active:
@@ -139,8 +140,10 @@ class Coordinator:
             created = before.created_at if before else self._parts.wall_clock()
             run = await self._resolve(run_id, config)
             if before is not None and await self._has_history():
-                check_same_run(before.config_json, run.config)
+                check_same_run(before, run.config)
             record = RunRecord(run_id, run.config.model_dump_json(), created)
+            if before is not None:
+                record = replace(record, back_to=before.back_to, retrains=before.retrains)
             counts = await self._evaluation_counts(run.config)
             await self._store.put_run(record)
             self._parts.evaluations.begin(run.config.evaluation, counts)
@@ -232,7 +235,7 @@ class Coordinator:
         """The configured run, which may be one that this process cannot run."""
         if self._record is None:
             return None
-        return RunConfig.model_validate_json(self._record.config_json)
+        return stored_config(self._record)
 
     async def pause(self, reason: str) -> RunStatus:
         """Let no episode begin and train no batch until `resume`, also if the server is started again.
@@ -245,18 +248,52 @@ class Coordinator:
         self._events.emit("run", {"what": "paused", "reason": reason})
         return self.run_status()
 
-    async def resume(self) -> RunStatus:
+    async def preflight(self) -> RunStatus:
+        """Try the next batch before it is trained; starts the run unless it is active.
+
+        :raises StateError: no run is configured.
+        """
+        async with self._configuring:
+            if not self.running:
+                await self._start()
+        self._active_loop().preflights.request()
+        return self.run_status()
+
+    async def resume(self, request: ResumeRequest) -> RunStatus:
         """Undo `pause`, also one that the run made by itself; nothing if it is not paused.
 
-        :raises StateError: no run is active.
+        Where the request says so, the run goes back to a checkpoint first, once the step in progress is trained. That it is
+        to is durable when this returns.
+
+        :raises StateError: no run is active, or the step has no intact checkpoint.
         """
         loop = self._active_loop()
         was = self.paused
-        await self._write_paused("")
-        loop.resume()
+        if request.from_step is None:
+            await self._write_paused("")
+            loop.resume()
+        else:
+            back = GoBack(request.from_step, request.retrain)
+            await self._check_checkpoint(back.step)
+            await self._write_back(back, paused="")
+            loop.go_back(back)
         if was:
             self._events.emit("run", {"what": "resumed"})
         return self.run_status()
+
+    async def _check_checkpoint(self, step: int) -> None:
+        """:raises StateError: there is no intact one of `step`."""
+        folder = CheckpointFolder(self._parts.run_dir)
+        if step == 0:
+            return
+        if await asyncio.to_thread(folder.at, step, self.run_id or "") is not None:
+            return
+        others = ", ".join(str(found) for found in folder.steps() if found != step) or "no step"
+        state = "is damaged" if step in folder.steps() else "does not exist"
+        raise StateError(
+            f"the checkpoint of step {step} {state}: go back to that of {others}, or to 0, the model that the "
+            "run began with"
+        )
 
     def episode_finished(self, record: EpisodeRecord) -> None:
         """Take notice of an episode's outcome."""
@@ -279,7 +316,7 @@ class Coordinator:
         return RunStatus(
             run_id=self._record.run_id,
             state=self._board.state,
-            config=RunConfig.model_validate_json(self._record.config_json),
+            config=stored_config(self._record),
             export_dir=str(self._export_dir) if self._export_dir else None,
         )
 
@@ -300,7 +337,7 @@ class Coordinator:
         if self._record is None:
             raise StateError("no run is configured: PUT /v1/run first")
         if self._run is None:
-            config = RunConfig.model_validate_json(self._record.config_json)
+            config = stored_config(self._record)
             self._run = await self._resolve(self._record.run_id, config)
         record = replace(self._record, active=True)
         await self._store.put_run(record)
@@ -309,7 +346,7 @@ class Coordinator:
 
     async def _require_same(self, record: RunRecord, config: RunConfig) -> None:
         """Refuse a configuration that is not that of the active run."""
-        active = RunConfig.model_validate_json(record.config_json)
+        active = stored_config(record)
         asked = (await self._resolve(record.run_id, config)).config
         differing = [n for n in RunConfig.model_fields if getattr(asked, n) != getattr(active, n)]
         if differing:
@@ -340,14 +377,39 @@ class Coordinator:
             await self._store.put_run(record)
             self._record = record
 
+    async def _write_back(self, back: GoBack | None, *, paused: str | None = None) -> None:
+        """Write what the run is to go back to, so that it does it though it is killed before."""
+        async with self._configuring:
+            assert self._record is not None
+            record = replace(
+                self._record,
+                paused=self._record.paused if paused is None else paused,
+                back_to=back.step if back is not None else None,
+                retrains=back is not None and back.retrain,
+            )
+            await self._store.put_run(record)
+            self._record = record
+
+    async def _went_back(self) -> None:
+        await self._write_back(None)
+
     def _launch(self) -> None:
         assert self._run is not None
         self.error = None
         self._export_dir = None
         self._board.interrupted = ""
         self._board.set(ServerState.BOOTING)
+        record = self._record
+        back = None
+        if record is not None and record.back_to is not None:
+            back = GoBack(record.back_to, record.retrains)
         self._loop = RunLoop(
-            self._run, self._parts, paused=self.paused or "", pausing=self._write_paused
+            self._run,
+            self._parts,
+            paused=self.paused or "",
+            pausing=self._write_paused,
+            back=back,
+            went_back=self._went_back,
         )
         self._task = asyncio.create_task(self._run_to_end(self._loop))
 

@@ -108,6 +108,11 @@ class EpisodeRegistry:
         self.builder = builder
         self._board.touch()
 
+    @property
+    def still(self) -> float:
+        """Seconds since a claim, a call or an end last moved anything, in the server's present state."""
+        return self._clock() - max(self._board.since, self.open.moved_at)
+
     async def begin_episode(self, record: EpisodeRecord) -> OpenEpisode:
         """Open an episode that the builder has admitted; it is durable when this returns.
 
@@ -252,6 +257,11 @@ class EpisodeRegistry:
             for episode in self.open
             if client_id is None or episode.record.client_id == client_id
         ]
+        await self._drop_each(dict.fromkeys(whose, reason), cause)
+
+    async def abort_training(self, reason: str, cause: AbortCause) -> None:
+        """Abort every open train episode."""
+        whose = [e.record.episode_id for e in self.open if e.record.kind == "train"]
         await self._drop_each(dict.fromkeys(whose, reason), cause)
 
     def wanted_tags(self) -> set[str]:

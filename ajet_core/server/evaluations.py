@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ajet_core.averages import term
 from ajet_core.interfaces import EpisodeRecord, EvaluationCount
 from ajet_core.pass_at import mean_pass_at
 from ajet_core.protocol import Evaluation, EvaluationConfig
@@ -123,7 +124,8 @@ class Evaluations:
         tally.open -= 1
         if record.state == "ended" and record.reward is not None:
             self._add(key, tally, record.task_id, 1, int(record.reward >= self.config.pass_reward))
-            tally.reward_sum += record.reward
+            # The server's limit of rewards may have been another one, or none.
+            tally.reward_sum += term(record.reward)
             tally.mixed += record.mixed
         else:
             tally.aborted += 1

@@ -12,6 +12,7 @@ from ajet_core.protocol import (
     PreparedParts,
 )
 from ajet_core.server.access import Client, Looker
+from ajet_core.server.documented import ENDED, REFUSED
 from ajet_core.server.service import SwarmService
 
 
@@ -22,6 +23,7 @@ def add_routes(app: FastAPI, service: SwarmService) -> None:
         "/v1/episodes/{episode_id}/prepare",
         summary="Close a part of a joint episode with its reward",
         tags=["joint"],
+        responses={**REFUSED, **ENDED},
     )
     async def prepare(episode_id: str, body: EndRequest, who: Client) -> EpisodeStatus:
         await service.check_owner(episode_id, who)
@@ -31,6 +33,7 @@ def add_routes(app: FastAPI, service: SwarmService) -> None:
         "/v1/episodes/{episode_id}/commit",
         summary="Its arbiter has ended it: end a prepared part",
         tags=["joint"],
+        responses=ENDED,
     )
     async def commit(episode_id: str, who: Client) -> EpisodeStatus:
         await service.check_owner(episode_id, who)

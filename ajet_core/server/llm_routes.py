@@ -133,6 +133,11 @@ def _operation(summary: str, *, body: bool) -> dict[str, Any]:
         **({"requestBody": {"required": True, "content": anything}} if body else {}),
         "responses": {
             "200": {"description": "As the dialect's own specification says.", "content": anything},
+            "400": {
+                **failed,
+                "description": "The dialect has it otherwise, or the model cannot do it.",
+            },
+            "410": {**failed, "description": "The episode has ended."},
             "4XX": failed,
             "5XX": failed,
         },

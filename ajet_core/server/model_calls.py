@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from ajet_core.errors import AjetError, DeadlineError, EpisodeClosedError
+from ajet_core.errors import AjetError, ContextLengthError, DeadlineError, EpisodeClosedError
 from ajet_core.server.dialects.completing import CompletionService
-from ajet_core.server.dialects.dialect import Asked, Dialect
+from ajet_core.server.dialects.dialect import COMMENT, Asked, Dialect, StreamWriter
 from ajet_core.server.dialects.exchange import Exchange
 from ajet_core.server.dialects.retries import SameRequest, SharedAnswer
 from ajet_core.server.disconnect import until_disconnect, when_unread
@@ -26,6 +27,8 @@ _log = logging.getLogger("ajet.server")
 T = TypeVar("T")
 
 IGNORED_HEADER = "x-ajet-ignored"
+MAX_TOKENS_HEADER = "x-ajet-max-tokens"
+"""The limit on the answer's tokens, where it is lower than the request asked for."""
 
 
 async def completion_service(service: SwarmService) -> CompletionService:
@@ -58,6 +61,7 @@ class ModelCall:
         self._agent = agent
         self._same = same
         self._shared: SharedAnswer | None = None
+        self._exchange: Exchange | None = None
 
     async def answer(self) -> Response:
         """The whole completion, or a stream of it."""
@@ -69,12 +73,25 @@ class ModelCall:
             return Response(whole, media_type="application/json", headers=self._headers())
         chunks = self._stream()
         # The first chunk is awaited before the status is sent, so that an error has its own status.
-        first = await until_disconnect(self._request, _first(chunks))
+        try:
+            first = await until_disconnect(self._request, _first(chunks))
+        except ContextLengthError as error:
+            told = self._asked.too_long(error, self._model_name, time.time())
+            if told is None:
+                raise
+            return Response(told, media_type="text/event-stream", headers=self._stream_headers())
         return StreamingResponse(
             self._body(first, chunks),
             media_type="text/event-stream",
-            headers={**self._headers(), "cache-control": "no-store"},
+            headers=self._stream_headers(),
         )
+
+    @property
+    def _model_name(self) -> str:
+        return self._service.coordinator.model_name or "default"
+
+    def _stream_headers(self) -> dict[str, str]:
+        return {**self._headers(), "cache-control": "no-store"}
 
     def _headers(self) -> dict[str, str]:
         request, completions = self._asked.request, self._service.coordinator.chat
@@ -82,7 +99,15 @@ class ModelCall:
         if completions is not None:
             names += completions.without_effect(request)
         ignored = ",".join(names)
-        return {IGNORED_HEADER: ignored} if ignored.isascii() and ignored else {}
+        headers = {IGNORED_HEADER: ignored} if ignored.isascii() and ignored else {}
+        if self._shared is not None:
+            return headers | self._shared.headers
+        return headers | self._limit()
+
+    def _limit(self) -> dict[str, str]:
+        """The header with the limit on the answer's tokens, if the request asked for more."""
+        lowered = None if self._exchange is None else self._exchange.lowered_max_tokens
+        return {} if lowered is None else {MAX_TOKENS_HEADER: str(lowered)}
 
     async def _complete(self) -> bytes:
         """The completion; the episode's end, the client's farewell and the deadline cancel it.
@@ -118,23 +143,42 @@ class ModelCall:
         begun = completions.begin(
             self._episode.session, self._asked.request, self._service.store.add_call, self._agent
         )
-        return completions, begun if isinstance(begun, Exchange) else await begun()
+        exchange = begun if isinstance(begun, Exchange) else await begun()
+        self._exchange = exchange
+        return completions, exchange
 
     async def _sample(self) -> bytes:
         completions, exchange = await self._begun()
+        if self._shared is not None:
+            self._shared.headers |= self._limit()
         return self._asked.whole(exchange, await completions.complete(exchange))
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events of the completion; a task of its own makes them, so that closing either the episode
         or this generator stops the engine, whichever task the generator is read from."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        writer: StreamWriter | None = None
+
+        silence = self._service.silence(self._service.settings.server.stream_heartbeat_seconds)
+
+        def send(chunks: Iterable[bytes]) -> None:
+            for chunk in chunks:
+                queue.put_nowait(chunk)
+                silence.heard()
 
         async def produce() -> None:
+            nonlocal writer
             completions, exchange = await self._begun()
+            writer = self._asked.writer(exchange)
             async with aclosing(completions.events(exchange)) as events:
-                async for chunk in self._asked.stream(exchange, events):
-                    queue.put_nowait(chunk)
+                async for happened in events:
+                    send(writer.write(happened))
+            send(writer.end())
 
+        def beat() -> None:
+            send((self._dialect.heartbeat,) if writer is None else writer.heartbeat())
+
+        beating = asyncio.create_task(silence.broken_by(beat))
         call = asyncio.create_task(self._as_call(produce))
         # Not from within: what is cancelled before its first step does nothing at all.
         call.add_done_callback(lambda _: queue.put_nowait(None))
@@ -144,15 +188,16 @@ class ModelCall:
             await call
         finally:
             call.cancel()
-            await asyncio.gather(call, return_exceptions=True)
+            beating.cancel()
+            await asyncio.gather(call, beating, return_exceptions=True)
 
     async def _body(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
         """A stream whose first event is known. Its status is sent already, so that errors are events."""
-        position = 1
+        position = int(first != COMMENT)
         try:
             yield first
             async for chunk in rest:
-                position += 1
+                position += int(chunk != COMMENT)
                 yield chunk
         except AjetError as error:
             yield self._dialect.error_event(error, position)

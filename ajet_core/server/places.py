@@ -22,6 +22,7 @@ class Places:
     :param credit: as `Shares.credit`.
     :ivar quotas: by lane, the places that make the batch full.
     :ivar limits: by lane, the most that may be under way, those of the batch that is being filled included.
+    :ivar waits: a batch waits for late episodes that would be too old for the next one.
     :ivar ratios: of the batch that is being filled.
     """
 
@@ -38,6 +39,8 @@ class Places:
         self.needed = batch.episodes if by_episodes else batch.tasks
         self._spare = rollout.spare_tasks * (batch.episodes_per_task if by_episodes else 1)
         self._ahead = _places_ahead(rollout, self.needed)
+        self._max_staleness = rollout.max_staleness
+        self.waits = rollout.late == "carry"
         self.mixture = mixture
         self._next_mixture = mixture
         self.step = step
@@ -55,9 +58,24 @@ class Places:
         self._plan()
 
     @property
+    def training(self) -> bool:
+        """Whether the batch before is trained while this one is filled."""
+        return self._training
+
+    @property
     def exact(self) -> bool:
         """Whether a batch is made of its places alone: what is ready besides is for the next one."""
         return self.mixture is not None or self._ahead > 0
+
+    @property
+    def rolls_on(self) -> bool:
+        """Whether rollouts go on while a step is trained."""
+        return self._ahead > 0
+
+    @property
+    def last_chance(self) -> int:
+        """The version whose samples this batch is the last to train: the next one would find them too old."""
+        return self.step - 1 - self._max_staleness
 
     @property
     def ratios(self) -> Mapping[str, float]:
@@ -238,4 +256,5 @@ def _places_ahead(rollout: RolloutConfig, needed: int) -> int:
     if rollout.mode == "sync":
         return 0
     mean = rollout.max_mean_staleness
-    return max(1, math.floor(needed * (rollout.max_staleness if mean is None else mean)))
+    ahead = rollout.max_staleness if mean is None else min(mean, rollout.max_staleness)
+    return max(1, math.floor(needed * ahead))

@@ -49,6 +49,7 @@ class Rollouts:
         self._pausing = pausing
         self._paused = paused
         self._stop_requested = False
+        self._leaving = False
 
     @property
     def paused(self) -> str:
@@ -59,6 +60,11 @@ class Rollouts:
     def stop_requested(self) -> bool:
         """Whether `stop` was called."""
         return self._stop_requested
+
+    @property
+    def over(self) -> bool:
+        """Whether no more batches are given out, for now or for good."""
+        return self._stop_requested or self._leaving
 
     @property
     def rolls_on(self) -> bool:
@@ -93,6 +99,11 @@ class Rollouts:
     def stop(self) -> None:
         """Give out no more batches."""
         self._stop_requested = True
+        self._board.touch()
+
+    def leave(self, *, leaving: bool) -> None:
+        """Give out no more batches until this is undone."""
+        self._leaving = leaving
         self._board.touch()
 
     def change_mixture(self, mixture: MixtureConfig) -> None:
@@ -150,6 +161,12 @@ class Rollouts:
             return None
         if not self.rolls_on:
             self._board.set(ServerState.ROLLING_POST)
+            if self._config.rollout.late == "drop":
+                # Before the batch is made, so that what their tasks have is not carried over without them.
+                builder.drain()
+                await self._episodes.drop_late(
+                    f"it was late: the batch of step {step} was made without it (setting rollout.late)"
+                )
         taken = builder.take()
         # Whoever waits for a task that was complete may begin it anew.
         self._episodes.freed()
@@ -162,23 +179,17 @@ class Rollouts:
             credit=builder.places.credit,
         )
         await self._parts.store.add_batch(record)
-        if self._config.rollout.late == "drop" and not self.rolls_on:
-            await self._episodes.drop_late(
-                f"it was late: the batch of step {step} was made without it (setting rollout.late)"
-            )
         return record
 
     async def trained(self, builder: BatchBuilder, step: int) -> None:
-        """Take notice that `step` was trained: rollouts that go on may be too old for the next, or ahead of it."""
+        """Take notice that `step` was trained: there are places again, and what is too old by now is aborted."""
         builder.trained()
-        rollout = self._config.rollout
-        if rollout.late == "drop" and self.rolls_on:
-            # They would be too old from their first token on.
-            await self._episodes.drop_late(
-                f"it was late: it began more than {rollout.max_staleness} steps before step {step} "
-                "(setting rollout.max_staleness)",
-                before=step - rollout.max_staleness,
-            )
+        most = self._config.rollout.max_staleness
+        await self._episodes.drop_late(
+            f"it was late: it was claimed with weights that are more than {most} steps older than those that step "
+            f"{step + 1} is trained on (setting rollout.max_staleness)",
+            before=step - most,
+        )
         self._episodes.freed()
         if self.rolls_on:
             # No change of state tells that there was a step.
@@ -195,7 +206,7 @@ class Rollouts:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(rollout.drain_seconds):
                 await self._supervisor.wait_until(
-                    lambda: self._stop_requested or not builder.progress().open_episodes
+                    lambda: self.over or not builder.progress().open_episodes
                 )
         # It may have been paused meanwhile.
         return await self._wait(lambda: self._ready(builder))
@@ -205,18 +216,18 @@ class Rollouts:
 
         def goes_on() -> bool:
             return (
-                self._stop_requested
+                self.over
                 or self._board.state is not self._rolling_state()
                 or (self._failures.too_many and not self._paused)
                 or ready()
             )
 
-        while not (self._stop_requested or ready()):
+        while not (self.over or ready()):
             if self._failures.too_many and not self._paused:
                 await self.pause_itself(self._failures.diagnosis())
             self._board.set(self._rolling_state())
             await self._supervisor.wait_until(goes_on)
-        return not self._stop_requested
+        return not self.over
 
     def _ready(self, builder: BatchBuilder) -> bool:
         """Whether there is a batch to train, with nothing against it."""

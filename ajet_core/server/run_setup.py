@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from ajet_core.environments.environment import Interpreter
 from ajet_core.environments.interpreters import choose_interpreters, find_engine, find_trainer
-from ajet_core.errors import ConfigError, ModelDirectoryError
+from ajet_core.errors import ConfigError, DamagedRecordError, ModelDirectoryError
 from ajet_core.interfaces import (
     LOOPBACK,
     ComponentSettings,
@@ -17,8 +18,10 @@ from ajet_core.interfaces import (
     Merger,
     ModelDirectory,
     ModelServers,
+    RunRecord,
     WorkerContext,
 )
+from ajet_core.model_config import read_model_config
 from ajet_core.plugin import (
     ComponentSpec,
     EngineSpec,
@@ -46,6 +49,8 @@ class ResolvedRun:
 
     :param channel: the weight channel trainer and engine agreed on.
     :param reloads: the trainer can be put back to a checkpoint at any time.
+    :param rehearses: the trainer computes a batch without applying it.
+    :param uses_rewards: it learns from advantages.
     :param python: interpreter by kind, where it is not this one.
     :param together: engine and trainer share a process (and, in it, the weights).
     :param servers: the model servers behind the engine.
@@ -62,6 +67,8 @@ class ResolvedRun:
     merger: Merger
     python: dict[str, Interpreter]
     reloads: bool
+    rehearses: bool = False
+    uses_rewards: bool = True
     servers: ModelServers = field(default_factory=ModelServers)
     collective_host: str = LOOPBACK
 
@@ -78,7 +85,9 @@ class ResolvedRun:
             run_dir=str(run_dir),
             seed=self.config.seed,
             model=self.config.model,
-            algorithm=self.config.algorithm,
+            algorithm=self.config.algorithm.model_copy(
+                update={"importance": self.config.importance}
+            ),
             engine=self.engine if engine else None,
             trainer=self.trainer if trainer else None,
             checkpoint=str(checkpoint.directory) if checkpoint is not None else None,
@@ -129,6 +138,8 @@ def resolve_run(
         merger=plugins.load_target(merger)(merger_settings, context),
         python=python,
         reloads=trainer.capabilities.reloads,
+        rehearses=trainer.capabilities.rehearses,
+        uses_rewards="advantage" in trainer.capabilities.algorithm_fields,
         servers=_model_servers(settings, engine),
         collective_host=settings.workers.collective_host,
     )
@@ -184,8 +195,7 @@ def resolve_model_directory(path: str, settings: Settings, param: str = "model.p
             "copy the files, or add the directory they are in to server.model_roots",
             param=param,
         )
-    if not (directory / "config.json").is_file():
-        raise ModelDirectoryError(f"{directory} has no config.json", param=param)
+    read_model_config(directory, param)
     if not any(directory.glob("*.safetensors")):
         raise ModelDirectoryError(
             f"{directory} has no weights: no *.safetensors file in it", param=param
@@ -197,12 +207,28 @@ def _inside(path: Path, roots: list[Path]) -> bool:
     return any(path.is_relative_to(root) for root in roots)
 
 
-def check_same_run(stored_json: str, config: RunConfig) -> None:
+def stored_config(run: RunRecord) -> RunConfig:
+    """The configuration of a stored run.
+
+    :raises DamagedRecordError: it is none that this version knows.
+    """
+    try:
+        return RunConfig.model_validate_json(run.config_json)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise DamagedRecordError(
+            f"the stored configuration of run {run.run_id} cannot be used: {where or 'it'}: {problem['msg']}. It is "
+            "damaged, or of another version of agentjet; start with another run_dir, or with that version"
+        ) from error
+
+
+def check_same_run(stored: RunRecord, config: RunConfig) -> None:
     """Refuse to go on with a run under a configuration that contradicts its first steps.
 
     :raises ConfigError: names the fields that differ.
     """
-    before = RunConfig.model_validate(json.loads(stored_json))
+    before = stored_config(stored)
     differing = [path for path in _FIXED_FOR_A_RUN if _at(before, path) != _at(config, path)]
     if differing:
         raise ConfigError(
@@ -263,9 +289,12 @@ def _without_in_process(trainer: TrainerSpec) -> TrainerSpec:
 
 def _check_algorithm(config: RunConfig, trainer: TrainerSpec) -> None:
     honoured = trainer.capabilities.algorithm_fields
+    # Of the two ways to say so that tokens are not weighed by importance, either is no change.
+    usual: dict[str, tuple[object, ...]] = {"importance": ("auto", "ratio")}
     default = AlgorithmConfig()
     for name in AlgorithmConfig.model_fields:
-        changed = getattr(config.algorithm, name) != getattr(default, name)
+        unchanged = usual.get(name, (getattr(default, name),))
+        changed = getattr(config.algorithm, name) not in unchanged
         if changed and name not in honoured:
             raise ConfigError(
                 f"trainer {trainer.name!r} does not honour algorithm.{name}; "

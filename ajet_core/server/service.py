@@ -46,6 +46,8 @@ from ajet_core.server.joint import JointDesk
 from ajet_core.server.joint_peers import JointPeers
 from ajet_core.server.metrics_loggers import MetricsLoggers
 from ajet_core.server.open_episodes import OpenEpisode
+from ajet_core.server.reward_limits import check_size
+from ajet_core.server.silence import Silence
 from ajet_core.server.state import StateBoard
 from ajet_core.server.tenants import Tenants, shown_group, stored_group
 from ajet_core.server.throttle import ThrottleMeter
@@ -85,6 +87,7 @@ class SwarmService:
     throttled: ThrottleMeter = field(default_factory=lambda: ThrottleMeter(time.monotonic))
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
+    silence: Callable[[float], Silence] = Silence
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _writing_tokens: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -221,11 +224,12 @@ class SwarmService:
         return self._episode_status(record, calls)
 
     async def _check_rewards(self, episode_id: str, request: EndRequest) -> None:
-        if not (request.call_rewards or request.agent_rewards):
-            return
         _, live = await self.episodes.get(episode_id)
         if live is None:
             # The outcome that stands is not changed by this request, whatever it says.
+            return
+        check_size(request, self.settings.server.max_reward)
+        if not (request.call_rewards or request.agent_rewards):
             return
         # A call whose client went away is not trained, so that no reward can be about it.
         made = [
@@ -304,23 +308,28 @@ class SwarmService:
             paused=coordinator.paused if coordinator.running else None,
             findings=self.findings(),
             set_aside=coordinator.loop.rollouts.set_aside if coordinator.loop is not None else [],
+            checks=coordinator.loop.health.checks if coordinator.loop is not None else {},
             rollout=coordinator.rollout_status(),
             mixture=builder.tags() if builder is not None else None,
             evaluations=self.evaluations.latest(),
+            preflight=coordinator.loop.preflights.report if coordinator.loop is not None else None,
         )
 
     def findings(self) -> list[Finding]:
         """What keeps the server from going on, and what else somebody should know."""
-        return diagnose(self._view(), self.settings.server.stuck_seconds)
+        found = diagnose(self._view(), self.settings.server.stuck_seconds)
+        loop = self.coordinator.loop
+        return found if loop is None else [*found, *loop.health.findings]
 
     def _view(self) -> ServerView:
         now = time.monotonic()
         builder, loop = self.episodes.builder, self.coordinator.loop
+        chat = self.coordinator.chat
         in_state = now - self.board.since
         return ServerView(
             state=self.board.state,
             in_state=in_state,
-            still=min(in_state, now - self.episodes.open.moved_at),
+            still=self.episodes.still,
             open=[
                 OpenView(
                     episode.record.episode_id,
@@ -348,6 +357,7 @@ class SwarmService:
                 )
                 for p in self.episodes.joint
             ],
+            unread_calls="" if chat is None else chat.unread_calls,
             doing=loop.doing if loop is not None else "",
             training=loop is not None and loop.training_step is not None,
         )
@@ -405,6 +415,7 @@ class SwarmService:
 
     async def _watch(self, watchdog: Watchdog) -> float:
         watchdog.look(self.findings())
+        self.claims.relieve()
         return min(_WATCH_SECONDS, self.settings.server.stuck_seconds)
 
     async def _look_at_leases(self) -> float:

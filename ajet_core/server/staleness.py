@@ -1,115 +1,72 @@
-"""Keeps what is trained within the bounds of `RolloutConfig`: tokens of weights that are too old are context only."""
+"""Keeps what is trained within the bound of `RolloutConfig`: an episode that is too old is left out as a whole.
+
+Never only its first calls: what would be left are the late turns of long episodes, which fail more often than others. Their
+negative advantages would have no counterweight.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from ajet_core.protocol import RolloutConfig
+from ajet_core.interfaces import EpisodeRecord
 from ajet_core.timeline import Call
 
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """What of a batch is fresh enough to be trained.
+    """What of a batch is young enough to be trained.
 
-    :param calls: of each episode; one whose first tokens are too old has them in its prompt, one that is too old as a
-        whole is missing.
-    :param trimmed: ids of the calls that lack their first tokens.
-    :param staleness: number of trained tokens by staleness.
-    :param dropped: number of sampled tokens that are not trained.
+    :param episodes: those of which no token is too old.
+    :param staleness: number of their sampled tokens by staleness.
+    :param stale: episodes that are left out.
+    :param stale_tokens: that these sampled.
     """
 
-    calls: list[list[Call]]
-    trimmed: frozenset[str]
+    episodes: list[EpisodeRecord]
     staleness: Counter[int]
-    dropped: int
+    stale: list[EpisodeRecord]
+    stale_tokens: int
 
     def metrics(self) -> dict[str, float]:
         """Numbers for the step's summary, named as `StepSummary` says."""
+        tokens = self.staleness.total()
+        age = sum(age * count for age, count in self.staleness.items())
         return {
-            "staleness_mean": _mean(self.staleness),
+            "staleness_mean": age / tokens if tokens else 0.0,
             "staleness_max": float(max(self.staleness, default=0)),
-            "tokens_stale": float(self.dropped),
+            "episodes_stale": float(len(self.stale)),
+            "tokens_stale": float(self.stale_tokens),
         }
 
 
-def keep_fresh(calls: Sequence[Sequence[Call]], version: int, bounds: RolloutConfig) -> Fresh:
-    """Leave out what is older than `bounds` allow.
+def keep_fresh(
+    episodes: Sequence[EpisodeRecord],
+    calls: Mapping[str, Sequence[Call]],
+    version: int,
+    max_staleness: int,
+) -> Fresh:
+    """Leave out the episodes that have a token older than `max_staleness`.
 
-    :param calls: of each episode.
+    :param calls: by episode id.
     :param version: of the weights that the batch will be trained on.
     """
-    sampled = _ages(calls, version)
-    kept = [_younger(made, version, bounds.max_staleness) for made in calls]
-    if bounds.max_mean_staleness is not None:
-        _bound_mean(kept, version, bounds.max_mean_staleness)
-    ages = _ages(kept, version)
-    whole = {call.call_id: len(call.sampled_ids) for made in calls for call in made}
-    trimmed = {c.call_id for made in kept for c in made if len(c.sampled_ids) < whole[c.call_id]}
-    return Fresh(kept, frozenset(trimmed), ages, sampled.total() - ages.total())
-
-
-def _bound_mean(calls: list[list[Call]], version: int, most: float) -> None:
-    """Leave out the oldest tokens, call after call, until their mean age is at most `most`; in place."""
-    ages = _ages(calls, version)
-    while _mean(ages) > most:
-        bound = max(ages) - 1
-        for made in calls:
-            fresh: list[Call] = []
-            for call in made:
-                some = [call] if _mean(ages) <= most else _younger([call], version, bound)
-                ages = ages - _ages([[call]], version) + _ages([some], version)
-                fresh += some
-            made[:] = fresh
-
-
-def _younger(calls: Sequence[Call], version: int, bound: int) -> list[Call]:
-    """What is left of `calls` without tokens older than `bound`."""
-    fresh: list[Call] = []
-    for call in calls:
-        old = _first_fresh(call, version, bound)
-        if old == 0:
-            fresh.append(call)
-        elif old < len(call.sampled_ids):
-            fresh.append(_without_first(call, old))
-    return fresh
-
-
-def _ages(calls: Sequence[Sequence[Call]], version: int) -> Counter[int]:
-    """Number of sampled tokens by staleness."""
-    return Counter(
-        _age(v, version) for made in calls for call in made for v in call.policy_versions
-    )
-
-
-def _mean(ages: Counter[int]) -> float:
-    tokens = ages.total()
-    return sum(age * count for age, count in ages.items()) / tokens if tokens else 0.0
-
-
-def _age(sampled_by: int, version: int) -> int:
-    """0 also for what later weights sampled, which were lost in a crash."""
-    return max(0, version - sampled_by)
-
-
-def _first_fresh(call: Call, version: int, bound: int) -> int:
-    """Tokens up to the last that is too old: weights get newer while a call is sampled, but for a crash."""
-    if not call.policy_versions or version - min(call.policy_versions) <= bound:
-        return 0
-    old = [i for i, v in enumerate(call.policy_versions) if version - v > bound]
-    return old[-1] + 1
-
-
-def _without_first(call: Call, tokens: int) -> Call:
-    """`call` as if its first sampled tokens had been in the prompt."""
-    return replace(
-        call,
-        suffix_ids=call.suffix_ids + call.sampled_ids[:tokens],
-        sampled_ids=call.sampled_ids[tokens:],
-        logprobs=call.logprobs[tokens:],
-        policy_versions=call.policy_versions[tokens:],
-        # Its message begins before what is left of it.
-        answer=None,
-    )
+    fresh: list[EpisodeRecord] = []
+    stale: list[EpisodeRecord] = []
+    staleness: Counter[int] = Counter()
+    stale_tokens = 0
+    for episode in episodes:
+        # Later weights than these were lost in a crash: what they sampled is not older than now.
+        ages = Counter(
+            max(0, version - sampled_by)
+            for call in calls[episode.episode_id]
+            for sampled_by in call.policy_versions
+        )
+        if max(ages, default=0) > max_staleness:
+            stale.append(episode)
+            stale_tokens += ages.total()
+        else:
+            fresh.append(episode)
+            staleness += ages
+    return Fresh(fresh, staleness, stale, stale_tokens)

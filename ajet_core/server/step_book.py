@@ -32,6 +32,11 @@ class StepBook:
         await parts.store.add_step(step, stepped.scores)
         self.last = summary
 
+    def forget_after(self, step: int) -> None:
+        """Forget the last step if the run has gone back to one before it."""
+        if self.last is not None and self.last.step > step:
+            self.last = None
+
     async def tell(self, stepped: Stepped) -> None:
         """Tell the log, the event stream, metrics loggers and plugins."""
         summary = stepped.summary

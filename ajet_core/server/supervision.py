@@ -25,6 +25,8 @@ _log = logging.getLogger("ajet.server")
 
 _HEALTH_SECONDS = 10.0
 _HANG_SECONDS = 60.0
+# A death is noticed within milliseconds of the errors that it causes.
+_DEATH_SECONDS = 1.0
 
 
 class Supervisor:
@@ -68,6 +70,7 @@ class Supervisor:
     ) -> RunWorkers:
         """Get workers that go on from a checkpoint; calls wait until `ready`.
 
+        :raises WorkerDiedError: one was killed meanwhile; none is left running.
         :raises WorkerBootError: one did not come up; none is left running.
         """
         self.running = await RunWorkers.boot(
@@ -87,6 +90,18 @@ class Supervisor:
         self._events.emit("worker", {"what": "ready", "pids": [w.pid for w in processes]})
         self.gate.open(self.workers.engine)
 
+    async def died(self, error: AjetError) -> bool:
+        """Whether the death of a worker explains `error`, which the other worker may report first."""
+        if isinstance(error, WorkerDiedError):
+            return True
+        if self.running is None:
+            return False
+        deaths = [worker.died for worker in self.running.processes()]
+        done, _ = await asyncio.wait(
+            deaths, timeout=_DEATH_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
+        return bool(done)
+
     async def bury(self, error: AjetError) -> None:
         """End workers of which one has failed."""
         self.gate.shut()
@@ -94,6 +109,11 @@ class Supervisor:
         self._events.emit("worker", {"what": "died", "message": error.message})
         _log.warning("%s", error.message)
         await self._end(grace=0.0)
+
+    async def retire(self) -> None:
+        """End workers that others take the place of; calls wait meanwhile."""
+        self._board.set(ServerState.BOOTING)
+        await self.close()
 
     async def close(self) -> None:
         """End the workers, if there are any."""

@@ -33,6 +33,7 @@ class TaskGroup:
     """The rollouts of one task within the batch being filled.
 
     :param tag: of its first episode.
+    :ivar open: the weights' version at the claim, by id of each open episode whose client answers.
     :ivar silent: open episodes whose clients do not answer; they may end, but nobody waits for them.
     :ivar aborted: episodes that were aborted since it was begun, or begun anew.
     :ivar given_up: of these, those that nobody will try again.
@@ -44,7 +45,7 @@ class TaskGroup:
     """
 
     tag: str = ""
-    open: set[str] = field(default_factory=set)
+    open: dict[str, int] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
     ended: dict[str, EpisodeRecord] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
@@ -55,14 +56,19 @@ class TaskGroup:
     idle: bool = False
     counted: GroupCounts = field(default_factory=GroupCounts)
 
+    def begin(self, episode: EpisodeRecord) -> None:
+        """Note an episode that is open, and whose client answers."""
+        self.silent.discard(episode.episode_id)
+        self.open[episode.episode_id] = episode.claim_version
+
     def end(self, episode: EpisodeRecord) -> None:
         """Note an episode that ended with a reward."""
-        self._close(episode)
+        self.close(episode)
         self.ended[episode.episode_id] = episode
 
     def abort(self, episode: EpisodeRecord, max_failures: int) -> None:
         """Note an aborted episode."""
-        self._close(episode)
+        self.close(episode)
         self.aborted.add(episode.episode_id)
         self.failures += counts_as_failure(episode)
         if episode.final:
@@ -132,6 +138,20 @@ class TaskGroup:
             active=self.holds_place(size) and not dull,
         )
 
-    def _close(self, episode: EpisodeRecord) -> None:
-        self.open.discard(episode.episode_id)
+    def has_open_of(self, version: int) -> bool:
+        """Whether weights of `version` were served when one of its open episodes was claimed."""
+        return version in self.open.values()
+
+    def has_any_of(self, version: int) -> bool:
+        """The same for its ended episodes, too."""
+        ended = any(e.claim_version == version for e in self.ended.values())
+        return ended or self.has_open_of(version)
+
+    def due(self, version: int) -> bool:
+        """Whether one of its ended episodes was claimed with weights of `version`, or earlier ones."""
+        return any(episode.claim_version <= version for episode in self.ended.values())
+
+    def close(self, episode: EpisodeRecord) -> None:
+        """Note that an episode is not open any more, whatever became of it."""
+        self.open.pop(episode.episode_id, None)
         self.silent.discard(episode.episode_id)

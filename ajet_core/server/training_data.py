@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ajet_core.interfaces import EpisodeRecord, Merger, TrainerInfo
 from ajet_core.protocol import RunConfig
+from ajet_core.server.batch_facts import batch_facts
 from ajet_core.server.batch_findings import BatchFault, batch_findings
 from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_core.server.staleness import keep_fresh
@@ -23,6 +24,7 @@ from ajet_core.timeline import (
     TrainCall,
     TrainEpisode,
     TrainTree,
+    balanced,
     call_advantages,
     choose_plan,
     find_forks,
@@ -39,7 +41,6 @@ class TrainingData:
     :param calls_made: number of the batch's calls by finish reason.
     :param plan: the layout that was chosen and what it was weighed against.
     :param findings: in words, what is wrong with the batch, by kind.
-    :param trimmed: ids of the calls that are trained without their first tokens.
     """
 
     batch: TrainBatch
@@ -48,7 +49,6 @@ class TrainingData:
     calls_made: Counter[str]
     counts: dict[str, float] = field(default_factory=dict)
     findings: dict[BatchFault, str] = field(default_factory=dict)
-    trimmed: frozenset[str] = frozenset()
 
     def metrics(self) -> dict[str, float]:
         """Numbers for the step's summary, named as `StepSummary` says."""
@@ -92,24 +92,32 @@ def training_data(
 ) -> TrainingData:
     """Merge, limit, credit and lay out the calls of a batch.
 
+    Episodes that are too old are left out, from the baseline of their task as well: it would not be that of what is
+    trained, and the advantages of a task would not sum to 0.
+
     :param calls: by episode id.
     """
     # A call whose client went away was never seen by its agent: the reward is not about it.
-    seen = [[c for c in calls[r.episode_id] if c.finish_reason != "abort"] for r in records]
-    episodes = [_train_episode(record) for record in records]
+    known = {
+        r.episode_id: [c for c in calls[r.episode_id] if c.finish_reason != "abort"]
+        for r in records
+    }
+    fresh = keep_fresh(records, known, step - 1, config.rollout.max_staleness)
+    seen = [known[record.episode_id] for record in fresh.episodes]
+    episodes = [_train_episode(record) for record in fresh.episodes]
     algorithm = config.algorithm
-    credit = call_advantages(episodes, seen, algorithm.advantage, algorithm.discount)
+    credit = call_advantages(
+        episodes, seen, algorithm.advantage, algorithm.discount, algorithm.call_credit
+    )
     advantages = {
         call.call_id: advantage
         for made, given in zip(seen, credit, strict=True)
         for call, advantage in zip(made, given, strict=True)
     }
-    # After the credit: a reward is about all its calls, those that are too old to be trained as well.
-    fresh = keep_fresh(seen, step - 1, config.rollout)
     forks = ForkSummary()
     counts: Counter[str] = Counter()
     merged = []
-    for record, made in zip(records, fresh.calls, strict=True):
+    for record, made in zip(fresh.episodes, seen, strict=True):
         tree = merger.merge(record.episode_id, made, config.timelines.policy)
         forks.add(tree, find_forks(tree))
         merged.append(_limited(tree, config, merger, counts))
@@ -119,6 +127,8 @@ def training_data(
         for number, episode in enumerate(merged)
         for call in episode.calls
     ]
+    if config.importance == "truncated":
+        train_calls = balanced(train_calls, episodes, algorithm.aggregation)
     plan = _plan(episodes, merged, train_calls, config, trainer)
     batch = TrainBatch(
         batch_id=batch_id,
@@ -129,9 +139,13 @@ def training_data(
         tokens_raw=sum(call.length for made in seen for call in made),
     )
     reasons = Counter(c.finish_reason for r in records for c in calls[r.episode_id])
-    findings = batch_findings(records, calls, batch)
-    figures = {**{k: float(v) for k, v in counts.items()}, **fresh.metrics()}
-    return TrainingData(batch, plan, forks, reasons, figures, findings, fresh.trimmed)
+    findings = batch_findings(fresh.episodes, calls, batch, stale=fresh.stale)
+    figures = {
+        **{k: float(v) for k, v in counts.items()},
+        **fresh.metrics(),
+        **batch_facts(fresh.episodes, [call for made in seen for call in made], batch),
+    }
+    return TrainingData(batch, plan, forks, reasons, figures, findings)
 
 
 def _train_episode(record: EpisodeRecord) -> TrainEpisode:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from ajet_core.protocol import (
     ComponentChoice,
     ErrorDetail,
     Evaluation,
     Event,
+    Finding,
+    HealthKind,
     MixtureStatus,
     RunStatus,
     ServerStatus,
 )
 from ajet_core.server.tokens import Token
+from ajet_core.server.watchdog import shortage
 from ajet_core.settings import MASK, SECRET_KEY
 
 # Of events that concern everybody, what a client may read. Messages of workers, and reports on forks, quote what
@@ -33,8 +36,11 @@ _SHARED: Mapping[str, frozenset[str]] = {
 # Of a tag, which may be another client's alone.
 _TAG_METRICS = ("tasks/", "episodes/", "reward_mean/")
 
-# Findings that quote nobody.
-_SHARED_FINDINGS = frozenset({"no_client", "no_signal", "engine_stalled"})
+# Findings that quote nobody, and one of which a client sees everything but the names of tasks.
+_STARVED = "incomplete_tasks"
+_SHARED_FINDINGS = frozenset(
+    {"no_client", "no_signal", "engine_stalled", "tool_calls_unread", *get_args(HealthKind)}
+)
 
 
 def event_for(viewer: Token, event: Event, owner: str | None) -> Event | None:
@@ -66,17 +72,29 @@ def status_for(viewer: Token, status: ServerStatus) -> ServerStatus:
             ),
             # The operator's words, or those that agents of any tenant failed with.
             "paused": status.paused and "the run is paused; its operator sees why",
-            "findings": [f for f in status.findings if f.code in _SHARED_FINDINGS],
+            "findings": _shared_findings(status),
             "set_aside": [
                 aside for aside in status.set_aside if aside.client_id == viewer.token_id
             ],
             # Of how far others are with their tags.
             "mixture": None,
             "evaluations": evaluations_for(viewer, status.evaluations),
+            # Its words name episodes and tasks of others.
+            "preflight": None,
             "error": error
             and ErrorDetail(type=error.type, message="the run failed; its operator sees why"),
         }
     )
+
+
+def _shared_findings(status: ServerStatus) -> list[Finding]:
+    without_names = "tasks that are begun lack episodes, which nobody rolls out"
+    text = "; ".join(filter(None, [without_names, shortage(status.batch)]))
+    return [
+        finding.model_copy(update={"message": text}) if finding.code == _STARVED else finding
+        for finding in status.findings
+        if finding.code in _SHARED_FINDINGS | {_STARVED}
+    ]
 
 
 def engine_metrics_for(viewer: Token, text: str) -> str:

@@ -57,6 +57,7 @@ class ServerView:
     :param dull: complete tasks whose rewards are all equal, where the batch asks for others.
     :param throttled: requests that were refused with 429 in the last minute, and the last refusal.
     :param in_doubt: prepared parts of joint episodes.
+    :param unread_calls: why calls of tools that were offered are not told from text.
     :param training: a step is trained; in async mode rollouts may have to wait for it.
     :param doing: what a state other than ROLLING is busy with, or the training.
     """
@@ -72,6 +73,7 @@ class ServerView:
     tags: Mapping[str, TagProgress] = field(default_factory=dict)
     dull: int = 0
     throttled: tuple[int, str] = (0, "")
+    unread_calls: str = ""
     engine_stalled: float = 0.0
     paused: str = ""
     set_aside: Sequence[SetAside] = ()
@@ -108,6 +110,10 @@ def diagnose(view: ServerView, stuck_seconds: float) -> list[Finding]:
                 stuck=False,
             )
         )
+    if view.unread_calls:
+        found.append(
+            Finding(code="tool_calls_unread", message=view.unread_calls, seconds=0.0, stuck=False)
+        )
     if doubtful := [part for part in view.in_doubt if part.waited >= _QUIET_SECONDS]:
         longest = max(part.waited for part in doubtful)
         found.append(finding("joint_in_doubt", _in_doubt(doubtful), longest))
@@ -142,8 +148,19 @@ def _why_rolling_waits(view: ServerView) -> Iterator[tuple[str, str, float]]:
     elif view.lacking or view.waiting_claims:
         yield "incomplete_tasks", _incomplete(view), view.still
     else:
-        text = "no client: nobody has asked for an episode or is rolling one out"
-        yield "no_client", f"{text} for {view.still:.0f} s", view.still
+        text = f"no client: nobody has asked for an episode or is rolling one out for {view.still:.0f} s"
+        yield "no_client", "; ".join(filter(None, [text, shortage(view.batch)])), view.still
+
+
+def shortage(batch: BatchProgress | None) -> str:
+    """What the batch lacks, in words that name no task."""
+    if batch is None:
+        return ""
+    unit = "episodes" if batch.full_by == "episodes" else "tasks"
+    return (
+        f"the batch has {batch.ready} of {batch.needed} {unit}, and is trained once clients have rolled out "
+        f"{max(1, batch.needed - batch.ready)} more"
+    )
 
 
 def _waiting(view: ServerView) -> str:

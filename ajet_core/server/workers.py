@@ -43,6 +43,7 @@ class RunWorkers:
         """Take over the workers of a server that was killed, or start processes and make the components in them.
 
         :param orphan_seconds: how long workers wait for the next server if this one is killed.
+        :raises WorkerDiedError: one was killed meanwhile; none is left running.
         :raises WorkerBootError: one did not come up; none is left running.
         """
         boot = _Boot(run_dir, timeout, orphan_seconds)

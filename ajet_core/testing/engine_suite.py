@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +13,13 @@ from ajet_core.errors import (
     ContextLengthError,
     EngineError,
     RequestError,
+    SealError,
     UnsupportedError,
 )
 from ajet_core.interfaces import Engine, WeightUpdate
 from ajet_core.testing.asking import ask, begin, make_request, until
 from ajet_core.testing.engine_case import versions
+from ajet_core.testing.planted import PLANTED, Planted, planted, sealed
 from ajet_core.testing.shaping_suite import TRIES, ShapingSuite
 
 MANY = 32
@@ -304,6 +308,59 @@ class EngineSuite(ShapingSuite):
         for answer in (await task, await ask(engine, prompt)):
             assert set(answer.versions) == {version}
             self.assert_exact(0, prompt, answer)
+
+    async def test_what_is_served_is_proven(self, engine: Engine) -> None:
+        """Each tensor, by every server; what it took is told once."""
+        self._needs_seals()
+        for which in (1, 0):
+            version = next(versions)
+            update = sealed(self.update(which, version))
+            await engine.update_weights(update)
+            report = await engine.seal()
+            assert (report.policy_version, report.proof) == (version, "checksums")
+            assert report.tensors == len(update.checksums)
+            assert report.servers >= 1
+            assert report.seconds > 0
+            assert not report.breaches
+            assert (await engine.seal()).seconds == 0
+
+    async def test_an_update_without_checksums_is_served_and_said_to_be_unproven(
+        self, engine: Engine
+    ) -> None:
+        """A trainer need not say them."""
+        self._needs_seals()
+        await engine.update_weights(sealed(self.update(1, next(versions))))
+        version = next(versions)
+        await engine.update_weights(replace(self.update(0, version), checksums={}))
+        report = await engine.seal()
+        assert (report.policy_version, report.proof, report.tensors) == (version, "none", 0)
+
+    @pytest.mark.parametrize("fault", PLANTED)
+    async def test_weights_that_were_not_published_are_never_served(
+        self, engine: Engine, fault: Planted, tmp_path: Path
+    ) -> None:
+        """Whatever is answered afterwards, if anything is, comes from the weights before."""
+        self._needs_seals()
+        old = next(versions)
+        before = sealed(self.update(0, old))
+        await engine.update_weights(before)
+        version = next(versions)
+        wrong = planted(fault, self.update(1, version), before, tmp_path / "planted")
+        with pytest.raises(SealError, match=f"policy version {version}:"):
+            await engine.update_weights(wrong)
+        prompt = self.prompts(1, seed=18)[0]
+        try:
+            answer = await ask(engine, prompt)
+        except EngineError:
+            return
+        assert set(answer.versions) == {old}
+        self.assert_exact(0, prompt, answer)
+
+    def _needs_seals(self) -> None:
+        if not self.capabilities.seals:
+            pytest.skip("it proves nothing of its weights")
+        if "safetensors_dir" not in self.capabilities.weight_channels:
+            pytest.skip("its weights are in no files")
 
     async def test_nothing_is_left_of_requests(self, engine: Engine) -> None:
         """Of those that ended and of those that were cancelled: no load, no tasks."""

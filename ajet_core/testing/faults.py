@@ -100,6 +100,11 @@ class Faults:
             raise self._error(f"scripted failure of the {self._name} at {count}")
         return self.due(count, settings.hangs_at, "hung")
 
+    def die(self, order: str | None, method: str) -> None:
+        """Kill the own process if that is ordered for `method`."""
+        if order == method and self._first("died"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def due(self, count: int, at: int | None, what: str) -> bool:
         """Whether a failure that is ordered for `at` is to happen at `count`.
 

@@ -25,6 +25,7 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
                 seed=True,
                 sleep=True,
                 grammar=grammar,
+                seals=True,
             ),
         )
         for name, grammar, summary in (
@@ -47,6 +48,7 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
                 weight_channels=scripted_trainer.WEIGHT_CHANNELS,
                 algorithm_fields=scripted_trainer.ALGORITHM_FIELDS,
                 reloads=True,
+                rehearses=True,
                 lora=True,
             ),
         ),

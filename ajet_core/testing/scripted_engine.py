@@ -23,12 +23,14 @@ from ajet_core.interfaces import (
     GenerateChunk,
     GenerateRequest,
     SamplingParams,
+    SealReport,
     WeightUpdate,
     WorkerContext,
     check_request,
 )
 from ajet_core.protocol import ModelConfig
-from ajet_core.testing.faults import Faults, FaultSettings
+from ajet_core.seal import check_seal
+from ajet_core.testing.faults import Count, Faults, FaultSettings
 
 if TYPE_CHECKING:
     from ajet_core.testing.grammar_check import GrammarCheck
@@ -63,6 +65,7 @@ class ScriptedEngineSettings(FaultSettings):
         with tokens made from prompt and seed, and the request's first stop token after them.
     :param reply_length: tokens of a made-up answer, the stop token not counted.
     :param chunk_tokens: tokens in a chunk.
+    :param stale_at: goes on with its weights when it is given those of this policy version.
     :param checks_grammar: a request is refused if its grammar forbids what the script says. Needs numpy and llguidance.
     """
 
@@ -72,6 +75,7 @@ class ScriptedEngineSettings(FaultSettings):
     reply_ids: tuple[TokenId, ...] | None = None
     reply_length: Annotated[int, Field(ge=0)] = 8
     chunk_tokens: Annotated[int, Field(ge=1)] = 4
+    stale_at: Count | None = None
     checks_grammar: bool = False
 
 
@@ -92,6 +96,7 @@ class ScriptedEngine(Engine):
         self._closed = False
         self._info = EngineInfo(self._settings.max_context, self._settings.vocab_size)
         self._policy_version = 0
+        self._digest = ""
         self._script: _Script | None = None
         self._grammars: GrammarCheck | None = None
         self._running = self._requests = self._prompt_tokens = self._sampled_tokens = 0
@@ -139,17 +144,29 @@ class ScriptedEngine(Engine):
             self._running -= 1
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        """Take over the version of `update`; chunks after this carry it."""
+        """Take over the version of `update`; chunks after this carry it.
+
+        :raises SealError: the settings say so, or the weights are of another digest than was published.
+        """
         if update.channel not in WEIGHT_CHANNELS:
             raise EngineError(f"the scripted engine has no weight channel {update.channel!r}")
         if update.channel == "in_process":
-            found = update.location in self.context.shared
+            found = self.context.shared.get(update.location)
         else:
             # On the loop: while a thread looked, requests would run to their end.
-            found = Path(update.location).is_file()  # noqa: ASYNC240
-        if not found:
+            file = Path(update.location)
+            found = file.read_text(encoding="utf-8") if file.is_file() else None  # noqa: ASYNC240
+        if found is None:
             raise EngineError(f"there are no weights at {update.location!r}")
+        if not self._faults.due(update.policy_version, self._settings.stale_at, "stale"):
+            self._digest = str(found)
+        if update.checksums:
+            check_seal(update, {"digest": self._digest}, "the scripted engine")
         self._policy_version = update.policy_version
+
+    async def seal(self) -> SealReport:
+        """Of its one digest."""
+        return SealReport(self._policy_version, "checksums", 1, servers=1)
 
     async def pause(self) -> None:
         """Hold back every chunk."""

@@ -8,9 +8,12 @@ import math
 import os
 import select
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
+from ajet_core.files import read_json
 from ajet_core.interfaces import (
     ComponentSettings,
     ModelDirectory,
@@ -37,12 +40,22 @@ class ScriptedTrainerSettings(FaultSettings):
 
     :param refuses_at: refuse the batch, and go on.
     :param tears_at: lose the weights, so that only a checkpoint helps.
+    :param reports: metrics by name, of each step; the last value is that of all later ones.
+    :param rehearsed_gap: what a rehearsal adds to each logprob, times the token's place in its call.
+    :param memory: most tokens of a sequence that a rehearsal can compute; None for any.
     :param teacher: a second model directory, which is not read.
+    :param dies_in: the method in which it kills its own process.
     """
 
     refuses_at: Count | None = None
     tears_at: Count | None = None
+    reports: dict[str, Annotated[tuple[float, ...], Field(min_length=1)]] = Field(
+        default_factory=dict
+    )
+    rehearsed_gap: float = 0.0
+    memory: Count | None = None
     teacher: Annotated[str | None, ModelDirectory()] = None
+    dies_in: Literal["start", "load", "publish", "save"] | None = None
 
 
 class ScriptedTrainer(Trainer):
@@ -58,6 +71,9 @@ class ScriptedTrainer(Trainer):
         self._faults = Faults(checked, context.run_dir, "trainer", TrainerError)
         self._refuses_at = checked.refuses_at
         self._tears_at = checked.tears_at
+        self._rehearsed_gap, self._memory = checked.rehearsed_gap, checked.memory
+        self._dies_in = checked.dies_in
+        self._reports = checked.reports
         self._torn = False
         self._algorithm = AlgorithmConfig()
         self._steps = 0
@@ -65,6 +81,7 @@ class ScriptedTrainer(Trainer):
 
     def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
         """Start from the model's path, as the untrained state."""
+        self._faults.die(self._dies_in, "start")
         self._algorithm = algorithm
         self._digest = hashlib.sha256(model.path.encode()).hexdigest()
         return TrainerInfo(parameters=32, trainable_parameters=32, device="none")
@@ -102,6 +119,10 @@ class ScriptedTrainer(Trainer):
                 "grad_norm": sum(abs(a) for a in advantages),
                 "clip_fraction": 0.0,
                 "learning_rate": self._algorithm.learning_rate,
+                **{
+                    name: values[min(batch.step, len(values)) - 1]
+                    for name, values in self._reports.items()
+                },
             },
             tokens_trained=trained,
             tokens_processed=processed,
@@ -110,8 +131,30 @@ class ScriptedTrainer(Trainer):
             logprobs=[call.logprobs for call in batch.calls],
         )
 
+    def rehearse(self, batch: TrainBatch) -> StepReport:
+        """Report logprobs as the settings say.
+
+        :raises StepRefusedError: a logprob or advantage is not finite.
+        :raises TrainerError: a sequence is too long, as the settings say.
+        """
+        self._refuse(batch, rehearsal=True)
+        longest = max((tree.tokens for tree in batch.trees), default=0)
+        if self._memory is not None and longest > self._memory:
+            raise TrainerError(
+                f"{longest} tokens do not fit into the memory of the scripted trainer"
+            )
+        return StepReport(
+            step=batch.step,
+            tokens_trained=sum(tree.tokens_trained for tree in batch.trees),
+            logprobs=[
+                [one + self._rehearsed_gap * place for place, one in enumerate(call.logprobs)]
+                for call in batch.calls
+            ],
+        )
+
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
         """Put the digest where a scripted engine in this process, or in another one, looks for it."""
+        self._faults.die(self._dies_in, "publish")
         if channel not in WEIGHT_CHANNELS:
             raise TrainerError(f"the scripted trainer has no weight channel {channel!r}")
         location = _SHARED_KEY
@@ -120,10 +163,12 @@ class ScriptedTrainer(Trainer):
         else:
             location = str(self.context.run_dir / _WEIGHT_FILE)
             Path(location).write_text(self._digest, encoding="utf-8")
-        return WeightUpdate(channel, policy_version, location, metadata={"digest": self._digest})
+        checksums: dict[str, tuple[str, ...]] = {"digest": (self._digest,)}
+        return WeightUpdate(channel, policy_version, location, checksums=checksums)
 
     def save(self, directory: Path) -> None:
         """Write the digest and the number of steps as JSON."""
+        self._faults.die(self._dies_in, "save")
         directory.mkdir(parents=True, exist_ok=True)
         state = {"steps": self._steps, "digest": self._digest}
         (directory / _STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
@@ -133,11 +178,12 @@ class ScriptedTrainer(Trainer):
 
         :raises TrainerError: there is nothing to load.
         """
+        self._faults.die(self._dies_in, "load")
         try:
-            state = json.loads((directory / _STATE_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            state = read_json(directory / _STATE_FILE)
+            self._steps, self._digest = int(state["steps"]), str(state["digest"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise TrainerError(f"cannot load {directory / _STATE_FILE}: {error}") from error
-        self._steps, self._digest = int(state["steps"]), str(state["digest"])
         self._torn = False
 
     def export(self, directory: Path) -> None:
@@ -150,8 +196,8 @@ class ScriptedTrainer(Trainer):
         """Take the "weights" back."""
         self.context.shared.pop(_SHARED_KEY, None)
 
-    def _refuse(self, batch: TrainBatch) -> None:
-        if self._faults.due(batch.step, self._refuses_at, "refused"):
+    def _refuse(self, batch: TrainBatch, *, rehearsal: bool = False) -> None:
+        if not rehearsal and self._faults.due(batch.step, self._refuses_at, "refused"):
             raise StepRefusedError(f"scripted refusal of step {batch.step}")
         for call in batch.calls:
             if not all(map(math.isfinite, (call.advantage, *call.logprobs))):

@@ -319,6 +319,20 @@ class SampleStoreSuite:
         assert await store.batches(after_step=0, refused=True) == [refused]
         assert await store.episodes(batched=False) == []
 
+    async def test_episodes_of_a_batch_are_set_aside_and_the_others_trained(
+        self, store: SampleStore
+    ) -> None:
+        await self.ended(store, "a", "b", "c")
+        await store.add_batch(BatchRecord("batch", 1, ["a", "b", "c"], 2.0))
+        aside = BatchRecord("aside", 1, ["b"], 3.0, refused="it cannot be processed")
+        await store.split_batch("batch", aside)
+        assert await store.batches(after_step=0) == [BatchRecord("batch", 1, ["a", "c"], 2.0)]
+        assert await store.batches(after_step=0, refused=True) == [aside]
+        for wrong in (["a", "b"], ["never"]):
+            with pytest.raises(StoreError, match="has no ended episode"):
+                await store.split_batch("batch", replace(aside, batch_id="c", episode_ids=wrong))
+        assert await store.batches(after_step=0) == [BatchRecord("batch", 1, ["a", "c"], 2.0)]
+
     async def test_what_was_aborted_meanwhile_belongs_to_a_batch_and_is_not_trained(
         self, store: SampleStore
     ) -> None:
@@ -376,6 +390,34 @@ class SampleStoreSuite:
         await store.rewind(1)
         assert [s.step for s in await store.steps()] == [1]
         assert await store.scores("episode") == {call.call_id: CallScore(call.call_id, 0.5, [])}
+
+    async def test_what_was_sampled_by_given_up_weights_is_refused(
+        self, store: SampleStore
+    ) -> None:
+        await self.ended(store, "a", "b", "c", "d")
+        for step, episode in ((1, "a"), (2, "b")):
+            await store.add_batch(BatchRecord(f"batch-{episode}", step, [episode], 2.0))
+        lost = replace(make_episode("e"), state="aborted", cause="timeout", finished_at=3.0)
+        evaluated = replace(make_episode("f"), state="ended", kind="eval", reward=1.0)
+        for record in (lost, evaluated, make_episode("g")):
+            await store.add_episode(record)
+        await store.rewind(1, discard=BatchRecord("rest", 2, [], 5.0, refused="gone back"))
+        assert [b.batch_id for b in await store.batches(after_step=0)] == ["batch-a"]
+        first, rest = await store.batches(after_step=0, refused=True)
+        assert (first.batch_id, first.refused) == ("batch-b", "gone back")
+        assert rest == BatchRecord(
+            "rest", 2, ["c", "d"], 5.0, refused="gone back", aborted_ids=["e"]
+        )
+        # Evaluations and open episodes are not about what is trained.
+        assert [e.episode_id for e in await store.episodes(batched=False)] == ["f", "g"]
+        # Again, as after a kill: nothing is left to refuse.
+        await store.rewind(1, discard=BatchRecord("again", 2, [], 6.0, refused="gone back"))
+        assert len(await store.batches(after_step=0, refused=True)) == 2
+
+    async def test_a_run_remembers_what_it_is_to_go_back_to(self, store: SampleStore) -> None:
+        run = RunRecord("r", "{}", 1.0, active=True, back_to=3, retrains=True)
+        await store.put_run(run)
+        assert await store.get_run() == run
 
     async def test_episodes_of_a_group_are_counted_for_the_client_that_claimed_them(
         self, store: SampleStore

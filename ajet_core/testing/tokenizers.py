@@ -70,6 +70,33 @@ HY = [
 HARMONY = [
     "<|return|>", "<|call|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"
 ]  # fmt: skip
+DEEPSEEK_V4 = [
+    *(
+        f"<\uff5c{name.replace(' ', chr(0x2581))}\uff5c>"
+        for name in (
+            "end of sentence", "begin of sentence", "User", "Assistant", "latest_reminder", "action",
+            "query", "authority", "domain", "title", "read_url",
+        )
+    ),
+    "\uff5cDSML\uff5c",
+]  # fmt: skip
+GEMMA = [
+    "<eos>", "<bos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>", "<|tool>",
+    "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|image>",
+    "<|image|>", "<image|>", '<|"|>',
+]  # fmt: skip
+INKLING = [
+    "<|endoftext|>",
+    *(f"<|message_{role}|>" for role in ("user", "model", "system", "tool")),
+    *(
+        f"<|content_{kind}|>"
+        for kind in (
+            "text", "thinking", "image", "audio_input", "xml", "invoke_tool_json",
+            "invoke_tool_text", "model_end_sampling",
+        )
+    ),
+    "<|end_message|>", "<|audio_end|>", "<|unused_200053|>", "<|unused_200054|>",
+]  # fmt: skip
 
 SPECIALS: dict[str, list[str]] = {
     "qwen3": [*CHATML, *THINK, *TAGS],
@@ -100,6 +127,9 @@ MORE_SPECIALS: dict[str, list[str]] = {
     "laguna-xs-2.1": [*LAGUNA, *THINK],
     "laguna-s-2.1": [*LAGUNA, *THINK],
     "hy3": HY,
+    "deepseek-v4": [*DEEPSEEK_V4, *THINK],
+    "gemma4": GEMMA,
+    "inkling": INKLING,
 }
 """Likewise, for renderers of which fewer things are tested."""
 
@@ -152,10 +182,11 @@ def template_renderer(
 def write_model(directory: Path, name: str, template: str | None = CHATML_TEMPLATE) -> Path:
     """A model directory without weights: tokenizer files, config.json and a chat template."""
     directory.mkdir(parents=True, exist_ok=True)
-    train(SPECIALS[name]).save(str(directory / "tokenizer.json"))
+    specials = SPECIALS.get(name) or MORE_SPECIALS[name]
+    train(specials).save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|im_end|>" if "<|im_end|>" in SPECIALS[name] else SPECIALS[name][1],
+        "eos_token": "<|im_end|>" if "<|im_end|>" in specials else specials[1],
         "clean_up_tokenization_spaces": False,
     }
     if template is not None:

@@ -45,10 +45,12 @@ class TrainerSuite:
 
     :cvar vocab_size: token ids of batches are below it.
     :cvar weight_channels: that the trainer offers, as it is registered.
+    :cvar rehearses: as its `TrainerCapabilities.rehearses`.
     """
 
     vocab_size = 32
     weight_channels: tuple[str, ...] = ()
+    rehearses = False
 
     def make_trainer(self, run_dir: Path) -> Trainer:
         """A started trainer."""
@@ -140,6 +142,35 @@ class TrainerSuite:
             assert first.logprobs == second.logprobs
         found = self.state(trainer, tmp_path / "checkpoint")
         assert found == self.state(undisturbed, tmp_path / "undisturbed")
+
+    def test_a_rehearsal_leaves_no_trace(self, tmp_path: Path) -> None:
+        """It reports what the step will, which then does what it would have done."""
+        if not self.rehearses:
+            pytest.skip("this suite's trainer does not rehearse")
+        trainer = self.make_trainer(tmp_path / "run")
+        undisturbed = self.make_trainer(tmp_path / "undisturbed-run")
+        for step in (1, 2):
+            batch = self.make_batch(step)
+            before = self.state(trainer, tmp_path / f"before-{step}")
+            rehearsed = trainer.rehearse(batch)
+            assert self.state(trainer, tmp_path / f"after-{step}") == before
+            first, second = trainer.step(batch), undisturbed.step(batch)
+            assert rehearsed.tokens_trained == first.tokens_trained > 0
+            assert first.metrics == second.metrics
+            assert first.logprobs == second.logprobs
+            assert list(map(len, rehearsed.logprobs)) == list(map(len, first.logprobs))
+        found = self.state(trainer, tmp_path / "checkpoint")
+        assert found == self.state(undisturbed, tmp_path / "undisturbed")
+
+    def test_a_rehearsal_refuses_what_a_step_would(self, tmp_path: Path) -> None:
+        """And is no worse for it."""
+        if not self.rehearses:
+            pytest.skip("this suite's trainer does not rehearse")
+        trainer = self.make_trainer(tmp_path / "run")
+        before = self.state(trainer, tmp_path / "before")
+        with pytest.raises(StepRefusedError):
+            trainer.rehearse(self.poisoned_batches(1)[-1])
+        assert self.state(trainer, tmp_path / "after") == before
 
     def test_a_loaded_trainer_goes_on_as_the_saved_one(self, tmp_path: Path) -> None:
         """What is saved is all there is: weights, optimiser, random numbers, steps."""

@@ -1,27 +1,42 @@
 """From rewards to advantages and weights: which tokens a reward is about, and how much each counts.
 
-Every call has one advantage, shared by its sampled tokens, and is the sum of two parts:
+Every call has one advantage, shared by its sampled tokens. It is the sum of two parts:
 
-- **Outcome**: the reward of its episode, or that of its agent where one was reported
+- **Outcome**: the reward of the call's episode, or of its agent where one was reported
   (`TrainEpisode.agent_rewards`), relative to the same reward of the other episodes of the group
   (`group_advantages`).
-- **Process**: rewards for single calls (`TrainEpisode.call_rewards`), each relative to all call rewards of the
-  group, summed over this call and the later ones of its episode with a discount per call:
-  ``sum over j >= k of discount^(j-k) * normalised(r_j)``; calls without a reward add nothing. With
-  ``group_std`` and no discount this is GRPO with process supervision (Shao et al. 2024,
-  arXiv:2402.03300, section 4.1.3).
+- **Process**: rewards for single calls (`TrainEpisode.call_rewards`), credited in one of two ways:
+
+  - ``return_to_go``: the call's discounted return-to-go, ``G_k = sum over j >= k of
+    discount^(j-k) * r_j`` over this call and the later ones of its episode, relative to the mean of
+    G at the same call number of the same agent in the other episodes of the group. An episode that
+    ended before that call counts 0. The baseline of a call depends on other episodes alone, so it
+    adds no bias, however the agent decides how many calls to make (Williams 1992, REINFORCE with a
+    baseline; leave-one-out: Kool et al. 2019, "Buy 4 REINFORCE Samples, Get a Baseline for Free!").
+  - ``process_supervision``: each reward relative to all call rewards of the group, summed over this
+    call and the later ones with the discount. With ``group_std`` and no discount this is GRPO with
+    process supervision (Shao et al. 2024, arXiv:2402.03300, section 4.1.3). It assumes that all
+    episodes make the same number of calls. Where the agent chooses the number, the sum of baselines
+    depends on that choice: the estimate is biased and can have the wrong sign.
+
+Without a division by the standard deviation, the expected policy gradient with ``return_to_go`` is
+exactly that of the expected return (``leave_one_out``), or (n-1)/n of it in groups of n episodes
+(``group_mean``).
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from ajet_core.timeline.batch import TrainCall, TrainEpisode
 from ajet_core.timeline.call import Call
 
 AdvantageMethod = Literal["group_std", "group_mean", "leave_one_out"]
+CallCredit = Literal["return_to_go", "process_supervision"]
 Aggregation = Literal["token_mean", "call_mean", "episode_mean", "episode_sum"]
 
 STD_EPSILON = 1e-4
@@ -32,25 +47,37 @@ def call_advantages(
     calls: Sequence[Sequence[Call]],
     method: AdvantageMethod,
     discount: float = 1.0,
+    credit: CallCredit = "return_to_go",
 ) -> list[list[float]]:
     """One advantage per call, as this module's description says.
+
+    With ``group_std`` and ``return_to_go`` both parts are divided by one scale, so that rewards of
+    episodes and of calls keep their proportion: ``sqrt(V_o + V_p) + 1e-4`` with the unbiased
+    variances of the outcomes and of the centred returns-to-go of all calls of the group. A reward
+    for the only call of each episode trains the same as a reward for the episodes.
 
     :param calls: of each episode, in the order they were made.
     :param discount: of a call's reward, per call between it and the call it is credited to.
     :return: in the shape of `calls`.
     """
-    outcomes = _outcomes(episodes, method)
-    process = _process(episodes, calls, method)
+    if credit == "process_supervision":
+        outcomes = _outcomes(episodes, method)
+        process = _summed(_normalised_rewards(episodes, calls, method), discount)
+        scales = None
+    else:
+        centring = "group_mean" if method == "group_std" else method
+        outcomes = _outcomes(episodes, centring)
+        returns = _summed(_rewards(episodes, calls), discount)
+        process = _relative_returns(episodes, calls, returns, centring)
+        scales = _scales(episodes, outcomes, process) if method == "group_std" else None
     advantages = []
     for episode, made in enumerate(calls):
-        following = 0.0
-        backwards = []
-        for number in reversed(range(len(made))):
-            following = process[episode][number] + discount * following
-            agent = made[number].agent
-            outcome = outcomes.get((episode, agent), outcomes[episode, None])
-            backwards.append(outcome + following)
-        advantages.append(backwards[::-1])
+        given = []
+        for call, part in zip(made, process[episode], strict=True):
+            key = (episode, call.agent if (episode, call.agent) in outcomes else None)
+            value = outcomes[key] + part
+            given.append(value / scales[key] if scales is not None and value else value)
+        advantages.append(given)
     return advantages
 
 
@@ -84,16 +111,19 @@ def group_advantages(
 def rewards_differ(
     outcomes: Iterable[tuple[float, Mapping[str, float], Mapping[str, float]]],
 ) -> bool:
-    """Whether any advantage of a group can be other than 0.
+    """Whether the rewards say that one episode of a group was better than another.
+
+    The rewards of single calls differ if the sorted lists of those other than 0 do: an episode of
+    three calls that cost 0.1 each is better than one of five.
 
     :param outcomes: of each episode its reward, call rewards and agent rewards.
     """
-    first: dict[str | int, float] = {}
+    first: dict[str, float] = {}
+    firsts: tuple[float, list[float]] | None = None
     for reward, calls, agents in outcomes:
-        # The rewards of calls are one population, those of each agent another, the episodes' a third.
-        populations: list[tuple[str | int, float]] = [(0, reward), *agents.items()]
-        populations += [(1, value) for value in calls.values()]
-        if any(first.setdefault(key, value) != value for key, value in populations):
+        own = (reward, sorted(value for value in calls.values() if value))
+        firsts = own if firsts is None else firsts
+        if own != firsts or any(first.setdefault(n, value) != value for n, value in agents.items()):
             return True
     return False
 
@@ -128,6 +158,39 @@ def token_weights(calls: Sequence[TrainCall], aggregation: Aggregation) -> list[
     ]
 
 
+def balanced(
+    calls: Sequence[TrainCall], episodes: Sequence[TrainEpisode], aggregation: Aggregation
+) -> list[TrainCall]:
+    """`calls` with the advantages of each group shifted so that their token losses sum to 0 where the policy is unchanged.
+
+    Episodes that fail are often longer than those that succeed, so that relative to the mean over episodes the trained tokens of a
+    group have a negative advantage on average. On-policy that adds noise but no bias: the expected gradient of the
+    logprob of what is sampled is 0. Of tokens that earlier weights sampled it is not, and the policy unlearns whatever
+    these tokens have in common, such as the form of a tool call. Relative to the mean over token losses nothing is left of this.
+    With ``token_mean`` that is the mean of rewards weighed by length, the baseline of least variance
+    for gradients of like norm per token (OPO, Hao et al. 2025, arXiv:2505.23585).
+
+    An agent with rewards of its own is balanced by itself.
+    """
+    own = {(episode.group, agent) for episode in episodes for agent in episode.agent_rewards}
+    keys: list[tuple[str, str | None]] = []
+    masses: list[float] = []
+    for call, weight in zip(calls, token_weights(calls, aggregation), strict=True):
+        group = episodes[call.episode].group
+        keys.append((group, call.agent if (group, call.agent) in own else None))
+        masses.append(weight * len(call.logprobs))
+    total: dict[tuple[str, str | None], float] = {}
+    weighed: dict[tuple[str, str | None], float] = {}
+    for key, call, mass in zip(keys, calls, masses, strict=True):
+        total[key] = total.get(key, 0.0) + mass
+        weighed[key] = weighed.get(key, 0.0) + mass * call.advantage
+    shift = {key: weighed[key] / mass for key, mass in total.items() if mass}
+    return [
+        replace(call, advantage=call.advantage - shift.get(key, 0.0))
+        for key, call in zip(keys, calls, strict=True)
+    ]
+
+
 def _outcomes(
     episodes: Sequence[TrainEpisode], method: AdvantageMethod
 ) -> dict[tuple[int, str | None], float]:
@@ -151,10 +214,20 @@ def _outcomes(
     return found
 
 
-def _process(
+def _rewards(
+    episodes: Sequence[TrainEpisode], calls: Sequence[Sequence[Call]]
+) -> list[list[float]]:
+    """The reward of each call, 0.0 where it has none."""
+    return [
+        [episode.call_rewards.get(call.call_id, 0.0) for call in made]
+        for episode, made in zip(episodes, calls, strict=True)
+    ]
+
+
+def _normalised_rewards(
     episodes: Sequence[TrainEpisode], calls: Sequence[Sequence[Call]], method: AdvantageMethod
 ) -> list[list[float]]:
-    """The normalised reward of each call, 0.0 where it has none."""
+    """The reward of each call relative to all call rewards of its group, 0.0 where it has none."""
     found = [[0.0] * len(made) for made in calls]
     places = [
         (i, number)
@@ -172,6 +245,76 @@ def _process(
     return found
 
 
+def _summed(rewards: Sequence[Sequence[float]], discount: float) -> list[list[float]]:
+    """The discounted sum of each value and those after it in its episode."""
+    sums = []
+    for made in rewards:
+        following = 0.0
+        backwards = []
+        for reward in reversed(made):
+            following = reward + discount * following
+            backwards.append(following)
+        sums.append(backwards[::-1])
+    return sums
+
+
+def _relative_returns(
+    episodes: Sequence[TrainEpisode],
+    calls: Sequence[Sequence[Call]],
+    returns: Sequence[Sequence[float]],
+    method: AdvantageMethod,
+) -> list[list[float]]:
+    """Each return-to-go relative to those of the same agent at the same number of its calls in the group."""
+    groups: dict[str, list[int]] = {}
+    for i, episode in enumerate(episodes):
+        groups.setdefault(episode.group, []).append(i)
+    relative = [[0.0] * len(made) for made in calls]
+    for members in groups.values():
+        # By agent and number of its call: which call that is of each episode that made it.
+        slots: dict[tuple[str, int], dict[int, int]] = {}
+        for i in members:
+            made_by: Counter[str] = Counter()
+            for number, call in enumerate(calls[i]):
+                slots.setdefault((call.agent, made_by[call.agent]), {})[i] = number
+                made_by[call.agent] += 1
+        for slot in slots.values():
+            values = [returns[i][slot[i]] if i in slot else 0.0 for i in members]
+            for i, value in zip(members, _relative(values, method), strict=True):
+                if i in slot:
+                    relative[i][slot[i]] = value
+    return relative
+
+
+def _scales(
+    episodes: Sequence[TrainEpisode],
+    outcomes: Mapping[tuple[int, str | None], float],
+    process: Sequence[Sequence[float]],
+) -> dict[tuple[int, str | None], float]:
+    """What advantages are divided by, in the keys of `outcomes`.
+
+    :param outcomes: relative to the mean of their population.
+    :param process: likewise.
+    """
+    populations: dict[tuple[str, str | None], list[float]] = {}
+    for (i, agent), value in outcomes.items():
+        populations.setdefault((episodes[i].group, agent), []).append(value)
+    returns: dict[str, list[float]] = {}
+    for episode, centred in zip(episodes, process, strict=True):
+        returns.setdefault(episode.group, []).extend(centred)
+    return {
+        (i, agent): math.hypot(
+            _std(populations[episodes[i].group, agent]), _std(returns[episodes[i].group])
+        )
+        + STD_EPSILON
+        for i, agent in outcomes
+    }
+
+
+def _std(centred: Sequence[float]) -> float:
+    """The unbiased standard deviation of values given relative to their mean."""
+    return math.sqrt(math.fsum(c * c for c in centred) / max(1, len(centred) - 1))
+
+
 def _relative(values: list[float], method: AdvantageMethod) -> list[float]:
     n = len(values)
     # Tested on the values: rounding in the mean could leave a tiny difference that std would blow up.
@@ -184,5 +327,5 @@ def _relative(values: list[float], method: AdvantageMethod) -> list[float]:
     if method == "leave_one_out":
         # r_i - (sum - r_i) / (n - 1), written with the centred values.
         return [c * n / (n - 1) for c in centred]
-    std = math.sqrt(math.fsum(c * c for c in centred) / (n - 1))
-    return [c / (std + STD_EPSILON) for c in centred]
+    scale = _std(centred) + STD_EPSILON
+    return [c / scale for c in centred]

@@ -105,6 +105,7 @@ class WorkerHost:
             "ping": self._ping,
             "generate": self._generate,
             "engine.update_weights": self._update_weights,
+            "engine.seal": self._seal,
             "engine.pause": self._pause,
             "engine.resume": self._resume,
             "engine.sleep": self._sleep,
@@ -112,6 +113,7 @@ class WorkerHost:
             "engine.stats": self._stats,
             "engine.metrics": self._metrics,
             "trainer.step": self._step,
+            "trainer.rehearse": self._rehearse,
             "trainer.publish": self._publish,
             "trainer.save": self._save,
             "trainer.export": self._export,
@@ -290,6 +292,9 @@ class WorkerHost:
     async def _update_weights(self, _: int, params: Any) -> None:
         await self._need_engine().update_weights(from_plain(WeightUpdate, params))
 
+    async def _seal(self, _: int, __: Any) -> Any:
+        return to_plain(await self._need_engine().seal())
+
     async def _pause(self, _: int, __: Any) -> None:
         await self._need_engine().pause()
 
@@ -316,6 +321,11 @@ class WorkerHost:
         # A batch may have millions of tokens: it is decoded on the trainer's thread too.
         return await self._on_trainer(
             lambda trainer: to_plain(trainer.step(from_plain(TrainBatch, params)))
+        )
+
+    async def _rehearse(self, _: int, params: Any) -> Any:
+        return await self._on_trainer(
+            lambda trainer: to_plain(trainer.rehearse(from_plain(TrainBatch, params)))
         )
 
     async def _save(self, _: int, params: Any) -> None:

@@ -20,6 +20,7 @@ from ajet_core.interfaces import (
     EngineStats,
     GenerateChunk,
     GenerateRequest,
+    SealReport,
     StepReport,
     WeightUpdate,
 )
@@ -81,6 +82,14 @@ def _environment(interpreter: Interpreter) -> dict[str, str]:
     }
 
 
+def _signal_text(number: int) -> str:
+    """How a process ended that a signal killed."""
+    text = f"killed by signal {number}"
+    if number == signal.SIGKILL:
+        text += ", which is also what the kernel sends when memory runs out: see dmesg"
+    return text
+
+
 class _Process(Protocol):
     """What is needed of a child, or of a process that was found."""
 
@@ -106,6 +115,7 @@ class WorkerProcess:
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._streams: dict[int, _Stream] = {}
         self._closing = False
+        self._killed = False
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._writer: frames.FrameWriter
         self._read_task: asyncio.Task[None]
@@ -183,13 +193,15 @@ class WorkerProcess:
         """Make the plan's components.
 
         :param timeout: seconds after which the boot has failed.
-        :raises WorkerBootError: it died, hung, or a component refused; the message shows why.
+        :raises WorkerDiedError: a signal killed it, which says nothing about the plan.
+        :raises WorkerBootError: it exited, hung, or a component refused; the message shows why.
         """
         try:
             async with asyncio.timeout(timeout):
                 return from_plain(BootReport, await self.call("boot", to_plain(plan)))
         except WorkerDiedError as error:
-            raise WorkerBootError(f"the worker died while it booted: {error.message}") from error
+            message = f"the worker died while it booted: {error.message}"
+            raise (WorkerDiedError if self._killed else WorkerBootError)(message) from error
         except TimeoutError as error:
             raise WorkerBootError(
                 f"the worker was not ready after {timeout:.0f} s (setting server.boot_timeout_seconds). "
@@ -248,6 +260,10 @@ class WorkerProcess:
         """As `Engine.update_weights`."""
         await self.call("engine.update_weights", to_plain(update))
 
+    async def seal(self) -> SealReport:
+        """As `Engine.seal`."""
+        return from_plain(SealReport, await self.call("engine.seal"))
+
     async def stats(self) -> EngineStats:
         """As `Engine.stats`."""
         return from_plain(EngineStats, await self.call("engine.stats"))
@@ -261,6 +277,11 @@ class WorkerProcess:
         # A batch may have millions of tokens: the event loop goes on answering calls meanwhile.
         plain = await asyncio.to_thread(to_plain, batch)
         return from_plain(StepReport, await self.call("trainer.step", plain))
+
+    async def rehearse(self, batch: TrainBatch) -> StepReport:
+        """As `Trainer.rehearse`."""
+        plain = await asyncio.to_thread(to_plain, batch)
+        return from_plain(StepReport, await self.call("trainer.rehearse", plain))
 
     async def publish(self, channel: str, policy_version: int) -> WeightUpdate:
         """As `Trainer.publish`."""
@@ -328,9 +349,11 @@ class WorkerProcess:
             # A worker that closed its end but lives on is of no use to anybody.
             self.kill()
         code = await ending
-        how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+        # Nobody but its parent learns how a worker ended that was found; it had booted, so it was most likely killed.
+        self._killed = code < 0 or isinstance(self._process, FoundProcess)
+        how = f"exit status {code}" if code >= 0 else _signal_text(-code)
         if isinstance(self._process, FoundProcess):
-            how = "its status is not ours to know"
+            how = "its exit status is unknown because another server started it"
         text = f"worker {self.pid} ended ({how}){problem}. Last lines of {self._log}:\n{self.log_tail()}"
         self.died.set_result(text)
         for future in list(self._pending.values()):

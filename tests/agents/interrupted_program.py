@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from tests.agents import plain
 TASKS = [f"t{i}" for i in range(6)]
 kind, hold = sys.argv[1], int(sys.argv[2])
 begun = threading.Semaphore(hold)
+rewarded = itertools.count()
 
 
 def stands_still() -> bool:
@@ -25,18 +27,23 @@ def stands_still() -> bool:
     return True
 
 
+def reward() -> float:
+    """Different ones by turns: a run without any signal pauses."""
+    return float(next(rewarded) % 2)
+
+
 async def solve(task: str) -> float:
     await plain.play(task)
     if stands_still():
         await asyncio.Event().wait()
-    return 1.0
+    return reward()
 
 
 def solve_in_thread(task: str) -> float:
     plain.play_sync(task)
     if stands_still():
         threading.Event().wait()
-    return 1.0
+    return reward()
 
 
 if __name__ == "__main__":

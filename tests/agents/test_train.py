@@ -175,6 +175,18 @@ def test_a_program_that_is_ended_goes_on_where_it_was(
     assert ended == {f"t{i}@{epoch}": 2 for i in range(6) for epoch in (1, 2)}
 
 
+def test_what_fills_no_batch_is_said(
+    own_swarm: ScriptedSwarm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AJET_URL", own_swarm.url)
+    monkeypatch.setenv("AJET_TOKEN", own_swarm.token)
+    train(trainable(plain.play, reward=one), ["a", "b", "c"], progress=False)
+    assert "the open batch has 1 of 2 tasks: they are trained once 1 more are" in caplog.text
+    caplog.clear()
+    train(trainable(plain.play, reward=one), ["d"], progress=False)
+    assert "the open batch" not in caplog.text
+
+
 def test_functions_run_in_threads_and_agents_as_they_are(own_swarm: ScriptedSwarm) -> None:
     with SwarmClient(own_swarm.url, own_swarm.token) as client:
         report = train(

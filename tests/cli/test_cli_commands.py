@@ -22,6 +22,8 @@ from ajet_core.protocol import (
     ErrorDetail,
     Evaluation,
     Finding,
+    PreflightCheck,
+    PreflightReport,
     ServerState,
     ServerStatus,
     StepSummary,
@@ -166,24 +168,30 @@ def test_status_shows_what_it_waits_for_and_what_failed(server: type[FakeClient]
     ("command", "arguments", "called", "said"),
     [
         ("pause", ["--reason", "a look"], ("pause", "a look"), "paused"),
-        ("resume", [], ("resume",), "run run-7 goes on"),
+        ("resume", [], ("resume", None, False), "run run-7 resumed"),
+        (
+            "resume",
+            ["--from-step", "5", "--retrain"],
+            ("resume", 5, True),
+            "run run-7 resumed, going back to step 5",
+        ),
     ],
 )
 def test_pause_and_resume_call_the_server(
     monkeypatch: pytest.MonkeyPatch,
     command: str,
     arguments: list[str],
-    called: tuple[str, ...],
+    called: tuple[object, ...],
     said: str,
 ) -> None:
-    calls: list[tuple[str, ...]] = []
+    calls: list[tuple[object, ...]] = []
 
     class Client(FakeClient):
         def pause_engine(self, reason: str) -> None:
             calls.append(("pause", reason))
 
-        def resume_engine(self) -> ServerStatus:
-            calls.append(("resume",))
+        def resume_engine(self, from_step: int | None, *, retrain: bool) -> ServerStatus:
+            calls.append(("resume", from_step, retrain))
             return STATUS
 
     Client.seen = []
@@ -419,3 +427,15 @@ def test_plugins_shows_a_refused_one_without_importing_it(install: Callable[...,
     install(api="9.0")
     assert "needs hook API 9.0" in plugin_row("greet")["problem"]
     assert "greet_hooks" not in sys.modules
+
+
+def test_status_shows_what_a_preflight_found(server: type[FakeClient]) -> None:
+    checks = [
+        PreflightCheck(name="seal", verdict="pass", found="proven"),
+        PreflightCheck(name="memory", verdict="fail", found="too long", way_out="set [less]"),
+    ]
+    report = PreflightReport(step=1, checks=checks, seconds=0.5)
+    server.answers = [STATUS.model_copy(update={"preflight": report})]
+    shown = " ".join(ajet("status").stdout.split())
+    assert "preflight step 1: fail. memory: too long; set [less]" in shown
+    assert "proven" not in shown

@@ -9,7 +9,13 @@ import pytest
 
 from ajet_core.client import Episode
 from ajet_core.errors import AjetError, DeadlineError, NotRollingError, RequestError, StateError
-from ajet_core.protocol import EpisodeGrant, MixtureConfig, RunConfig, ServerState
+from ajet_core.protocol import (
+    SUPPORTED_VERSIONS,
+    EpisodeGrant,
+    MixtureConfig,
+    RunConfig,
+    ServerState,
+)
 
 from .conftest import (
     GRANT,
@@ -63,7 +69,7 @@ async def test_the_version_is_asked_for_once_and_without_the_token(make: MakeFac
     await face.call("status")
     assert script.routes() == ["GET /v1/protocol", "GET /v1/status", "GET /v1/status"]
     assert "authorization" not in script.requests[0].headers
-    assert script.requests[1].headers["x-ajet-protocol"] == "1.0"
+    assert script.requests[1].headers["x-ajet-protocol"] == SUPPORTED_VERSIONS[0]
 
 
 async def test_claims_are_repeated_while_the_server_asks_to_wait(

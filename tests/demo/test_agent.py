@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 
 from ajet_core.client import Episode, EpisodeOutcome, Task
 from ajet_core.demo.agent import GridWalkAgent
-from ajet_core.demo.gridwalk import TOOLS, GridWalk
+from ajet_core.worlds.gridwalk import TOOLS, GridWalk
 
 openai = pytest.importorskip("openai")
 HTTP = importlib.import_module("httpx" if openai.__version__.startswith("2.") else "httpx2")

@@ -11,8 +11,8 @@ import pytest
 from fastapi import FastAPI, Request
 
 from ajet_core.client import Episode, EpisodeOutcome, SwarmEpisode, Task
-from ajet_core.demo.gridwalk import GridWalk
 from ajet_core.demo.relay import EXECUTOR, PLANNER, RelayAgent
+from ajet_core.worlds.gridwalk import GridWalk
 from tests.demo.test_agent import HTTP
 
 Speak = Callable[[str], str | None]

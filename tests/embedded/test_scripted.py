@@ -176,7 +176,7 @@ def batch(step: int) -> TrainBatch:
 
 
 def digest(trainer: ScriptedTrainer) -> str:
-    return trainer.publish("in_process", 1).metadata["digest"]
+    return trainer.publish("in_process", 1).checksums["digest"][0]
 
 
 def test_a_step_reports_what_it_was_given(tmp_path: Path) -> None:

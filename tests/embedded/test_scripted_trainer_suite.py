@@ -7,6 +7,8 @@ from ajet_core.testing.trainer_suite import TrainerSuite
 
 
 class TestScriptedTrainer(TrainerSuite):
+    rehearses = True
+
     def make_trainer(self, run_dir: Path) -> Trainer:
         trainer = ScriptedTrainer(ScriptedTrainerSettings(), WorkerContext(run_dir))
         trainer.start(ModelConfig(path="model"), AlgorithmConfig())

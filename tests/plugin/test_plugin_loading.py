@@ -149,13 +149,13 @@ def test_another_missing_component_mentions_the_broken_plugin_and_the_known_name
 
 
 REFUSED = {
-    "other major": (("2.0",), "needs hook API 2.0 and this agentjet offers 1.0: upgrade agentjet"),
+    "other major": (("2.0",), "needs hook API 2.0 and this agentjet offers 1.1: upgrade agentjet"),
     "older major": (
         ("0.9",),
-        "was made for hook API 0.9 and this agentjet offers 1.0: upgrade the",
+        "was made for hook API 0.9 and this agentjet offers 1.1: upgrade the",
     ),
-    "newer minor": (("1.1",), "needs hook API 1.1 and this agentjet offers 1.0: upgrade agentjet"),
-    "undeclared": ((), '"1.0" = "ajet_odd_hooks"'),
+    "newer minor": (("1.2",), "needs hook API 1.2 and this agentjet offers 1.1: upgrade agentjet"),
+    "undeclared": ((), '"1.1" = "ajet_odd_hooks"'),
     "not a version": (("one",), "'one' is not a hook API version"),
 }
 
@@ -164,7 +164,7 @@ REFUSED = {
 def test_a_plugin_for_another_hook_api_is_refused_before_import(
     site: Site, imported: Callable[[], set[str]], declared: tuple[str, ...], reason: str
 ) -> None:
-    assert HOOK_API == (1, 0)
+    assert HOOK_API == (1, 1)
     site.install("ajet-odd", ONE_ENGINE.format("odd"), name="odd", hook_api=declared)
     manager = PluginManager()
     assert reason in info_of(manager, "odd").problem

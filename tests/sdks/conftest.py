@@ -58,10 +58,11 @@ class Agent:
 def model_says(server: Running, model_dir: Path):
     """Starts a run whose model answers with a text."""
 
-    async def start(text: str, **engine: Any) -> Agent:
+    async def start(text: str, engine_name: str = "scripted", **engine: Any) -> Agent:
         tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
         ids = tokenizer.encode(text, add_special_tokens=False).ids
-        await server.roll(engine={"reply_ids": ids, "chunk_tokens": 1, **engine})
+        settings = {"reply_ids": ids, "chunk_tokens": 1, **engine}
+        await server.roll(engine=settings, engine_name=engine_name)
         return Agent(server, await server.claim())
 
     return start

@@ -125,7 +125,6 @@ async def test_tokens_are_counted_and_nothing_is_recorded(agent: Agent) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
         ({"messages": [ASKED, {"role": "assistant", "content": "I"}]}, "begun"),
         ({"tool_choice": {"type": "any"}, "tools": TOOLS}, "tool_choice"),
-        ({"max_tokens": 20_000}, "context length"),
         ({"messages": []}, "messages"),
     ],
 )

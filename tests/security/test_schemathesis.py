@@ -1,12 +1,18 @@
-"""schemathesis goes through the whole OpenAPI document: no server error, and answers as they are described."""
+"""schemathesis goes through the whole OpenAPI document: no server error, and answers as they are described.
+
+Each kind of token has its own test. ``AJET_SCHEMATHESIS_CASES=3000`` makes so many requests with each, more than in CI:
+
+    AJET_SCHEMATHESIS_CASES=3000 .venv/bin/python -m pytest -o timeout=0 tests/security/test_schemathesis.py
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import requests
@@ -18,6 +24,7 @@ from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     ignored_auth,
     negative_data_rejection,
+    positive_data_acceptance,
     response_headers_conformance,
     response_schema_conformance,
     status_code_conformance,
@@ -28,6 +35,24 @@ from tests.security.routes import DOCUMENT
 from tests.security.scripted_server import server_process
 
 CONTROL = "control-token-of-the-schemathesis-test"
+CASES = int(os.environ.get("AJET_SCHEMATHESIS_CASES", "300"))
+OPERATIONS = {
+    (path, method): operation
+    for path, operations in json.loads(DOCUMENT.read_text(encoding="utf-8"))["paths"].items()
+    for method, operation in operations.items()
+}
+Kind = Literal["control", "client", "view", "episode"]
+
+
+def valid_data_is_accepted(ctx: Any, response: Any, case: schemathesis.Case) -> bool | None:
+    """What the schemas allow is accepted, or refused for a reason that the document has for this very operation."""
+    declared = OPERATIONS[case.operation.path, case.operation.method]["responses"]
+    if str(response.status_code) in declared:
+        return None
+    found: bool | None = positive_data_acceptance(ctx, response, case)
+    return found
+
+
 CHECKS = [
     not_a_server_error,
     content_type_conformance,
@@ -37,6 +62,7 @@ CHECKS = [
     response_schema_conformance,
     status_code_conformance,
     unsupported_method,
+    valid_data_is_accepted,
 ]
 # Batches that never are full and bear any number of failures, so that every claim finds a place.
 ENDLESS = {
@@ -56,6 +82,7 @@ class Server:
     url: str
     http: requests.Session
     model_dir: Path
+    tokens: dict[str, str]
 
     def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         """Call a route with control."""
@@ -101,22 +128,28 @@ def server(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterato
         requests.Session() as http,
     ):
         http.headers["authorization"] = f"Bearer {CONTROL}"
-        yield Server(process.url, http, model_dir)
+        running_server = Server(process.url, http, model_dir, {"control": CONTROL})
+        for scope in ("client", "view"):
+            granted = running_server.call("POST", "/v1/tokens", {"name": scope, "scope": scope})
+            running_server.tokens[scope] = granted["token"]
+        yield running_server
 
 
+@pytest.mark.parametrize("kind", ["control", "client", "view", "episode"])
 @schema.parametrize()
 @settings(
-    max_examples=40,
+    max_examples=-(-CASES // len(OPERATIONS)),
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-def test_no_server_error_and_answers_as_described(case: schemathesis.Case, server: Server) -> None:
+def test_no_server_error_and_answers_as_described(
+    case: schemathesis.Case, server: Server, kind: Kind
+) -> None:
     operation = f"{case.operation.method.upper()} {case.operation.path}"
-    server.state("OFFLINE" if operation == "PUT /v1/run" else "ROLLING")
-    headers = {"authorization": f"Bearer {CONTROL}"}
-    if operation.endswith(("/v1/chat/completions", "/v1/models")):
-        headers["authorization"] = f"Bearer {server.claim()['api_key']}"
+    server.state("OFFLINE" if operation == "PUT /v1/run" and kind == "control" else "ROLLING")
+    secret = server.claim()["api_key"] if kind == "episode" else server.tokens[kind]
+    headers = {"authorization": f"Bearer {secret}"}
     if "episode_id" in case.path_parameters and len(str(case.path_parameters["episode_id"])) % 2:
         # Half of them about an episode that is there.
         case.path_parameters["episode_id"] = server.claim()["episode_id"]

@@ -39,7 +39,8 @@ class FakeServer(ModelServer):
     :ivar hangs: it samples nothing more, and says that it is not well.
     :ivar refuses: it ends requests before their first token.
     :ivar loads: what to do at the next loads: ``""`` takes the weights, ``"refuse"``, ``"die"``, ``"last"`` until it is given
-        up.
+        up, ``"stale"`` takes nothing and says nothing of it.
+    :ivar tells: it tells checksums.
     """
 
     weights: int = 0
@@ -52,6 +53,7 @@ class FakeServer(ModelServer):
     requests: list[GenerateRequest] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     closed: bool = False
+    tells: bool = True
     begins: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -106,8 +108,14 @@ class FakeServer(ModelServer):
             case "last":
                 await self.ended.wait()
                 raise EngineError("cut off")
+            case "stale":
+                return
         self.check()
         self.weights = int(update.location)
+
+    async def checksums(self) -> dict[str, str] | None:
+        self.check()
+        return {"weights": str(self.weights)} if self.tells else None
 
     async def stats(self) -> EngineStats:
         self.check()

@@ -130,7 +130,7 @@ async def test_its_death_is_told_with_the_last_lines_of_its_log(tmp_path: Path) 
     server, (pid, child) = await start(tmp_path)
     os.kill(pid, signal.SIGKILL)
     told = await server.died
-    assert "the server ended by itself with status 137" in told
+    assert "the server was killed by signal 9" in told
     assert "serving" in told
     await until_gone(child)
     await server.close()
@@ -146,6 +146,44 @@ async def test_one_that_ends_before_it_is_ready_says_why(tmp_path: Path) -> None
             ready=never,
             timeout=60.0,
         )
+
+
+async def start_killed(directory: Path, times: int) -> ServerProcess:
+    """A server that kills itself before it is ready, as often as that."""
+    program = """
+import os, pathlib, signal, sys
+deaths = pathlib.Path(sys.argv[1])
+count = len(deaths.read_text()) if deaths.exists() else 0
+if count < int(sys.argv[2]):
+    deaths.write_text("x" * (count + 1))
+    os.kill(os.getpid(), signal.SIGKILL)
+(deaths.parent / "ready").touch()
+signal.pause()
+"""
+
+    async def ready() -> bool:
+        return (directory / "ready").exists()
+
+    return await ServerProcess.start(
+        "the server",
+        [sys.executable, "-c", program, str(directory / "deaths"), str(times)],
+        environment=dict(os.environ),
+        log=directory / "server.log",
+        ready=ready,
+        timeout=60.0,
+    )
+
+
+async def test_one_that_is_killed_before_it_is_ready_is_started_again(tmp_path: Path) -> None:
+    server = await start_killed(tmp_path, 2)
+    assert not server.died.done()
+    await server.close()
+
+
+async def test_one_that_is_always_killed_says_so_and_names_a_cause(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"killed by signal 9.*memory runs out"):
+        await start_killed(tmp_path, 9)
+    assert (tmp_path / "deaths").read_text() == "xxx"
 
 
 async def test_one_that_is_not_there_says_so(tmp_path: Path) -> None:

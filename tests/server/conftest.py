@@ -79,7 +79,7 @@ class Running:
         trainer = changes.pop("trainer", {})
         return {
             "model": {"path": str(self.model_dir), "renderer": "qwen3"},
-            "engine": {"name": "scripted", "settings": engine},
+            "engine": {"name": changes.pop("engine_name", "scripted"), "settings": engine},
             "trainer": {"name": "scripted", "settings": trainer},
             "batch": {"tasks": 2, "episodes_per_task": 2, "max_aborts_per_task": 2},
             "checkpoint_every": 2,

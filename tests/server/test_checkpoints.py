@@ -145,3 +145,14 @@ async def test_a_failed_save_leaves_no_rubbish(tmp_path: Path) -> None:
     with pytest.raises(TrainerError):
         await CheckpointFolder(tmp_path).write(1, HERE, fails)
     assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7])
+async def test_there_is_always_one_from_before_what_is_trusted(tmp_path: Path, every: int) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for step in range(every, 40, every):
+        await folder.write(step, HERE, save, trusted_step=step - 5)
+        kept = folder.steps()
+        assert len(kept) <= 4
+        # Younger than two times the distance and what lies between two checkpoints.
+        assert step - 5 < 2 * every or any(step - 10 - 2 * every <= s <= step - 5 for s in kept)

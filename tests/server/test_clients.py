@@ -8,9 +8,16 @@ import httpx
 import pytest
 
 from ajet_core.client import AsyncSwarmClient, Episode, SwarmClient, Task
-from ajet_core.errors import ConfigError, EpisodeClosedError, ForbiddenError, NotRollingError
+from ajet_core.errors import (
+    BatchStarvedError,
+    ConfigError,
+    EpisodeClosedError,
+    ForbiddenError,
+    NotRollingError,
+)
 from ajet_core.protocol import RunConfig
-from tests.server.conftest import TOKENS, Running
+from ajet_core.server import claims, watchdog
+from tests.server.conftest import CLIENT, TOKENS, Running, ServerFactory
 
 QUESTION = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -103,3 +110,60 @@ async def test_events_reach_the_client(server: Running) -> None:
             if event.data.get("state") == "ROLLING":
                 break
         assert ("state", "BOOTING") in seen
+
+
+async def test_a_client_hears_that_the_step_it_waits_for_lacks_tasks(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "_QUIET_SECONDS", 0.0)
+    await server.roll()
+    async with AsyncSwarmClient(server.url, token=TOKENS.client) as client:
+        await server.episode("a", 0.0)
+        with pytest.raises(BatchStarvedError) as caught:
+            await client.wait_for_step(1)
+        assert "lack episodes" in caught.value.message
+        # Whose tasks they are is for the operator to see.
+        assert "'a'" not in caught.value.message
+        await server.episode("a", 1.0)
+        with pytest.raises(BatchStarvedError, match=r"1 of 2 tasks.*1 more"):
+            await client.wait_for_step(1)
+        await asyncio.gather(*(server.episode("b", reward) for reward in (0.0, 1.0)))
+        assert (await client.wait_for_step(1)).step == 1
+
+
+@pytest.mark.parametrize("rollout", [{}, {"mode": "async"}])
+async def test_a_client_that_asks_again_for_a_complete_task_does_not_wait_for_ever(
+    servers: ServerFactory, monkeypatch: pytest.MonkeyPatch, rollout: dict[str, str]
+) -> None:
+    """It did not hear that its episode ended, and goes on to its next task only after this one."""
+    async with servers.running(stuck_seconds=0.05) as server:
+        await server.roll(rollout=rollout)
+        for reward in (0.0, 1.0):
+            await server.episode("a", reward)
+        late = {"headers": CLIENT, "json": {"task_id": "a", "wait_seconds": 0.0}}
+        assert (await server.http.post("/v1/episodes", **late)).status_code == 503
+        monkeypatch.setattr(claims, "RELIEF_SECONDS", 0.0)
+        waiting = await server.claim("a")
+        # Others of it wait now, until that one is over.
+        assert (await server.http.post("/v1/episodes", **late)).status_code == 503
+        await server.end(waiting, 0.5)
+        monkeypatch.setattr(claims, "RELIEF_SECONDS", 600.0)
+        for reward in (0.0, 1.0):
+            await server.episode("b", reward)
+        await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+        (batch,) = await server.service.store.batches(after_step=0)
+        assert len(batch.episode_ids) == 5
+
+
+async def test_a_claim_that_already_waits_is_relieved_too(
+    servers: ServerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with servers.running(stuck_seconds=0.05) as server:
+        await server.roll()
+        for reward in (0.0, 1.0):
+            await server.episode("a", reward)
+        waiting = asyncio.create_task(server.claim("a"))
+        while server.service.claims.waiting_count == 0:
+            await asyncio.sleep(0)
+        monkeypatch.setattr(claims, "RELIEF_SECONDS", 0.0)
+        await server.end(await waiting, 0.5)

@@ -139,15 +139,11 @@ def test_an_engine_that_stands_still_with_calls_is_given_up() -> None:
     assert watch.stalled == 0.0
 
 
-def findings(
-    records: list[EpisodeRecord], *, silent: tuple[str, ...] = (), reason: str = "stop"
-) -> list[str]:
+def findings(records: list[EpisodeRecord], *, silent: tuple[str, ...] = ()) -> list[str]:
     calls: dict[str, list[Call]] = {}
     for record in records:
         call = make_call(f"c-{record.episode_id}", [1, 2], [3], episode_id=record.episode_id)
-        calls[record.episode_id] = (
-            [] if record.episode_id in silent else [replace(call, finish_reason=reason)]
-        )
+        calls[record.episode_id] = [] if record.episode_id in silent else [call]
     episodes = [TrainEpisode(r.episode_id, r.group, r.reward or 0.0, "") for r in records]
     made = [calls[r.episode_id] for r in records]
     credit = call_advantages(episodes, made, "group_std", 1.0)
@@ -185,8 +181,3 @@ def test_episodes_without_calls_are_named() -> None:
     assert "1 of 2 episodes (a) made no model call" in found[0]
     (none,) = findings([ended("a", 0.0), ended("b", 1.0)], silent=("a", "b"))
     assert "none of the batch's 2 episodes made a model call" in none
-
-
-def test_answers_that_were_cut_off_are_counted() -> None:
-    (found,) = findings([ended("a", 0.0), ended("b", 1.0)], reason="length")
-    assert "2 of 2 answers were cut off" in found

@@ -85,7 +85,7 @@ async def test_a_trainer_that_refuses_batch_after_batch_pauses_the_run(server: R
     await server.service.board.wait_until(lambda: bool(events(server, "refused")))
     await finish_batch(server)
     await until_state(server, ServerState.PAUSED)
-    assert "refused 2 batches in a row" in (await status(server))["paused"]
+    assert "2 batches in a row could not be trained" in (await status(server))["paused"]
 
 
 async def test_a_refused_batch_is_not_trained_after_a_restart(servers: ServerFactory) -> None:
@@ -212,7 +212,7 @@ async def test_a_batch_is_to_blame_although_the_ones_before_it_are_trained_again
         # The first batch is trained again before episodes begin.
         await finish_batch(server)
         await until_state(server, ServerState.PAUSED)
-        assert "refused 2 batches in a row" in (await status(server))["paused"]
+        assert "2 batches in a row could not be trained" in (await status(server))["paused"]
         died = [e for e in events(server, "worker") if e["what"] == "died"]
         assert len(died) == 4
 

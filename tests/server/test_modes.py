@@ -20,7 +20,7 @@ from ajet_core.testing.scripted_engine import ASLEEP
 
 from .conftest import CLIENT, CONTROL, Running, ServerFactory, error_of, key
 
-ASYNC = {"mode": "async", "max_staleness": 2}
+ASYNC = {"mode": "async", "max_staleness": 2, "max_mean_staleness": 2}
 HALVES = {"ratios": {"x": 0.5, "y": 0.5}, "grace_seconds": 3600.0}
 
 
@@ -86,6 +86,17 @@ async def test_rollouts_go_on_while_a_step_is_trained_as_far_as_their_tokens_may
     assert [step.metrics["staleness_max"] for step in steps] == [0.0, 1.0, 2.0]
     assert [step.metrics["tokens_stale"] for step in steps] == [0.0, 0.0, 0.0]
     assert [len(batch.episode_ids) for batch in await batches(server)] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(("mode", "importance"), [("sync", "ratio"), ("async", "truncated")])
+async def test_the_trainer_is_given_the_importance_that_the_mode_needs(
+    server: Running, mode: str, importance: str
+) -> None:
+    await server.roll(rollout={"mode": mode})
+    loop = server.service.coordinator.loop
+    assert loop is not None
+    plan = loop.run.boot_plan(server.run_dir, engine=False, trainer=True, checkpoint=None)
+    assert plan.algorithm.importance == importance
 
 
 async def test_a_call_goes_on_through_new_weights_and_knows_which_sampled_what(
@@ -201,28 +212,56 @@ async def test_what_would_be_too_old_is_dropped_if_that_is_the_policy(server: Ru
         await until_step(server, step + 1)
     dropped = await server.chat(old)
     assert dropped.status_code == 410
-    assert "more than 1 steps before step 2" in error_of(dropped)["message"]
+    assert "more than 1 steps older than those that step 3" in error_of(dropped)["message"]
     counters = (await server.http.get("/v1/status", headers=CONTROL)).json()["counters"]
     assert counters["aborted_late"] == 1
 
 
-async def test_what_is_too_old_is_context_if_it_is_carried_over(server: Running) -> None:
+async def test_a_batch_waits_for_a_slow_task_that_would_be_too_old_for_the_next_one(
+    server: Running,
+) -> None:
     rollout = {"mode": "async", "max_staleness": 1}
     await server.roll(rollout=rollout, batch={"tasks": 1, "episodes_per_task": 2})
-    old = [await server.claim("old"), await server.claim("old")]
-    for grant in old:
-        await server.chat(grant)
-    for step in range(3):
-        await task(server, f"new{step}")
-        await until_step(server, step + 1)
-    for reward, grant in enumerate(old):
-        assert (await server.chat(grant, "hello")).status_code == 200
-        await server.end(grant, float(reward))
-    await until_step(server, 4)
-    last = (await server.service.store.steps())[-1].metrics
-    assert last["tokens_stale"] == 18
-    assert last["staleness_max"] == 0.0
-    assert last["tokens_trained"] == 18
+    slow = [await server.claim("slow"), await server.claim("slow")]
+    await server.chat(slow[0])
+    await server.end(slow[0], 0.0)
+    # A quick task may overtake it, but a second one may not.
+    await task(server, "quick1")
+    await until_step(server, 1)
+    await task(server, "quick2")
+    status = (await server.http.get("/v1/status", headers=CONTROL)).json()
+    assert (status["step"], status["batch"]["ready"]) == (1, 1)
+    await server.chat(slow[1])
+    await server.end(slow[1], 1.0)
+    await until_step(server, 3)
+    made = await batches(server)
+    assert made[1].episode_ids == [grant["episode_id"] for grant in slow]
+    steps = [step.metrics for step in await server.service.store.steps()]
+    assert [step["staleness_max"] for step in steps] == [0.0, 1.0, 1.0]
+    assert [step["episodes_stale"] for step in steps] == [0.0, 0.0, 0.0]
+
+
+async def test_a_spare_task_is_carried_over_whole_and_trained_with_all_its_episodes(
+    server: Running,
+) -> None:
+    await server.roll(rollout={"spare_tasks": 1, "max_staleness": 1})
+    slow = [await server.claim("slow"), await server.claim("slow")]
+    await server.chat(slow[0])
+    await server.end(slow[0], 0.0)
+    await task(server, "a"), await task(server, "b")
+    await until_step(server, 1)
+    for name in "cd":
+        await task(server, name)
+    assert server.service.coordinator.step == 1
+    await server.chat(slow[1])
+    await server.end(slow[1], 1.0)
+    await until_step(server, 2)
+    first, second = await batches(server)
+    theirs = {grant["episode_id"] for grant in slow}
+    assert not theirs & set(first.episode_ids)
+    assert theirs <= set(second.episode_ids)
+    metrics = (await server.service.store.steps())[-1].metrics
+    assert (metrics["staleness_max"], metrics["episodes_stale"]) == (1.0, 0.0)
 
 
 async def test_a_batch_is_made_without_late_tasks_that_are_spare(server: Running) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ajet_core.interfaces import EpisodeRecord
@@ -17,7 +17,7 @@ from ajet_core.server.batching import BatchBuilder
 from ajet_core.server.places import ANY, Places
 from ajet_core.testing.samples import make_episode
 
-ASYNC = RolloutConfig(mode="async", max_staleness=2)
+ASYNC = RolloutConfig(mode="async", max_staleness=2, max_mean_staleness=None)
 HALVES = {"a": 0.5, "b": 0.5}
 
 _ids = itertools.count()
@@ -132,7 +132,9 @@ def test_rollouts_are_ahead_by_as_many_batches_as_their_tokens_may_be_old() -> N
     assert batch.admission("i") == "later"
 
 
-@pytest.mark.parametrize(("mean", "ahead"), [(None, 8), (1.0, 4), (1.5, 6), (0.5, 2), (0.01, 1)])
+@pytest.mark.parametrize(
+    ("mean", "ahead"), [(None, 8), (1.0, 4), (1.5, 6), (0.5, 2), (0.01, 1), (9.0, 8)]
+)
 def test_rollouts_are_no_further_ahead_than_a_batch_may_be_old_on_average(
     mean: float | None, ahead: int
 ) -> None:
@@ -372,7 +374,7 @@ def swarms(draw: st.DrawFn) -> tuple[BatchBuilder, list[str], st.DataObject]:
                 RolloutConfig(),
                 RolloutConfig(spare_tasks=1),
                 RolloutConfig(mode="async", max_staleness=1),
-                RolloutConfig(mode="async", max_staleness=3),
+                RolloutConfig(mode="async", max_staleness=3, max_mean_staleness=None),
                 RolloutConfig(mode="async", max_staleness=3, max_mean_staleness=0.4),
             ]
         )
@@ -438,3 +440,114 @@ def test_whatever_clients_do_there_is_a_way_to_the_next_batch(
             training = True
         if not (training or opened or len(silent) > batch.episodes_per_task):
             assert any(batch.takes(tag) for tag in tags)
+
+
+@st.composite
+def asynchronous(draw: st.DrawFn) -> tuple[BatchBuilder, RolloutConfig, list[str], st.DataObject]:
+    """A builder whose rollouts go on while a step is trained, and the tags of its clients."""
+    bound = draw(st.integers(1, 4))
+    mean = draw(st.sampled_from([None, 0.5, 1.0, 1.5, 4.0]))
+    rollout = RolloutConfig(mode="async", max_staleness=bound, max_mean_staleness=mean)
+    tags = draw(st.sampled_from([[""], ["a", "b"]]))
+    batch = batches(
+        draw(st.integers(2, 4)),
+        draw(st.integers(2, 3)),
+        rollout=rollout,
+        mixture={"a": 0.7, "b": 0.3} if len(tags) > 1 else None,
+        full_by=draw(st.sampled_from(["tasks", "episodes"])),
+    )
+    return batch, rollout, tags, draw(st.data())
+
+
+@settings(deadline=None)
+@given(asynchronous())
+def test_whatever_is_slow_no_batch_has_an_episode_that_is_older_than_the_bound(
+    run: tuple[BatchBuilder, RolloutConfig, list[str], st.DataObject],
+) -> None:
+    """Each client rolls out all episodes of a task, in any order and as slowly as can be; a failed one is tried again."""
+    batch, rollout, tags, data = run
+    version, training = 0, False
+    opened: list[EpisodeRecord] = []
+    born: dict[str, int] = {}
+    names = itertools.count()
+
+    def begin(group: str, tag: str) -> None:
+        assert batch.admission(group, tag) == "now"
+        made = make_episode(f"e{next(_ids)}", group=group)
+        opened.append(replace(made, tag=tag, claim_version=version))
+        batch.opened(opened[-1])
+        born[opened[-1].episode_id] = version
+
+    for _ in range(150):
+        what = data.draw(st.sampled_from(["begin", "end", "end", "fail", "train"]))
+        if what == "begin" and batch.takes(tag := data.draw(st.sampled_from(tags))):
+            group = f"{tag}{next(names)}"
+            for _ in range(batch.episodes_per_task):
+                if batch.admission(group, tag) == "now":
+                    begin(group, tag)
+        elif what in {"end", "fail"} and opened:
+            episode = opened.pop(data.draw(st.integers(0, len(opened) - 1)))
+            others = [e for e in opened if e.group == episode.group]
+            if what == "end" or not others:
+                batch.ended(replace(episode, state="ended", reward=0.0))
+            else:
+                batch.aborted(replace(episode, state="aborted", cause="error"))
+                begin(episode.group, episode.tag)
+        elif what == "train" and training:
+            version, training = version + 1, False
+            batch.trained()
+        if batch.is_full() and not training:
+            weights = batch.places.step - 1
+            ages = [weights - born.pop(episode) for episode in batch.take().ended]
+            assert max(ages) <= rollout.max_staleness
+            training = True
+
+
+@settings(deadline=None)
+@given(asynchronous())
+def test_clients_that_fall_silent_and_come_back_make_no_episode_too_old(
+    run: tuple[BatchBuilder, RolloutConfig, list[str], st.DataObject],
+) -> None:
+    """Their places are given away meanwhile, so that more is under way than a batch has places for."""
+    batch, rollout, _, data = run
+    assume(batch.places.mixture is None)
+    version, training = 0, False
+    opened: list[EpisodeRecord] = []
+    silent: list[EpisodeRecord] = []
+    born: dict[str, int] = {}
+    missed: set[str] = set()
+    names = itertools.count()
+    for _ in range(150):
+        what = data.draw(st.sampled_from(["begin", "end", "end", "silent", "heard", "train"]))
+        if what == "begin" and batch.takes(""):
+            group = f"g{next(names)}"
+            while batch.admission(group) == "now" and len(opened) < 40:
+                made = make_episode(f"e{next(_ids)}", group=group)
+                opened.append(replace(made, tag="", claim_version=version))
+                batch.opened(opened[-1])
+                born[opened[-1].episode_id] = version
+        elif what in {"end", "silent"} and opened:
+            episode = opened.pop(data.draw(st.integers(0, len(opened) - 1)))
+            if what == "end":
+                batch.ended(replace(episode, state="ended", reward=0.0))
+            else:
+                batch.silent(episode)
+                silent.append(episode)
+        elif what == "heard" and silent:
+            episode = silent.pop(data.draw(st.integers(0, len(silent) - 1)))
+            batch.heard(episode)
+            opened.append(episode)
+        elif what == "train" and training:
+            version, training = version + 1, False
+            batch.trained()
+            for episodes in (opened, silent):
+                for episode in [*episodes]:
+                    if episode.claim_version < version - rollout.max_staleness:
+                        episodes.remove(episode)
+                        batch.aborted(replace(episode, state="aborted", cause="late"))
+        if batch.is_full() and not training:
+            missed |= {episode.episode_id for episode in silent}
+            weights = batch.places.step - 1
+            ages = {e: weights - born[e] for e in batch.take().ended}
+            assert all(age <= rollout.max_staleness or e in missed for e, age in ages.items())
+            training = True

@@ -1,4 +1,4 @@
-"""What is too old is context, and is not trained."""
+"""An episode that is too old is left out as a whole; no episode is ever trained in part."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import RolloutConfig, RunConfig
 from ajet_core.server.staleness import keep_fresh
-from ajet_core.testing.samples import make_call
+from ajet_core.testing.samples import make_call, make_episode
 from ajet_core.timeline import Call
 
 
@@ -20,77 +21,55 @@ def sampled_by(*versions: int, call_id: str = "c", index: int = 0) -> Call:
     return replace(made, policy_versions=list(versions))
 
 
-def bounds(most: int = 2, mean: float | None = None) -> RolloutConfig:
-    return RolloutConfig(mode="async", max_staleness=most, max_mean_staleness=mean)
+def episodes(**calls: list[Call]) -> tuple[list[EpisodeRecord], dict[str, list[Call]]]:
+    return [make_episode(name) for name in calls], calls
 
 
-def test_the_first_tokens_of_a_call_become_part_of_its_prompt_when_they_are_too_old() -> None:
-    call = sampled_by(4, 4, 7, 8)
-    found = keep_fresh([[call]], 8, bounds())
-    ((kept,),) = found.calls
-    assert kept.token_ids == call.token_ids
-    assert kept.sampled_ids == call.sampled_ids[2:]
-    assert kept.logprobs == call.logprobs[2:]
-    assert kept.policy_versions == [7, 8]
-    assert found.trimmed == {"c"}
-    assert found.metrics() == {"staleness_mean": 0.5, "staleness_max": 1.0, "tokens_stale": 2.0}
-
-
-def test_a_call_that_is_too_old_as_a_whole_is_missing_and_a_fresh_one_is_itself() -> None:
-    old, new = sampled_by(1, 1), sampled_by(8, call_id="d")
-    found = keep_fresh([[old, new]], 8, bounds())
-    assert found.calls == [[new]]
-    assert (found.dropped, found.trimmed) == (2, frozenset())
-
-
-def test_what_weights_sampled_that_were_lost_in_a_crash_is_not_older_than_now() -> None:
-    found = keep_fresh([[sampled_by(9, 9)]], 8, bounds())
-    assert found.metrics()["staleness_max"] == 0.0
-    assert found.dropped == 0
-
-
-def test_the_mean_bound_leaves_the_oldest_out_first() -> None:
-    calls = [[sampled_by(6, 6, 7, 8, 8)]]
-    assert keep_fresh(calls, 8, bounds(2, 1.0)).dropped == 0
-    found = keep_fresh(calls, 8, bounds(2, 0.5))
+def test_an_episode_with_one_token_that_is_too_old_is_left_out_as_a_whole() -> None:
+    records, calls = episodes(
+        old=[sampled_by(5, 6), sampled_by(8, 8, index=1)], young=[sampled_by(6, 8)], silent=[]
+    )
+    found = keep_fresh(records, calls, 8, 2)
+    assert [record.episode_id for record in found.episodes] == ["young", "silent"]
+    assert [record.episode_id for record in found.stale] == ["old"]
     assert found.metrics() == {
-        "staleness_mean": pytest.approx(1 / 3),
-        "staleness_max": 1.0,
-        "tokens_stale": 2.0,
+        "staleness_mean": 1.0,
+        "staleness_max": 2.0,
+        "episodes_stale": 1.0,
+        "tokens_stale": 4.0,
     }
 
 
-def test_the_mean_bound_leaves_out_no_more_than_it_must() -> None:
-    old, new = [sampled_by(7, 7, call_id=f"old{i}") for i in range(4)], sampled_by(8, 8)
-    found = keep_fresh([old, [new]], 8, bounds(2, 0.75))
-    assert found.calls == [old[1:], [new]]
-    assert found.metrics() == {"staleness_mean": 0.75, "staleness_max": 1.0, "tokens_stale": 2.0}
-
-
-versions = st.lists(st.integers(0, 12), max_size=8)
+def test_what_weights_sampled_that_were_lost_in_a_crash_is_not_older_than_now() -> None:
+    found = keep_fresh(*episodes(e=[sampled_by(9, 9)]), 8, 0)
+    assert found.metrics()["staleness_max"] == 0.0
+    assert not found.stale
 
 
 @given(
-    st.lists(st.lists(versions, max_size=4), max_size=4),
-    st.integers(1, 6),
-    st.floats(0.1, 6) | st.none(),
+    st.lists(st.lists(st.lists(st.integers(0, 12), max_size=8), max_size=4), max_size=4),
+    st.integers(0, 6),
 )
-def test_no_token_and_no_batch_is_older_than_the_bounds(
-    episodes: list[list[list[int]]], most: int, mean: float | None
+def test_no_trained_token_is_older_than_the_bound_and_no_episode_is_trained_in_part(
+    versions: list[list[list[int]]], most: int
 ) -> None:
-    rollout = bounds(most, None if mean is None else min(mean, most))
-    calls = [
-        [sampled_by(*v, call_id=f"{i}-{j}", index=j) for j, v in enumerate(made)]
-        for i, made in enumerate(episodes)
+    records, calls = episodes(
+        **{
+            str(i): [sampled_by(*v, call_id=f"{i}-{j}", index=j) for j, v in enumerate(made)]
+            for i, made in enumerate(versions)
+        }
+    )
+    found = keep_fresh(records, calls, 10, most)
+    ages = [
+        max(0, 10 - version)
+        for record in found.episodes
+        for call in calls[record.episode_id]
+        for version in call.policy_versions
     ]
-    found = keep_fresh(calls, 10, rollout)
-    ages = [max(0, 10 - v) for made in found.calls for c in made for v in c.policy_versions]
     assert all(age <= most for age in ages)
-    if rollout.max_mean_staleness is not None and ages:
-        assert sum(ages) / len(ages) <= rollout.max_mean_staleness * (1 + 1e-9)
-    sampled = sum(len(v) for made in episodes for v in made)
-    assert sampled == found.dropped + len(ages)
     assert found.staleness.total() == len(ages)
+    assert sorted([*found.episodes, *found.stale], key=records.index) == records
+    assert found.stale_tokens + len(ages) == sum(len(v) for made in versions for v in made)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +80,6 @@ def test_no_token_and_no_batch_is_older_than_the_bounds(
         ({"mode": "async", "spare_tasks": 1}, "spare_tasks is for mode sync"),
         ({"mode": "async", "drain_seconds": 1}, "drain_seconds is for mode sync"),
         ({"max_staleness": 0}, "set late to drop"),
-        ({"max_mean_staleness": 0}, "set late to drop"),
-        ({"max_staleness": 2, "max_mean_staleness": 3}, "bounds nothing"),
     ],
 )
 def test_bounds_that_leave_nothing_to_train_are_refused(

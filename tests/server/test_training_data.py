@@ -100,6 +100,55 @@ def test_episodes_in_different_minibatches_share_no_tree() -> None:
     assert len(data.batch.trees) == 2
 
 
+ASYNC = {"mode": "async", "max_staleness": 2}
+
+
+def weight(data: TrainingData) -> float:
+    """The sum of the advantages of all trained tokens."""
+    return sum(call.advantage * len(call.logprobs) for call in data.batch.calls)
+
+
+@pytest.mark.parametrize(
+    ("config", "balanced"),
+    [
+        ({}, False),
+        ({"rollout": ASYNC}, True),
+        ({"rollout": ASYNC, "algorithm": {"importance": "ratio"}}, False),
+        ({"algorithm": {"importance": "truncated"}}, True),
+    ],
+)
+def test_a_run_on_samples_of_earlier_weights_has_no_more_to_unlearn_than_to_learn(
+    config: dict[str, Any], balanced: bool
+) -> None:
+    # A long failure and a short success.
+    made = talks("x", turns=3) | talks("y", turns=1)
+    data = prepare(made, **config)
+    assert any(call.advantage for call in data.batch.calls)
+    assert (weight(data) == pytest.approx(0, abs=1e-9)) == balanced
+
+
+def test_a_task_is_compared_with_what_is_trained_of_it_where_an_episode_is_too_old() -> None:
+    made = talks("x", "y", "old")
+    made["old"] = [replace(call, policy_versions=[0, 1, 1]) for call in made["old"]]
+    made |= {n: [replace(c, policy_versions=[3] * 3) for c in made[n]] for n in ("x", "y")}
+    records = [record("x", 0.0), record("y", 1.0), record("old", 9.0)]
+    data = training_data(
+        "batch",
+        4,
+        records,
+        made,
+        config=RunConfig.model_validate(
+            {"model": {"path": "m"}, "rollout": ASYNC, "algorithm": {"advantage": "group_mean"}}
+        ),
+        merger=TrieMerger(ComponentSettings(), WorkerContext(Path())),
+        trainer=TREES,
+    )
+    assert [episode.episode_id for episode in data.batch.episodes] == ["x", "y"]
+    assert {round(call.advantage, 9) for call in data.batch.calls} == {-0.5, 0.5}
+    assert (data.metrics()["episodes_stale"], data.metrics()["tokens_stale"]) == (1, 9)
+    assert data.findings["stale"].startswith("1 of 3 episodes (old) have tokens older than")
+
+
 def test_advantages_are_of_the_calls() -> None:
     records = [
         record("x", 1.0, call_rewards={"x-1": 3.0}, agent_rewards={"agent-0": 2.0}),
@@ -110,13 +159,13 @@ def test_advantages_are_of_the_calls() -> None:
         records,
         algorithm={"advantage": "group_mean", "discount": 0.5},
     )
-    # Call rewards 3 and 1 are 1 and -1 around their mean; agent-0 made the first call of each episode and has
-    # 1 and -1 of its own, agent-1 the episode's 0.5 and -0.5.
+    # Returns-to-go 1.5 and 1 of the first calls, 3 and 0 of the second ones, around their means; agent-0
+    # made the first call of each episode and has 1 and -1 of its own, agent-1 the episode's 0.5 and -0.5.
     assert {c.call_id: c.advantage for c in data.batch.calls} == {
-        "x-0": 1.0 + 0.5 * 1.0,
-        "x-1": 0.5 + 1.0,
-        "y-0": -1.0 - 1.0,
-        "y-1": -0.5,
+        "x-0": 1.0 + 0.25,
+        "x-1": 0.5 + 1.5,
+        "y-0": -1.0 - 0.25,
+        "y-1": -0.5 - 1.5,
     }
 
 

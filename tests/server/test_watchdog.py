@@ -33,6 +33,7 @@ def test_a_server_at_work_has_no_findings() -> None:
 def test_no_client() -> None:
     found = only(IDLE)
     assert (found.code, found.stuck, found.seconds) == ("no_client", True, 70.0)
+    assert "3 of 8 tasks, and is trained once clients have rolled out 5 more" in found.message
     early = only(replace(IDLE, still=20.0))
     assert (early.code, early.stuck) == ("no_client", False)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet_core.server.rendering.messages import ChatMessage, ToolCall, as_json
-from ajet_core.server.rendering.renderer import Parsed, ParsedCall
+from ajet_core.server.rendering.parsing import Parsed, ParsedCall
 
 TokenHex = Callable[[int], str]
 """Random hex text from a number of bytes, as `secrets.token_hex`."""
@@ -28,11 +28,13 @@ class Answer:
     """An assistant message.
 
     :param content: "" if there is only reasoning or tool calls.
+    :param malformed: attempts at a tool call that cannot be run, and are shown in `content` instead.
     """
 
     content: str
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    malformed: int = 0
 
     @property
     def message(self) -> ChatMessage:
@@ -79,7 +81,8 @@ def make_answer(parsed: Parsed, *, tools_offered: bool, token_hex: TokenHex) -> 
         taken.add(call_id)
         calls.append(ToolCall(call_id, call.name, arguments))
     content = "\n".join(text for text in texts if text)
-    return Answer(content, parsed.reasoning, tuple(calls))
+    malformed = len(parsed.malformed) + len(parsed.calls) - len(calls) if tools_offered else 0
+    return Answer(content, parsed.reasoning, tuple(calls), malformed)
 
 
 def _arguments_text(call: ParsedCall) -> str | None:

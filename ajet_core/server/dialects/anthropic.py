@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ajet_core.errors import AjetError
+from ajet_core.errors import AjetError, ContextLengthError
 from ajet_core.server.dialects.answer import Answer
 from ajet_core.server.dialects.anthropic_request import read_messages_request
-from ajet_core.server.dialects.dialect import Asked, Dialect, event
+from ajet_core.server.dialects.dialect import Asked, Dialect, StreamWriter, event
 from ajet_core.server.dialects.events import CallDelta, Choice, Delta, Event, Grown, Started
 from ajet_core.server.dialects.exchange import Exchange, Session
 from ajet_core.server.dialects.json_text import object_text
@@ -32,6 +32,7 @@ class AnthropicDialect(Dialect):
     """``POST /v1/messages``."""
 
     summary = "Anthropic messages"
+    heartbeat = event(b'{"type":"ping"}', "ping")
 
     def read(self, body: bytes, session: Session) -> AskedMessages:  # noqa: ARG002
         """Understand a body."""
@@ -46,7 +47,7 @@ class AnthropicDialect(Dialect):
         kind = _KINDS.get(error.status)
         if kind is None:
             kind = "invalid_request_error" if error.status < 500 else "api_error"
-        return {"type": "error", "error": {"type": kind, "message": error.message}}
+        return {"type": "error", "error": {"type": kind, "message": _message_of(error)}}
 
     def error_event(self, error: AjetError, position: int) -> bytes:  # noqa: ARG002
         """The SDK raises on it."""
@@ -64,31 +65,9 @@ class AskedMessages(Asked):
         message["usage"] = _usage(exchange, len(choice.generation.sampled_ids))
         return object_text(message)
 
-    async def stream(
-        self, exchange: Exchange, events: AsyncIterator[Event]
-    ) -> AsyncGenerator[bytes, None]:
+    def writer(self, exchange: Exchange) -> MessageWriter:
         """From ``message_start`` to ``message_stop``."""
-        blocks = _Blocks()
-        async for happened in events:
-            match happened:
-                case Started():
-                    message = _message(exchange, []) | {"usage": _usage(exchange, 1)}
-                    message |= {"stop_reason": None, "stop_sequence": None}
-                    yield _sse("message_start", message=message)
-                case Grown(_, delta):
-                    for line in blocks.grown(delta):
-                        yield line
-                case Choice(_, generation, answer, _, rest):
-                    for line in blocks.grown(rest):
-                        yield line
-                    if not (answer.content or answer.tool_calls):
-                        for line in blocks.text():
-                            yield line
-                    for line in blocks.closed():
-                        yield line
-                    usage = {"output_tokens": len(generation.sampled_ids)}
-                    yield _sse("message_delta", delta=_end(happened), usage=usage)
-                    yield _sse("message_stop")
+        return MessageWriter(exchange)
 
 
 @dataclass(slots=True)
@@ -144,6 +123,46 @@ class _Blocks:
 
     def _more(self, delta: dict[str, Any]) -> bytes:
         return _sse("content_block_delta", index=self._index, delta=delta)
+
+
+@dataclass(slots=True)
+class MessageWriter(StreamWriter):
+    """Writes the events of a message."""
+
+    exchange: Exchange
+    _blocks: _Blocks = field(default_factory=_Blocks)
+
+    def write(self, happened: Event) -> Iterator[bytes]:
+        """The events of the message's blocks, and of its beginning and end."""
+        exchange, blocks = self.exchange, self._blocks
+        match happened:
+            case Started():
+                message = _message(exchange, []) | {"usage": _usage(exchange, 1)}
+                message |= {"stop_reason": None, "stop_sequence": None}
+                yield _sse("message_start", message=message)
+            case Grown(_, delta):
+                yield from blocks.grown(delta)
+            case Choice(_, generation, answer, _, rest):
+                yield from blocks.grown(rest)
+                if not (answer.content or answer.tool_calls):
+                    yield from blocks.text()
+                yield from blocks.closed()
+                usage = {"output_tokens": len(generation.sampled_ids)}
+                yield _sse("message_delta", delta=_end(happened), usage=usage)
+                yield _sse("message_stop")
+
+    def heartbeat(self) -> Iterator[bytes]:
+        """An event ``ping``."""
+        yield AnthropicDialect.heartbeat
+
+
+def _message_of(error: AjetError) -> str:
+    """The error's message; of a prompt that is too long in Anthropic's words, which programs look for to compact."""
+    if not isinstance(error, ContextLengthError) or error.prompt_tokens is None:
+        return error.message
+    # An answer needs one token at least.
+    most = (error.max_context or 0) - 1
+    return f"prompt is too long: {error.prompt_tokens} tokens > {most} maximum"
 
 
 def _sse(name: str, **content: Any) -> bytes:

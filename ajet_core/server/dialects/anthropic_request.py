@@ -34,14 +34,17 @@ _MAX_TOOLS = 1024
 # Blocks are paragraphs of their own.
 _BETWEEN_BLOCKS = "\n\n"
 
+_EDITING = "context_management"
 _REFUSED: Neutral = {
     "container": (),
-    "context_management": (),
     "mcp_servers": ([],),
 }
 _INSTEAD = {
     "mcp_servers": "call them from the agent, and offer their tools",
 }
+# The edit of a conversation that may leave all of it as it is, and how that is said.
+_CLEAR_THINKING = "clear_thinking_20251015"
+_KEEP_ALL = ("all", {"type": "all"})
 # The forms of a tool that the client runs itself.
 _OWN_TOOLS = (None, "custom")
 
@@ -74,6 +77,7 @@ def read_messages_request(body: bytes) -> ModelRequest:
         raise request_error(error) from error
     extra = parsed.model_extra or {}
     refuse_unsupported(extra, _REFUSED, _INSTEAD)
+    _refuse_editing(extra.get(_EDITING))
     tools = _tools(parsed.tools or ())
     choice = _choice(parsed.tool_choice or {})
     return ModelRequest(
@@ -92,16 +96,48 @@ def read_messages_request(body: bytes) -> ModelRequest:
         ignored=(
             *ignored_names(extra, _REFUSED),
             *tools.unknown,
-            *_without_effect(parsed.messages),
+            *_without_effect(parsed),
         ),
     )
 
 
-def _without_effect(messages: Sequence[Any]) -> Iterator[str]:
-    """Names of what templates have no place for: that a tool failed has to be said in its result."""
-    blocks = (block for message in messages for block in _listed(message.get("content")))
+def _refuse_editing(settings: Any) -> None:
+    """Refuse to edit the conversation; settings that leave all of it as it is are no edit.
+
+    :raises UnsupportedError: something would be taken out of the conversation.
+    """
+    if settings is None:
+        return
+    if not isinstance(settings, dict):
+        wrong(_EDITING, "an object")
+    edits = settings.get("edits")
+    if not isinstance(edits, list | None):
+        wrong(f"{_EDITING}.edits", "a list of edits")
+    for i, edit in enumerate(edits or ()):
+        if not (isinstance(edit, dict) and edit.get("type") == _CLEAR_THINKING):
+            kind = edit.get("type") if isinstance(edit, dict) else edit
+            raise UnsupportedError(
+                f"{_EDITING}.edits[{i}]: {str(kind)[:40]!r} is not supported: this server does not edit "
+                "conversations; leave the edit out and shorten the messages in the agent",
+                param=_EDITING,
+            )
+        if edit.get("keep") not in _KEEP_ALL:
+            raise UnsupportedError(
+                f'{_EDITING}.edits[{i}].keep: only "all" is supported: this server does not remove thinking '
+                "from conversations",
+                param=_EDITING,
+            )
+
+
+def _without_effect(body: _Body) -> Iterator[str]:
+    """Names of what is understood and does nothing here."""
+    # Templates have no place for it: that a tool failed has to be said in its result.
+    blocks = (block for message in body.messages for block in _listed(message.get("content")))
     if any(block.get("type") == "tool_result" and block.get("is_error") for block in blocks):
         yield "tool_result.is_error"
+    for name, value in (body.output_config or {}).items():
+        if name != "format" and value is not None:
+            yield from ignored_names({f"output_config.{name}": value}, {})
 
 
 def _listed(content: Any) -> list[dict[str, Any]]:

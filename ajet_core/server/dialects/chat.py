@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from ajet_core.server.dialects.chat_json import (
     usage_json,
 )
 from ajet_core.server.dialects.chat_request import read_chat_request
-from ajet_core.server.dialects.dialect import Asked, Dialect, event
+from ajet_core.server.dialects.dialect import COMMENT, Asked, Dialect, StreamWriter, event
 from ajet_core.server.dialects.events import Choice, Event, Grown, Started
 from ajet_core.server.dialects.exchange import Exchange, Session
 from ajet_core.server.dialects.generation import Generation
@@ -63,51 +64,62 @@ class AskedChat(Asked):
             completion, choices=list_text([choice_json(request, choice) for choice in choices])
         )
 
-    async def stream(
-        self, exchange: Exchange, events: AsyncIterator[Event]
-    ) -> AsyncGenerator[bytes, None]:
+    def writer(self, exchange: Exchange) -> ChatWriter:
         """``chat.completion.chunk`` after chunk."""
-        async for chunk in _Chunks(exchange).of(events):
-            yield event(chunk)
-        yield _DONE
+        return ChatWriter(exchange)
 
 
 @dataclass(slots=True)
-class _Chunks:
-    """The chunks of one answer."""
+class ChatWriter(StreamWriter):
+    """Writes the chunks of one answer."""
 
     exchange: Exchange
     _generations: list[Generation] = field(default_factory=list)
     _writers: dict[int, ChoiceWriter] = field(default_factory=dict)
+    _complete: set[int] = field(default_factory=set)
 
-    async def of(self, events: AsyncIterator[Event]) -> AsyncGenerator[bytes, None]:
+    def write(self, happened: Event) -> Iterator[bytes]:
+        """The chunks of a choice."""
         request = self.exchange.request
-        async for happened in events:
-            writer = self._writers.get(happened.choice)
-            match happened:
-                case Started(choice, generation):
-                    self._generations.append(generation)
-                    writer = self._writers[choice] = ChoiceWriter(request, choice, generation)
-                    prompt = (
-                        {"prompt_token_ids": self.exchange.prompt.ids}
-                        if request.return_token_ids
-                        else {}
-                    )
-                    yield self._chunk(writer.choice({"role": "assistant"}), **prompt)
-                case Grown(_, delta):
-                    assert writer is not None, "a choice starts before it grows"
-                    if delta.calls:
-                        for part in rest_json(delta, empty=False):
-                            yield self._chunk(writer.choice(part))
-                    elif delta or writer.has_tokens:
-                        yield self._chunk(writer.choice(delta_json(delta)))
-                case Choice(_, _, answer, reason, rest):
-                    assert writer is not None, "a choice starts before it ends"
-                    for part in rest_json(rest, empty=not (answer.content or answer.tool_calls)):
+        writer = self._writers.get(happened.choice)
+        match happened:
+            case Started(choice, generation):
+                self._generations.append(generation)
+                writer = self._writers[choice] = ChoiceWriter(request, choice, generation)
+                prompt = (
+                    {"prompt_token_ids": self.exchange.prompt.ids}
+                    if request.return_token_ids
+                    else {}
+                )
+                yield self._chunk(writer.choice({"role": "assistant"}), **prompt)
+            case Grown(_, delta):
+                assert writer is not None, "a choice starts before it grows"
+                if delta.calls:
+                    for part in rest_json(delta, empty=False):
                         yield self._chunk(writer.choice(part))
-                    yield self._chunk(writer.choice({}, reason))
-        if request.include_usage:
+                elif delta or writer.has_tokens:
+                    yield self._chunk(writer.choice(delta_json(delta)))
+            case Choice(choice, _, answer, reason, rest):
+                assert writer is not None, "a choice starts before it ends"
+                for part in rest_json(rest, empty=not (answer.content or answer.tool_calls)):
+                    yield self._chunk(writer.choice(part))
+                yield self._chunk(writer.choice({}, reason))
+                self._complete.add(choice)
+
+    def heartbeat(self) -> Iterator[bytes]:
+        """A chunk whose delta is empty: unlike a comment, programs see it, and go on waiting."""
+        index = next(i for i in itertools.count() if i not in self._complete)
+        if index < self.exchange.request.n:
+            choice = {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
+            yield self._chunk(object_text(choice))
+        else:
+            yield COMMENT
+
+    def end(self) -> Iterator[bytes]:
+        """The tokens used, if they are wanted, and the mark of the end."""
+        if self.exchange.request.include_usage:
             yield self._chunk(usage=usage_json(self.exchange, self._generations))
+        yield _DONE
 
     def _chunk(self, *choices: bytes, **more: Any) -> bytes:
         exchange = self.exchange
@@ -119,4 +131,4 @@ class _Chunks:
         }
         if exchange.request.include_usage:
             chunk["usage"] = None
-        return object_text({**chunk, **more}, choices=list_text(choices))
+        return event(object_text({**chunk, **more}, choices=list_text(choices)))

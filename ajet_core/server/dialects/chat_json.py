@@ -43,9 +43,12 @@ def rest_json(rest: Delta, *, empty: bool) -> list[dict[str, Any]]:
     if rest.content or empty:
         deltas.append({"content": rest.content})
     for call in rest.calls:
+        filled = {"index": call.index, "function": {"arguments": call.arguments}}
+        if call.id is None:
+            deltas.append({"tool_calls": [filled]})
+            continue
         function = {"name": call.name, "arguments": ""}
         opened = {"index": call.index, "id": call.id, "type": "function", "function": function}
-        filled = {"index": call.index, "function": {"arguments": call.arguments}}
         deltas += ({"tool_calls": [opened]}, {"tool_calls": [filled]})
     return deltas
 

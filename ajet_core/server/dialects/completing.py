@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -25,13 +26,22 @@ from ajet_core.server.dialects.recording import CallRecorder
 from ajet_core.server.dialects.request import ModelRequest
 from ajet_core.server.dialects.stopping import StopScanner
 from ajet_core.server.rendering.messages import ChatMessage, without_names
+from ajet_core.server.rendering.parsing import Parsed
 from ajet_core.server.rendering.prompting import Prompt, Written
 from ajet_core.server.rendering.renderer import ChatRenderer
 
 T = TypeVar("T")
 
+_log = logging.getLogger("ajet.server")
+
 # Threads that make prompts of long requests.
 _RENDERING_AT_ONCE = 2
+
+_UNREAD_CALLS = (
+    "agents offer tools, but get the model's tool calls as text: no known parser reads what its chat template writes "
+    "for a call. Set model.renderer to the family whose format the model was trained on, or put a chat template that "
+    "writes calls in a known format into the model directory"
+)
 
 Begun = Exchange | Callable[[], Awaitable[Exchange]]
 """An exchange; or, if making its prompt takes long, what makes it without stopping the event loop."""
@@ -42,6 +52,7 @@ class CompletionService:
 
     :param model_name: what answers say the model is, whatever the request called it.
     :param clock: unix seconds.
+    :ivar unread_calls: why calls of tools that were offered are not told from text, "" if none were or they are.
     :param token_hex: source of the random ids of completions and tool calls.
     """
 
@@ -64,6 +75,7 @@ class CompletionService:
         self._clock = clock
         self._token_hex = token_hex
         self._recorder = CallRecorder(renderer)
+        self.unread_calls = ""
         self._constraints = Constraints(renderer)
         # They share the interpreter with the event loop, which is to have its part of it.
         self._rendering = asyncio.Semaphore(_RENDERING_AT_ONCE)
@@ -74,11 +86,12 @@ class CompletionService:
         """Make the prompt.
 
         :param agent: name of the agent that asks.
-        :raises ContextLengthError: prompt and completion do not fit into the model's context.
+        :raises ContextLengthError: the prompt leaves no room for an answer in the model's context.
         :raises UnsupportedError: the engine cannot do what is asked.
         :raises RequestError: the model's template cannot express the messages.
         """
         self._check_engine(request)
+        self._note_tools(request)
         grammar = self._grammar(request)
         if request.prompt is not None:
             prompt = session.index.raw(self._raw_ids(request.prompt))
@@ -147,6 +160,11 @@ class CompletionService:
             return without_names(request.messages)
         return request.messages
 
+    def _note_tools(self, request: ModelRequest) -> None:
+        if request.tools and not self._renderer.reads_calls and not self.unread_calls:
+            self.unread_calls = _UNREAD_CALLS
+            _log.warning("%s", _UNREAD_CALLS)
+
     def _check_engine(self, request: ModelRequest) -> None:
         if request.seed is not None and not self._capabilities.seed:
             raise UnsupportedError(
@@ -202,7 +220,8 @@ class CompletionService:
         prompt: Prompt,
         grammar: str,
     ) -> Exchange:
-        self._check_context(len(prompt.ids), request.max_tokens)
+        room = self._room(len(prompt.ids))
+        limits = (room, request.max_tokens, request.most_tokens)
         created_at = self._clock()
         # Names that begin with the time lie together in a store's index; random ones each touch a page of their own.
         milliseconds = int(created_at * 1000)
@@ -210,6 +229,7 @@ class CompletionService:
             session=session,
             request=request,
             prompt=prompt,
+            max_tokens=min(limit for limit in limits if limit is not None),
             grammar=grammar,
             record=record,
             agent=agent,
@@ -218,28 +238,23 @@ class CompletionService:
             created_at=created_at,
         )
 
-    def _check_context(self, prompt: int, completion: int | None) -> None:
+    def _room(self, prompt: int) -> int:
+        """Tokens that the context has left for an answer; at least 1."""
         limit = self._info.max_context
         if prompt >= limit:
             raise ContextLengthError(
                 f"This model's maximum context length is {limit} tokens. However, your messages "
                 f"resulted in {prompt} tokens. Please reduce the length of the messages.",
                 param="messages",
+                prompt_tokens=prompt,
+                max_context=limit,
             )
-        if completion is not None and prompt + completion > limit:
-            raise ContextLengthError(
-                f"This model's maximum context length is {limit} tokens. However, you requested "
-                f"{prompt + completion} tokens ({prompt} in the messages, {completion} in the "
-                "completion). Please reduce the length of the messages or completion.",
-                param="max_tokens",
-            )
+        return limit - prompt
 
     def _generation(self, exchange: Exchange, choice: int) -> Generation:
         request = exchange.request
-        prompt_ids = exchange.prompt.ids
-        max_tokens = request.max_tokens or self._info.max_context - len(prompt_ids)
         sampling = SamplingParams(
-            max_tokens=min(max_tokens, request.most_tokens or max_tokens),
+            max_tokens=exchange.max_tokens,
             temperature=request.temperature,
             top_p=request.top_p,
             top_k=request.top_k,
@@ -253,7 +268,7 @@ class CompletionService:
         )
         asked = GenerateRequest(
             request_id=exchange.call_id(choice),
-            prompt_ids=prompt_ids,
+            prompt_ids=exchange.prompt.ids,
             sampling=sampling,
             stream=request.stream or bool(request.stop),
         )
@@ -276,7 +291,7 @@ class CompletionService:
         answers = [self._answer(exchange, generation) for generation in generations]
         pairs = list(zip(generations, answers, strict=True))
         await asyncio.gather(
-            *(self._recorder.finished(exchange, one, answer.message) for one, answer in pairs)
+            *(self._recorder.finished(exchange, one, answer) for one, answer in pairs)
         )
         return [
             Choice(i, generation, answer, _reason(generation, answer))
@@ -298,16 +313,23 @@ class CompletionService:
             # What was sent before an error counts no more than what was sent to somebody who hung up.
             await self._recorder.aborted(exchange, generation)
             raise
-        answer = deltas.given(self._answer(exchange, generation))
-        await self._recorder.finished(exchange, generation, answer.message)
+        answer = deltas.given(self._parsed(exchange, generation))
+        await self._recorder.finished(exchange, generation, answer)
+        if last := deltas.completed(answer):
+            yield Grown(choice, last)
         yield Choice(choice, generation, answer, _reason(generation, answer), deltas.rest(answer))
 
     def _answer(self, exchange: Exchange, generation: Generation) -> Answer:
+        offered = exchange.request.tools is not None
+        parsed = self._parsed(exchange, generation)
+        return make_answer(parsed, tools_offered=offered, token_hex=self._token_hex)
+
+    def _parsed(self, exchange: Exchange, generation: Generation) -> Parsed:
         if exchange.request.prompt is not None:
-            return Answer(self._renderer.decode(generation.text_ids()))
-        tools = exchange.request.tools
-        parsed = self._renderer.parse(generation.visible_ids(), exchange.prompt.ids, tools)
-        return make_answer(parsed, tools_offered=tools is not None, token_hex=self._token_hex)
+            return Parsed(self._renderer.decode(generation.text_ids()))
+        return self._renderer.parse(
+            generation.visible_ids(), exchange.prompt.ids, exchange.request.tools
+        )
 
 
 async def _finishing(work: Coroutine[Any, Any, T]) -> T:

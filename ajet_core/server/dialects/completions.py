@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_core.errors import AjetError
@@ -12,7 +12,7 @@ from ajet_core.server.dialects.completions_request import (
     CompletionsBody,
     read_completions_request,
 )
-from ajet_core.server.dialects.dialect import Asked, Dialect, event
+from ajet_core.server.dialects.dialect import COMMENT, Asked, Dialect, StreamWriter, event
 from ajet_core.server.dialects.events import Choice, Event, Grown, Started
 from ajet_core.server.dialects.exchange import Exchange, Session
 from ajet_core.server.dialects.generation import Generation
@@ -47,53 +47,24 @@ class AskedText(Asked):
     def whole(self, exchange: Exchange, choices: Sequence[Choice]) -> bytes:
         """A ``text_completion``."""
         texts = [
-            self._choice(
+            self.choice(
                 exchange,
                 choice.choice,
                 choice.generation,
-                self._echoed(choice.generation) + choice.answer.content,
+                self.echoed(choice.generation) + choice.answer.content,
                 choice.finish_reason,
             )
             for choice in choices
         ]
         usage = usage_json(exchange, [choice.generation for choice in choices])
-        return object_text({**self._completion(exchange), "usage": usage}, choices=list_text(texts))
+        return object_text({**self.completion(exchange), "usage": usage}, choices=list_text(texts))
 
-    async def stream(
-        self, exchange: Exchange, events: AsyncIterator[Event]
-    ) -> AsyncGenerator[bytes, None]:
+    def writer(self, exchange: Exchange) -> TextWriter:
         """Completion after completion, each with more text."""
-        generations: dict[int, Generation] = {}
-        written: dict[int, int] = {}
-        for_usage = {"usage": None} if self.request.include_usage else {}
+        return TextWriter(self, exchange)
 
-        def chunk(choice: int, text: str, reason: str | None = None) -> bytes:
-            generation = generations[choice]
-            start, written[choice] = written[choice], len(generation.sampled_ids)
-            told = self._choice(exchange, choice, generation, text, reason, start)
-            return event(
-                object_text({**self._completion(exchange), **for_usage}, choices=list_text([told]))
-            )
-
-        async for happened in events:
-            match happened:
-                case Started(choice, generation):
-                    generations[choice], written[choice] = generation, 0
-                    if self.body.echo:
-                        yield chunk(choice, self._echoed(generation))
-                case Grown(choice, delta):
-                    told = self.request.logprobs or self.request.return_token_ids
-                    fresh = len(generations[choice].sampled_ids) > written[choice]
-                    if delta.content or (told and fresh):
-                        yield chunk(choice, delta.content)
-                case Choice(choice, _, _, reason, rest):
-                    yield chunk(choice, rest.content, reason)
-        if self.request.include_usage:
-            usage = usage_json(exchange, list(generations.values()))
-            yield event(object_text({**self._completion(exchange), "choices": [], "usage": usage}))
-        yield event(b"[DONE]")
-
-    def _completion(self, exchange: Exchange) -> dict[str, Any]:
+    def completion(self, exchange: Exchange) -> dict[str, Any]:
+        """What all chunks have in common."""
         return {
             "id": exchange.completion_id,
             "object": "text_completion",
@@ -101,7 +72,7 @@ class AskedText(Asked):
             "model": exchange.model_name,
         }
 
-    def _choice(  # noqa: PLR0917 - the fields of a choice
+    def choice(  # noqa: PLR0917 - the fields of a choice
         self,
         exchange: Exchange,
         index: int,
@@ -110,6 +81,7 @@ class AskedText(Asked):
         finish_reason: str | None,
         start: int = 0,
     ) -> bytes:
+        """JSON of a choice, with its tokens from `start` on."""
         choice: dict[str, Any] = {"index": index, "text": text, "finish_reason": finish_reason}
         choice["logprobs"] = generation.legacy_logprobs(start) if self.request.logprobs else None
         if self.request.return_token_ids:
@@ -117,7 +89,55 @@ class AskedText(Asked):
             choice["prompt_token_ids"] = exchange.prompt.ids if start == 0 else None
         return object_text(choice)
 
-    def _echoed(self, generation: Generation) -> str:
+    def echoed(self, generation: Generation) -> str:
+        """The prompt's text, if it is wanted."""
         if not self.body.echo:
             return ""
         return generation.renderer.decode(generation.request.prompt_ids)
+
+
+@dataclass(slots=True)
+class TextWriter(StreamWriter):
+    """Writes the completions of one answer."""
+
+    asked: AskedText
+    exchange: Exchange
+    _generations: dict[int, Generation] = field(default_factory=dict)
+    _written: dict[int, int] = field(default_factory=dict)
+
+    def write(self, happened: Event) -> Iterator[bytes]:
+        """The completions of a choice."""
+        match happened:
+            case Started(choice, generation):
+                self._generations[choice], self._written[choice] = generation, 0
+                if self.asked.body.echo:
+                    yield self._more(choice, self.asked.echoed(generation))
+            case Grown(choice, delta):
+                request = self.exchange.request
+                told = request.logprobs or request.return_token_ids
+                fresh = len(self._generations[choice].sampled_ids) > self._written[choice]
+                if delta.content or (told and fresh):
+                    yield self._more(choice, delta.content)
+            case Choice(choice, _, _, reason, rest):
+                yield self._more(choice, rest.content, reason)
+
+    def heartbeat(self) -> Iterator[bytes]:
+        """A comment: a completion without text would be one more part of the answer to some programs."""
+        yield COMMENT
+
+    def end(self) -> Iterator[bytes]:
+        """The tokens used, if they are wanted, and the mark of the end."""
+        if self.exchange.request.include_usage:
+            usage = usage_json(self.exchange, list(self._generations.values()))
+            completion = self.asked.completion(self.exchange)
+            yield event(object_text({**completion, "choices": [], "usage": usage}))
+        yield event(b"[DONE]")
+
+    def _more(self, choice: int, text: str, reason: str | None = None) -> bytes:
+        generation = self._generations[choice]
+        start, self._written[choice] = self._written[choice], len(generation.sampled_ids)
+        told = self.asked.choice(self.exchange, choice, generation, text, reason, start)
+        completion = self.asked.completion(self.exchange)
+        if self.exchange.request.include_usage:
+            completion["usage"] = None
+        return event(object_text(completion, choices=list_text([told])))

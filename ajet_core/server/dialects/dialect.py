@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ajet_core.errors import AjetError
+from ajet_core.errors import AjetError, ContextLengthError
 from ajet_core.server.dialects.events import Choice, Event
 from ajet_core.server.dialects.exchange import Exchange, Session
 from ajet_core.server.dialects.request import ModelRequest
+
+COMMENT = b": keep-alive\n\n"
+"""A comment in a stream of server-sent events, which readers skip."""
+
+
+class StreamWriter(ABC):
+    """Writes the server-sent events of one answer; each chunk is a whole event."""
+
+    @abstractmethod
+    def write(self, happened: Event) -> Iterator[bytes]:
+        """What a client is sent when something happens."""
+
+    @abstractmethod
+    def heartbeat(self) -> Iterator[bytes]:
+        """What tells a client that the answer is still being made, and adds nothing to it."""
+
+    def end(self) -> Iterator[bytes]:
+        """What follows when all choices are complete."""
+        yield from ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +46,27 @@ class Asked(ABC):
         """JSON of the complete answer."""
 
     @abstractmethod
-    def stream(
-        self, exchange: Exchange, events: AsyncIterator[Event]
-    ) -> AsyncGenerator[bytes, None]:
-        """Server-sent events, whole with their ends, all that belong to the stream."""
+    def writer(self, exchange: Exchange) -> StreamWriter:
+        """What writes the answer as a stream."""
+
+    def too_long(self, error: ContextLengthError, model_name: str, now: float) -> bytes | None:  # noqa: ARG002
+        """The whole stream that says that the prompt is too long, where programs expect it in the stream.
+
+        :param now: unix seconds.
+        :return: None where they expect the error's own status.
+        """
+        return None
 
 
 class Dialect(ABC):
     """A format. It holds nothing of any request.
 
     :cvar summary: for the document of the server's routes.
+    :cvar heartbeat: what keeps a stream alive before anything is known of its answer.
     """
 
     summary: ClassVar[str]
+    heartbeat: ClassVar[bytes] = COMMENT
 
     @abstractmethod
     def read(self, body: bytes, session: Session) -> Asked:

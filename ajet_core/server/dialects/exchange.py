@@ -40,6 +40,7 @@ class Session:
 class Exchange:
     """A request that is being answered, with all that its choices have in common.
 
+    :param max_tokens: most tokens of a choice: what was asked for, if the context has room for it.
     :param grammar: what its answers are held to, "" if they may be anything.
     :param model_name: what answers say the model is.
     :param completion_id: the answer's, unique in the run.
@@ -49,12 +50,19 @@ class Exchange:
     session: Session
     request: ModelRequest
     prompt: Prompt
+    max_tokens: int
     grammar: str
     record: Record
     agent: str
     model_name: str
     completion_id: str
     created_at: float
+
+    @property
+    def lowered_max_tokens(self) -> int | None:
+        """The limit that counts, where the request asked for more."""
+        asked = self.request.max_tokens
+        return self.max_tokens if asked is not None and asked > self.max_tokens else None
 
     def call_id(self, choice: int) -> str:
         """The id of the call that makes a choice."""

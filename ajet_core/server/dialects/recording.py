@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from ajet_core.server.dialects.answer import Answer
 from ajet_core.server.dialects.exchange import Exchange
 from ajet_core.server.dialects.generation import Generation
-from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS
+from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS, MALFORMED_CALLS
 from ajet_core.server.rendering.canonical import message_text
 from ajet_core.server.rendering.conversation import answer_metadata, prompt_metadata
 from ajet_core.server.rendering.drift import DriftMeter
@@ -28,9 +29,7 @@ class CallRecorder:
         self._drift = DriftMeter(renderer)
         self._saving: set[asyncio.Future[None]] = set()
 
-    async def finished(
-        self, exchange: Exchange, generation: Generation, answer: ChatMessage
-    ) -> None:
+    async def finished(self, exchange: Exchange, generation: Generation, answer: Answer) -> None:
         """Record a call that the engine completed.
 
         :param answer: what the client is told.
@@ -43,10 +42,11 @@ class CallRecorder:
             metadata = prompt_metadata(exchange.prompt)
             await self._shielded(_save(exchange, generation, "abort", metadata))
 
-    async def _finish(
-        self, exchange: Exchange, generation: Generation, answer: ChatMessage
-    ) -> None:
+    async def _finish(self, exchange: Exchange, generation: Generation, answered: Answer) -> None:
+        answer = answered.message
         metadata = answer_metadata(exchange.prompt, answer)
+        if answered.malformed:
+            metadata[MALFORMED_CALLS] = str(answered.malformed)
         sampled = generation.sampled_ids
         if len(sampled) > _LONG_ANSWER:
             drifted = await asyncio.to_thread(self._drift.drift, sampled, answer)

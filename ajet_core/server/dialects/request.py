@@ -21,8 +21,8 @@ class ModelRequest:
     :param tool_choice: whether it must call them.
     :param answer_format: None if the answer may be anything.
     :param n: choices, each a call of its own.
-    :param max_tokens: None leaves all of the remaining context.
-    :param most_tokens: a limit of the server's, which unlike that of the agent need not fit into the context.
+    :param max_tokens: None leaves all of the remaining context, and so does more than that.
+    :param most_tokens: a limit of the server's.
     :param logit_bias: (token id, what is added to its logit) pairs.
     :param stop: the answer ends before the first of these texts.
     :param top_logprobs: most likely tokens to list at each position, if `logprobs`.

@@ -41,7 +41,6 @@ _REFUSED: Neutral = {
     "background": (False,),
     "context_management": ([],),
     "conversation": (),
-    "max_tool_calls": (),
     "prompt": (),
 }
 _INSTEAD = {"conversation": "use previous_response_id, or send all items"}

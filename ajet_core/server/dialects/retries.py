@@ -31,11 +31,13 @@ class SharedAnswer:
     """An answer that is being made, or was, for all who ask for it.
 
     :param request: that it was first made for.
+    :ivar headers: that belong to the answer.
     """
 
     task: asyncio.Task[bytes]
     request: SameRequest
     _answers: Answers
+    headers: dict[str, str] = field(default_factory=dict)
     _waiting: int = 0
 
     async def wait(self) -> bytes:

@@ -11,7 +11,7 @@ import pydantic_core
 
 from ajet_core.server.dialects.generation import Generation
 from ajet_core.server.rendering.messages import ToolSpec
-from ajet_core.server.rendering.renderer import Parsed
+from ajet_core.server.rendering.parsing import Parsed
 
 
 @dataclass(slots=True)

@@ -23,3 +23,6 @@ ECHO_FIELDS = "echo_fields"
 """Comma separated: the fields (content, arguments, reasoning) in which the agent sent the answer of the call
 that this one goes on from in other bytes than it got; absent if none. The tokens are the sampled ones all the
 same."""
+
+MALFORMED_CALLS = "malformed_calls"
+"""How many attempts at a tool call in the answer could not be run; absent if none, or if no tools were offered."""

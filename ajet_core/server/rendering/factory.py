@@ -8,6 +8,7 @@ from pathlib import Path
 from ajet_core.errors import ConfigError
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.server.rendering.auto import family_names, matching_renderer, public_model_name
+from ajet_core.server.rendering.call_formats import call_format
 from ajet_core.server.rendering.renderer import ChatRenderer
 from ajet_core.server.rendering.tokenizer import (
     GatewayTokenizer,
@@ -90,7 +91,13 @@ def build_renderer(
         except (ValueError, TypeError, NotImplementedError):
             # This family cannot keep reasoning; conversations are rendered anew at each question.
             keeping = None
-    return ChatRenderer(name, renderer, tokenizer, keeping=keeping, extra_stop_ids=extra_stop_ids)
+    calls = None
+    if name == DEFAULT:
+        stop_ids = (*renderer.get_stop_token_ids(), *extra_stop_ids)
+        calls = call_format(renderer, tokenizer, stop_ids)
+    return ChatRenderer(
+        name, renderer, tokenizer, keeping=keeping, calls=calls, extra_stop_ids=extra_stop_ids
+    )
 
 
 def _by_public_name(public_name: str | None) -> str | None:

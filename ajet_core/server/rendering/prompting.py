@@ -133,7 +133,7 @@ class Asked:
         reasoned = REASONED in parent.metadata
         new = named_results(self.messages, start=self.answered)
         found = renderer.bridge(
-            self.previous, parent.sampled_ids, new, self.tools, reasoned=reasoned
+            self.previous, parent.sampled_ids, new, self.tools, reasoned=reasoned, led=self._led
         )
         if found is None:
             return None
@@ -144,7 +144,7 @@ class Asked:
         if parent is not None:
             reasoned = REASONED in parent.metadata
             new = named_results(self.messages, start=self.answered)
-            if not (reasoned and renderer.drops_reasoning(new)):
+            if not (reasoned and renderer.drops_reasoning(new, led=self._led)):
                 found = extended_by_proof(
                     renderer, parent, self.previous, new, self.tools, asked=self.written
                 )
@@ -152,6 +152,10 @@ class Asked:
                     placed = _placed(new, found.spans)
                     return Written(found.ids, placed, "suffix", reasoned, found.written)
         return self._rendered(renderer)
+
+    @property
+    def _led(self) -> bool:
+        return self.messages[0].role == "system"
 
     def _rendered(self, renderer: ChatRenderer) -> Written:
         asks = all(message.role in ("system", "user") for message in self.messages)

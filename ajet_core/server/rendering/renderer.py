@@ -5,51 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from ajet_core.errors import RequestError
+from ajet_core.server.rendering.call_formats import CallFormat
 from ajet_core.server.rendering.messages import ChatMessage, ToolSpec, renderer_messages
+from ajet_core.server.rendering.parsing import AnswerParser, Parsed
 from ajet_core.server.rendering.placing import Span, attributed_spans, template_spans
 from ajet_core.server.rendering.settling import Settling
+from ajet_core.server.rendering.system_messages import SystemMessages
 from ajet_core.server.rendering.tokenizer import GatewayTokenizer, TokenJson
 
 # What takes some five milliseconds; going to a thread and back takes a tenth of one. A Jinja template is
 # evaluated up to five times, and most loop over the messages again for each of them.
 _QUICK = 32_768
 _QUICK_TEMPLATE = 4_096
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedCall:
-    """A tool call the model wrote.
-
-    :param arguments: a JSON object, or JSON text of one.
-    :param id: the call's id where the model's format has one.
-    :param raw: the text it was written as, tags included.
-    """
-
-    name: str
-    arguments: Any
-    id: str | None
-    raw: str
-
-
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """What sampled tokens say.
-
-    :param content: text outside of reasoning and tool calls, stripped of surrounding white space.
-    :param reasoning: likewise; "" if there is none.
-    :param calls: well-formed tool calls.
-    :param malformed: texts, tags included, of attempts at a tool call that are none.
-    :param open: whether the reasoning was begun and not ended.
-    """
-
-    content: str
-    reasoning: str = ""
-    calls: tuple[ParsedCall, ...] = ()
-    malformed: tuple[str, ...] = ()
-    open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +53,7 @@ class ChatRenderer:
     """One model's way of writing conversations.
 
     :param renderer: a `renderers.base.Renderer`.
+    :param calls: how tool calls are written, if the renderer's own parser does not read any.
     :param keeping: the same, but keeping reasoning in history, if the family has that; it extends
         conversations that hold no reasoning across new questions, where the first one would needlessly
         render again.
@@ -89,6 +61,7 @@ class ChatRenderer:
     :ivar quick_characters: requests of more characters take so long to render that the event loop should not
         do it.
     :ivar token_json: tokens as JSON.
+    :ivar reads_calls: whether tool calls are told from text.
     :ivar settling: how far `parse` of more tokens only adds to what `parse` of fewer gave; None if nothing says.
     """
 
@@ -99,25 +72,26 @@ class ChatRenderer:
         tokenizer: GatewayTokenizer,
         *,
         keeping: Any = None,
+        calls: CallFormat | None = None,
         extra_stop_ids: Sequence[int] = (),
     ) -> None:
         self.name = name
         self._renderer = renderer
         self._keeping = keeping or renderer
         self._tokenizer = tokenizer
-        own_stops = renderer.get_stop_token_ids()
-        stop_ids = dict.fromkeys([*own_stops, *extra_stop_ids])
+        stop_ids = dict.fromkeys([*renderer.get_stop_token_ids(), *extra_stop_ids])
         self.stop_token_ids: tuple[int, ...] = tuple(stop_ids)
-        # The library's parsers take only those of the renderer itself off an answer.
-        self._unparsed_stops = frozenset(stop_ids) - frozenset(own_stops)
-        self._stops = frozenset(self.stop_token_ids)
-        self.settling = Settling.of(name, tokenizer)
-        self._header_end = (
-            tokenizer.convert_tokens_to_ids("<|end_header_id|>") if name == "llama-3" else None
-        )
         # The library's renderer over a Jinja template can only render whole conversations.
         self._by_template = type(renderer).__name__ == "DefaultRenderer"
+        self.reads_calls = calls is not None or not self._by_template
+        self._parser = (
+            AnswerParser(name, renderer, tokenizer, self.stop_token_ids)
+            if calls is None
+            else calls.parser
+        )
+        self.settling = Settling.of(name if calls is None else calls.settles_as, tokenizer)
         self.quick_characters = _QUICK_TEMPLATE if self._by_template else _QUICK
+        self._system = SystemMessages(self._text_of)
         self.token_json = TokenJson(tokenizer)
 
     def render(
@@ -132,6 +106,17 @@ class ChatRenderer:
         :param asking: up to where the model's next answer begins, else to the end of the last message.
         :raises RequestError: the model's template cannot express the messages.
         """
+        said = self._system.expressible(messages)
+        rendering = self._rendered(said.messages, tools, asking=asking)
+        if rendering.indices is None or not said.changed:
+            return rendering
+        # Messages that were put together are the first one's.
+        origins = [*said.origins(), -1]
+        return replace(rendering, indices=[origins[index] for index in rendering.indices])
+
+    def _rendered(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] | None, *, asking: bool
+    ) -> Rendering:
         plain, offered = renderer_messages(messages), list(tools) if tools else None
         renderer = self._renderer
         try:
@@ -148,6 +133,12 @@ class ChatRenderer:
             ) from error
         return Rendering(rendered.token_ids, rendered.message_indices)
 
+    def _text_of(self, messages: Sequence[ChatMessage]) -> str | None:
+        try:
+            return self.decode(self._rendered(messages, None, asking=True).ids)
+        except RequestError:
+            return None
+
     def spans(
         self,
         rendering: Rendering,
@@ -160,10 +151,23 @@ class ChatRenderer:
             return attributed_spans(rendering.indices, len(messages), first=first)
         if first == len(messages):
             return []
-        offered = list(tools) if tools else None
-        return template_spans(
-            self._tokenizer, renderer_messages(messages), offered, rendering.ids, first
+        said = self._system.expressible(messages)
+        found = template_spans(
+            self._tokenizer,
+            renderer_messages(said.messages),
+            list(tools) if tools else None,
+            rendering.ids,
+            said.places[first],
         )
+        if not said.changed:
+            return found
+        places = said.places[first:]
+        spans = [found[place - places[0]] for place in places]
+        again = [place == before for before, place in pairwise([-1, *places])]
+        return [
+            (end, end) if empty else (start, end)
+            for (start, end), empty in zip(spans, again, strict=True)
+        ]
 
     def bridge(
         self,
@@ -173,20 +177,25 @@ class ChatRenderer:
         tools: Sequence[ToolSpec] | None,
         *,
         reasoned: bool,
+        led: bool = False,
     ) -> Extension | None:
         """A prompt that begins with `prompt_ids` and `sampled_ids` and goes on with `new_messages`.
 
         :param reasoned: whether the tokens so far hold reasoning.
+        :param led: whether the conversation begins with a system message.
         :return: None if the renderer cannot do that exactly.
         """
         if self._by_template:
             return None
         renderer = self._renderer if reasoned else self._keeping
+        said = self._system.expressible(new_messages, led=led)
+        if said.changed:
+            return None
         try:
             bridged = renderer.bridge_to_next_turn(
                 prompt_ids,
                 sampled_ids,
-                renderer_messages(new_messages),
+                renderer_messages(said.messages),
                 tools=list(tools) if tools else None,
             )
         except (ValueError, TypeError, KeyError, AssertionError):
@@ -201,10 +210,15 @@ class ChatRenderer:
         indices = bridged.message_indices[known:]
         return Extension(ids, attributed_spans(indices, len(new_messages), offset=known))
 
-    def drops_reasoning(self, new_messages: Sequence[ChatMessage]) -> bool:
-        """Whether the family is known to take reasoning out of history when these messages follow."""
-        cycle = self._renderer.effective_thinking_retention == "tool_cycle"
-        return cycle and any(message.role == "user" for message in new_messages)
+    def drops_reasoning(self, new_messages: Sequence[ChatMessage], *, led: bool = False) -> bool:
+        """Whether the family is known to take reasoning out of history when these messages follow.
+
+        :param led: whether the conversation begins with a system message.
+        """
+        if self._renderer.effective_thinking_retention != "tool_cycle":
+            return False
+        said = self._system.expressible(new_messages, led=led)
+        return any(message.role == "user" for message in said.messages)
 
     @cached_property
     def writes_names(self) -> bool:
@@ -228,22 +242,7 @@ class ChatRenderer:
         tools: Sequence[ToolSpec] | None,
     ) -> Parsed:
         """What `sampled_ids` say in answer to `prompt_ids`; any ids whatever can be parsed."""
-        parsed = self._try_parse(sampled_ids, prompt_ids, tools)
-        if parsed is not None:
-            return parsed
-        # A block that breaks the parser stays visible, and so does all that follows it.
-        good, bad = 0, len(sampled_ids)
-        parsed = Parsed("")
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            attempt = self._try_parse(sampled_ids[:middle], prompt_ids, tools)
-            if attempt is None:
-                bad = middle
-            else:
-                good, parsed = middle, attempt
-        rest = self.decode(self._without_stop(sampled_ids[good:]))
-        malformed = (*parsed.malformed[:-1], "".join(parsed.malformed[-1:]) + rest)
-        return replace(parsed, malformed=malformed)
+        return self._parser.parse(sampled_ids, prompt_ids, tools)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text."""
@@ -252,47 +251,3 @@ class ChatRenderer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False) if token_ids else ""
-
-    def _try_parse(
-        self, sampled_ids: list[int], prompt_ids: list[int], tools: Sequence[ToolSpec] | None
-    ) -> Parsed | None:
-        if sampled_ids and sampled_ids[-1] in self._unparsed_stops:
-            sampled_ids = sampled_ids[:-1]
-        if self._header_end is not None and (
-            self._header_end in (body := sampled_ids[self._own_header(sampled_ids) :])
-        ):
-            # The library would take all that stands before for a header, and drop it.
-            return Parsed(self.decode(self._without_stop(body)).strip())
-        try:
-            response = self._renderer.parse_response(
-                sampled_ids, tools=list(tools) if tools else None, prompt_ids=prompt_ids
-            )
-        except Exception:  # noqa: BLE001 - a model in training may sample what no parser expects
-            return None
-        calls: list[ParsedCall] = []
-        malformed: list[str] = []
-        for call in response.tool_calls:
-            span = call.token_span
-            raw = call.raw if span is None else self.decode(sampled_ids[span[0] : span[1]])
-            if call.status == "ok" and isinstance(call.name, str) and call.name:
-                calls.append(ParsedCall(call.name, call.arguments, call.id, raw))
-            else:
-                malformed.append(raw)
-        return Parsed(
-            response.content.strip(),
-            (response.reasoning_content or "").strip(),
-            tuple(calls),
-            tuple(malformed),
-            response.reasoning_complete is False,
-        )
-
-    def _own_header(self, sampled_ids: list[int]) -> int:
-        """Tokens of the header of the answer's own turn, which some models write once more."""
-        if self._header_end not in sampled_ids:
-            return 0
-        end = sampled_ids.index(self._header_end) + 1
-        header = self.decode(sampled_ids[:end])
-        return end if header == "<|start_header_id|>assistant<|end_header_id|>" else 0
-
-    def _without_stop(self, token_ids: list[int]) -> list[int]:
-        return [token for token in token_ids if token not in self._stops]

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from ajet_core.errors import RequestError
 from ajet_core.server.rendering.canonical import canonical_arguments, kept_message
 from ajet_core.server.rendering.messages import ChatMessage, ToolSpec, as_json
+from ajet_core.server.rendering.parsing import ParsedCall
 from ajet_core.server.rendering.placing import Span
-from ajet_core.server.rendering.renderer import ChatRenderer, Extension, ParsedCall
+from ajet_core.server.rendering.renderer import ChatRenderer, Extension
 from ajet_core.timeline import Call
 
 

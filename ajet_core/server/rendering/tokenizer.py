@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any, Protocol
 
 from pydantic_core import to_json
 
-from ajet_core.errors import ConfigError, ModelDirectoryError
+from ajet_core import files
+from ajet_core.errors import ConfigError, ModelDirectoryError, UnreadableFileError
 from ajet_core.server.rendering.words import KnownWords
 
 _SHORT_TEXT = 32
@@ -194,14 +194,11 @@ def read_json(path: Path) -> dict[str, Any]:
     :raises ModelDirectoryError: the file holds something else.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return files.read_json(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelDirectoryError(f"cannot read {path}: {error}", param="model.path") from error
-    if not isinstance(value, dict):
-        raise ModelDirectoryError(f"{path} holds no JSON object", param="model.path")
-    return value
+    except UnreadableFileError as error:
+        raise ModelDirectoryError(error.message, param="model.path") from error
 
 
 def token_bytes(tokenizer: GatewayTokenizer, token_id: int, text: str) -> bytes:

@@ -35,6 +35,10 @@ async def test_the_engine_serves_what_was_trained(first, channel, lora, model_di
         await engine.update_weights(trainer.publish(channel, version))
         await engine.resume()
         answer = await ask(engine, prompt)
+        sealed = await engine.seal()
+        proof = "shared" if channel == "in_process" else "checksums"
+        assert (sealed.policy_version, sealed.proof) == (version, proof)
+        assert sealed.tensors > 0
         assert set(answer.versions) == {version}
         assert_exact(module_of(trainer), prompt, answer)
     await engine.close()

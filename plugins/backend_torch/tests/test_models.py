@@ -112,6 +112,31 @@ def test_a_configuration_of_no_language_model(broken):
         open_model(broken[0])
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size": -16},
+        {"num_attention_heads": 0},
+        {"num_attention_heads": 3},
+        {"intermediate_size": 2.5},
+        {"dtype": "float17"},
+        {"quantization_config": {"quant_method": "magic", "bits": 4}},
+        {"quantization_config": {"bits": 4}},
+        {"quantization_config": {"quant_method": "awq", "bits": 4}},
+        {"rope_parameters": {"rope_type": "spiral"}},
+        {"hidden_act": "none such"},
+        {"layer_types": ["sideways"]},
+    ],
+)
+def test_a_configuration_that_no_model_can_have_is_refused_in_a_sentence(broken, change):
+    path = broken[0] / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ModelDirectoryError) as refused:
+        open_model(broken[0])
+    assert str(broken[0]) in refused.value.message
+    assert "\n" not in refused.value.message
+
+
 def test_remote_code_is_not_run(broken):
     config = json.loads((broken[0] / "config.json").read_text())
     config.update(

@@ -185,9 +185,15 @@ def test_a_step_is_that_of_a_plain_reference(aggregation, advantage, model_dir, 
     assert report.metrics["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
     assert report.metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert report.metrics["kl"] > 0
-    expected = plain.state_dict()
+    expected = dict(plain.named_parameters(remove_duplicate=False))
     for name, tensor in weights(trainer).items():
-        assert torch.allclose(tensor, expected[name], atol=2e-4), name
+        wanted, gradient = expected[name].detach(), expected[name].grad
+        # The first update of Adam has the size of the learning rate whatever the size of a gradient, so
+        # that one which is rounding alone decides its direction.
+        certain = gradient.abs() > 1e-6 * gradient.abs().max()
+        assert certain.float().mean() > 0.5, name
+        assert torch.allclose(tensor[certain], wanted[certain], atol=2e-4), name
+        assert torch.allclose(tensor, wanted, atol=2.1 * algorithm.learning_rate), name
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gemma", "gemma2"])
@@ -287,7 +293,7 @@ def test_the_report(model_dir, context):
     assert 0 < m["entropy"] <= math.log(VOCAB)
     assert m["advantage_mean"] == pytest.approx(0, abs=1e-9)
     assert m["advantage_std"] == pytest.approx(math.sqrt(3 / 4), rel=1e-2)
-    assert m["logprob_gap"] < 1e-4
+    assert m["logprob_gap_mean"] <= m["logprob_gap"] < 1e-4
     assert m["no_signal"] == 0.0
     assert "kl" not in m
     assert {"loss", "clip_fraction", "grad_norm", "ratio_mean", "ratio_max"} <= m.keys()
@@ -297,7 +303,8 @@ def test_the_report(model_dir, context):
 def test_the_logprob_gap_is_of_the_current_version(model_dir, context):
     trainer = make(model_dir, context)
     stale = batch(load(model_dir), noise=1.0)
-    assert trainer.step(stale).metrics["logprob_gap"] > 0.1
+    metrics = trainer.step(stale).metrics
+    assert metrics["logprob_gap"] > metrics["logprob_gap_mean"] > 0.1
     trainer.publish("in_process", 5)
     assert "logprob_gap" not in trainer.step(stale).metrics
 

@@ -18,6 +18,7 @@ from ajet_core.testing.trainer_suite import TrainerSuite
 class TestTorchTrainer(TrainerSuite):
     vocab_size = VOCAB
     weight_channels = OFFERED_CHANNELS
+    rehearses = True
 
     @pytest.fixture(
         autouse=True,

@@ -34,6 +34,7 @@ from ajet_core.timeline import (
 class TestTrlDistillationTrainer(TrainerSuite):
     vocab_size = VOCAB
     weight_channels = WEIGHT_CHANNELS
+    rehearses = True
 
     @pytest.fixture(autouse=True, params=[None, LoraConfig(rank=4, dropout=0.1)])
     def kind(self, request: pytest.FixtureRequest, models: Callable[..., str]) -> None:

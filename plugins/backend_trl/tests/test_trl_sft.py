@@ -21,6 +21,7 @@ from ajet_core.timeline import TrainBatch
 class TestTrlSftTrainer(TrainerSuite):
     vocab_size = VOCAB
     weight_channels = WEIGHT_CHANNELS
+    rehearses = True
 
     @pytest.fixture(autouse=True)
     def kind(self, models: Callable[..., str]) -> None:

@@ -18,6 +18,7 @@ from ajet_core.testing.trainer_suite import TrainerSuite
 class TestTrlTrainer(TrainerSuite):
     vocab_size = VOCAB
     weight_channels = WEIGHT_CHANNELS
+    rehearses = True
 
     @pytest.fixture(
         autouse=True,

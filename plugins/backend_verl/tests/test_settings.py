@@ -108,6 +108,11 @@ def test_what_does_not_fit_together_is_refused(settings: dict[str, object], mess
     [
         ({"adv_estimator": "rloo"}, {"advantage": "group_mean"}, "algorithm.advantage"),
         ({"adv_estimator": "rloo"}, {"discount": 0.9}, "algorithm.discount"),
+        (
+            {"adv_estimator": "rloo"},
+            {"call_credit": "process_supervision"},
+            "algorithm.call_credit",
+        ),
         ({"loss_agg_mode": "token-sum"}, {"aggregation": "call_mean"}, "algorithm.aggregation"),
         ({"loss_mode": "kl_cov"}, {"aggregation": "episode_mean"}, "algorithm.aggregation"),
         (

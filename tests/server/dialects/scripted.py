@@ -119,9 +119,13 @@ class ChatService:
     async def _stream(self, begun: Any, request: ModelRequest) -> AsyncGenerator[bytes, None]:
         exchange = begun if isinstance(begun, Exchange) else await begun()
         async with aclosing(self.completions.events(exchange)) as events:
-            async for chunk in AskedChat(request).stream(exchange, events):
-                if chunk != b"data: [DONE]\n\n":
+            writer = AskedChat(request).writer(exchange)
+            async for happened in events:
+                for chunk in writer.write(happened):
                     yield chunk.removeprefix(b"data: ")
+        for chunk in writer.end():
+            if chunk != b"data: [DONE]\n\n":
+                yield chunk.removeprefix(b"data: ")
 
 
 @dataclass

@@ -9,6 +9,7 @@ from ajet_core.errors import ContextLengthError, EngineError, RequestError, Unsu
 from ajet_core.interfaces.engine import EngineCapabilities
 from ajet_core.server.dialects.chat_request import read_chat_request
 from ajet_core.server.dialects.models import models_list
+from ajet_core.server.rendering.call_metadata import MALFORMED_CALLS
 from ajet_core.testing.tokenizers import renderer_for
 
 
@@ -96,10 +97,11 @@ async def test_reasoning_is_told_apart():
     ],
 )
 async def test_malformed_calls_stay_visible(block):
-    completion = await gateway(f"Up.{block}<|im_end|>").complete(USER, tools=[MOVE])
-    choice = completion.choices[0]
+    gate = gateway(f"Up.{block}<|im_end|>")
+    choice = (await gate.complete(USER, tools=[MOVE])).choices[0]
     assert choice.message.content == f"Up.\n{block}"
     assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
+    assert gate.calls[0].metadata[MALFORMED_CALLS] == "1"
 
 
 async def test_good_calls_beside_malformed_ones_are_made():
@@ -121,8 +123,10 @@ async def test_arguments_written_as_text_are_unpacked():
 
 
 async def test_calls_without_tools_are_text():
-    choice = (await gateway(f"{CALL_TEXT}<|im_end|>").complete(USER)).choices[0]
+    gate = gateway(f"{CALL_TEXT}<|im_end|>")
+    choice = (await gate.complete(USER)).choices[0]
     assert (choice.message.content, choice.message.tool_calls) == (CALL_TEXT, None)
+    assert MALFORMED_CALLS not in gate.calls[0].metadata
 
 
 async def test_tools_are_not_shown_to_the_model_under_tool_choice_none():
@@ -150,8 +154,12 @@ async def test_context_errors_have_the_numbers():
     prompt = len(gate.calls[0].prompt_ids)
     gate = Gateway(gate.engine, gate.renderer, max_context=prompt + 5)
     await gate.complete(USER, max_tokens=5)
-    with pytest.raises(ContextLengthError, match=rf"length is {prompt + 5} tokens.*requested {prompt + 6} tokens \({prompt} in the messages, 6"):  # fmt: skip
-        await gate.complete(USER, max_tokens=6)
+    await gate.complete(USER, max_tokens=6)
+    assert [request.sampling.max_tokens for request in gate.engine.requests] == [
+        4096 - prompt,
+        5,
+        5,
+    ]
     gate = Gateway(gate.engine, gate.renderer, max_context=prompt)
     with pytest.raises(ContextLengthError, match=rf"resulted in {prompt} tokens"):
         await gate.complete(USER)

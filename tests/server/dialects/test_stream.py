@@ -23,6 +23,7 @@ from ajet_core.server.dialects.chat_request import read_chat_request
 from ajet_core.server.dialects.completions_request import read_completions_request
 from ajet_core.server.dialects.events import Choice, Grown
 from ajet_core.server.rendering.settling import STREAMED_FAMILIES, Settling
+from ajet_core.server.rendering.tagged_arguments import TAGGED_FAMILIES
 from ajet_core.testing.tokenizers import (
     CHATML,
     HARMONY,
@@ -292,6 +293,15 @@ def plain(message):
     return {**message, "tool_calls": [call[1:] for call in message["tool_calls"]]}
 
 
+def is_json(text):
+    """Whether a text is JSON."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
 @st.composite
 def sampled(draw, name):
     """Token ids as a model in training might sample them: tags in any order, and texts between."""
@@ -321,7 +331,17 @@ def test_streamed_or_not_the_message_is_the_same(name, data):
         gates = [Gateway(ScriptedEngine([ids], size, finish), renderer) for _ in range(2)]
         whole = await gates[0].complete(USER, **tools, **stop)
         chunks = await gates[1].chunks(USER, **tools, **stop)
-        assert plain(assembled(chunks)) == plain(message_of(whole))
+        streamed, complete = plain(assembled(chunks)), plain(message_of(whole))
+        if len(streamed["tool_calls"]) > len(complete["tool_calls"]):
+            # A call that was begun and never became one stays a call in a stream, and is text in a whole answer.
+            assert name in TAGGED_FAMILIES
+            others = list(streamed["tool_calls"])
+            (begun,) = [call for call in others if not is_json(call[1])]
+            others.remove(begun)
+            assert others == complete["tool_calls"]
+            assert (complete["content"] or "").startswith(streamed["content"] or "")
+            return
+        assert streamed == complete
         assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
         one, two = [
             (c.sampled_ids, c.answer.content, len(c.answer.tool_calls))

@@ -46,6 +46,8 @@ def train_on(
     limits: Limits,
     batch: TrainBatch,
     progress: Progress,
+    *,
+    rehearsal: bool = False,
 ) -> Applied:
     """Train on a valid batch; if memory runs out, again with a smaller `TrainedPolicy.token_budget`, which stays.
 
@@ -55,6 +57,7 @@ def train_on(
     only if there are any.
 
     :param progress: where the trainer was before this step.
+    :param rehearsal: nothing is applied.
     :raises StepRefusedError: the batch would have damaged the weights; all is as before.
     :raises WeightsLostError: an update failed half-way (`MasterAdamW.torn`), or the weights were damaged before.
     :raises TrainerError: the step failed, or does not fit into memory in any way; all is as before.
@@ -68,7 +71,9 @@ def train_on(
             idle = {"no_signal": 1.0, "loss": 0.0, "grad_norm": 0.0, "learning_rate": rate}
             return Applied(update, idle, update.logprobs(), retries)
         try:
-            metrics, logprobs = _attempt(policy, algorithm, limits, update, progress)
+            metrics, logprobs = _attempt(
+                policy, algorithm, limits, update, progress, rehearsal=rehearsal
+            )
         except Exception as error:
             if policy.optimiser.torn:
                 raise WeightsLostError(
@@ -101,6 +106,8 @@ def _attempt(
     limits: Limits,
     update: BatchUpdate,
     progress: Progress,
+    *,
+    rehearsal: bool,
 ) -> tuple[dict[str, float], list[list[float]]]:
     """Metrics and logprobs of a step; whatever is raised, all is as before, unless `MasterAdamW.torn`."""
     step, seed, done = update.batch.step, progress.seed, progress.steps
@@ -126,6 +133,9 @@ def _attempt(
                     report=number < unscored,
                 )
                 update.totals.norms.append(guard.check(number, found, optimiser.clip()))
+                if rehearsal:
+                    optimiser.zero_grad()
+                    continue
                 if not number and (len(plan) > 1 or optimiser.size <= ALWAYS_COPIED):
                     before = optimiser.snapshot()
                 changed = True

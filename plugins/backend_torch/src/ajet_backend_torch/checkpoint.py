@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from ajet_backend_torch.directories import whole_directory
 from ajet_backend_torch.optimiser import Snapshot
 from ajet_core.errors import TrainerError
+from ajet_core.files import read_json
 
 FORMAT = 1
 WEIGHTS_FILE = "weights.safetensors"
@@ -96,14 +97,14 @@ def load_checkpoint(directory: Path, optimiser: Checkpointed) -> Progress:
 def _read_progress(directory: Path) -> Mapping[str, object]:
     path = directory / PROGRESS_FILE
     try:
-        content = json.loads(path.read_text())
+        content: Mapping[str, object] = read_json(path)
     except OSError as error:
         raise TrainerError(
             f"{directory} is no checkpoint: {PROGRESS_FILE} is not readable ({error})"
         ) from error
     except ValueError as error:
         raise TrainerError(f"{path} is damaged: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if content.get("format") != FORMAT:
         raise TrainerError(f"{path} is not a checkpoint of format {FORMAT}")
     if content.get("sha256") != _own_digest(content):
         raise TrainerError(f"{path} is damaged: its contents do not match its checksum")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,11 +28,13 @@ from ajet_backend_torch.models import (
 from ajet_backend_torch.requests import ActiveRequest, Outcome, Post
 from ajet_backend_torch.settings import TorchEngineSettings
 from ajet_backend_torch.slots import SlotTable
+from ajet_core.collective import file_tensors
 from ajet_core.errors import (
     AjetError,
     ConfigError,
     EngineError,
 )
+from ajet_core.in_server.ajet_checksums import checksum
 from ajet_core.interfaces import (
     ComponentSettings,
     Engine,
@@ -38,11 +42,13 @@ from ajet_core.interfaces import (
     EngineStats,
     GenerateChunk,
     GenerateRequest,
+    SealReport,
     WeightUpdate,
     WorkerContext,
     check_request,
 )
 from ajet_core.protocol.run import ModelConfig
+from ajet_core.seal import check_seal
 from ajet_core.shaping import Shapings
 
 
@@ -67,6 +73,8 @@ class TorchEngine(Engine):
         self._shapings: Shapings | None = None
         self._capacity = 0
         self._vocab_size = 0
+        self._seal = SealReport(0)
+        self._update: WeightUpdate | None = None
 
     async def start(self, model: ModelConfig) -> EngineInfo:
         """Load `model`, or take the trainer's if it is published in `WorkerContext.shared`.
@@ -152,19 +160,26 @@ class TorchEngine(Engine):
         """Serve other weights; running requests go on with them, nothing cached is kept.
 
         :raises EngineError: there are no such weights or they do not fit; the old ones stay.
+        :raises SealError: they are not as they were published. The engine has to be replaced.
         """
         loop, version = self._running_loop(), update.policy_version
         if update.channel == "in_process":
             shared = self._shared_model(update)
             await loop.between_steps(lambda: self._serve(shared, version, shared=True))
+            self._seal = SealReport(version, "shared", len(shared.state_dict()), servers=1)
         elif update.channel == "safetensors_dir":
             loaded = await asyncio.to_thread(self._load_update, update)
-            await loop.between_steps(lambda: self._take_over(loaded, version))
+            await loop.between_steps(lambda: self._take_over(loaded, update))
         else:
             raise EngineError(
                 f"the engine 'torch' has no weight channel {update.channel!r}, only "
                 f"{', '.join(ACCEPTED_CHANNELS)}"
             )
+
+    async def seal(self) -> SealReport:
+        """How the weights that it serves were proven; seconds are told once."""
+        found, self._seal = self._seal, replace(self._seal, seconds=0.0)
+        return found
 
     def _shared_model(self, update: WeightUpdate) -> nn.Module:
         shared = self.context.shared.get(update.location)
@@ -198,8 +213,11 @@ class TorchEngine(Engine):
             )
         return loaded
 
-    def _take_over(self, loaded: nn.Module, version: int) -> None:
-        """Serve a model of the engine's own that was loaded to host memory."""
+    def _take_over(self, loaded: nn.Module, update: WeightUpdate) -> None:
+        """Serve a model of the engine's own that was loaded to host memory, if it comes through the proof.
+
+        :raises SealError: it does not.
+        """
         assert self._model is not None
         module = self._model.module
         if self._model_is_shared:
@@ -208,7 +226,9 @@ class TorchEngine(Engine):
             new = loaded.state_dict()
             for name, tensor in module.state_dict().items():
                 tensor.copy_(new[name])
-        self._serve(module, version, shared=False)
+        self._seal = _proven(module, update, self._update)
+        self._update = update
+        self._serve(module, update.policy_version, shared=False)
 
     def _serve(self, module: nn.Module, version: int, *, shared: bool) -> None:
         assert self._model is not None
@@ -267,6 +287,18 @@ def _load(model: ModelConfig, device: torch.device) -> nn.Module:
         "the trainer on the same device need less, or serve a smaller model",
         param="model.path",
     )
+
+
+def _proven(module: nn.Module, update: WeightUpdate, before: WeightUpdate | None) -> SealReport:
+    """:raises SealError: the module's tensors are not those of the update."""
+    version = update.policy_version
+    if not update.checksums:
+        return SealReport(version)
+    began = time.perf_counter()
+    found = {name: checksum(tensor) for name, tensor in file_tensors(module).items()}
+    check_seal(update, found, "the engine 'torch'", before)
+    seconds = time.perf_counter() - began
+    return SealReport(version, "checksums", len(update.checksums), servers=1, seconds=seconds)
 
 
 def _shapes(module: nn.Module) -> dict[str, torch.Size]:

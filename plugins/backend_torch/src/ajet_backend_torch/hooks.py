@@ -16,6 +16,7 @@ MAX_TOP_LOGPROBS = 20
 ALGORITHM_FIELDS = frozenset(
     {
         "advantage",
+        "call_credit",
         "discount",
         "aggregation",
         "clip_low",
@@ -51,6 +52,7 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
                 seed=True,
                 penalties=True,
                 grammar=True,
+                seals=True,
             ),
         ),
     )
@@ -69,6 +71,7 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
                 weight_channels=OFFERED_CHANNELS,
                 algorithm_fields=ALGORITHM_FIELDS,
                 reloads=True,
+                rehearses=True,
                 lora=True,
                 trees=True,
             ),

@@ -13,7 +13,7 @@ import torch
 from ajet_backend_torch.batcher import Batcher
 from ajet_backend_torch.memory import headline, is_out_of_memory
 from ajet_backend_torch.requests import ActiveRequest, Post
-from ajet_core.errors import EngineError
+from ajet_core.errors import EngineError, SealError
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,10 @@ class DecodeLoop:
         await self.between_steps(lambda: self._set_paused(False))
 
     async def between_steps(self, action: Command) -> None:
-        """Run `action` in the compute thread between two steps; what it raises is raised here."""
+        """Run `action` in the compute thread between two steps; what it raises is raised here.
+
+        After a `SealError` nothing is computed any more.
+        """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
@@ -82,6 +85,9 @@ class DecodeLoop:
             if error is None:
                 try:
                     action()
+                except SealError as raised:
+                    self._end_with(raised)
+                    error = raised
                 except Exception as raised:  # noqa: BLE001 - it is raised where it was asked for
                     error = raised
             self._post.flush()
@@ -153,7 +159,12 @@ class DecodeLoop:
             if is_out_of_memory(error)
             else ""
         )
-        self._failure = EngineError(
-            f"the engine 'torch' failed while decoding and must be restarted ({headline(error)}){advice}"
+        self._end_with(
+            EngineError(
+                f"the engine 'torch' failed while decoding and must be restarted ({headline(error)}){advice}"
+            )
         )
-        self._batcher.fail_all(self._failure)
+
+    def _end_with(self, failure: EngineError) -> None:
+        self._failure = failure
+        self._batcher.fail_all(failure)

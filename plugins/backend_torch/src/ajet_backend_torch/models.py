@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import logging as hf_logging
 
 from ajet_backend_torch.memory import is_out_of_memory
 from ajet_core.errors import ConfigError, ModelDirectoryError
+from ajet_core.files import read_json
+from ajet_core.model_config import read_model_config
 from ajet_core.protocol.run import ModelConfig
 
+_SAID_CHARACTERS = 1000
 SHARED_MODEL_KEY = "torch.model"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -72,11 +75,7 @@ def check_model_directory(path: Path) -> None:
     """
     if not path.is_dir():
         raise ModelDirectoryError(f"model directory {path} does not exist", param="model.path")
-    if not (path / "config.json").is_file():
-        raise ModelDirectoryError(
-            f"model directory {path} has no config.json, so it is no Hugging Face model directory",
-            param="model.path",
-        )
+    read_model_config(path)
     for file in _weight_files(path):
         try:
             with safe_open(file, framework="pt"):
@@ -86,6 +85,37 @@ def check_model_directory(path: Path) -> None:
                 f"weight file {file} is not readable ({error}); copy or download it again",
                 param="model.path",
             ) from error
+
+
+def load_config(path: Path) -> Any:
+    """The Hugging Face configuration of a model directory, without running code from it.
+
+    :raises ModelDirectoryError: transformers does not know it.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        quantised: Any = getattr(config, "quantization_config", None)
+        known = quantised is None or AutoHfQuantizer.supports_quant_method(quantised)
+    # transformers checks some fields by assertions, and imports what others name.
+    except Exception as error:
+        raise ModelDirectoryError(
+            f"transformers cannot load the configuration of {path} without running code: {in_a_sentence(error)}",
+            param="model.path",
+        ) from error
+    if not known:
+        # transformers would take the weights for unquantised ones.
+        raise ModelDirectoryError(
+            f"{path / 'config.json'}: quantization_config.quant_method is {quantised['quant_method']!r}, which "
+            "transformers does not know",
+            param="model.path",
+        )
+    return config
+
+
+def in_a_sentence(error: Exception) -> str:
+    """What a library raised, with its class if the words alone say too little."""
+    said = " ".join(str(error).split())[:_SAID_CHARACTERS]
+    return said if " " in said else f"{type(error).__name__}: {said}"
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -104,12 +134,12 @@ def _weight_files(path: Path) -> list[Path]:
             )
         return files
     try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        names = sorted({str(name) for name in read_json(index)["weight_map"].values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelDirectoryError(
             f"weight index {index} is not readable ({error!r})", param="model.path"
         ) from error
-    if outside := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
+    if outside := [name for name in names if "\0" in name or Path(name).name != name]:
         raise ModelDirectoryError(
             f"weight index {index} names {outside[0]!r}, which is no file of its own directory",
             param="model.path",
@@ -149,8 +179,8 @@ def load_model(
         wanted = torch.float32 if device.type == "cpu" else "auto"
     else:
         wanted = DTYPES[model.dtype]
+    config = load_config(path)
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         with without_progress_bar():
             module, info = AutoModelForCausalLM.from_pretrained(
                 path,
@@ -163,11 +193,13 @@ def load_model(
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
-    except (ValueError, OSError, KeyError, RuntimeError, SafetensorError) as error:
+    # Whatever the libraries stumble over, the directory is at fault: they raise anything from an assertion to an
+    # import that an unknown quantisation lacks.
+    except Exception as error:
         if is_out_of_memory(error):
             raise
         raise ModelDirectoryError(
-            f"model directory {path} could not be loaded as a causal language model: {error}",
+            f"model directory {path} could not be loaded as a causal language model: {in_a_sentence(error)}",
             param="model.path",
         ) from error
     _check_loading_info(path, info, strict)

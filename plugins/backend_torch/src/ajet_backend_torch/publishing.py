@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 from torch import nn
 
 from ajet_backend_torch.export import publish_directory, without_adapters
 from ajet_core.collective import CHANNEL as COLLECTIVE
-from ajet_core.collective import WeightSender
+from ajet_core.collective import WeightSender, file_tensors
 from ajet_core.errors import TrainerError
+from ajet_core.in_server.ajet_checksums import published
 from ajet_core.interfaces import WeightUpdate, WorkerContext
 from ajet_core.protocol.run import ModelConfig
 
@@ -28,18 +32,25 @@ class Publisher:
     def publish(
         self, module: nn.Module, model: ModelConfig, channel: str, policy_version: int
     ) -> WeightUpdate:
-        """Publish a Hugging Face causal LM as it is, adapters merged.
+        """Publish a Hugging Face causal LM as it is, adapters merged, with a checksum of each tensor.
 
         ``safetensors_dir`` writes a directory below ``<run_dir>/weights`` and keeps the last two; ``collective``
         broadcasts a copy to whoever asks for it, until there is another one.
 
         :raises TrainerError: there is no such channel, the directory cannot be written, or nothing can be sent.
         """
-        if channel == COLLECTIVE:
-            return self._sender.publish(without_adapters(module, model), policy_version)
         self.check(channel)
-        location = publish_directory(module, model, self._run_dir, policy_version)
-        return WeightUpdate(channel, policy_version, str(location))
+        plain = without_adapters(module, model)
+        began = time.perf_counter()
+        checksums = published(file_tensors(plain))
+        seconds = time.perf_counter() - began
+        if channel == COLLECTIVE:
+            update = self._sender.publish(plain, policy_version)
+        else:
+            bare = model.model_copy(update={"lora": None})
+            location = publish_directory(plain, bare, self._run_dir, policy_version)
+            update = WeightUpdate(channel, policy_version, str(location))
+        return replace(update, checksums=checksums, seal_seconds=seconds)
 
     def check(self, channel: str) -> None:
         """:raises TrainerError: there is no such channel."""

@@ -34,6 +34,8 @@ class Totals:
     ratio_max: torch.Tensor = field(init=False)
     importance_max: torch.Tensor = field(init=False)
     gap: torch.Tensor = field(init=False)
+    gap_sum: torch.Tensor = field(init=False)
+    gap_tokens: torch.Tensor = field(init=False)
     tokens: int = 0
     processed: int = 0
     norms: list[float] = field(default_factory=list)
@@ -44,6 +46,8 @@ class Totals:
         self.ratio_max = torch.zeros((), device=self.device)
         self.importance_max = torch.zeros((), device=self.device)
         self.gap = torch.full((), -1.0, device=self.device)
+        self.gap_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.gap_tokens = torch.zeros((), dtype=torch.float64, device=self.device)
 
     @torch.no_grad()
     def add(
@@ -79,8 +83,10 @@ class Totals:
         self.tokens += len(tensors.targets)
         if gap_version is not None:
             gaps = (scores.logprobs - tensors.behaviour).abs()
-            current = torch.where(tensors.versions == gap_version, gaps, -1.0)
-            self.gap = torch.maximum(self.gap, current.max())
+            current = tensors.versions == gap_version
+            self.gap = torch.maximum(self.gap, torch.where(current, gaps, -1.0).max())
+            self.gap_sum += torch.where(current, gaps, 0.0).double().sum()
+            self.gap_tokens += current.double().sum()
 
     def keep(self, tensors: PassTensors, logprobs: torch.Tensor) -> None:
         """Remember the logprobs of the trained tokens of a pass."""
@@ -118,4 +124,5 @@ class Totals:
         gap = float(self.gap)
         if gap >= 0:
             found["logprob_gap"] = gap
+            found["logprob_gap_mean"] = float(self.gap_sum / self.gap_tokens)
         return found

@@ -105,6 +105,15 @@ class TorchTrainer(Trainer):
         :raises WeightsLostError: an update failed half-way, or the weights were damaged before.
         :raises TrainerError: the batch is malformed, or does not fit into memory; all is as before.
         """
+        report = self._computed(batch, rehearsal=False)
+        self._progress = replace(self._progress, steps=self._progress.steps + 1)
+        return report
+
+    def rehearse(self, batch: TrainBatch) -> StepReport:
+        """Compute the passes of `step`, and apply none."""
+        return self._computed(batch, rehearsal=True)
+
+    def _computed(self, batch: TrainBatch, *, rehearsal: bool) -> StepReport:
         policy, _ = self._started()
         started = time.perf_counter()
         units = dealing_units(batch.episodes, self._algorithm.minibatches)
@@ -113,8 +122,9 @@ class TorchTrainer(Trainer):
         )
         check_finite(batch)
         limits = Limits(self._options.loss_limit, self._options.grad_norm_limit)
-        applied = train_on(policy, self._algorithm, limits, batch, self._progress)
-        self._progress = replace(self._progress, steps=self._progress.steps + 1)
+        applied = train_on(
+            policy, self._algorithm, limits, batch, self._progress, rehearsal=rehearsal
+        )
         update = applied.update
         return StepReport(
             step=batch.step,

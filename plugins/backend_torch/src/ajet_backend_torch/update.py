@@ -144,7 +144,7 @@ class BatchUpdate:
         With truncated importance weights these are those before the step. Of several optimiser steps the first is
         computed with its weights, but maybe under dropout: old logprobs of two kinds would be compared then.
         """
-        if self._algorithm.importance == "ratio" or optimiser_steps == 1:
+        if self._algorithm.importance != "truncated" or optimiser_steps == 1:
             return len(first)
         return 0 if self._policy.has_dropout else 1
 

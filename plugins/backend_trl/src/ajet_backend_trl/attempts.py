@@ -44,6 +44,7 @@ class BatchStep:
 
     :param limit: as `TrlTrainerSettings.grad_norm_limit`.
     :param progress: where the trainer was before this step.
+    :param rehearsal: nothing is applied.
     """
 
     policy: TrlPolicy
@@ -51,6 +52,7 @@ class BatchStep:
     limit: float | None
     batch: TrainBatch
     progress: Progress
+    rehearsal: bool = False
 
     def apply(self) -> Applied:
         """Train; if memory runs out, again with a smaller `TrlPolicy.token_budget`, which stays.
@@ -163,6 +165,7 @@ class BatchStep:
             gap_version=progress.policy_version,
             means=self.policy.trainer.measures + (("kl",) if self.algorithm.kl_coef > 0 else ()),
             has_importance=truncated,
+            rehearsal=self.rehearsal,
         )
         work = Work(
             plan=plan,
@@ -185,6 +188,9 @@ class BatchStep:
                 mine = self.policy.trainer.accelerator.process_index
                 tallies = gather_object([tally])
                 tally.merge(tallies[:mine] + tallies[mine + 1 :])
+            if self.rehearsal and before is not None and applied:
+                # DeepSpeed applies what it has.
+                optimiser.restore(before)
         except Exception as error:
             if self._processes > 1 and not isinstance(error, TrainerError):
                 # The others are at it still: what all do together, as restoring may be, would wait for them for ever.
@@ -193,7 +199,7 @@ class BatchStep:
             optimiser.zero_grad()
             if before is not None:
                 optimiser.restore(before)
-            elif tally.norms and tally.refused is None:
+            elif tally.norms and tally.refused is None and not self.rehearsal:
                 optimiser.torn = True
             if error is tally.refused and not optimiser.is_finite():
                 raise WeightsLostError(

@@ -14,6 +14,7 @@ WEIGHT_CHANNELS = ("safetensors_dir", CHANNEL)
 ALGORITHM_FIELDS = frozenset(
     {
         "advantage",
+        "call_credit",
         "discount",
         "aggregation",
         "clip_low",
@@ -43,7 +44,7 @@ SUPERVISED_FIELDS = ALGORITHM_FIELDS - {
     "entropy_coef",
 }
 
-DISTILLATION_FIELDS = SUPERVISED_FIELDS - {"advantage", "discount"}
+DISTILLATION_FIELDS = SUPERVISED_FIELDS - {"advantage", "call_credit", "discount"}
 
 
 @hookimpl
@@ -60,6 +61,7 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
                 algorithm_fields=ALGORITHM_FIELDS,
                 lora=True,
                 reloads=True,
+                rehearses=True,
             ),
         ),
         TrainerSpec(
@@ -72,6 +74,7 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
                 algorithm_fields=SUPERVISED_FIELDS,
                 lora=True,
                 reloads=True,
+                rehearses=True,
             ),
         ),
         TrainerSpec(
@@ -84,6 +87,7 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
                 algorithm_fields=DISTILLATION_FIELDS,
                 lora=True,
                 reloads=True,
+                rehearses=True,
             ),
         ),
     )

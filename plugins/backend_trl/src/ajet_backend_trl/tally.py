@@ -34,6 +34,7 @@ class Tally:
     :ivar known: logprobs of the computed rows, as first computed.
     :ivar known_since: by row, how many optimiser steps were before that; those that are not in it were scored beforehand.
     :ivar norms: gradient norm of each optimiser step, as `losses`.
+    :param rehearsal: no gradient is applied.
     :ivar refused: why the batch is not to be applied.
     """
 
@@ -42,6 +43,7 @@ class Tally:
     gap_version: int
     means: Sequence[str]
     has_importance: bool
+    rehearsal: bool = False
     known: dict[int, torch.Tensor] = field(default_factory=dict)
     known_since: dict[int, int] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
@@ -52,6 +54,8 @@ class Tally:
     ratio_max: float = 0.0
     importance_max: float = 0.0
     gap: float = -1.0
+    gap_sum: float = 0.0
+    gap_tokens: int = 0
     refused: StepRefusedError | None = None
     loss: float = 0.0
     logprob_sum: float = 0.0
@@ -93,6 +97,8 @@ class Tally:
             if bool(current.any()):
                 gaps = (logprobs - part.behaviour)[current].abs()
                 self.gap = max(self.gap, float(gaps.max()))
+                self.gap_sum += float(gaps.double().sum())
+                self.gap_tokens += len(gaps)
 
     @torch.no_grad()
     def weigh(self, part: MicroBatch, importance: torch.Tensor, cap: float) -> None:
@@ -127,7 +133,7 @@ class Tally:
         except StepRefusedError as refusal:
             self.refused = refusal
             return False
-        return True
+        return not self.rehearsal
 
     def merge(self, others: Sequence[Tally]) -> None:
         """Add what other processes summed up; loss and norms are the same on all of them."""
@@ -145,6 +151,8 @@ class Tally:
             self.ratio_max = max(self.ratio_max, other.ratio_max)
             self.importance_max = max(self.importance_max, other.importance_max)
             self.gap = max(self.gap, other.gap)
+            self.gap_sum += other.gap_sum
+            self.gap_tokens += other.gap_tokens
 
     def metrics(self, epochs: int) -> dict[str, float]:
         """Means over tokens and optimiser steps.
@@ -168,4 +176,5 @@ class Tally:
             found["importance_capped"] = self.sums["capped"] * epochs / tokens
         if self.gap >= 0:
             found["logprob_gap"] = self.gap
+            found["logprob_gap_mean"] = self.gap_sum / self.gap_tokens
         return found

@@ -144,16 +144,26 @@ class TrlTrainer(Trainer):
         :raises WeightsLostError: an update failed half-way, or the weights were damaged before.
         :raises TrainerError: the batch is malformed, or does not fit into memory; all is as before.
         """
+        report = self._computed(batch, rehearsal=False)
+        self._progress = replace(self._progress, steps=self._progress.steps + 1)
+        return report
+
+    def rehearse(self, batch: TrainBatch) -> StepReport:
+        """Compute the passes of `step`, and apply none."""
+        return self._computed(batch, rehearsal=True)
+
+    def _computed(self, batch: TrainBatch, *, rehearsal: bool) -> StepReport:
         policy, _ = self._started()
         started = time.perf_counter()
         # Linear sequences are of one episode each.
         check_batch(batch, policy.vocab_size, list(range(len(batch.episodes))), trees=False)
         check_finite(batch)
         limit = self._options.grad_norm_limit
-        with self._peers_do("step", batch):
+        with self._peers_do("rehearse" if rehearsal else "step", batch):
             chosen = self._trained(batch)
-            applied = BatchStep(policy, self._algorithm, limit, chosen, self._progress).apply()
-        self._progress = replace(self._progress, steps=self._progress.steps + 1)
+            applied = BatchStep(
+                policy, self._algorithm, limit, chosen, self._progress, rehearsal
+            ).apply()
         return StepReport(
             step=batch.step,
             metrics={

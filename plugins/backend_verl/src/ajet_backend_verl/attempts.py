@@ -49,6 +49,7 @@ class BatchStep:
     """A valid batch to be trained on.
 
     :param progress: where the trainer was before this step.
+    :param rehearsal: nothing is applied.
     """
 
     policy: VerlPolicy
@@ -56,6 +57,7 @@ class BatchStep:
     options: VerlTrainerSettings
     batch: TrainBatch
     progress: Progress
+    rehearsal: bool = False
 
     def apply(self) -> Applied:
         """Train; if memory runs out, again with a smaller `VerlPolicy.token_budget`, which stays.
@@ -138,7 +140,7 @@ class BatchStep:
         steps = len(plan.minibatches)
         guard = StepGuard(self.batch.step, steps, Limits(None, self.options.grad_norm_limit))
         # A single update that is refused is not applied at all.
-        copied = steps > 1 or policy.trained <= ALWAYS_COPIED
+        copied = not self.rehearsal and (steps > 1 or policy.trained <= ALWAYS_COPIED)
         changed = False
         try:
             known, tally, correction = self._before(plan)
@@ -148,7 +150,7 @@ class BatchStep:
                 done, logprobs = self._update(plan, minibatch, number, known)
                 if done.refused:
                     raise StepRefusedError(done.refused)
-                changed = True
+                changed = not self.rehearsal
                 tally.add(done, logprobs)
             if not workers.is_finite():
                 raise guard.weights_refused()
@@ -220,6 +222,7 @@ class BatchStep:
             rows=minibatch.count,
             learning_rate=self._rate,
             grad_norm_limit=self.options.grad_norm_limit,
+            rehearsal=self.rehearsal,
         )
         done = policy.workers.update(data, orders)
         return done[0], _joined(plan.rows, parts, [each.logprobs for each in done])

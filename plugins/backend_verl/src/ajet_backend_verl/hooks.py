@@ -14,6 +14,7 @@ WEIGHT_CHANNELS = ("safetensors_dir", CHANNEL)
 ALGORITHM_FIELDS = frozenset(
     {
         "advantage",
+        "call_credit",
         "discount",
         "aggregation",
         "clip_low",

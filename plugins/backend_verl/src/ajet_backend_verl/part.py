@@ -22,6 +22,7 @@ class Orders:
     :param tokens: sampled tokens of the minibatch, all workers' and those of rows that are left out too; as `rows`.
     :param learning_rate: of its optimiser step.
     :param grad_norm_limit: as `VerlTrainerSettings.grad_norm_limit`.
+    :param rehearsal: the gradient is not applied.
     """
 
     step: int
@@ -31,6 +32,7 @@ class Orders:
     rows: int
     learning_rate: float
     grad_norm_limit: float | None
+    rehearsal: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ajet_backend_torch.models import check_model_directory, without_progress_bar
+from ajet_backend_torch.models import (
+    check_model_directory,
+    load_config,
+    without_progress_bar,
+)
 from ajet_backend_torch.optimiser import Snapshot
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from ajet_backend_verl.cluster import Cluster
 from ajet_backend_verl.configs import actor_config, reference_config, worker_config
@@ -22,7 +26,7 @@ from ajet_backend_verl.lora import merged
 from ajet_backend_verl.settings import WEIGHS_ITSELF, VerlTrainerSettings
 from ajet_backend_verl.shards import STATE, WEIGHTS
 from ajet_backend_verl.surroundings import variables
-from ajet_core.errors import ConfigError, ModelDirectoryError
+from ajet_core.errors import ConfigError
 from ajet_core.interfaces import TrainerInfo, WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
 
@@ -56,7 +60,7 @@ class VerlPolicy:
         self._torn = ""
         self._model = model
         check_model_directory(Path(model.path))
-        self._config: Any = _config_of(model)
+        self._config: Any = load_config(Path(model.path))
         self.dtype = _dtype_of(model, self._config, device)
         self.vocab_size = int(self._config.get_text_config().vocab_size)
         cuda = device.type == "cuda"
@@ -157,16 +161,6 @@ class VerlPolicy:
         """End workers, and Ray if it was started here."""
         self.workers.close()
         self._cluster.close()
-
-
-def _config_of(model: ModelConfig) -> Any:
-    try:
-        return AutoConfig.from_pretrained(model.path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelDirectoryError(
-            f"the configuration of {model.path} is none that transformers can load without running code: {error}",
-            param="model.path",
-        ) from error
 
 
 def _dtype_of(model: ModelConfig, config: Any, device: torch.device) -> torch.dtype:

@@ -73,7 +73,7 @@ class VerlTrainerSettings(ComponentSettings):
     :param workers_per_node: of each; a GPU or a CPU for each.
     :param start_seconds: how long to wait for a place for all workers, as when a node is down.
     :param adv_estimator: verl's ``algorithm.adv_estimator``, see `ESTIMATORS`. None takes the advantages that come with
-        the batch, which are what `AlgorithmConfig.advantage` and ``discount`` say.
+        the batch, which are what `AlgorithmConfig.advantage`, ``call_credit`` and ``discount`` say.
     :param loss_mode: verl's ``actor_rollout_ref.actor.policy_loss.loss_mode``.
     :param loss_agg_mode: verl's ``actor_rollout_ref.actor.loss_agg_mode``, with verl's own weighing of tokens, where a
         row is a sequence of the batch. None weighs tokens as `AlgorithmConfig.aggregation` says.
@@ -169,7 +169,7 @@ def check_algorithm(options: VerlTrainerSettings, algorithm: AlgorithmConfig) ->
     """
     plain = AlgorithmConfig()
     if options.adv_estimator is not None:
-        for name in ("advantage", "discount"):
+        for name in ("advantage", "call_credit", "discount"):
             if getattr(algorithm, name) != getattr(plain, name):
                 raise ConfigError(
                     f"trainer.settings.adv_estimator {options.adv_estimator!r} and algorithm.{name} both say what "
@@ -189,9 +189,9 @@ def check_algorithm(options: VerlTrainerSettings, algorithm: AlgorithmConfig) ->
                 f"{algorithm.aggregation!r}: set trainer.settings.loss_agg_mode, where the loss has one",
                 param="algorithm.aggregation",
             )
-    if options.correction and algorithm.importance != plain.importance:
+    if options.correction and algorithm.importance == "truncated":
         raise ConfigError(
             f"algorithm.importance {algorithm.importance!r} and verl's algorithm.rollout_correction both say how tokens "
-            "are weighed that other weights sampled: leave out one of them",
+            "are weighed that other weights sampled: leave out one of them (with mode async, set the former to 'ratio')",
             param="algorithm.importance",
         )

@@ -36,6 +36,8 @@ class Tally:
     ratio_max: float = 0.0
     tokens: int = 0
     gap: float = -1.0
+    gap_sum: float = 0.0
+    gap_tokens: int = 0
 
     def score(self, found: Mapping[int, Floats]) -> None:
         """Logprobs of rows under the weights before the step were computed by a pass of their own."""
@@ -67,7 +69,10 @@ class Tally:
             self.tokens += len(ratios)
             current = inside & (np.array(row.versions) == self.gap_version)
             if first and current.any():
-                self.gap = max(self.gap, float(np.abs(found - behaviour)[current].max()))
+                gaps = np.abs(found - behaviour)[current].astype(np.float64)
+                self.gap = max(self.gap, float(gaps.max()))
+                self.gap_sum += float(gaps.sum())
+                self.gap_tokens += len(gaps)
 
     def metrics(self, *, has_kl: bool) -> dict[str, float]:
         """Means over tokens and optimiser steps."""
@@ -84,6 +89,7 @@ class Tally:
             found["kl"] = self.sums["kl"] / tokens
         if self.gap >= 0:
             found["logprob_gap"] = self.gap
+            found["logprob_gap_mean"] = self.gap_sum / self.gap_tokens
         return found
 
 

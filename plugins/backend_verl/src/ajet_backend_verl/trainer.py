@@ -117,6 +117,15 @@ class VerlTrainer(Trainer):
             before.
         :raises TrainerError: the batch is malformed, or does not fit into memory; all is as before.
         """
+        report = self._computed(batch, rehearsal=False)
+        self._progress = replace(self._progress, steps=self._progress.steps + 1)
+        return report
+
+    def rehearse(self, batch: TrainBatch) -> StepReport:
+        """Compute the passes of `step`, and apply none."""
+        return self._computed(batch, rehearsal=True)
+
+    def _computed(self, batch: TrainBatch, *, rehearsal: bool) -> StepReport:
         from ajet_backend_verl.attempts import BatchStep
 
         policy, _ = self._started()
@@ -124,8 +133,9 @@ class VerlTrainer(Trainer):
         # Linear sequences are of one episode each.
         check_batch(batch, policy.vocab_size, list(range(len(batch.episodes))), trees=False)
         check_finite(batch)
-        applied = BatchStep(policy, self._algorithm, self._options, batch, self._progress).apply()
-        self._progress = replace(self._progress, steps=self._progress.steps + 1)
+        applied = BatchStep(
+            policy, self._algorithm, self._options, batch, self._progress, rehearsal
+        ).apply()
         return StepReport(
             step=batch.step,
             metrics={

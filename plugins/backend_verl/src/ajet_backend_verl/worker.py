@@ -150,10 +150,12 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
             norm = fsdp2_clip_grad_norm_(engine.module.parameters(), max_norm=math.inf)
             norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
             refused = self._refused(orders, loss, sums["logprob"], norm)
-            if not refused:
+            if not refused and not orders.rehearsal:
                 for group in engine.optimizer.param_groups:
                     group["lr"] = orders.learning_rate
                 engine.optimizer_step()
+            elif orders.rehearsal:
+                engine.optimizer_zero_grad()
         return Done(logprobs.float().cpu().numpy(), loss, float(norm), sums, refused)
 
     def _summed(self, loss: float) -> tuple[float, dict[str, float]]:

@@ -28,6 +28,7 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
                 sleep=True,
                 penalties=True,
                 grammar=True,
+                seals=True,
             ),
             sleep_setting="sleep",
         ),

@@ -16,6 +16,7 @@ from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import HttpClient, HttpModelServer, Piece, ServerGoneError, ServerRefusedError
 from ajet_core.served.launching import model_config
 from ajet_core.served.probing import PROBE, is_scaled, is_whole, probed
+from ajet_core.served.sealing import of_all_ranks
 from ajet_core.shaping import is_shaped, what_a_server_is_told
 from ajet_engine_sglang.group import SglangMember
 
@@ -33,6 +34,8 @@ SLEEPS = "--enable-memory-saver --enable-weights-cpu-backup"
 _SLEEPS = ("enable_memory_saver", "enable_weights_cpu_backup")
 # As in_server/ajet_sglang_scheduler.py has it.
 _SHAPING = "ajet_shaping"
+# As in_server/ajet_sglang_weights.py has it.
+_LOADED = "ajet_loaded"
 _LOAD = {"sglang:num_running_reqs": "running", "sglang:num_queue_reqs": "waiting"}
 
 
@@ -218,6 +221,13 @@ class SglangServer(HttpModelServer):
             "flush_cache": True,
         }
         await self.ask("/update_weights_from_disk", body)
+
+    async def checksums(self) -> dict[str, str] | None:
+        """What all schedulers say that they have loaded; None of a server that was not started here."""
+        if not self._shapes:
+            return None
+        answer = await self.ask("/weights_checker", {"action": _LOADED})
+        return of_all_ranks([rank["checksums"] for rank in answer["ranks"]])
 
     async def stats(self) -> EngineStats:
         """Tokens as they arrived here, requests from ``/metrics``."""

@@ -23,6 +23,7 @@ from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import HttpClient, HttpModelServer, Piece, ServerGoneError, ServerRefusedError
 from ajet_core.served.launching import SHARED_IN_SERVER, model_config
 from ajet_core.served.probing import PROBE, PROBED_IDS, is_scaled, is_whole, probed
+from ajet_core.served.sealing import of_all_ranks
 from ajet_core.shaping import is_shaped, what_a_server_is_told
 from ajet_engine_vllm.group import VllmMember
 from ajet_engine_vllm.settings import VllmEngineSettings
@@ -209,6 +210,10 @@ class VllmServer(HttpModelServer):
             raise EngineError("the prefix cache could not be emptied after the weights had changed")
         version = {"new_version": str(update.policy_version)}
         await self.ask("/update_weight_version", version)
+
+    async def checksums(self) -> dict[str, str] | None:
+        """What all workers say that they have loaded."""
+        return of_all_ranks(await self._rpc("ajet_loaded_weights", {}))
 
     async def stats(self) -> EngineStats:
         """From ``/metrics``."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from ajet_sglang_weights import tell_loaded_weights
 from ajet_shaping import Grammars, Placed
 from sglang.srt.layers.sampler import Sampler, register_sampler_backend
 from sglang.srt.managers.scheduler import run_scheduler_process
@@ -92,8 +93,9 @@ class ShapingSampler(Sampler):  # type: ignore[misc]
 
 
 def run_scheduler(*arguments: Any, **named: Any) -> Any:
-    """SGLang's scheduler with `ShapingSampler`."""
+    """SGLang's scheduler with `ShapingSampler`, which tells what it has loaded."""
     accept_no_code()
+    tell_loaded_weights()
     for backend in _BACKENDS:
         register_sampler_backend(backend, ShapingSampler)
     return run_scheduler_process(*arguments, **named)

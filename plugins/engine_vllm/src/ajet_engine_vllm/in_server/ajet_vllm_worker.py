@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from ajet_checksums import LoadedWeights
 from ajet_shaping import Followed, Grammars
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
@@ -125,6 +126,8 @@ class WorkerExtension:
     # Of the group that weights are broadcast in: its store, which it goes on reading, and itself.
     ajet_store: Any = None
     ajet_group: Any = None
+    # None before the first load.
+    ajet_loaded: LoadedWeights | None = None
 
     def ajet_reload_weights(self, path: str) -> None:
         """Load a directory's weights into the running model."""
@@ -188,9 +191,21 @@ class WorkerExtension:
 
         self._ajet_reload(weights_iterator=received())
 
+    def ajet_loaded_weights(self) -> dict[str, str]:
+        """Checksums by tensor of what was loaded last and is in memory; of the start nothing is known."""
+        if self.ajet_loaded is None:
+            return {}
+        parameters = self.model_runner.get_model().named_parameters()
+        found: dict[str, str] = self.ajet_loaded.report(parameters)
+        return found
+
     def _ajet_reload(self, **source: Any) -> None:
-        self.model_runner.reload_weights(**source)
-        for module in self.model_runner.get_model().modules():
+        loaded = self.ajet_loaded = self.ajet_loaded or LoadedWeights()
+        loaded.begin()
+        model = self.model_runner.get_model()
+        with loaded.noting(model, self.vllm_config.model_config.dtype):
+            self.model_runner.reload_weights(**source)
+        for module in model.modules():
             method = getattr(module, "quant_method", None)
             if isinstance(module, ParallelLMHead) and isinstance(
                 method, UnquantizedEmbeddingMethod

@@ -1,4 +1,4 @@
-"""Tokenizer, template and model of the demo."""
+"""Tokenizer, template and model for worlds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet_core.demo import tiny_model
-from ajet_core.demo.demonstrations import assistant_turn, demonstrate, encode_turn
-from ajet_core.demo.gridwalk import DIRECTIONS, TOOLS, GridWalk
 from ajet_core.errors import ConfigError
+from ajet_core.interfaces import WorldAnswer, WorldCall
+from ajet_core.worlds import load_world, tiny_model, world_specs
+from ajet_core.worlds.demonstrations import assistant_turn, demonstrate, encode_turn
+from ajet_core.worlds.grid import GridWorld
+from ajet_core.worlds.gridwalk import DIRECTIONS, TOOLS, GridWalk
+from ajet_core.worlds.rehearsal import rehearse
 
 pytestmark = pytest.mark.torch
 
@@ -33,7 +36,7 @@ def one_thread() -> None:
 
 @functools.cache
 def the_tokenizer() -> Any:
-    return tiny_model.build_tokenizer()
+    return tiny_model.build_tokenizer([GridWorld()])
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +56,10 @@ def call(direction: str, id_: str = "c1") -> dict[str, Any]:
         "type": "function",
         "function": {"name": "move", "arguments": arguments},
     }
+
+
+def moving(direction: str) -> WorldAnswer:
+    return WorldAnswer(calls=(WorldCall.of("move", direction=direction),))
 
 
 def conversation() -> list[dict[str, Any]]:
@@ -108,19 +115,21 @@ def test_template_and_renderer_agree_on_odd_texts(
 
 @pytest.mark.parametrize("direction", list(DIRECTIONS))
 def test_a_turn_survives_parsing(tokenizer: Any, renderer: Any, direction: str) -> None:
-    token_ids = encode_turn(tokenizer, assistant_turn(direction))
+    token_ids = encode_turn(tokenizer, assistant_turn(moving(direction)))
     parsed = renderer.parse_response(token_ids, tools=TOOLS)
     (found,) = parsed.tool_calls
     assert (parsed.content, found.name, found.arguments) == ("", "move", {"direction": direction})
 
 
 def test_demonstrations_are_what_the_gateway_serves(tokenizer: Any, renderer: Any) -> None:
-    demo = demonstrate(renderer, tokenizer, "t", random.Random(1))
+    (demo,) = demonstrate(renderer, tokenizer, GridWorld(), "t", random.Random(1))
     assert len(demo.token_ids) == len(demo.sampled)
     sampled = [t for t, s in zip(demo.token_ids, demo.sampled, strict=True) if s]
     turns = tokenizer.decode(sampled, skip_special_tokens=False).split("<|im_end|>")[:-1]
     assert 2 <= len(turns) <= 6
-    assert all(f"{turn}<|im_end|>" in map(assistant_turn, DIRECTIONS) for turn in turns)
+    assert all(
+        f"{turn}<|im_end|>" in map(assistant_turn, map(moving, DIRECTIONS)) for turn in turns
+    )
 
 
 def test_prompts_are_short_and_any_text_survives(tokenizer: Any, renderer: Any) -> None:
@@ -131,14 +140,19 @@ def test_prompts_are_short_and_any_text_survives(tokenizer: Any, renderer: Any) 
     assert tokenizer.decode(tokenizer.encode(odd), skip_special_tokens=False) == odd
 
 
-def test_the_warm_up_lowers_the_loss_and_reports(tokenizer: Any, renderer: Any) -> None:
+def test_the_warm_up_lowers_the_loss_and_reports(tokenizer: Any) -> None:
     model = tiny_model.build_model(tokenizer, seed=0)
     seen: list[tiny_model.WarmupProgress] = []
-    last = tiny_model.warm_up(model, tokenizer, renderer, seed=0, steps=12, progress=seen.append)
+    last = tiny_model.warm_up(
+        model, tokenizer, [GridWorld()], seed=0, steps=12, progress=seen.append
+    )
     assert [p.step for p in seen] == list(range(1, 13))
     assert {p.steps for p in seen} == {12}
     assert last == seen[-1].loss
     assert seen[-1].loss < 0.6 * seen[0].loss
+
+
+create = functools.partial(tiny_model.create_tiny_model, worlds=[GridWorld()])
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -147,7 +161,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 def test_the_seed_decides_everything(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        tiny_model.create_tiny_model(tmp_path / name, seed=seed, warmup_steps=2)
+        create(tmp_path / name, seed=seed, warmup_steps=2)
     assert files(tmp_path / "a") == files(tmp_path / "b")
     changed = {
         n for n, content in files(tmp_path / "a").items() if files(tmp_path / "c")[n] != content
@@ -158,7 +172,7 @@ def test_the_seed_decides_everything(tmp_path: Path) -> None:
 def test_the_directory_is_a_hugging_face_model(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    report = tiny_model.create_tiny_model(tmp_path / "m", seed=0, warmup_steps=0)
+    report = create(tmp_path / "m", seed=0, warmup_steps=0)
     assert report.loss is None
     assert 100_000 < report.parameters < 200_000
     assert {p.name for p in tmp_path.iterdir()} == {"m"}
@@ -171,13 +185,12 @@ def test_the_directory_is_a_hugging_face_model(tmp_path: Path) -> None:
     prompt = tokenizer.apply_chat_template(
         GridWalk("0").messages(), tools=TOOLS, add_generation_prompt=True, return_dict=False
     )
-    assert len(prompt) == report.prompt_tokens
     assert model(input_ids=torch.tensor([prompt])).logits.shape[-1] == report.vocabulary
 
 
 def test_a_model_is_never_written_over(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exists"):
-        tiny_model.create_tiny_model(tmp_path, seed=0)
+        create(tmp_path, seed=0)
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
@@ -188,3 +201,50 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full"):
         tiny_model.save(Broken(), Broken(), tmp_path / "m")
     assert list(tmp_path.iterdir()) == []
+
+
+WORLDS = [spec.name for spec in world_specs()]
+
+
+@functools.cache
+def tokenizer_of_all() -> Any:
+    return tiny_model.build_tokenizer([load_world(name) for name in WORLDS])
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_one_tokenizer_serves_every_world(name: str) -> None:
+    world, tokenizer = load_world(name), tokenizer_of_all()
+    renderer = tiny_model.qwen3_renderer(tokenizer)
+    for policy in (world.expert, world.novice):
+        for exchange in rehearse(world, "t", policy, random.Random(0)).exchanges:
+            prompt, said = exchange.prompt, exchange.answer
+            tools = list(prompt.tools) or None
+            rendered = renderer.render_ids(
+                list(prompt.messages), tools=tools, add_generation_prompt=True
+            )
+            assert by_template(tokenizer, list(prompt.messages), tools, True) == rendered
+            token_ids = encode_turn(tokenizer, assistant_turn(said))
+            parsed = renderer.parse_response(token_ids, tools=tools)
+            calls = [(call.name, call.arguments) for call in parsed.tool_calls]
+            assert parsed.content == said.text
+            assert calls == [(call.name, json.loads(call.arguments)) for call in said.calls]
+            assert len(token_ids) <= prompt.max_tokens
+
+
+def test_a_rewritten_history_is_a_conversation_of_its_own() -> None:
+    world, tokenizer = load_world("memory"), tokenizer_of_all()
+    shown = demonstrate(
+        tiny_model.qwen3_renderer(tokenizer), tokenizer, world, "t", random.Random(0)
+    )
+    texts = [tokenizer.decode(one.token_ids, skip_special_tokens=False) for one in shown]
+    assert len(texts) == 5, "20 turns with a note every fourth"
+    assert all(text.count("<|im_start|>assistant") == 4 for text in texts)
+    assert all("note" in text for text in texts[:4])
+    assert "open" in texts[4]
+
+
+def test_a_model_may_be_made_for_several_worlds(tmp_path: Path) -> None:
+    worlds = [load_world("bandit"), load_world("pair")]
+    report = tiny_model.create_tiny_model(tmp_path / "m", worlds=worlds, seed=0, warmup_steps=2)
+    assert report.loss is not None
+    assert (tmp_path / "m" / "model.safetensors").is_file()

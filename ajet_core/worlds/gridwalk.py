@@ -1,4 +1,4 @@
-"""GridWalk: the task of the demo, small enough to be learnt from nothing on one CPU core.
+"""GridWalk: a walk that a tiny model learns from nothing on one CPU core.
 
 An agent stands on a 4 x 4 grid and walks to a goal with one tool, ``move(direction)``. Every reply
 says where the goal is from here ("goal is 2 down and 1 left"), so the right move can always be read
@@ -164,6 +164,12 @@ def read_direction(name: str, arguments: str) -> str | None:
     direction = parsed.get("direction") if isinstance(parsed, dict) else None
     usable = name == "move" and isinstance(direction, str) and direction in DIRECTIONS
     return direction if usable else None
+
+
+def directions_in(observation: str) -> list[str]:
+    """The directions that an observation of the goal names, in the order of `DIRECTIONS`."""
+    words = observation.split()
+    return [direction for direction in DIRECTIONS if direction in words]
 
 
 def distance(a: Cell, b: Cell) -> int:

@@ -1,0 +1,159 @@
+"""The world: a small environment in which an agent can be trained and measured.
+
+A world holds no connection and no model. It asks a `Chat` for answers, so the same program is played by
+a served model, by its own expert, or by a novice whose games warm a model up.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from ajet_core.interfaces.context import ComponentSettings
+from ajet_core.protocol import AlgorithmConfig, BatchConfig, TimelineConfig
+
+Split = Literal["train", "eval"]
+Message = Mapping[str, Any]
+"""A message or a tool, as the chat completions API of OpenAI defines it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldCall:
+    """A tool call as the model wrote it.
+
+    :param arguments: JSON, if the model wrote valid JSON.
+    """
+
+    name: str
+    arguments: str
+    id: str = "call"
+
+    @classmethod
+    def of(cls, name: str, **arguments: object) -> WorldCall:
+        """A call with these arguments."""
+        return cls(name, json.dumps(arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class WorldAnswer:
+    """What the model answered.
+
+    :param id: of the completion; the key of `WorldOutcome.call_rewards`.
+    """
+
+    text: str = ""
+    calls: tuple[WorldCall, ...] = ()
+    id: str = ""
+
+    def message(self) -> Message:
+        """The answer as a message of the history."""
+        if not self.calls:
+            return {"role": "assistant", "content": self.text}
+        calls = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in self.calls
+        ]
+        return {"role": "assistant", "content": self.text or None, "tool_calls": calls}
+
+
+@dataclass(frozen=True, slots=True)
+class WorldPrompt:
+    """What the model is asked.
+
+    :param agent: who speaks, in a world of several agents; sent as ``x-ajet-agent``.
+    :param max_tokens: most tokens of the answer.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Message] = ()
+    agent: str = ""
+    max_tokens: int = 32
+
+
+class Chat(ABC):
+    """The model of one episode, as a world sees it."""
+
+    @abstractmethod
+    async def ask(self, prompt: WorldPrompt) -> WorldAnswer:
+        """The model's answer to `prompt`."""
+
+    @abstractmethod
+    async def wait(self, seconds: float) -> None:
+        """Let time pass, as a slow tool does; a rehearsal only counts it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldOutcome:
+    """How an episode ended.
+
+    :param reward: what the model is trained on, within `World.reward_range`.
+    :param success: 0 to 1; what the world is measured by. The reward may hold more, such as a penalty for
+        an answer in the wrong form.
+    :param components: further numbers for the logs.
+    :param call_rewards: rewards of single calls, by `WorldAnswer.id`.
+    :param agent_rewards: rewards by agent, for worlds of several agents.
+    """
+
+    reward: float
+    success: float
+    components: Mapping[str, float] = field(default_factory=dict)
+    call_rewards: Mapping[str, float] = field(default_factory=dict)
+    agent_rewards: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldRecipe:
+    """How a tiny model learns a world on two CPU cores.
+
+    :param steps: training steps after which a healthy trainer has reached `target`.
+    :param target: mean success that counts as learned.
+    :param warmup_steps: supervised steps on the novice's games, before training.
+    """
+
+    steps: int
+    algorithm: AlgorithmConfig
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    timelines: TimelineConfig = field(default_factory=TimelineConfig)
+    target: float = 0.9
+    warmup_steps: int = 240
+
+
+class World(ABC):
+    """A small environment.
+
+    One object serves any number of concurrent episodes. All chance in an episode comes from its task, so
+    that the same task and the same answers give the same prompts and the same outcome, in any process.
+
+    :cvar recipe: how it is learned.
+    :cvar reward_range: least and greatest reward of an episode, of an agent and of a call.
+    """
+
+    recipe: ClassVar[WorldRecipe]
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
+    def __init__(self, settings: ComponentSettings | None = None) -> None:
+        self.settings = settings or ComponentSettings()
+
+    def task_ids(self, split: Split, seed: int, count: int, start: int = 0) -> list[str]:
+        """Ids of `count` tasks from number `start` on. Splits and seeds have no task in common."""
+        return [f"{split}-{seed}-{number}" for number in range(start, start + count)]
+
+    @abstractmethod
+    async def play(self, task_id: str, chat: Chat) -> WorldOutcome:
+        """Play one episode. It awaits nothing but `chat`."""
+
+    @abstractmethod
+    def expert(self, prompt: WorldPrompt, rng: random.Random) -> WorldAnswer:
+        """The best answer to what the prompt shows; what else it takes can be learned from rewards alone."""
+
+    @abstractmethod
+    def novice(self, prompt: WorldPrompt, rng: random.Random) -> WorldAnswer:
+        """An answer in the right form that mostly lacks the ability; a model is warmed up on these."""

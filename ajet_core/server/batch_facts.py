@@ -1,0 +1,66 @@
+"""Figures of a batch that tell whether it is fit to be trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ajet_core.averages import mean
+from ajet_core.interfaces import EpisodeRecord
+from ajet_core.server.rendering.call_metadata import MALFORMED_CALLS
+from ajet_core.timeline import Call, TrainBatch, rewards_differ
+
+
+def batch_facts(
+    records: Sequence[EpisodeRecord], calls: Sequence[Call], batch: TrainBatch
+) -> dict[str, float]:
+    """Numbers for the step's summary, named as `StepSummary` says.
+
+    :param calls: of all episodes, those left out that were aborted.
+    """
+    groups: dict[str, list[EpisodeRecord]] = {}
+    for record in records:
+        groups.setdefault(record.group, []).append(record)
+    equal = sum(not differ(members) for members in groups.values())
+    rewards = [record.reward or 0.0 for record in records]
+    sampled = sum(len(call.sampled_ids) for call in calls)
+    return {
+        "tasks": float(len(groups)),
+        "tasks_equal": float(equal),
+        "no_signal": float(not any(call.advantage for call in batch.calls)),
+        "reward_mean": _mean(rewards),
+        "reward_std": _std(rewards),
+        "advantage_bias": _bias([(call.advantage, len(call.logprobs)) for call in batch.calls]),
+        "calls_cut_off": float(sum(call.finish_reason == "length" for call in calls)),
+        "calls_malformed": float(sum(MALFORMED_CALLS in call.metadata for call in calls)),
+        "tokens_per_call": sampled / len(calls) if calls else 0.0,
+    }
+
+
+def differ(members: Sequence[EpisodeRecord]) -> bool:
+    """Whether the rewards of a task's episodes give any of them an advantage."""
+    return rewards_differ((r.reward or 0.0, r.call_rewards, r.agent_rewards) for r in members)
+
+
+def _bias(advantages: Sequence[tuple[float, int]]) -> float:
+    """The sum over tokens of the advantages of calls of so many tokens, over that of their absolute values."""
+    scale = max((abs(advantage) for advantage, _ in advantages), default=0.0)
+    if scale == 0:
+        return 0.0
+    weighed = [advantage / scale * tokens for advantage, tokens in advantages]
+    weight = math.fsum(map(abs, weighed))
+    return math.fsum(weighed) / weight if weight else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return mean(values) if values else 0.0
+
+
+def _std(values: Sequence[float]) -> float:
+    """The standard deviation of the population; no square can overflow."""
+    scale = max(map(abs, values), default=0.0)
+    if scale == 0:
+        return 0.0
+    scaled = [value / scale for value in values]
+    middle = mean(scaled)
+    return scale * math.sqrt(mean([(value - middle) ** 2 for value in scaled]))

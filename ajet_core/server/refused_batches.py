@@ -1,0 +1,104 @@
+"""Batches, and episodes of batches, that are set aside instead of being trained: kept in the store with the reason."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Set
+from dataclasses import replace
+
+from ajet_core.errors import DamagedRecordError, StepRefusedError
+from ajet_core.interfaces import BatchRecord
+from ajet_core.server.refusals import Refusals
+from ajet_core.server.rollouts import Rollouts
+from ajet_core.server.run_parts import RunParts
+
+_log = logging.getLogger("ajet.server")
+
+_SHOWN = 8
+
+
+class RefusedBatches:
+    """Sets batches aside, says so, and pauses the run when there are too many in a row.
+
+    :param refusals: counts them.
+    :param rollouts: are paused.
+    """
+
+    def __init__(self, parts: RunParts, refusals: Refusals, rollouts: Rollouts) -> None:
+        self._store, self._events = parts.store, parts.events
+        self._refusals = refusals
+        self._rollouts = rollouts
+
+    async def refuse(self, record: BatchRecord, error: StepRefusedError) -> BatchRecord | None:
+        """Set a batch aside.
+
+        :return: the batch if it was trained before, so that the trainer, not the batch, is at fault: it stays to be
+            trained, and the run is paused.
+        """
+        if self._refusals.spares(record.batch_id):
+            await self._rollouts.pause_itself(
+                f"batch {record.batch_id}, which was trained before the last restart, cannot be trained now: "
+                f"{error.message}. Look at the machine and the checkpoint; resuming tries it once more"
+            )
+            return record
+        reason = await self._reason(record.episode_ids, error)
+        await self._store.refuse_batch(record.batch_id, reason)
+        self._refusals.refused()
+        self._tell(replace(record, refused=reason), error)
+        if self._refusals.too_many:
+            await self._rollouts.pause_itself(
+                f"{self._refusals.in_a_row} batches in a row could not be trained, the last one because: {reason}. "
+                "The batches are kept: `ajet inspect --refused` shows their episodes"
+            )
+        return None
+
+    async def leave_out(
+        self, record: BatchRecord, culprits: Set[str], error: StepRefusedError
+    ) -> BatchRecord:
+        """Set some episodes of a batch aside, as a refused batch of their own.
+
+        :return: the batch without them.
+        """
+        aside = BatchRecord(
+            batch_id=secrets.token_hex(8),
+            step=record.step,
+            episode_ids=[i for i in record.episode_ids if i in culprits],
+            created_at=record.created_at,
+            refused=await self._reason(culprits, error),
+        )
+        await self._store.split_batch(record.batch_id, aside)
+        self._tell(aside, error)
+        kept = [i for i in record.episode_ids if i not in culprits]
+        return replace(record, episode_ids=kept)
+
+    async def _reason(self, episode_ids: Iterable[str], error: StepRefusedError) -> str:
+        """Why episodes are not trained, and whose they are."""
+        clients: Counter[str] = Counter()
+        for episode_id in episode_ids:
+            clients[await self._client(episode_id)] += 1
+        whose = ", ".join(f"{n} of client {client}" for client, n in clients.most_common(_SHOWN))
+        more = ", and others" if len(clients) > _SHOWN else ""
+        return f"{error.message} (episodes: {whose or 'none'}{more})"
+
+    async def _client(self, episode_id: str) -> str:
+        try:
+            episode = await self._store.get_episode(episode_id)
+        except DamagedRecordError:
+            # That may be what it is set aside for.
+            return "unknown"
+        return episode.client_id if episode is not None else "unknown"
+
+    def _tell(self, record: BatchRecord, error: StepRefusedError) -> None:
+        _log.error("batch %s was refused: %s", record.batch_id, record.refused)
+        self._events.emit(
+            "refused",
+            {
+                "batch_id": record.batch_id,
+                "step": record.step,
+                "episodes": len(record.episode_ids),
+                "reason": record.refused,
+                "error": error.to_payload(),
+            },
+        )

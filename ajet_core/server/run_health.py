@@ -1,0 +1,136 @@
+"""The findings about a run's training: told as they begin and end, and kept where everybody looks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from ajet_core.interfaces import BatchRecord, StepRecord
+from ajet_core.protocol import FailureConfig, Finding, StepSummary
+from ajet_core.server.checkpoints import CheckpointFolder
+from ajet_core.server.health import HealthFinding, HealthMonitor
+from ajet_core.server.run_parts import RunParts
+from ajet_core.server.training_data import TrainingData
+
+_log = logging.getLogger("ajet.server")
+
+# By so many steps at most is what was wrong found later than it began to show.
+_LATE = 5
+
+
+class BatchHeld(Exception):  # noqa: N818 - no error: it is what was asked for
+    """A batch is not to be trained before somebody has looked at it.
+
+    :ivar reason: cause and way out.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class RunHealth:
+    """Judges the batches and steps of a run.
+
+    :param checkpoints: what the run can go back to.
+    """
+
+    def __init__(
+        self, config: FailureConfig, parts: RunParts, checkpoints: CheckpointFolder
+    ) -> None:
+        self._config = config
+        self._events, self._clock = parts.events, parts.wall_clock
+        self._checkpoints = checkpoints
+        self._monitor = HealthMonitor(config)
+        self._accepted: set[str] = set()
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong at present, the gravest first."""
+        return [self._told(finding) for finding in self._monitor.findings]
+
+    @property
+    def checks(self) -> dict[str, str]:
+        """As `HealthMonitor.checks`."""
+        return self._monitor.checks()
+
+    def trusted_step(self, step: int) -> int:
+        """The last step whose weights are from before what is suspected, or may be found at `step` or later."""
+        good = self._monitor.good_step
+        return step - _LATE if good is None else good
+
+    def begin(self, past: Iterable[StepRecord]) -> None:
+        """Take up the steps that the present weights were trained."""
+        before = self._monitor.findings
+        self._monitor = HealthMonitor(self._config, past)
+        self._tell(before)
+
+    def accept(self, batch_ids: Iterable[str]) -> None:
+        """Hold these batches back no more: they were trained before, or somebody was asked to look at them."""
+        self._accepted.update(batch_ids)
+
+    def judge(self, record: BatchRecord, data: TrainingData) -> None:
+        """Judge a batch before it is trained.
+
+        :raises BatchHeld: it is to be held back.
+        """
+        if record.batch_id in self._accepted:
+            return
+        before = self._monitor.findings
+        begun = self._monitor.judge(record.step, data.metrics(), self._clock())
+        self._tell(before)
+        if grave := [finding for finding in begun if finding.pauses]:
+            raise BatchHeld(
+                f"the batch of step {record.step} is held back: {self._words(grave)}. `ajet resume` trains it"
+            )
+
+    def stepped(self, summary: StepSummary) -> tuple[StepSummary, str]:
+        """Judge a finished step.
+
+        :return: its summary with what was found, and why the run is to pause, "" if it is not.
+        """
+        before = self._monitor.findings
+        begun = self._monitor.record(summary.step, summary.metrics, self._clock())
+        self._tell(before)
+        sentences = [finding.sentence for finding in self._monitor.findings]
+        summary = summary.model_copy(update={"findings": [*summary.findings, *sentences]})
+        if not (grave := [finding for finding in begun if finding.pauses]):
+            return summary, ""
+        reason = f"after step {summary.step}: {self._words(grave)}"
+        return summary, f"{reason}. `ajet resume` continues from the present weights"
+
+    def _words(self, findings: Sequence[HealthFinding]) -> str:
+        good = min(self._good_checkpoint(finding) for finding in findings)
+        where = f"that of step {good}" if good else "none, but the model that the run began with"
+        causes = "; ".join(finding.sentence for finding in findings)
+        return (
+            f"{causes}. The last good checkpoint is {where}: `ajet resume --from-step {good}` goes "
+            "back to it"
+        )
+
+    def _tell(self, before: Sequence[HealthFinding]) -> None:
+        """Tell what has begun or ended since `before`."""
+        now = {finding.kind: finding for finding in self._monitor.findings}
+        was = {finding.kind: finding for finding in before}
+        for kind in now.keys() - was.keys():
+            _log.warning("step %d: %s", now[kind].step, now[kind].sentence)
+            self._emit("begun", now[kind])
+        for kind in was.keys() - now.keys():
+            self._emit("ended", was[kind])
+
+    def _emit(self, what: str, finding: HealthFinding) -> None:
+        self._events.emit("finding", {"what": what, **self._told(finding).model_dump()})
+
+    def _told(self, finding: HealthFinding) -> Finding:
+        return Finding(
+            code=finding.kind,
+            message=finding.sentence,
+            seconds=round(max(0.0, self._clock() - finding.since), 3),
+            stuck=False,
+            since_step=finding.step,
+            good_step=self._good_checkpoint(finding),
+        )
+
+    def _good_checkpoint(self, finding: HealthFinding) -> int:
+        kept = (step for step in self._checkpoints.steps() if step <= finding.good_step)
+        return max(kept, default=0)

@@ -1,0 +1,82 @@
+"""Worlds played by a policy instead of a model: no server, no network, no time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ajet_core.interfaces import Chat, World, WorldAnswer, WorldOutcome, WorldPrompt
+
+T = TypeVar("T")
+
+Policy = Callable[[WorldPrompt, random.Random], WorldAnswer]
+"""From what a model would see to what it would say, such as `World.expert`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One model call."""
+
+    prompt: WorldPrompt
+    answer: WorldAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """An episode that a policy played.
+
+    :param exchanges: all calls, in order.
+    :param seconds: what slow tools would have taken.
+    """
+
+    outcome: WorldOutcome
+    exchanges: tuple[Exchange, ...]
+    seconds: float
+
+
+def rehearse(world: World, task_id: str, policy: Policy, rng: random.Random) -> Rehearsal:
+    """Play one episode.
+
+    :param rng: the policy's randomness.
+    :raises RuntimeError: the world awaits something other than its chat.
+    """
+    chat = _Rehearsing(policy, rng)
+    outcome = _finish(world.play(task_id, chat), world)
+    return Rehearsal(outcome, tuple(chat.exchanges), chat.seconds)
+
+
+@dataclass(slots=True)
+class _Rehearsing(Chat):
+    policy: Policy
+    rng: random.Random
+    exchanges: list[Exchange] = field(default_factory=list)
+    seconds: float = 0.0
+
+    async def ask(self, prompt: WorldPrompt) -> WorldAnswer:
+        said = self.policy(prompt, self.rng)
+        answer = WorldAnswer(said.text, said.calls, id=f"answer-{len(self.exchanges)}")
+        # Worlds append to their history, and a prompt is what was asked at the time.
+        asked = WorldPrompt(
+            tuple(prompt.messages), tuple(prompt.tools), prompt.agent, prompt.max_tokens
+        )
+        self.exchanges.append(Exchange(asked, answer))
+        return answer
+
+    async def wait(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+def _finish(playing: Coroutine[Any, Any, T], world: World) -> T:
+    """The result of a coroutine that never suspends; needs no event loop, so it runs inside one too."""
+    try:
+        playing.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        playing.close()
+    raise RuntimeError(
+        f"{type(world).__name__}.play awaits something other than its chat: use chat.wait to let time pass"
+    )

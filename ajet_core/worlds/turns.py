@@ -1,0 +1,35 @@
+"""The loop of an agent with tools, as several worlds use it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from ajet_core.interfaces import Chat, WorldAnswer, WorldCall, WorldPrompt
+
+UseTool = Callable[[WorldCall, WorldAnswer], Awaitable[str]]
+"""Carries out one call of an answer and returns the tool's reply."""
+
+
+async def use_tools(
+    chat: Chat,
+    messages: Sequence[Any],
+    tools: Sequence[Any],
+    use_tool: UseTool,
+    is_over: Callable[[], bool],
+) -> WorldAnswer | None:
+    """Let the model call tools until the episode is over.
+
+    :param messages: the beginning of the conversation.
+    :return: the answer that called no tool and so ended the conversation; None if `is_over` ended it.
+    """
+    history = list(messages)
+    while not is_over():
+        answer = await chat.ask(WorldPrompt(history, tools))
+        if not answer.calls:
+            return answer
+        history.append(answer.message())
+        for call in answer.calls:
+            reply = await use_tool(call, answer)
+            history.append({"role": "tool", "tool_call_id": call.id, "content": reply})
+    return None

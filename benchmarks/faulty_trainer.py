@@ -1,0 +1,46 @@
+"""A trainer with faults on purpose."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from ajet_backend_torch.trainer import TorchTrainer
+from faulty_plugin import FaultySettings
+
+from ajet_core.interfaces import ComponentSettings, StepReport, WorkerContext
+from ajet_core.timeline import TrainBatch
+
+
+class FaultyTrainer(TorchTrainer):
+    """The torch trainer, with another learning rate than it is told, or with an engine whose logprobs are wrong."""
+
+    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+        super().__init__(settings, context)
+        assert isinstance(settings, FaultySettings)
+        self._fault = settings
+        self._random = random.Random(settings.from_step)
+        self._raised = False
+
+    def step(self, batch: TrainBatch) -> StepReport:
+        """Train, with the fault from its first step on."""
+        fault = self._fault
+        if batch.step >= fault.from_step:
+            if fault.rate != 1.0 and not self._raised:
+                self._raised = True
+                optimiser = self.policy.optimiser
+                update = optimiser.step
+
+                def faster(learning_rate: float) -> None:
+                    update(learning_rate * fault.rate)
+
+                optimiser.step = faster  # type: ignore[method-assign]
+            if fault.noise:
+                batch = replace(batch, calls=[self._noisy(call) for call in batch.calls])
+        return super().step(batch)
+
+    def _noisy(self, call):  # type: ignore[no-untyped-def]
+        noise = self._random.gauss
+        return replace(
+            call, logprobs=[min(0.0, x + noise(0.0, self._fault.noise)) for x in call.logprobs]
+        )

@@ -1,0 +1,415 @@
+"""Whether a run notices what is wrong with its training, and leaves healthy runs alone.
+
+Each fault of `FAULTS` is planted into a run of the demo that has learnt for some steps: a real server, the tiny model, agents
+over HTTP. It is found if one of the findings that name it begins within `--within` steps; where that finding pauses runs, the
+run has to be PAUSED, with a checkpoint from before the fault named as good. Healthy runs, half of them asynchronous,
+must end without any finding.
+
+The JSON line comes last: `planted` and `found` count faults, `false_alarms` findings in healthy runs. `ruined` counts steps
+that were trained, without a pause, on batches whose success had fallen to nothing. `--histories` keeps the
+metrics of each step for the tests of the checks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reporting import report
+
+from ajet_core.client import AsyncSwarmClient, Episode, EpisodeOutcome, SwarmClient, Task
+from ajet_core.demo.agent import GridWalkAgent
+from ajet_core.demo.recipe import (
+    EPISODES_PER_STEP,
+    ROLLOUTS_PER_TASK,
+    TEMPERATURE,
+    run_config,
+    train_task_ids,
+)
+from ajet_core.demo.server_child import DemoServer
+from ajet_core.demo.tiny_model import create_tiny_model
+from ajet_core.protocol import ComponentChoice, RolloutConfig, RunConfig
+from ajet_core.worlds.gridwalk import TOOLS, GridWalk
+
+FROM_STEP = 9
+POLL_SECONDS = 0.1
+RUN_SECONDS = 900.0
+# After a pause, the run is let go on for so many steps, so that its history shows what was held back.
+AFTER_PAUSE = 1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong from step `FROM_STEP` on, unless `start`.
+
+    :param kinds: the findings that name it.
+    :param call: changes of the agent's requests.
+    :param reward: what becomes of an episode's reward, by name of a method of `FaultyAgent`.
+    :param broken: the tool works no more.
+    :param start: it is there from the first step on.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    call: dict[str, Any] = field(default_factory=dict)
+    reward: str = "as_it_is"
+    broken: bool = False
+    trainer: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    start: bool = False
+
+
+FAULTS: Sequence[Fault] = (
+    Fault("constant rewards", ("zero_signal",), reward="constant"),
+    Fault("rewards by task alone", ("zero_signal",), reward="by_task"),
+    Fault("constant rewards from the start", ("zero_signal",), reward="constant", start=True),
+    Fault("most tasks without signal", ("equal_rewards",), reward="of_one_task", start=True),
+    Fault("answers cut off", ("cut_off",), call={"max_tokens": 4}),
+    Fault("malformed calls", ("malformed",), call={"temperature": 2.0}),
+    Fault("answers that do not end", ("length",), call={"endless": True}),
+    Fault("greedy sampling", ("entropy", "zero_signal"), call={"temperature": 0.01}),
+    Fault("logprob gap", ("logprob_gap",), trainer={"noise": 0.5}),
+    Fault("small logprob gap", ("logprob_gap",), trainer={"noise": 0.2}),
+    Fault("learning rate x100", ("entropy", "malformed", "reward_drop"), trainer={"rate": 100.0}),
+    Fault(
+        "learning rate x100, KL",
+        ("kl",),
+        trainer={"rate": 100.0},
+        config={"algorithm": {"kl_coef": 1e-3}},
+    ),
+    Fault(
+        "rewards x1000",
+        ("grad_norm",),
+        reward="large",
+        config={"algorithm": {"advantage": "group_mean"}},
+    ),
+    Fault("a broken tool", ("reward_drop",), broken=True),
+    Fault(
+        "long episodes left out",
+        ("advantage_bias",),
+        config={"timelines": {"max_tokens": 185, "over_long": "drop"}},
+        start=True,
+    ),
+)
+
+
+class FaultyAgent(GridWalkAgent):
+    """The demo's agent; from some step on something is wrong with it."""
+
+    def __init__(self, fault: Fault | None, end_of_turn: int) -> None:
+        super().__init__(TEMPERATURE)
+        self._fault = fault
+        self._end_of_turn = end_of_turn
+        self.active = False
+        self._numbers = itertools.count()
+
+    async def __call__(self, task: Task, episode: Episode) -> EpisodeOutcome:
+        outcome = await super().__call__(task, episode)
+        if self._fault is None or not self.active:
+            return outcome
+        reward = getattr(self, self._fault.reward)(task, outcome.reward)
+        return dataclasses.replace(outcome, reward=reward)
+
+    async def use_tool(self, walk: GridWalk, name: str, arguments: str) -> str:
+        broken = self._fault is not None and self._fault.broken and self.active
+        if broken and next(self._numbers) % 16:
+            # It moves nothing, but now and then.
+            walk.moves += 1
+            walk.done = walk.moves >= 3
+            return walk.observation()
+        return await super().use_tool(walk, name, arguments)
+
+    async def walk(self, walk: GridWalk, episode: Episode) -> None:
+        changes = dict(self._fault.call) if self._fault is not None and self.active else {}
+        if not changes:
+            await super().walk(walk, episode)
+            return
+        # As the agent's own loop, with other requests.
+        endless = changes.pop("endless", False)
+        client = self._openai.with_options(base_url=episode.base_url, api_key=episode.api_key)
+        messages: list[Any] = list(walk.messages())
+        asked = {"temperature": TEMPERATURE, "max_tokens": 32, **changes}
+        if endless:
+            asked["logit_bias"] = {str(self._end_of_turn): -100}
+        while not walk.done:
+            completion = await client.chat.completions.create(
+                model=episode.model, messages=messages, tools=TOOLS, **asked
+            )
+            message = completion.choices[0].message
+            calls = [call for call in message.tool_calls or [] if call.type == "function"]
+            if not calls:
+                walk.reject()
+                return
+            messages.append(message)
+            for call in calls:
+                reply = await self.use_tool(walk, call.function.name, call.function.arguments)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": reply})
+
+    def as_it_is(self, _task: Task, reward: float) -> float:
+        return reward
+
+    def constant(self, _task: Task, _reward: float) -> float:
+        return 0.25
+
+    def by_task(self, task: Task, _reward: float) -> float:
+        return float(len(task.id) + sum(map(ord, task.id))) % 7
+
+    def of_one_task(self, task: Task, reward: float) -> float:
+        return reward if task.id.endswith("-0") else 0.0
+
+    def large(self, _task: Task, reward: float) -> float:
+        return 1000 * reward
+
+
+@dataclass
+class Seen:
+    """What was seen of a run.
+
+    :param found: by kind, the first step whose status showed it.
+    :param paused: the run's words when it paused first.
+    :param good: the checkpoint that these name.
+    """
+
+    name: str
+    steps: list[dict[str, float]] = field(default_factory=list)
+    found: dict[str, int] = field(default_factory=dict)
+    paused: str = ""
+    good: int | None = None
+
+
+def configured(model: Path, seed: int, fault: Fault | None, *, asynchronous: bool) -> RunConfig:
+    """The demo's run, with the fault's settings."""
+    config = run_config(model, seed)
+    body = config.model_dump(mode="json")
+    body["checkpoint_every"] = 2
+    # The demo's tasks differ enough that three such batches in a row are a fault.
+    body["failures"]["zero_signal_steps"] = 3
+    if asynchronous:
+        body["rollout"] = RolloutConfig(mode="async", max_staleness=2).model_dump(mode="json")
+        body["algorithm"]["importance"] = "truncated"
+    if fault is not None:
+        for section, changes in fault.config.items():
+            body[section] |= changes
+        if fault.trainer:
+            settings = {"from_step": FROM_STEP, **fault.trainer}
+            body["trainer"] = ComponentChoice(name="faulty", settings=settings).model_dump()
+    return RunConfig.model_validate(body)
+
+
+async def roll_out(
+    url: str, token: str, agent: FaultyAgent, seed: int, ahead: int, done: asyncio.Event
+) -> None:
+    """Tasks of one step after the other, as many at a time as there are places, until the run is over."""
+    async with AsyncSwarmClient(url, token) as client:
+        for step in itertools.count(1, ahead):
+            tasks = [task for i in range(ahead) for task in train_task_ids(seed, step + i)]
+            await client.run_episodes_until_all_complete(
+                tasks,
+                agent,
+                episodes_per_task=ROLLOUTS_PER_TASK,
+                concurrency=EPISODES_PER_STEP * ahead,
+            )
+            if done.is_set():
+                return
+
+
+async def watch(observer: SwarmClient, agent: FaultyAgent, seen: Seen, steps: int, fault: Fault | None) -> None:  # fmt: skip
+    """Look at the run until it has trained `steps` steps, or was paused and went on a little."""
+    agent.active = fault is not None and fault.start
+    last, until = 0, steps
+    while last < until:
+        status = await asyncio.to_thread(observer.status)
+        agent.active |= fault is not None and status.step >= FROM_STEP - 1
+        for finding in status.findings:
+            if finding.since_step is not None:
+                seen.found.setdefault(finding.code, status.step)
+        if status.last_step is not None and status.last_step.step > last:
+            last = status.last_step.step
+        if status.paused:
+            if not seen.paused:
+                seen.paused = status.paused
+                goods = [f.good_step for f in status.findings if f.good_step is not None]
+                seen.good = min(goods, default=None)
+                until = min(until, last + AFTER_PAUSE)
+            # What is found next may pause it once more.
+            await asyncio.to_thread(observer.resume_engine)
+        if status.error is not None:
+            raise RuntimeError(f"{seen.name}: {status.error.message}")
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def train(server: DemoServer, seen: Seen, agent: FaultyAgent, *, seed: int, steps: int, fault: Fault | None, ahead: int) -> None:  # fmt: skip
+    """Roll out until the run has been watched to its end."""
+    done = asyncio.Event()
+    rolling = asyncio.create_task(
+        roll_out(server.client.url, server.client_token, agent, seed, ahead, done)
+    )
+    try:
+        async with asyncio.timeout(RUN_SECONDS):
+            await watch(server.client, agent, seen, steps, fault)
+    finally:
+        done.set()
+        rolling.cancel()
+        await asyncio.gather(rolling, return_exceptions=True)
+        await agent.close()
+
+
+def run(
+    name: str,
+    models: Mapping[int, Path],
+    *,
+    seed: int,
+    steps: int,
+    fault: Fault | None,
+    asynchronous: bool,
+) -> Seen:
+    """One run on a server of its own."""
+    seen = Seen(name)
+    with tempfile.TemporaryDirectory(prefix="ajet-health-") as root:
+        directory = Path(root)
+        model = directory / "model"
+        shutil.copytree(models[seed], model)
+        agent = FaultyAgent(fault, end_of_turn(model))
+        with DemoServer(directory) as server:
+            config = configured(model, seed, fault, asynchronous=asynchronous)
+            server.client.sync_train_config(config)
+            server.client.start_engine(300.0)
+            asyncio.run(train(server, seen, agent, seed=seed, steps=steps, fault=fault, ahead=3 if asynchronous else 1))  # fmt: skip
+        lines = (directory / "server" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        seen.steps = [json.loads(line) for line in lines]
+    print(json.dumps({"run": name, "steps": len(seen.steps), "found": seen.found, "paused": seen.paused, "good": seen.good}), file=sys.stderr, flush=True)  # fmt: skip
+    return seen
+
+
+def end_of_turn(model: Path) -> int:
+    """The id of the token that ends an answer."""
+    from tokenizers import Tokenizer
+
+    token_id = Tokenizer.from_file(str(model / "tokenizer.json")).token_to_id("<|im_end|>")
+    assert token_id is not None
+    return int(token_id)
+
+
+def judged(fault: Fault, seen: Seen, within: int) -> dict[str, Any]:
+    """Whether a planted fault was found, and in time."""
+    begins = 1 if fault.start else FROM_STEP
+    named = {kind: step for kind, step in seen.found.items() if kind in fault.kinds}
+    found = any(step <= begins + within for step in named.values())
+    early = {kind: step for kind, step in seen.found.items() if step < begins - 1}
+    rewards = [step["reward_mean"] for step in seen.steps]
+    return {
+        "fault": fault.name,
+        "expected": list(fault.kinds),
+        "found": found,
+        "findings": seen.found,
+        "before_it": early,
+        "paused": bool(seen.paused),
+        "good_step": seen.good,
+        "good_is_before": seen.good is None or seen.good < begins,
+        "begins": begins,
+        "steps": len(seen.steps),
+        "last_reward": round(rewards[-1], 3) if rewards else None,
+    }
+
+
+KEPT = frozenset(
+    {
+        "tasks", "tasks_equal", "no_signal", "calls", "calls_aborted", "calls_cut_off", "calls_malformed",
+        "tokens_per_call", "episodes", "episodes_stale", "advantage_bias", "reward_mean", "reward_std", "entropy", "kl",
+        "grad_norm", "logprob_gap_mean",
+    }
+)  # fmt: skip
+
+
+def keep(directory: Path, seen: Seen, fault: Fault | None) -> None:
+    """Write a run's history for the tests of the checks."""
+    directory.mkdir(parents=True, exist_ok=True)
+    steps = [
+        {name: float(f"{value:.4g}") for name, value in step.items() if name in KEPT}
+        for step in seen.steps
+    ]
+    history = {"kinds": list(fault.kinds) if fault is not None else [], "steps": steps}
+    path = directory / f"{seen.name.replace(' ', '-').replace(',', '')}.json"
+    path.write_text(json.dumps(history) + "\n", encoding="utf-8")
+
+
+def make_plugin_visible(directory: Path) -> None:
+    """Let servers and workers find the trainer ``faulty``, as if it were installed."""
+    metadata = directory / "ajet_faulty-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ajet-faulty\nVersion: 1.0\n", encoding="utf-8")  # fmt: skip
+    (metadata / "entry_points.txt").write_text("[agentjet]\nfaulty = faulty_plugin\n[agentjet.hook_api]\n1.0 = faulty_plugin\n", encoding="utf-8")  # fmt: skip
+    paths = [str(directory), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--healthy", type=int, default=20, help="runs without a fault")
+    parser.add_argument("--steps", type=int, default=20, help="of a healthy run")
+    parser.add_argument(
+        "--within", type=int, default=5, help="steps in which a fault has to be found"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--only", help="faults whose names contain this; no healthy runs")
+    parser.add_argument("--histories", type=Path, help="a directory for the metrics of each run")
+    parser.add_argument("--output", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+    faults = [fault for fault in FAULTS if options.only is None or options.only in fault.name]
+    healthy = options.healthy if options.only is None else 0
+
+    models: dict[int, Path] = {}
+
+    def planted(fault: Fault) -> Seen:
+        return run(fault.name, models, seed=0, steps=FROM_STEP + options.within, fault=fault, asynchronous=False)  # fmt: skip
+
+    def unplanted(number: int) -> Seen:
+        mode = "async" if number % 2 else "sync"
+        return run(f"healthy {mode} {number // 2}", models, seed=number // 2, steps=options.steps, fault=None, asynchronous=number % 2 == 1)  # fmt: skip
+
+    with tempfile.TemporaryDirectory(prefix="ajet-faulty-") as plugins:
+        make_plugin_visible(Path(plugins))
+        for seed in range(max(1, (healthy + 1) // 2)):
+            models[seed] = Path(plugins) / f"model-{seed}"
+            create_tiny_model(models[seed], seed=seed)
+        with ThreadPoolExecutor(options.jobs) as pool:
+            faulty = list(pool.map(planted, faults))
+            well = list(pool.map(unplanted, range(healthy)))
+    results = [judged(fault, seen, options.within) for fault, seen in zip(faults, faulty, strict=True)]  # fmt: skip
+    if options.histories is not None:
+        for fault, seen in zip(faults, faulty, strict=True):
+            keep(options.histories, seen, fault)
+        for seen in well:
+            keep(options.histories, seen, None)
+    alarms = [{"run": seen.name, "findings": seen.found} for seen in well if seen.found]
+    report(
+        {
+            "planted": len(faults),
+            "found": sum(result["found"] for result in results),
+            "false_alarms": len(alarms),
+            "healthy": len(well),
+            "steps": options.steps,
+            "within": options.within,
+            "faults": results,
+            "alarms": alarms,
+            "healthy_rewards": [round(seen.steps[-1]["reward_mean"], 3) for seen in well],
+        },
+        options.output,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,343 @@
+"""The clients of `recovery.py`. Each rolls out rounds of tasks, waits after each round for a step, and notes what the
+server has acknowledged as lines of a journal.
+
+``runner`` and ``async`` use the runners of `ajet_core.client`; ``plain`` uses nothing but HTTP. A client ends with
+status 0 after the round in which it finds the file ``finish`` next to its journal. SIGUSR1 writes the stacks of all its
+threads and tasks to its log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import json
+import random
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+
+TOKEN = "recovery-client-token"
+CONCURRENCY = 4
+CALLS = 2
+EPISODES_PER_TASK = 2
+# Longer than any outage of the benchmark: whoever waits longer has not been told what for.
+GIVE_UP_SECONDS = 180.0
+LEASE_SECONDS = 10.0
+RETRIES = 3
+STARVED = ("no_client", "incomplete_tasks")
+FINISH = "finish"
+
+
+@dataclass
+class Journal:
+    """What a client has seen, one JSON object a line.
+
+    :param path: appended to, also by the next process of the same client.
+    :param started: when this process was started.
+    """
+
+    path: Path
+    started: float
+    called: bool = False
+    number: int = field(default=0)
+
+    def note(self, **line: object) -> None:
+        """Append a line."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def called_once(self) -> None:
+        """Note the first completed call of this process."""
+        if not self.called:
+            self.called = True
+            self.note(first_call=time.time(), started=self.started)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the client is to end after this round."""
+        return (self.path.parent / FINISH).exists()
+
+    def rounds(self) -> Iterator[list[str]]:
+        """The task ids of round after round, each used once in the whole benchmark."""
+        while not self.finished:
+            yield [self.task_id() for _ in range(CONCURRENCY)]
+
+    def task_id(self) -> str:
+        """A task that no client has had before."""
+        self.number += 1
+        return f"{self.path.stem}-{self.started}-{self.number}"
+
+
+def body(text: str) -> dict[str, Any]:
+    """A model call."""
+    messages = [{"role": "user", "content": text}]
+    return {"model": "any", "messages": messages, "max_tokens": 8, "temperature": 1.0}
+
+
+def reward_of(episode_id: str) -> float:
+    """The same however often the outcome is reported."""
+    return float(random.Random(episode_id).random() < 0.5)
+
+
+# --- With the runners -----------------------------------------------------------------------------
+
+
+class Outcome(Protocol):
+    """What a runner reports of an episode; failures have no `outcome`."""
+
+    @property
+    def episode(self) -> Any: ...
+    @property
+    def outcome(self) -> Any: ...
+
+
+def run_runner(url: str, journal: Journal, tag: str, kinds: list[str]) -> None:
+    """Rounds of `SwarmClient.run_episodes_until_all_complete`."""
+    from ajet_core.client import Episode, SwarmClient, Task
+    from ajet_core.errors import BatchStarvedError
+
+    http = httpx.Client(timeout=GIVE_UP_SECONDS)
+
+    def agent(task: Task, episode: Episode) -> float:
+        for number in range(CALLS):
+            send = {"json": body(f"{task.id} {number}"), "headers": _key(episode.api_key)}
+            answered(lambda s=send: http.post(f"{episode.base_url}/chat/completions", **s))
+            journal.called_once()
+        return reward_of(episode.episode_id)
+
+    with SwarmClient(url, TOKEN) as client:
+
+        def roll_out(ids: list[str], kind: str) -> None:
+            client.run_episodes_until_all_complete(
+                [Task(task_id, tag=tag) for task_id in ids],
+                agent,
+                episodes_per_task=EPISODES_PER_TASK,
+                concurrency=CONCURRENCY,
+                kind=kind,
+                retries=RETRIES,
+                on_result=lambda result: _ended(journal, result),
+            )
+
+        for ids in journal.rounds():
+            step = client.status().step + 1
+            for kind in kinds:
+                roll_out(ids, kind)
+            while True:
+                try:
+                    client.wait_for_step(step, timeout=GIVE_UP_SECONDS)
+                    break
+                except BatchStarvedError:
+                    journal.note(more=step)
+                    roll_out([journal.task_id()], "train")
+
+
+async def run_async(url: str, journal: Journal, tag: str, kinds: list[str]) -> None:
+    """Rounds of `AsyncSwarmClient.run_episodes_until_all_complete`."""
+    from ajet_core.client import AsyncSwarmClient, Episode, Task
+    from ajet_core.errors import BatchStarvedError
+
+    def dump() -> None:
+        for task in asyncio.all_tasks():
+            task.print_stack(file=sys.stderr)
+        sys.stderr.flush()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, dump)
+    async with (
+        httpx.AsyncClient(timeout=GIVE_UP_SECONDS) as http,
+        AsyncSwarmClient(url, TOKEN) as client,
+    ):
+
+        async def agent(task: Task, episode: Episode) -> float:
+            for number in range(CALLS):
+                send = {"json": body(f"{task.id} {number}"), "headers": _key(episode.api_key)}
+                deadline = time.monotonic() + GIVE_UP_SECONDS
+                while True:
+                    try:
+                        answer = await http.post(f"{episode.base_url}/chat/completions", **send)
+                    except httpx.TransportError as error:
+                        answer, why = None, repr(error)
+                    if (pause := _pause(answer)) is None:
+                        break
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(why if answer is None else answer.text)
+                    await asyncio.sleep(pause)
+                journal.called_once()
+            return reward_of(episode.episode_id)
+
+        async def roll_out(ids: list[str], kind: str) -> None:
+            await client.run_episodes_until_all_complete(
+                [Task(task_id, tag=tag) for task_id in ids],
+                agent,
+                episodes_per_task=EPISODES_PER_TASK,
+                concurrency=CONCURRENCY,
+                kind=kind,
+                retries=RETRIES,
+                on_result=lambda result: _ended(journal, result),
+            )
+
+        for ids in journal.rounds():
+            step = (await client.status()).step + 1
+            for kind in kinds:
+                await roll_out(ids, kind)
+            while True:
+                try:
+                    await client.wait_for_step(step, timeout=GIVE_UP_SECONDS)
+                    break
+                except BatchStarvedError:
+                    journal.note(more=step)
+                    await roll_out([journal.task_id()], "train")
+
+
+def _ended(journal: Journal, result: Any) -> None:
+    if hasattr(result, "outcome"):
+        journal.note(ended=result.episode.episode_id, reward=result.outcome.reward)
+
+
+def _key(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+# --- With plain HTTP ------------------------------------------------------------------------------
+
+
+class RefusedError(Exception):
+    """An answer that says that it is useless to ask again."""
+
+
+def _pause(answer: httpx.Response | None) -> float | None:
+    """Seconds after which to ask again; None if the answer is good.
+
+    :raises RefusedError: it is useless.
+    """
+    if answer is None:
+        return 0.05
+    if answer.status_code == 200:
+        return None
+    if answer.status_code in {429, 502, 503, 504} and "retry-after" in answer.headers:
+        return float(answer.headers["retry-after"])
+    raise RefusedError(f"{answer.status_code}: {answer.text}")
+
+
+def answered(send: Callable[[], httpx.Response]) -> httpx.Response:
+    """The answer to a request that may be repeated.
+
+    :raises RefusedError: the server refuses it.
+    :raises TimeoutError: nothing but outages for too long.
+    """
+    deadline = time.monotonic() + GIVE_UP_SECONDS
+    while True:
+        why = "no answer"
+        try:
+            answer = send()
+        except httpx.TransportError as error:
+            answer, why = None, repr(error)
+        if (pause := _pause(answer)) is None:
+            assert answer is not None
+            return answer
+        if time.monotonic() > deadline:
+            raise TimeoutError(why if answer is None else answer.text)
+        time.sleep(pause)
+
+
+@contextmanager
+def _pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        yield pool
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A client as somebody would write it who has read the protocol and nothing else."""
+
+    http: httpx.Client
+    journal: Journal
+    tag: str
+
+    def ask(self, method: str, path: str, **json_body: object) -> dict[str, Any]:
+        """A request with the client's token, repeated through outages."""
+        found: dict[str, Any] = answered(
+            lambda: self.http.request(method, path, json=json_body or None, headers=_key(TOKEN))
+        ).json()
+        return found
+
+    def episode(self, task_id: str, kind: str) -> None:
+        """Roll an episode out, with another one if it is lost on the way."""
+        for attempt in range(RETRIES + 1):
+            try:
+                grant = self.ask(
+                    "POST",
+                    "/v1/episodes",
+                    task_id=task_id,
+                    kind=kind,
+                    tag=self.tag,
+                    lease_seconds=LEASE_SECONDS,
+                    wait_seconds=10.0,
+                    claim_id=secrets.token_urlsafe(24),
+                )
+                self.walk(task_id, grant)
+            except RefusedError as error:
+                print(f"{task_id}, attempt {attempt}: {error}", file=sys.stderr, flush=True)
+            else:
+                return
+
+    def walk(self, task_id: str, grant: dict[str, Any]) -> None:
+        """Make the calls of an episode and report its outcome."""
+        url, key = f"{grant['base_url']}/chat/completions", _key(grant["api_key"])
+        for number in range(CALLS):
+            send = body(f"{task_id} {number}")
+            answered(lambda s=send: self.http.post(url, json=s, headers=key))
+            self.journal.called_once()
+        reward = reward_of(grant["episode_id"])
+        self.ask("POST", f"/v1/episodes/{grant['episode_id']}/end", reward=reward)
+        self.journal.note(ended=grant["episode_id"], reward=reward)
+
+    def roll_out(self, ids: list[str], kind: str) -> None:
+        """All episodes of some tasks."""
+        with _pool() as pool:
+            wanted = [task_id for task_id in ids for _ in range(EPISODES_PER_TASK)]
+            list(pool.map(lambda task_id: self.episode(task_id, kind), wanted))
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until a step is trained; tasks that its batch lacks are rolled out."""
+        deadline = time.monotonic() + GIVE_UP_SECONDS
+        while (status := self.ask("GET", "/v1/status"))["step"] < step:
+            if any(finding["code"] in STARVED for finding in status["findings"]):
+                self.journal.note(more=step)
+                self.roll_out([self.journal.task_id()], "train")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"step {step} does not come: {json.dumps(status)}")
+            time.sleep(0.2)
+
+
+def run_plain(url: str, journal: Journal, tag: str, kinds: list[str]) -> None:
+    """Rounds by plain HTTP."""
+    with httpx.Client(base_url=url, timeout=60.0) as http:
+        plain = Plain(http, journal, tag)
+        for ids in journal.rounds():
+            step = plain.ask("GET", "/v1/status")["step"] + 1
+            for kind in kinds:
+                plain.roll_out(ids, kind)
+            plain.wait_for_step(step)
+
+
+def main(kind: str, url: str, journal: str, started: str, tag: str, kinds: str) -> None:
+    """One client, until it is killed or to finish."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    notes = Journal(Path(journal), float(started))
+    if kind == "async":
+        asyncio.run(run_async(url, notes, tag, kinds.split(",")))
+    else:
+        {"runner": run_runner, "plain": run_plain}[kind](url, notes, tag, kinds.split(","))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,287 @@
+"""The processes of `recovery.py`: a gateway with its workers, and clients, each of which may be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recovery_clients import FINISH, TOKEN
+
+from ajet_core.client import SwarmClient
+from ajet_core.errors import AjetError
+from ajet_core.protocol import ServerState, ServerStatus
+
+HERE = Path(__file__).resolve().parent
+CONTROL = "recovery-control-token"
+POLL_SECONDS = 0.02
+_DUMP_SECONDS = 1.0
+_SHOWN = 6000
+
+
+def serve_gateway(run_dir: str, model_dir: str, port: str) -> None:
+    """The gateway, as `ajet serve` starts it, with the witnesses among its plugins."""
+    from importlib.metadata import EntryPoint
+
+    from ajet_core.plugin import PluginManager
+    from ajet_core.plugin.discovery import installed_entry_points
+    from ajet_core.server.serve import serve
+    from ajet_core.settings import Settings
+    from ajet_core.testing.plugins import entry_points_of
+
+    settings = Settings(
+        server={
+            "run_dir": run_dir,
+            "model_roots": [str(Path(model_dir).parent)],
+            "port": int(port),
+            "control_token": CONTROL,
+            "client_token": TOKEN,
+            # Deaths on purpose are no sign that something is wrong.
+            "worker_restarts": 1000,
+        }
+    )
+    points: list[EntryPoint] = [
+        *installed_entry_points(),
+        *entry_points_of("scripted", "ajet_core.testing.hooks"),
+        *entry_points_of("witness", "recovery_plugins"),
+    ]
+    serve(settings, PluginManager(entry_points=points))
+
+
+def spawn(script: str, *arguments: str, log: Path) -> subprocess.Popen[bytes]:
+    """A script of this directory in a process of its own."""
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, str(HERE / script), *arguments],
+            stdout=file,
+            stderr=file,
+            env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "OMP_NUM_THREADS": "1"},
+        )
+
+
+@dataclass
+class Swarm:
+    """A server and its clients, each of which may be killed and is started again.
+
+    :param client_kinds: by the clients' names, as in `recovery_clients`.
+    :param tags: by the clients' names; empty without a mixture.
+    :param episode_kinds: what clients roll out in each round.
+    :param patience: seconds that a server may take to be ROLLING again, and a client to note something or to end.
+    :ivar kills: processes that were killed, each by SIGKILL.
+    :ivar runs_stopped: how often the run did not go on by itself, and had to be helped.
+    :ivar hung: clients that made no progress for too long, or did not end.
+    :ivar gave_up: clients that ended by themselves, though they had not been told to finish.
+    """
+
+    directory: Path
+    port: int
+    client_kinds: dict[str, str]
+    tags: dict[str, str]
+    episode_kinds: str
+    patience: float
+    gateway: subprocess.Popen[bytes] | None = None
+    clients: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    client_started: dict[str, float] = field(default_factory=dict)
+    kills: int = 0
+    runs_stopped: int = 0
+    hung: int = 0
+    gave_up: int = 0
+    restarted: list[float] = field(default_factory=list)
+    outages: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Of the gateway."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def run_dir(self) -> Path:
+        """Of the server."""
+        return self.directory / "run"
+
+    def start_gateway(self) -> None:
+        """Start the gateway, by the same command each time."""
+        model = str(self.directory / "model")
+        self.gateway = spawn(
+            "recovery_swarm.py",
+            str(self.run_dir),
+            model,
+            str(self.port),
+            log=self.directory / "gateway.log",
+        )
+
+    def start_client(self, name: str) -> None:
+        """Start a client, for the first time or again."""
+        now = time.time()
+        if name in self.clients:
+            self.restarted.append(now)
+        self.client_started[name] = now
+        self.clients[name] = spawn(
+            "recovery_clients.py",
+            self.client_kinds[name],
+            self.url,
+            str(self._journal(name)),
+            repr(now),
+            self.tags.get(name, ""),
+            self.episode_kinds,
+            log=self.directory / f"{name}.log",
+        )
+
+    def _journal(self, name: str) -> Path:
+        return self.directory / f"{name}.jsonl"
+
+    def kill_gateway(self) -> None:
+        """SIGKILL the gateway."""
+        assert self.gateway is not None
+        self.gateway.kill()
+        self.gateway.wait()
+        self.kills += 1
+
+    def kill_client(self, name: str) -> None:
+        """SIGKILL a client."""
+        self.clients[name].kill()
+        self.clients[name].wait()
+        self.kills += 1
+
+    def look_after_clients(self) -> None:
+        """Clients shall need no restart but ours, and not stand still while the server rolls."""
+        back = self.outages[-1][1] if self.outages else 0.0
+        for name, process in list(self.clients.items()):
+            if process.poll() is not None:
+                self.gave_up += 1
+                print(f"{name} gave up:\n{self._tail(f'{name}.log')}", file=sys.stderr)
+                self.start_client(name)
+                continue
+            journal = self._journal(name)
+            moved = journal.stat().st_mtime if journal.exists() else 0.0
+            if time.time() - max(moved, back, self.client_started[name]) > self.patience:
+                self._found_hung(name)
+                self.start_client(name)
+
+    def finish_clients(self) -> None:
+        """Have all clients end after their rounds, and count those that do not."""
+        (self.directory / FINISH).touch()
+        for name, process in self.clients.items():
+            try:
+                status = process.wait(self.patience)
+            except subprocess.TimeoutExpired:
+                self._found_hung(name)
+                continue
+            if status != 0:
+                self.gave_up += 1
+                print(f"{name} gave up:\n{self._tail(f'{name}.log')}", file=sys.stderr)
+
+    def _found_hung(self, name: str) -> None:
+        """Say all there is to know about a client that stands still, and end it."""
+        self.hung += 1
+        process = self.clients[name]
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(_DUMP_SECONDS)
+        print(f"{name} hangs:\n{self._tail(f'{name}.log')}", file=sys.stderr)
+        self._show_server()
+        process.kill()
+        process.wait()
+
+    def _show_server(self) -> None:
+        with contextlib.suppress(AjetError), SwarmClient(self.url, CONTROL, retries=0) as client:
+            print(json.dumps(client.status().model_dump(mode="json"), indent=1), file=sys.stderr)
+        print(f"the gateway:\n{self._tail('gateway.log')}", file=sys.stderr)
+
+    def _tail(self, name: str) -> str:
+        return (self.directory / name).read_text(encoding="utf-8", errors="replace")[-_SHOWN:]
+
+    def workers(self) -> list[int]:
+        """Pids of the workers, whoever started them."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                    ours = any(word.startswith(bytes(self.run_dir)) for word in words)
+                    if b"ajet_core.worker" in words and ours:
+                        found.append(int(entry.name))
+        return found
+
+    def kill_workers(self, pids: Collection[int]) -> None:
+        """SIGKILL workers, those that have not ended by themselves."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                self.kills += 1
+
+    def new_worker(self, before: Collection[int]) -> int | None:
+        """The pid of a worker that was not there before, as soon as there is one."""
+        deadline = time.monotonic() + self.patience
+        while time.monotonic() < deadline:
+            for pid in self.workers():
+                if pid not in before:
+                    return pid
+            time.sleep(POLL_SECONDS)
+        return None
+
+    def wait_rolling(self, without: Collection[int] = ()) -> None:
+        """Return once the server is ROLLING, and no longer with certain workers.
+
+        A run that does not come back by itself is counted, shown, and helped.
+        """
+        deadline = time.monotonic() + self.patience
+        with SwarmClient(self.url, CONTROL, retries=0) as client:
+            while True:
+                assert self.gateway is not None
+                status: ServerStatus | None = None
+                with contextlib.suppress(AjetError):
+                    status = client.status()
+                if self._is_back(status, without):
+                    return
+                if (why := self._stopped(status, time.monotonic() > deadline)) is not None:
+                    self._help(client, why)
+                    deadline = time.monotonic() + self.patience
+                time.sleep(POLL_SECONDS)
+
+    def _is_back(self, status: ServerStatus | None, without: Collection[int]) -> bool:
+        if status is None or status.state is not ServerState.ROLLING:
+            return False
+        workers = self.workers()
+        return bool(workers) and not set(workers) & set(without)
+
+    def _stopped(self, status: ServerStatus | None, late: bool) -> str | None:
+        """Why the run will not go on by itself, if it will not."""
+        assert self.gateway is not None
+        if self.gateway.poll() is not None:
+            return f"the gateway ended with status {self.gateway.returncode}"
+        if status is not None and status.error is not None:
+            return f"the run failed: {status.error.message}"
+        if status is not None and status.state is ServerState.PAUSED:
+            return f"the run paused: {status.paused}"
+        return f"the server is not ROLLING after {self.patience:g} s" if late else None
+
+    def _help(self, client: SwarmClient, why: str) -> None:
+        self.runs_stopped += 1
+        print(f"did not go on by itself: {why}", file=sys.stderr)
+        self._show_server()
+        with contextlib.suppress(AjetError):
+            if self.gateway is None or self.gateway.poll() is not None:
+                self.start_gateway()
+            elif client.status().state is ServerState.PAUSED:
+                client.resume_engine()
+            else:
+                client.start_engine(wait_seconds=0.0)
+
+    def end(self) -> None:
+        """Kill whatever still runs."""
+        for process in [*self.clients.values(), *filter(None, [self.gateway])]:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    serve_gateway(*sys.argv[1:])

@@ -1,0 +1,52 @@
+"""Runs in the scheduler processes of SGLang. Nothing of agentjet is imported here.
+
+SGLang's route ``/weights_checker`` tells checksums of its parameters, which are joined, split and packed, and so are none of the
+tensors that were published. The action `LOADED` is added to it: checksums of what was loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ajet_checksums import LoadedWeights
+from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+from sglang.srt.utils.weight_checker import WeightChecker, overall_checksum
+
+LOADED = "ajet_loaded"
+
+
+def tell_loaded_weights() -> None:
+    """Have SGLang note what it loads, and tell it. A process has one model."""
+    loaded = LoadedWeights()
+    from_disk = WeightUpdater.update_weights_from_disk
+    begin = WeightUpdater.begin_weight_update
+    received = WeightUpdater.load_weights_from_distributed
+    handle = WeightChecker.handle
+
+    def update_weights_from_disk(self: Any, *rest: Any, **named: Any) -> Any:
+        loaded.begin()
+        with loaded.noting(self.get_model(), self.model_config.dtype):
+            return from_disk(self, *rest, **named)
+
+    def begin_weight_update(self: Any, *rest: Any, **named: Any) -> Any:
+        loaded.begin()
+        return begin(self, *rest, **named)
+
+    def load_weights_from_distributed(self: Any, *rest: Any, **named: Any) -> Any:
+        with loaded.noting(self.get_model(), self.model_config.dtype):
+            return received(self, *rest, **named)
+
+    def told(self: Any, action: str, *rest: Any, role: str, **named: Any) -> Any:
+        if action != LOADED:
+            return handle(self, action, *rest, role=role, **named)
+        found = loaded.report(self._get_model().named_parameters())
+        return {
+            "checksums": found,
+            "per_gpu_checksum": overall_checksum(found),
+            "parallelism_info": self._parallelism_info(role=role).model_dump(),
+        }
+
+    WeightUpdater.update_weights_from_disk = update_weights_from_disk
+    WeightUpdater.begin_weight_update = begin_weight_update
+    WeightUpdater.load_weights_from_distributed = load_weights_from_distributed
+    WeightChecker.handle = told

@@ -1,0 +1,170 @@
+"""Each check by itself: what it finds, what it leaves alone, and what it cannot judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from ajet_core.protocol import FailureConfig, RunConfig
+from ajet_core.server.health import CHECKS, Reading
+
+LIMITS = FailureConfig(zero_signal_steps=3)
+BY_KIND = {check.kind: check for check in CHECKS}
+
+HEALTHY: Mapping[str, float] = {
+    "tasks": 8,
+    "tasks_equal": 1,
+    "no_signal": 0,
+    "calls": 300,
+    "calls_aborted": 0,
+    "calls_cut_off": 3,
+    "calls_malformed": 4,
+    "tokens_per_call": 20,
+    "episodes": 64,
+    "episodes_stale": 0,
+    "advantage_bias": -0.1,
+    "reward_mean": 0.5,
+    "reward_std": 0.4,
+    "entropy": 0.2,
+    "kl": 0.2,
+    "grad_norm": 0.3,
+    "logprob_gap_mean": 0.005,
+}
+
+
+def steps(count: int = 12, **changes: Any) -> list[dict[str, float]]:
+    """A healthy history; a change is a number for all steps, or a list for the last ones."""
+    found = [dict(HEALTHY) for _ in range(count)]
+    for name, change in changes.items():
+        values = change if isinstance(change, list) else [change] * count
+        for step, value in zip(found[-len(values) :], values, strict=True):
+            step[name] = value
+    return found
+
+
+def read(kind: str, history: list[dict[str, float]], limits: FailureConfig = LIMITS) -> Reading:
+    reading = BY_KIND[kind].measure(history, limits)  # type: ignore[index]
+    assert isinstance(reading, Reading), reading
+    return reading
+
+
+@pytest.mark.parametrize("kind", sorted(BY_KIND))
+@pytest.mark.parametrize("count", [6, 12, 60])
+def test_a_healthy_history_is_far_from_every_limit(kind: str, count: int) -> None:
+    assert read(kind, steps(count)).level < 0.5
+
+
+FAULTS: list[tuple[str, dict[str, Any], str]] = [
+    ("zero_signal", {"no_signal": [1, 1, 1]}, "3 batches in a row have no signal"),
+    ("equal_rewards", {"tasks_equal": [7.5, 7.5, 7.5]}, "94 % of the tasks"),
+    ("cut_off", {"calls_cut_off": [200]}, "67 % of the answers were cut off"),
+    ("malformed", {"calls_malformed": [240]}, "80 % of the answers hold a tool call"),
+    ("stale", {"episodes_stale": [64]}, "50 % of the episodes are too old"),
+    ("advantage_bias", {"advantage_bias": [-0.9, -0.8, -0.9]}, "93 % of the weight"),
+    ("logprob_gap", {"logprob_gap_mean": [0.3]}, "differ from the trainer's by 0.3 nats"),
+    ("logprob_gap", {"logprob_gap_mean": [0.06, 0.07, 0.06]}, "0.005 before"),
+    ("kl", {"kl": [3, 3, 3]}, "is 3 nats, 0.2 before"),
+    ("kl", {"kl": [0, 0, 0]}, "is 0 nats, 0.2 before"),
+    ("entropy", {"entropy": [0.7, 0.8, 0.9]}, "is 0.9 nats a token, 0.2 before"),
+    ("entropy", {"entropy": [2.1]}, "is 2.1 nats a token, 0.2 before"),
+    ("entropy", {"entropy": [1e-3, 1e-3, 1e-3]}, "is 0.001 nats a token"),
+    ("length", {"tokens_per_call": [80, 90, 90]}, "have 90 tokens, 20 before"),
+    ("length", {"tokens_per_call": [2, 2, 2]}, "have 2 tokens, 20 before"),
+    ("grad_norm", {"grad_norm": [10]}, "is 10, 0.3 in the steps before"),
+    ("reward_drop", {"reward_mean": [0, 0, 0]}, "fell to 0 from 0.5"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "words"), FAULTS)
+def test_each_fault_is_found_by_its_check(kind: str, changes: dict[str, Any], words: str) -> None:
+    reading = read(kind, steps(**changes))
+    assert reading.level >= 1
+    assert words in reading.cause
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        # One batch is chance, and a single value may be anything.
+        ("zero_signal", {"no_signal": [1, 0, 1]}),
+        ("entropy", {"entropy": [0.2, 0.9, 0.2]}),
+        ("kl", {"kl": [0.2, 2.5, 0.2]}),
+        ("length", {"tokens_per_call": [20, 90, 20]}),
+        ("advantage_bias", {"advantage_bias": [-0.9, 0.9, -0.9]}),
+        # Noise of batches is no fall.
+        ("reward_drop", {"reward_mean": [0.9, 0.1] * 6}),
+        # A divergence that begins at nothing grows fast.
+        ("kl", {"kl": [0.0, 0.0, 0.0, 1e-4, 1e-3, 0.01, 0.05, 0.1]}),
+        # Small gradients of a batch with little signal make the next one no spike.
+        ("grad_norm", {"grad_norm": [0.02, 0.02, 0.02, 0.02, 0.4]}),
+        # Few tasks are trained: what the trainer measures is about these.
+        ("entropy", {"entropy": [0.9, 0.9, 0.9], "tasks_equal": [7, 7, 7]}),
+    ],
+)
+def test_chance_is_no_fault(kind: str, changes: dict[str, Any]) -> None:
+    assert read(kind, steps(**changes)).level < 1
+
+
+def test_a_model_that_is_as_good_as_it_ever_was_is_no_reason_to_pause() -> None:
+    rising = [0.1, 0.3, 0.5, 0.7, 0.95, 1.0, 1.0, 1.0]
+    history = steps(8, reward_mean=rising, no_signal=[0, 0, 0, 0, 0, 1, 1, 1])
+    assert not read("zero_signal", history).pauses
+    fallen = steps(8, reward_mean=rising[::-1], no_signal=[0, 0, 0, 0, 0, 1, 1, 1])
+    assert read("zero_signal", fallen).pauses
+    # Rewards that nothing was learnt for are no success.
+    foreign = steps(8, reward_mean=[*rising[:5], 3.0, 3.0, 3.0], no_signal=[0, 0, 0, 0, 0, 1, 1, 1])
+    assert read("zero_signal", foreign).pauses
+    constant = steps(8, reward_mean=1.0, no_signal=1.0)
+    assert read("zero_signal", constant).pauses
+
+
+def test_a_model_that_never_knew_the_form_of_a_call_is_no_reason_to_pause() -> None:
+    assert not read("malformed", steps(calls_malformed=250)).pauses
+    assert read("malformed", steps(calls_malformed=[250])).pauses
+
+
+def test_what_a_trainer_does_not_report_is_not_judged() -> None:
+    history = [{"calls": 3.0}] * 12
+    for check in CHECKS:
+        reading = check.measure(history, LIMITS)
+        assert isinstance(reading, str) or reading.level == 0, check.kind
+
+
+# A busy machine is slow to make examples.
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 7), st.sampled_from(sorted(HEALTHY)), st.floats(-1e6, 1e6)),
+        max_size=12,
+    )
+)
+def test_no_history_makes_a_check_fail(changes: list[tuple[int, str, float]]) -> None:
+    history = steps(8)
+    for step, name, value in changes:
+        history[step][name] = value
+    for check in CHECKS:
+        for count in range(1, len(history) + 1):
+            reading = check.measure(history[:count], LIMITS)
+            assert isinstance(reading, str) or reading.level == reading.level
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"zero_signal_steps": 0},
+        {"max_cut_off": 1.5},
+        {"max_cut_off": 0},
+        {"max_entropy_growth": 1},
+        {"max_logprob_gap": -1},
+        {"pause_on": ["everything"]},
+    ],
+)
+def test_impossible_limits_are_refused(limit: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        RunConfig.model_validate({"model": {"path": "m"}, "failures": limit})
+    assert refused.value.errors()[0]["loc"][:2] == ("failures", *limit)

@@ -1,0 +1,70 @@
+"""The figures by which a batch is judged before it is trained on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_core.interfaces import EpisodeRecord
+from ajet_core.server.batch_facts import batch_facts
+from ajet_core.server.rendering.call_metadata import MALFORMED_CALLS
+from ajet_core.testing.samples import make_call, make_episode
+from ajet_core.timeline import Call, TrainBatch, TrainCall, TrainEpisode, group_advantages
+
+
+def episode(name: str, reward: float, group: str = "g") -> EpisodeRecord:
+    return replace(make_episode(name, group=group), state="ended", reward=reward)
+
+
+def facts(
+    records: list[EpisodeRecord], calls: list[Call], advantages: list[float]
+) -> dict[str, float]:
+    train = [TrainCall.of(call, 0, a) for call, a in zip(calls, advantages, strict=True)]
+    episodes = [TrainEpisode(r.episode_id, r.group, r.reward or 0.0, "") for r in records]
+    return batch_facts(records, calls, TrainBatch("b", 1, episodes, train, [], 0))
+
+
+def call(name: str, tokens: int, reason: str = "stop", **metadata: str) -> Call:
+    return replace(
+        make_call(name, [1], list(range(tokens))), finish_reason=reason, metadata=metadata
+    )
+
+
+def test_tasks_whose_rewards_are_all_equal_are_counted() -> None:
+    records = [episode("a", 1), episode("b", 1), episode("c", 0, "h"), episode("d", 1, "h")]
+    found = facts(records, [], [])
+    assert (found["tasks"], found["tasks_equal"]) == (2, 1)
+    assert found["reward_std"] == pytest.approx(math.sqrt(3) / 4)
+
+
+def test_answers_are_counted_by_what_is_wrong_with_them() -> None:
+    calls = [call("a", 2, "length"), call("b", 4, **{MALFORMED_CALLS: "2"}), call("c", 3)]
+    found = facts([], calls, [0.0, 0.0, 0.0])
+    assert (found["calls_cut_off"], found["calls_malformed"]) == (1, 1)
+    assert found["tokens_per_call"] == 3
+    assert found["no_signal"] == 1
+
+
+def test_the_bias_weighs_advantages_by_their_tokens() -> None:
+    found = facts([], [call("a", 1), call("b", 3)], [1.0, -1.0])
+    assert found["advantage_bias"] == pytest.approx(-0.5)
+    assert found["no_signal"] == 0
+
+
+def test_a_batch_without_calls_has_figures_too() -> None:
+    assert facts([], [], [])["advantage_bias"] == 0
+
+
+@given(st.lists(st.floats(-1e308, 1e308), min_size=1, max_size=8), st.integers(1, 4))
+def test_the_figures_are_finite_and_the_bias_is_a_share(rewards: list[float], tokens: int) -> None:
+    records = [episode(str(i), reward) for i, reward in enumerate(rewards)]
+    calls = [call(str(i), tokens) for i in range(len(rewards))]
+    centre = [max(-1e300, min(1e300, reward)) for reward in rewards]
+    found = facts(records, calls, group_advantages(centre, ["g"] * len(centre), "group_mean"))
+    assert all(map(math.isfinite, found.values()))
+    # Of equally long answers advantages cancel out.
+    assert -1e-9 <= found["advantage_bias"] <= 1e-9

@@ -1,0 +1,140 @@
+"""What a preflight says of the evidence, and of its lack."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ajet_core.interfaces import SealReport, StepReport
+from ajet_core.protocol import PreflightCheck, PreflightConfig
+from ajet_core.server.preflight_checks import Evidence, Longest, check_all
+from ajet_core.timeline import Call, TrainBatch, TrainCall, TrainEpisode
+
+TOKENS = 40
+PROVEN = SealReport(0, "checksums", tensors=7, servers=2)
+
+
+def call(**changes: object) -> Call:
+    made = Call(
+        call_id="c",
+        episode_id="e",
+        index=0,
+        suffix_ids=[1, 2, 3],
+        sampled_ids=[4] * TOKENS,
+        logprobs=[-1.0] * TOKENS,
+        policy_versions=[0] * TOKENS,
+        temperature=1.0,
+        finish_reason="stop",
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def evidence(*gaps: float, **changes: object) -> Evidence:
+    """One call, whose tokens' logprobs differ by these."""
+    made = call()
+    batch = TrainBatch(
+        "b",
+        1,
+        [TrainEpisode("e", "g", 1.0)],
+        [TrainCall("c", 0, 1.0, 1.0, made.logprobs, made.policy_versions)],
+        [],
+        TOKENS,
+    )
+    spread = [gaps[min(n * len(gaps) // TOKENS, len(gaps) - 1)] for n in range(TOKENS)]
+    rehearsal = StepReport(1, tokens_trained=TOKENS, logprobs=[[-1.0 + gap for gap in spread]])
+    found = Evidence(batch, [made], {}, PROVEN, Longest(43, 43, 43), rehearsal)
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+def verdict(name: str, given: Evidence) -> PreflightCheck:
+    (check,) = [c for c in check_all(given, PreflightConfig()) if c.name == name]
+    assert bool(check.way_out) is (check.verdict != "pass")
+    return check
+
+
+def test_a_healthy_batch_passes() -> None:
+    checks = check_all(evidence(1e-6), PreflightConfig())
+    assert {check.name: check.verdict for check in checks} == dict.fromkeys(
+        ("logprobs", "seal", "template", "memory", "rewards"), "pass"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gaps", "expected", "says"),
+    [
+        ((0.02,), "pass", "mean difference 0.02 nats over 40 tokens"),
+        ((0.2,), "fail", "above preflight.max_logprob_gap 0.1"),
+        ((0.001, 0.001, 0.001, 0.3), "fail", "it depends on the position"),
+        ((0.001, 0.001, 0.001, 0.05), "warn", "not flat over the position"),
+        ((1e-7, 1e-7, 1e-7, 1e-4), "pass", "up to token 42"),
+    ],
+)
+def test_the_gap_is_small_and_flat(gaps: tuple[float, ...], expected: str, says: str) -> None:
+    check = verdict("logprobs", evidence(*gaps))
+    assert check.verdict == expected
+    assert says in f"{check.found}; {check.way_out}"
+
+
+def test_tokens_of_other_weights_say_nothing_of_the_gap() -> None:
+    check = verdict("logprobs", evidence(5.0, policy_version=3))
+    assert (check.verdict, "only 0 tokens" in check.found) == ("warn", True)
+
+
+def test_a_gap_under_dropout_is_told_and_not_judged() -> None:
+    check = verdict("logprobs", evidence(0.5, dropout=True))
+    assert check.verdict == "pass"
+    assert "under dropout" in check.found
+
+
+def test_a_batch_that_the_trainer_refuses() -> None:
+    check = verdict("logprobs", evidence(0.0, rehearsal=None, refusal="its loss is 7e9"))
+    assert (check.verdict, "its loss is 7e9" in check.found) == ("fail", True)
+
+
+@pytest.mark.parametrize(
+    ("seal", "expected"),
+    [
+        (PROVEN, "pass"),
+        (SealReport(0, "shared", tensors=3, servers=1), "pass"),
+        (SealReport(0), "warn"),
+        (SealReport(0, "checksums", 7, 2, breaches=("server 1 was stale",)), "warn"),
+    ],
+)
+def test_the_seal(seal: SealReport, expected: str) -> None:
+    assert verdict("seal", evidence(0.0, seal=seal)).verdict == expected
+
+
+def test_answers_that_the_template_writes_otherwise() -> None:
+    check = verdict("template", evidence(0.0, calls=[call(), call(metadata={"drift_tokens": "2"})]))
+    assert check.verdict == "warn"
+    assert "1 of 2 answers" in check.found
+
+
+def test_an_agent_that_makes_no_call() -> None:
+    given = evidence(0.0, calls=[], faults={"empty": "none of the episodes made a model call"})
+    assert verdict("template", given).verdict == "fail"
+    assert verdict("rewards", given).verdict == "fail"
+
+
+@pytest.mark.parametrize(
+    ("longest", "expected", "says"),
+    [
+        (Longest(43, 100, 100), "pass", "100 tokens fit"),
+        (Longest(43, None, 43), "pass", "no model.max_context is set"),
+        (Longest(43, 100, 43), "warn", "the 100 that an episode may have were not tried"),
+        (Longest(43, 100, 43, "too large"), "fail", "the longest call so far has 43 tokens"),
+        (Longest(43, 100, 0), "warn", "nothing was computed"),
+    ],
+)
+def test_the_longest_episode(longest: Longest, expected: str, says: str) -> None:
+    check = verdict("memory", evidence(0.0, longest=longest))
+    assert check.verdict == expected
+    assert says in f"{check.found}; {check.way_out}"
+
+
+@pytest.mark.parametrize(("fault", "expected"), [("no_signal", "fail"), ("flat", "warn")])
+def test_rewards_that_do_not_differ(fault: str, expected: str) -> None:
+    given = evidence(0.0, faults={fault: "all are 1"})
+    assert verdict("rewards", given).verdict == expected
+    assert verdict("rewards", replace(given, uses_rewards=False)).verdict == "pass"

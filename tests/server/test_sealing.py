@@ -1,0 +1,75 @@
+"""An engine that serves other weights than were published is replaced, and the run pauses if that does not help."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ajet_core.protocol import ServerState
+from tests.server.conftest import CONTROL, Running, ServerFactory
+from tests.server.test_faults import events, finish_batch, status, until_state
+
+
+async def metrics(server: Running) -> dict[str, float]:
+    step: dict[str, Any] = (await status(server))["last_step"]
+    return dict(step["metrics"])
+
+
+async def test_a_step_says_how_much_was_proven_and_how_long_it_took(server: Running) -> None:
+    await server.roll()
+    await server.batch()
+    found = await metrics(server)
+    assert found["sealed_tensors"] == 1
+    assert 0 <= found["seal_seconds"] < 60
+
+
+async def test_a_stale_engine_is_replaced_before_it_answers_and_the_batch_trained_again(
+    server: Running,
+) -> None:
+    await server.roll(engine={"stale_at": 1})
+    await server.batch()
+    assert server.service.coordinator.step == 1
+    (told,) = events(server, "seal")
+    assert told["policy_version"] == 1
+    assert "does not serve the weights of policy version 1" in told["message"]
+    assert [e["what"] for e in events(server, "worker")] == ["ready", "died", "ready"]
+    # What was sampled since then is of the weights that were published.
+    grant = await server.claim("c")
+    assert (await server.chat(grant)).status_code == 200
+    (call,) = (await server.service.store.calls([grant["episode_id"]]))[grant["episode_id"]]
+    assert set(call.policy_versions) == {1}
+
+
+async def test_weights_that_fail_the_proof_again_pause_the_run_until_it_is_resumed(
+    servers: ServerFactory,
+) -> None:
+    async with servers.running() as server:
+        await server.roll(engine={"stale_at": 1, "once": False})
+        await finish_batch(server)
+        await until_state(server, ServerState.PAUSED)
+        assert server.service.coordinator.step == 0
+        assert len(events(server, "seal")) == 2
+        found = await status(server)
+        assert "failed the proof of the same weights again" in found["paused"]
+        assert "policy version 1" in found["paused"]
+        # It is paused without workers, and answers nevertheless; resuming tries once more.
+        for tried in (4, 6):
+            answer = await server.http.post("/v1/run/resume", headers=CONTROL)
+            assert answer.status_code == 200
+            board = server.service.board
+            await board.wait_until(
+                lambda tried=tried, board=board: (
+                    board.state is ServerState.PAUSED and len(events(server, "seal")) == tried
+                )
+            )
+        assert server.service.coordinator.running
+
+
+async def test_a_run_that_is_paused_without_workers_can_be_stopped(server: Running) -> None:
+    await server.roll(engine={"stale_at": 1, "once": False})
+    await finish_batch(server)
+    await until_state(server, ServerState.PAUSED)
+    async with asyncio.timeout(60):
+        answer = await server.http.post("/v1/run/stop", headers=CONTROL)
+    assert answer.status_code == 200
+    assert answer.json()["state"] == "OFFLINE"

@@ -1,0 +1,27 @@
+"""Means of numbers whose sum no float can hold."""
+
+from __future__ import annotations
+
+import math
+import sys
+from fractions import Fraction
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_core.averages import mean
+
+NUMBERS = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1)
+
+
+@given(NUMBERS)
+def test_a_mean_is_finite_and_within_its_values(values: list[float]) -> None:
+    found = mean(values)
+    assert math.isfinite(found)
+    exact = sum(map(Fraction, values)) / len(values)
+    assert abs(Fraction(found) - exact) <= Fraction(max(map(abs, values))) * 4 / 2**52
+
+
+def test_a_sum_that_overflows_has_a_mean() -> None:
+    assert mean([sys.float_info.max] * 3) == sys.float_info.max
+    assert mean([1e308, 1e308, -1e308, -1e308]) == 0.0

@@ -1,0 +1,137 @@
+"""The worlds of agentjet: each is what every world must be, and is registered as anybody's."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import pytest
+
+from ajet_core.errors import ConfigError, UnknownComponentError
+from ajet_core.interfaces import Chat, World, WorldOutcome
+from ajet_core.testing.plugins import plugins_with
+from ajet_core.testing.world_suite import WorldSuite
+from ajet_core.worlds import load_world, world_specs
+from ajet_core.worlds.grid import GridWorld, SlowGridSettings, SlowGridWorld
+from ajet_core.worlds.rehearsal import rehearse
+from tests.worlds.outside import CoinSettings, CoinWorld
+
+OURS = {"bandit", "grid", "memory", "mine", "pair", "slow-grid"}
+
+
+class TestBandit(WorldSuite):
+    def make_world(self) -> World:
+        return load_world("bandit")
+
+
+class TestMemory(WorldSuite):
+    def make_world(self) -> World:
+        return load_world("memory")
+
+
+class TestMine(WorldSuite):
+    def make_world(self) -> World:
+        return load_world("mine")
+
+
+class TestPair(WorldSuite):
+    def make_world(self) -> World:
+        return load_world("pair")
+
+
+class TestGrid(WorldSuite):
+    def make_world(self) -> World:
+        return load_world("grid")
+
+
+class TestSlowGrid(WorldSuite):
+    def make_world(self) -> World:
+        return load_world("slow-grid")
+
+
+class TestCoin(WorldSuite):
+    """The smallest world that passes."""
+
+    def make_world(self) -> World:
+        return CoinWorld(CoinSettings())
+
+
+def test_our_worlds_are_registered_and_every_one_is_tested_here() -> None:
+    assert {spec.name for spec in world_specs()} >= OURS
+    tested = {
+        type(suite().make_world())
+        for suite in globals().values()
+        if isinstance(suite, type) and issubclass(suite, WorldSuite) and suite is not WorldSuite
+    }
+    assert {type(load_world(name)) for name in OURS} <= tested
+
+
+def test_listing_worlds_imports_none() -> None:
+    code = (
+        "import sys; from ajet_core.worlds import world_specs; print(len(world_specs())); "
+        "print([m for m in sys.modules if m.startswith(('ajet_core.worlds.', 'torch', 'openai'))])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    count, modules = shown.stdout.splitlines()
+    assert int(count) >= len(OURS)
+    assert modules == "['ajet_core.worlds.registry']"
+
+
+def test_a_world_of_a_third_party_is_found_by_name_and_takes_settings() -> None:
+    plugins = plugins_with("coins", "tests.worlds.outside")
+    assert "coin" in [spec.name for spec in world_specs(plugins)]
+    world = load_world("coin", {"sides": ["up", "down"]}, plugins)
+    played = rehearse(world, "t", world.expert, random.Random(0))
+    assert played.outcome.success == 1.0
+    assert played.exchanges[0].answer.text in {"up", "down"}
+
+
+def test_an_unknown_world_is_refused_with_the_names_of_the_known_ones() -> None:
+    with pytest.raises(UnknownComponentError, match=r"world 'gird'; known: .*grid.*slow-grid"):
+        load_world("gird")
+
+
+def test_wrong_settings_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"world\.settings\.speed: unknown key.*shortest"):
+        load_world("slow-grid", {"speed": 3})
+
+
+def test_a_slow_grid_waits_the_same_for_the_same_rollout_of_a_task() -> None:
+    def waits(world: World) -> list[float]:
+        return [
+            rehearse(world, task, world.expert, random.Random(0)).seconds
+            for task in ("a", "a", "b")
+        ]
+
+    first = waits(SlowGridWorld())
+    assert first == waits(SlowGridWorld())
+    assert len(set(first)) == 3, "rollouts of a task and tasks take times of their own"
+    assert all(0.1 <= seconds <= 6.0 * 6 for seconds in first)
+
+
+def test_delays_of_a_slow_grid_have_a_long_tail_within_their_bounds() -> None:
+    delays = SlowGridWorld(SlowGridSettings(shortest=0.1, longest=6.0, tail=1.1)).delays("t")
+    drawn = sorted(next(delays) for _ in range(2000))
+    assert drawn[0] >= 0.1
+    assert drawn[-1] == 6.0
+    # The median of a Pareto distribution is shortest * 2 ** (1 / tail); its mean is far above that.
+    assert drawn[1000] == pytest.approx(0.1 * 2 ** (1 / 1.1), rel=0.1)
+    assert sum(drawn) / 2000 > 2 * drawn[1000]
+
+
+def test_a_world_that_awaits_something_else_than_its_chat_is_refused() -> None:
+    class Impatient(GridWorld):
+        async def play(self, task_id: str, chat: Chat) -> WorldOutcome:
+            import asyncio
+
+            await asyncio.sleep(0)
+            return await super().play(task_id, chat)
+
+    with pytest.raises(RuntimeError, match=r"Impatient\.play awaits something other than its chat"):
+        rehearse(Impatient(), "t", GridWorld().expert, random.Random(0))
+
+
+async def test_a_world_can_be_rehearsed_inside_an_event_loop() -> None:
+    world = GridWorld()
+    assert rehearse(world, "t", world.expert, random.Random(0)).outcome.reward == 1.0
