@@ -82,7 +82,7 @@ class PreflightCheck(Message):
     :param way_out: what to do; "" if it passed.
     """
 
-    name: Literal["logprobs", "seal", "template", "memory", "rewards"]
+    name: Literal["logprobs", "seal", "template", "tools", "memory", "rewards"]
     verdict: Verdict
     found: str
     way_out: str = ""

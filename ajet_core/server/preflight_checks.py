@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ajet_core.interfaces import SealReport, StepReport
 from ajet_core.protocol import PreflightCheck, PreflightConfig
 from ajet_core.server.batch_findings import BatchFault
-from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS
+from ajet_core.server.rendering.call_metadata import CALLS_UNREAD, DRIFT_TOKENS
 from ajet_core.timeline import Call, TrainBatch
 
 _QUARTERS = 4
@@ -65,6 +65,7 @@ def check_all(evidence: Evidence, config: PreflightConfig) -> list[PreflightChec
         logprobs_agree(evidence, config.max_logprob_gap),
         weights_are_proven(evidence.seal),
         template_round_trips(evidence.calls),
+        tool_calls_are_read(evidence.calls),
         longest_fits(evidence),
         rewards_differ_in_groups(evidence),
     ]
@@ -175,6 +176,26 @@ def template_round_trips(calls: Sequence[Call]) -> PreflightCheck:
         name=name,
         verdict="pass",
         found=f"the template writes all {len(calls)} answers as they were sampled",
+    )
+
+
+def tool_calls_are_read(calls: Sequence[Call]) -> PreflightCheck:
+    """Tool calls that the model writes reach the agent as calls, where it offered tools."""
+    name = "tools"
+    unread = sum(CALLS_UNREAD in call.metadata for call in calls)
+    if unread:
+        return PreflightCheck(
+            name=name,
+            verdict="fail",
+            found=f"{unread} of {len(calls)} calls offer tools, and get the model's tool calls as text: no known parser "
+            "reads what the chat template writes for a call",
+            way_out="set model.renderer to the family whose format the model was trained on, or put a chat template "
+            "that writes calls in a known format into the model directory",
+        )
+    return PreflightCheck(
+        name=name,
+        verdict="pass",
+        found="the model's tool calls are read wherever tools are offered",
     )
 
 

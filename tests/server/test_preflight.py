@@ -41,6 +41,7 @@ async def test_the_first_batch_is_tried_and_then_trained(server: Running) -> Non
         "logprobs": "pass",
         "seal": "pass",
         "template": "warn",
+        "tools": "pass",
         "memory": "pass",
         "rewards": "pass",
     }

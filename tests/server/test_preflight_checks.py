@@ -56,7 +56,7 @@ def verdict(name: str, given: Evidence) -> PreflightCheck:
 def test_a_healthy_batch_passes() -> None:
     checks = check_all(evidence(1e-6), PreflightConfig())
     assert {check.name: check.verdict for check in checks} == dict.fromkeys(
-        ("logprobs", "seal", "template", "memory", "rewards"), "pass"
+        ("logprobs", "seal", "template", "tools", "memory", "rewards"), "pass"
     )
 
 
@@ -109,6 +109,14 @@ def test_answers_that_the_template_writes_otherwise() -> None:
     check = verdict("template", evidence(0.0, calls=[call(), call(metadata={"drift_tokens": "2"})]))
     assert check.verdict == "warn"
     assert "1 of 2 answers" in check.found
+
+
+def test_tools_whose_calls_nobody_reads() -> None:
+    unread = call(metadata={"calls_unread": "1"})
+    check = verdict("tools", evidence(0.0, calls=[call(), unread]))
+    assert check.verdict == "fail"
+    assert "1 of 2 calls offer tools" in check.found
+    assert "model.renderer" in check.way_out
 
 
 def test_an_agent_that_makes_no_call() -> None:

@@ -251,6 +251,9 @@ async def test_tools_whose_calls_nobody_reads_are_a_finding(
             tools = [{"type": "function", "function": WRITE}]
             answer = await model.post("chat/completions", messages=asked, tools=tools)
         assert "tool_calls_unread" in await codes()
+        # A preflight of their batch says so too, also after a restart.
+        offered = ["calls_unread" in call.metadata for call in await model.calls()]
+        assert offered == [False, True, True]
     # What was meant as a call stays visible.
     assert "write_file" in answer["choices"][0]["message"]["content"]
     assert caplog.text.count("no known parser reads") == 1

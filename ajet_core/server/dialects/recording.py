@@ -9,7 +9,11 @@ from typing import Any
 from ajet_core.server.dialects.answer import Answer
 from ajet_core.server.dialects.exchange import Exchange
 from ajet_core.server.dialects.generation import Generation
-from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS, MALFORMED_CALLS
+from ajet_core.server.rendering.call_metadata import (
+    CALLS_UNREAD,
+    DRIFT_TOKENS,
+    MALFORMED_CALLS,
+)
 from ajet_core.server.rendering.canonical import message_text
 from ajet_core.server.rendering.conversation import answer_metadata, prompt_metadata
 from ajet_core.server.rendering.drift import DriftMeter
@@ -27,6 +31,7 @@ class CallRecorder:
 
     def __init__(self, renderer: ChatRenderer) -> None:
         self._drift = DriftMeter(renderer)
+        self._reads_calls = renderer.reads_calls
         self._saving: set[asyncio.Future[None]] = set()
 
     async def finished(self, exchange: Exchange, generation: Generation, answer: Answer) -> None:
@@ -45,6 +50,8 @@ class CallRecorder:
     async def _finish(self, exchange: Exchange, generation: Generation, answered: Answer) -> None:
         answer = answered.message
         metadata = answer_metadata(exchange.prompt, answer)
+        if exchange.request.tools and not self._reads_calls:
+            metadata[CALLS_UNREAD] = "1"
         if answered.malformed:
             metadata[MALFORMED_CALLS] = str(answered.malformed)
         sampled = generation.sampled_ids

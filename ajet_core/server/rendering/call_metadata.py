@@ -24,5 +24,8 @@ ECHO_FIELDS = "echo_fields"
 that this one goes on from in other bytes than it got; absent if none. The tokens are the sampled ones all the
 same."""
 
+CALLS_UNREAD = "calls_unread"
+""""1" if the agent offered tools and no parser reads what the template writes for a call; absent otherwise."""
+
 MALFORMED_CALLS = "malformed_calls"
 """How many attempts at a tool call in the answer could not be run; absent if none, or if no tools were offered."""
