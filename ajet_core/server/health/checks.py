@@ -146,12 +146,7 @@ def logprob_gap(history: History, limits: FailureConfig) -> Reading | str:
     gap, most, growth = found[-1], limits.max_logprob_gap, limits.max_logprob_gap_growth
     level = gap / most if most is not None else 0.0
     cause = f"the engine's logprobs differ from the trainer's by {gap:.3g} nats a token"
-    change = series.change(found)
-    if growth is not None and change is not None:
-        grown = change.growth(growth, _SMALL_GAP)
-        if grown > level:
-            level, cause = grown, f"{cause}, {change.before:.3g} before"
-    return Reading(level, cause)
+    return _or_growth(Reading(level, cause), found, growth, _SMALL_GAP)
 
 
 def kl(history: History, limits: FailureConfig) -> Reading | str:
@@ -178,12 +173,7 @@ def entropy(history: History, limits: FailureConfig) -> Reading | str:
     level, cause = 0.0, f"the entropy is {found[-1]:.3g} nats a token"
     if least is not None and len(found) >= _SPAN:
         level = least / max(median(found[-_SPAN:]), least / 100)
-    change = series.change(found)
-    if growth is not None and change is not None:
-        grown = change.growth(growth, _SMALL_ENTROPY)
-        if grown > level:
-            level, cause = grown, f"{cause}, {change.before:.3g} before"
-    return Reading(level, cause)
+    return _or_growth(Reading(level, cause), found, growth, _SMALL_ENTROPY)
 
 
 def length(history: History, limits: FailureConfig) -> Reading | str:
@@ -238,6 +228,23 @@ _SMALL_ENTROPY = 0.02
 _LOST_KL = 100.0
 # Standard errors of a mean reward that chance rarely exceeds.
 _NOISE = 5.0
+
+
+def _or_growth(
+    reading: Reading, found: Sequence[float], limit: float | None, least: float
+) -> Reading:
+    """`reading`, or the growth of the series `found` if that is worse.
+
+    :param limit: of the growth; None turns it off.
+    :param least: as for `series.Change.growth`.
+    """
+    change = series.change(found)
+    if limit is None or change is None:
+        return reading
+    grown = change.growth(limit, least)
+    if grown <= reading.level:
+        return reading
+    return Reading(grown, f"{reading.cause}, {change.before:.3g} before")
 
 
 def _percent(share: float) -> str:
