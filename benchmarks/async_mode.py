@@ -27,7 +27,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -40,6 +39,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from altered_plugin import environment_with_plugin
 from reporting import report
 
 from ajet_core.client import AsyncSwarmClient, Episode, EpisodeOutcome, SwarmClient, Task
@@ -202,18 +202,7 @@ class Runs:
 
     def __init__(self, root: Path, steps: int) -> None:
         self._root, self._steps = root, steps
-        # A plugin is found by the metadata of an installed distribution.
-        metadata = root / "plugins" / "ajet_waiting-1.0.dist-info"
-        metadata.mkdir(parents=True)
-        (metadata / "METADATA").write_text(
-            "Metadata-Version: 2.1\nName: ajet-waiting\nVersion: 1.0\n"
-        )
-        (metadata / "entry_points.txt").write_text(
-            "[agentjet]\nwaiting = waiting_plugin\n[agentjet.hook_api]\n1.0 = waiting_plugin\n"
-        )
-        paths = [str(metadata.parent), str(Path(__file__).resolve().parent)]
-        path = os.pathsep.join(filter(None, [*paths, os.environ.get("PYTHONPATH")]))
-        self._environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        self._environment = environment_with_plugin(root / "plugins")
 
     def model(self, seed: int) -> Path:
         """The weights that all runs of a seed begin with."""

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from ajet_backend_torch.trainer import TorchTrainer
-from faulty_plugin import FaultySettings
+from altered_plugin import FaultySettings
 
 from ajet_core.interfaces import ComponentSettings, StepReport, WorkerContext
 from ajet_core.timeline import TrainBatch

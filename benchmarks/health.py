@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from altered_plugin import environment_with_plugin
 from reporting import report
 
 from ajet_core.client import AsyncSwarmClient, Episode, EpisodeOutcome, SwarmClient, Task
@@ -198,7 +199,6 @@ def configured(model: Path, seed: int, fault: Fault | None, *, asynchronous: boo
     body["failures"]["zero_signal_steps"] = 3
     if asynchronous:
         body["rollout"] = RolloutConfig(mode="async", max_staleness=2).model_dump(mode="json")
-        body["algorithm"]["importance"] = "truncated"
     if fault is not None:
         for section, changes in fault.config.items():
             body[section] |= changes
@@ -345,17 +345,6 @@ def keep(directory: Path, seen: Seen, fault: Fault | None) -> None:
     path.write_text(json.dumps(history) + "\n", encoding="utf-8")
 
 
-def make_plugin_visible(directory: Path) -> None:
-    """Let servers and workers find the trainer ``faulty``, as if it were installed."""
-    metadata = directory / "ajet_faulty-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ajet-faulty\nVersion: 1.0\n", encoding="utf-8")  # fmt: skip
-    (metadata / "entry_points.txt").write_text("[agentjet]\nfaulty = faulty_plugin\n[agentjet.hook_api]\n1.0 = faulty_plugin\n", encoding="utf-8")  # fmt: skip
-    paths = [str(directory), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    os.environ["OMP_NUM_THREADS"] = "1"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--healthy", type=int, default=20, help="runs without a fault")
@@ -381,7 +370,7 @@ def main() -> None:
         return run(f"healthy {mode} {number // 2}", models, seed=number // 2, steps=options.steps, fault=None, asynchronous=number % 2 == 1)  # fmt: skip
 
     with tempfile.TemporaryDirectory(prefix="ajet-faulty-") as plugins:
-        make_plugin_visible(Path(plugins))
+        os.environ.update(environment_with_plugin(Path(plugins) / "plugin"))
         for seed in range(max(1, (healthy + 1) // 2)):
             models[seed] = Path(plugins) / f"model-{seed}"
             create_tiny_model(models[seed], seed=seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ajet_backend_torch.trainer import TorchTrainer
-from waiting_plugin import WaitingSettings
+from altered_plugin import WaitingSettings
 
 from ajet_core.interfaces import ComponentSettings, StepReport, WeightUpdate, WorkerContext
 from ajet_core.timeline import TrainBatch

@@ -1,0 +1,83 @@
+"""The plugin of two altered torch trainers, ``waiting`` and ``faulty``. Light, as hooks have to be: the server reads it
+without importing torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from ajet_backend_torch import hooks
+from ajet_backend_torch.settings import TorchTrainerSettings
+from pydantic import Field
+
+from ajet_core.plugin.components import TrainerSpec
+from ajet_core.plugin.spec import hookimpl
+
+NAME = "altered_plugin"
+
+
+class WaitingSettings(TorchTrainerSettings):
+    """Settings of the torch trainer, and how long a step takes.
+
+    :param share: of a synchronous cycle; a step takes ``share / (1 - share)`` times what its rollouts took.
+    :param seconds: of every step, instead.
+    """
+
+    share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    seconds: Annotated[float, Field(gt=0)] | None = None
+
+
+class FaultySettings(TorchTrainerSettings):
+    """Settings of the torch trainer, and what goes wrong.
+
+    :param from_step: the first step with the fault.
+    :param rate: what the learning rate is multiplied by.
+    :param noise: standard deviation of what is added to the engine's logprobs, in nats.
+    """
+
+    from_step: Annotated[int, Field(ge=1)] = 1
+    rate: Annotated[float, Field(gt=0)] = 1.0
+    noise: Annotated[float, Field(ge=0)] = 0.0
+
+
+@hookimpl
+def ajet_register_trainers() -> Sequence[TrainerSpec]:
+    """The trainers ``waiting`` and ``faulty``."""
+    (torch,) = hooks.ajet_register_trainers()
+    return (
+        replace(
+            torch,
+            name="waiting",
+            target="waiting_trainer:WaitingTrainer",
+            settings=f"{NAME}:WaitingSettings",
+            summary="The torch trainer, whose steps take a given time; for a benchmark",
+        ),
+        replace(
+            torch,
+            name="faulty",
+            target="faulty_trainer:FaultyTrainer",
+            settings=f"{NAME}:FaultySettings",
+            summary="The torch trainer, with faults on purpose; for a benchmark",
+        ),
+    )
+
+
+def environment_with_plugin(directory: Path) -> dict[str, str]:
+    """This process's environment, changed so that servers and workers find this plugin as if it were installed.
+
+    :param directory: for the metadata of a distribution, by which plugins are found.
+    """
+    metadata = directory / "ajet_altered-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: ajet-altered\nVersion: 1.0\n", encoding="utf-8"
+    )
+    (metadata / "entry_points.txt").write_text(
+        f"[agentjet]\naltered = {NAME}\n[agentjet.hook_api]\n1.0 = {NAME}\n", encoding="utf-8"
+    )
+    paths = [str(directory), str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(filter(None, paths))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
