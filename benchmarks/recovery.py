@@ -231,17 +231,13 @@ def free_port() -> int:
 
 def configured(model: Path, mode: str, backend: str) -> RunConfig:
     """The run."""
-    rollout = ROLLOUTS[mode]
-    asynchronous = rollout.mode == "async"
     return RunConfig(
         model=ModelConfig(path=str(model), renderer="qwen3"),
         engine=ComponentChoice(name=backend),
         trainer=ComponentChoice(name=WITNESSES[backend]),
-        algorithm=AlgorithmConfig(
-            learning_rate=1e-4, importance="truncated" if asynchronous else "ratio"
-        ),
+        algorithm=AlgorithmConfig(learning_rate=1e-4),
         batch=BatchConfig(tasks=TASKS, episodes_per_task=EPISODES_PER_TASK),
-        rollout=rollout,
+        rollout=ROLLOUTS[mode],
         mixture=MIXTURE if "mixture" in mode else None,
         # Deaths are not a batch's fault, and rewards are random.
         failures=FailureConfig(max_deaths=1000, pause_on=()),
