@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from ajet_core.protocol import ServerState
-from tests.security.scripted_server import server_process
 
 from .conftest import CONTROL, Running, ServerFactory, error_of
 from .test_faults import events
-from .test_kill import call, kill, settings, until
+from .test_kill import call, kill, serving, start_run, until
 
 
 def deaths(server: Running) -> list[str]:
@@ -88,27 +86,13 @@ async def test_a_worker_that_is_killed_during_its_adoption_is_replaced(
     model_dir: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    config = {
-        "model": {"path": str(model_dir), "renderer": "qwen3"},
-        "engine": {"name": "scripted"},
-        "trainer": {"name": "scripted", "settings": {"dies_in": "load"}},
-        "batch": {"tasks": 1, "episodes_per_task": 2},
-        "checkpoint_every": 1,
-    }
-    async with (
-        server_process(run_dir, **settings(model_dir)) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
-    ):
-        await call(http, "PUT", "/v1/run", config)
-        await call(http, "POST", "/v1/run/start", {"wait_seconds": 60})
+    async with serving(run_dir, model_dir) as (server, http):
+        await start_run(http, model_dir, dies_in="load")
         for reward in (0.0, 1.0):
             grant = await call(http, "POST", "/v1/episodes", {"task_id": "a"})
             await call(http, "POST", f"/v1/episodes/{grant['episode_id']}/end", {"reward": reward})
         await until(http, step=1, state="ROLLING")
         await kill(server)
-    async with (
-        server_process(run_dir, **settings(model_dir)) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
-    ):
+    async with serving(run_dir, model_dir) as (_, http):
         await until(http, step=1, state="ROLLING")
         assert (run_dir / "scripted-trainer.died").exists()

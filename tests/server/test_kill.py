@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,20 @@ from tests.security.scripted_server import ServerProcess, server_process
 CONTROL = {"authorization": "Bearer control-token-of-the-kill-test"}
 
 
-def settings(model_dir: Path) -> dict[str, str]:
-    return {
+@asynccontextmanager
+async def serving(
+    run_dir: Path, model_dir: Path
+) -> AsyncIterator[tuple[ServerProcess, httpx.AsyncClient]]:
+    """A server process, and a client of it."""
+    settings = {
         "AJET_SERVER__CONTROL_TOKEN": CONTROL["authorization"].removeprefix("Bearer "),
         "AJET_SERVER__MODEL_ROOTS": json.dumps([str(model_dir.parent)]),
     }
+    async with (
+        server_process(run_dir, **settings) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
+    ):
+        yield server, http
 
 
 async def call(
@@ -29,6 +40,19 @@ async def call(
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
+
+
+async def start_run(http: httpx.AsyncClient, model_dir: Path, **trainer: Any) -> None:
+    """Start a run of batches of one task, with a checkpoint of each step."""
+    config = {
+        "model": {"path": str(model_dir), "renderer": "qwen3"},
+        "engine": {"name": "scripted"},
+        "trainer": {"name": "scripted", "settings": trainer},
+        "batch": {"tasks": 1, "episodes_per_task": 2},
+        "checkpoint_every": 1,
+    }
+    await call(http, "PUT", "/v1/run", config)
+    await call(http, "POST", "/v1/run/start", {"wait_seconds": 60})
 
 
 async def until(http: httpx.AsyncClient, **wanted: object) -> dict[str, Any]:
@@ -55,19 +79,8 @@ async def kill(server: ServerProcess) -> None:
 
 async def test_a_killed_gateway_goes_on_where_it_was(model_dir: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    config = {
-        "model": {"path": str(model_dir), "renderer": "qwen3"},
-        "engine": {"name": "scripted"},
-        "trainer": {"name": "scripted"},
-        "batch": {"tasks": 1, "episodes_per_task": 2},
-        "checkpoint_every": 1,
-    }
-    async with (
-        server_process(run_dir, **settings(model_dir)) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
-    ):
-        await call(http, "PUT", "/v1/run", config)
-        await call(http, "POST", "/v1/run/start", {"wait_seconds": 60})
+    async with serving(run_dir, model_dir) as (server, http):
+        await start_run(http, model_dir)
         for reward in (0.0, 1.0):
             grant = await call(http, "POST", "/v1/episodes", {"task_id": "a"})
             await chat(http, grant, "hello")
@@ -80,10 +93,7 @@ async def test_a_killed_gateway_goes_on_where_it_was(model_dir: Path, tmp_path: 
         end = f"/v1/episodes/{ended['episode_id']}/end"
         answer = await call(http, "POST", end, {"reward": 0.5})
         await kill(server)
-    async with (
-        server_process(run_dir, **settings(model_dir)) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
-    ):
+    async with serving(run_dir, model_dir) as (server, http):
         # The run goes on by itself, at its checkpoint, with the worker that it had.
         status = await until(http, state="ROLLING")
         assert (status["step"], status["policy_version"]) == (1, 1)
@@ -99,9 +109,6 @@ async def test_a_killed_gateway_goes_on_where_it_was(model_dir: Path, tmp_path: 
         await call(http, "POST", f"/v1/episodes/{open_['episode_id']}/end", {"reward": 1.0})
         await until(http, step=2, state="ROLLING")
         await kill(server)
-    async with (
-        server_process(run_dir, **settings(model_dir)) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
-    ):
+    async with serving(run_dir, model_dir) as (_, http):
         await until(http, step=2, state="ROLLING")
         assert (await call(http, "GET", "/v1/status"))["counters"]["episodes_ended"] == 4
