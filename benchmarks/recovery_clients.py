@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import inspect
 import json
 import random
 import secrets
@@ -20,10 +21,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import httpx
+
+if TYPE_CHECKING:
+    from ajet_core.client import Episode, Task
 
 TOKEN = "recovery-client-token"
 CONCURRENCY = 4
@@ -88,35 +93,32 @@ def reward_of(episode_id: str) -> float:
     return float(random.Random(episode_id).random() < 0.5)
 
 
+def make_calls(
+    http: httpx.Client, journal: Journal, task_id: str, base_url: str, api_key: str
+) -> None:
+    """The model calls of an episode."""
+    for number in range(CALLS):
+        send = {"json": body(f"{task_id} {number}"), "headers": _key(api_key)}
+        answered(lambda s=send: http.post(f"{base_url}/chat/completions", **s))
+        journal.called_once()
+
+
 # --- With the runners -----------------------------------------------------------------------------
 
 
-class Outcome(Protocol):
-    """What a runner reports of an episode; failures have no `outcome`."""
+async def rounds(
+    client: Any, agent: Callable[..., Any], journal: Journal, tag: str, kinds: list[str]
+) -> None:
+    """Rounds of `run_episodes_until_all_complete`.
 
-    @property
-    def episode(self) -> Any: ...
-    @property
-    def outcome(self) -> Any: ...
-
-
-def run_runner(url: str, journal: Journal, tag: str, kinds: list[str]) -> None:
-    """Rounds of `SwarmClient.run_episodes_until_all_complete`."""
-    from ajet_core.client import Episode, SwarmClient, Task
+    :param client: a `SwarmClient`, which blocks, or an `AsyncSwarmClient`.
+    :param agent: of this client's kind.
+    """
+    from ajet_core.client import Task
     from ajet_core.errors import BatchStarvedError
 
-    http = httpx.Client(timeout=GIVE_UP_SECONDS)
-
-    def agent(task: Task, episode: Episode) -> float:
-        for number in range(CALLS):
-            send = {"json": body(f"{task.id} {number}"), "headers": _key(episode.api_key)}
-            answered(lambda s=send: http.post(f"{episode.base_url}/chat/completions", **s))
-            journal.called_once()
-        return reward_of(episode.episode_id)
-
-    with SwarmClient(url, TOKEN) as client:
-
-        def roll_out(ids: list[str], kind: str) -> None:
+    async def roll_out(ids: list[str], kind: str) -> None:
+        await _done(
             client.run_episodes_until_all_complete(
                 [Task(task_id, tag=tag) for task_id in ids],
                 agent,
@@ -126,75 +128,60 @@ def run_runner(url: str, journal: Journal, tag: str, kinds: list[str]) -> None:
                 retries=RETRIES,
                 on_result=lambda result: _ended(journal, result),
             )
+        )
 
-        for ids in journal.rounds():
-            step = client.status().step + 1
-            for kind in kinds:
-                roll_out(ids, kind)
-            while True:
-                try:
-                    client.wait_for_step(step, timeout=GIVE_UP_SECONDS)
-                    break
-                except BatchStarvedError:
-                    journal.note(more=step)
-                    roll_out([journal.task_id()], "train")
+    for ids in journal.rounds():
+        step = (await _done(client.status())).step + 1
+        for kind in kinds:
+            await roll_out(ids, kind)
+        while True:
+            try:
+                await _done(client.wait_for_step(step, timeout=GIVE_UP_SECONDS))
+                break
+            except BatchStarvedError:
+                journal.note(more=step)
+                await roll_out([journal.task_id()], "train")
+
+
+async def _done(result: Any) -> Any:
+    """What a method of either client returns."""
+    return await result if inspect.isawaitable(result) else result
+
+
+def walk(http: httpx.Client, journal: Journal, task: Task, episode: Episode) -> float:
+    """An episode of a runner; its reward."""
+    make_calls(http, journal, task.id, episode.base_url, episode.api_key)
+    return reward_of(episode.episode_id)
+
+
+def run_runner(url: str, journal: Journal, tag: str, kinds: list[str]) -> None:
+    """Rounds with `SwarmClient`."""
+    from ajet_core.client import SwarmClient
+
+    with httpx.Client(timeout=GIVE_UP_SECONDS) as http, SwarmClient(url, TOKEN) as client:
+        agent = partial(walk, http, journal)
+        # Nothing else needs the event loop that this blocks.
+        asyncio.run(rounds(client, agent, journal, tag, kinds))
 
 
 async def run_async(url: str, journal: Journal, tag: str, kinds: list[str]) -> None:
-    """Rounds of `AsyncSwarmClient.run_episodes_until_all_complete`."""
-    from ajet_core.client import AsyncSwarmClient, Episode, Task
-    from ajet_core.errors import BatchStarvedError
+    """Rounds with `AsyncSwarmClient`."""
+    from ajet_core.client import AsyncSwarmClient
 
     def dump() -> None:
+        faulthandler.dump_traceback()
         for task in asyncio.all_tasks():
             task.print_stack(file=sys.stderr)
         sys.stderr.flush()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, dump)
-    async with (
-        httpx.AsyncClient(timeout=GIVE_UP_SECONDS) as http,
-        AsyncSwarmClient(url, TOKEN) as client,
-    ):
+    with httpx.Client(timeout=GIVE_UP_SECONDS) as http:
 
         async def agent(task: Task, episode: Episode) -> float:
-            for number in range(CALLS):
-                send = {"json": body(f"{task.id} {number}"), "headers": _key(episode.api_key)}
-                deadline = time.monotonic() + GIVE_UP_SECONDS
-                while True:
-                    try:
-                        answer = await http.post(f"{episode.base_url}/chat/completions", **send)
-                    except httpx.TransportError as error:
-                        answer, why = None, repr(error)
-                    if (pause := _pause(answer)) is None:
-                        break
-                    if time.monotonic() > deadline:
-                        raise TimeoutError(why if answer is None else answer.text)
-                    await asyncio.sleep(pause)
-                journal.called_once()
-            return reward_of(episode.episode_id)
+            return await asyncio.to_thread(walk, http, journal, task, episode)
 
-        async def roll_out(ids: list[str], kind: str) -> None:
-            await client.run_episodes_until_all_complete(
-                [Task(task_id, tag=tag) for task_id in ids],
-                agent,
-                episodes_per_task=EPISODES_PER_TASK,
-                concurrency=CONCURRENCY,
-                kind=kind,
-                retries=RETRIES,
-                on_result=lambda result: _ended(journal, result),
-            )
-
-        for ids in journal.rounds():
-            step = (await client.status()).step + 1
-            for kind in kinds:
-                await roll_out(ids, kind)
-            while True:
-                try:
-                    await client.wait_for_step(step, timeout=GIVE_UP_SECONDS)
-                    break
-                except BatchStarvedError:
-                    journal.note(more=step)
-                    await roll_out([journal.task_id()], "train")
+        async with AsyncSwarmClient(url, TOKEN) as client:
+            await rounds(client, agent, journal, tag, kinds)
 
 
 def _ended(journal: Journal, result: Any) -> None:
@@ -291,11 +278,7 @@ class Plain:
 
     def walk(self, task_id: str, grant: dict[str, Any]) -> None:
         """Make the calls of an episode and report its outcome."""
-        url, key = f"{grant['base_url']}/chat/completions", _key(grant["api_key"])
-        for number in range(CALLS):
-            send = body(f"{task_id} {number}")
-            answered(lambda s=send: self.http.post(url, json=s, headers=key))
-            self.journal.called_once()
+        make_calls(self.http, self.journal, task_id, grant["base_url"], grant["api_key"])
         reward = reward_of(grant["episode_id"])
         self.ask("POST", f"/v1/episodes/{grant['episode_id']}/end", reward=reward)
         self.journal.note(ended=grant["episode_id"], reward=reward)
