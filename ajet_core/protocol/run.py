@@ -196,6 +196,8 @@ class RolloutConfig(Message):
     :param late: what becomes of a task with episodes that are open when its batch is made. ``carry``: it goes on and belongs
         to a later batch, with all its episodes; ``drop``: nobody waits for them, and they are aborted, in ``sync`` at
         once, in ``async`` when they are too old to be trained.
+    :param late_seconds: ``carry``: how long a batch that is complete but for tasks that would be too old for the next one waits
+        for them. Their open episodes are aborted then, and what has ended of them is trained.
     :param engine_sleeps: ``sync``: the engine frees its device memory while a step is trained, for a trainer on the same
         device. Calls wait meanwhile.
     :param agents: names of agents, each with a text that its system prompt contains: whose a call is that does not say so by
@@ -208,6 +210,7 @@ class RolloutConfig(Message):
     spare_tasks: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 0.0
     late: Literal["carry", "drop"] = "carry"
+    late_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     engine_sleeps: bool = False
     agents: Annotated[dict[Name, SystemText], Field(max_length=256)] = Field(default_factory=dict)
 

@@ -168,8 +168,8 @@ class RolloutStatus(Message):
 class Finding(Message):
     """Something that keeps the server from going on, or that is wrong with what it is given.
 
-    :param code: ``no_client``, ``waiting_for_episodes``, ``incomplete_tasks``, ``no_signal``, ``throttled``,
-        ``engine_stalled``, ``tasks_set_aside``, ``paused``, ``slow_state``, ``joint_in_doubt``, ``tool_calls_unread``,
+    :param code: ``no_client``, ``waiting_for_episodes``, ``waiting_for_late``, ``incomplete_tasks``, ``no_signal``,
+        ``throttled``, ``engine_stalled``, ``tasks_set_aside``, ``paused``, ``slow_state``, ``joint_in_doubt``, ``tool_calls_unread``,
         or a `HealthKind`.
     :param message: the cause in words, and what to do.
     :param seconds: for how long it has been so.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import Literal, NamedTuple
 
 from ajet_core.interfaces import EpisodeRecord
@@ -191,8 +191,15 @@ class BatchBuilder:
 
     def is_full(self) -> bool:
         """Whether the batch can be trained."""
-        ready = all(self._ready(lane) >= quota for lane, quota in self.places.quotas.items())
-        return ready and not self._waits()
+        return self.is_complete() and next(self._awaited(), None) is None
+
+    def is_complete(self) -> bool:
+        """Whether the batch has what it needs, though it may wait for tasks that would be too old for the next one."""
+        return all(self._ready(lane) >= quota for lane, quota in self.places.quotas.items())
+
+    def awaited(self) -> list[str]:
+        """Ids of the open episodes that a complete batch waits for."""
+        return [episode_id for group in self._awaited() for episode_id in group.open]
 
     def take(self) -> Taken:
         """The episodes of the full batch; the builder goes on with the next one."""
@@ -220,19 +227,20 @@ class BatchBuilder:
         # Where there was none, and the next batch is not filled yet, episodes have other lanes from now on.
         self._count_anew()
 
-    def _waits(self) -> bool:
-        """Whether open episodes would be too old, or their tasks would lose others, if the batch were made now."""
+    def _awaited(self) -> Iterator[TaskGroup]:
+        """Groups whose open episodes would be too old, or would lose others of them, if the batch were made now."""
         if not self.places.waits:
-            return False
-        version, lanes = self.places.last_chance, self.places.quotas
-        groups = (g for g in self._groups.values() if self.places.lane(g.tag) in lanes)
-        if self._config.full_by == "episodes":
-            return any(group.has_open_of(version) for group in groups)
-        size = self._config.episodes_per_task
-        return any(
-            group.open and not group.complete(size) and group.has_any_of(version)
-            for group in groups
-        )
+            return
+        version, size = self.places.last_chance, self._config.episodes_per_task
+        for group in self._groups.values():
+            if self.places.lane(group.tag) not in self.places.quotas:
+                continue
+            if self._config.full_by == "episodes":
+                waits = group.has_open_of(version)
+            else:
+                waits = bool(group.open) and not group.complete(size) and group.has_any_of(version)
+            if waits:
+                yield group
 
     def _take_all(self) -> Taken:
         taken = Taken([], [])

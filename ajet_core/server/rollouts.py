@@ -50,6 +50,7 @@ class Rollouts:
         self._paused = paused
         self._stop_requested = False
         self._leaving = False
+        self._late_since: float | None = None
 
     @property
     def paused(self) -> str:
@@ -70,6 +71,11 @@ class Rollouts:
     def rolls_on(self) -> bool:
         """Whether rollouts go on while a step is trained."""
         return self._config.rollout.mode == "async"
+
+    @property
+    def late_waited(self) -> float | None:
+        """Seconds for which a complete batch has waited for tasks that would be too old for the next one; None if none does."""
+        return None if self._late_since is None else self._parts.clock() - self._late_since
 
     @property
     def set_aside(self) -> list[SetAside]:
@@ -198,18 +204,53 @@ class Rollouts:
     async def _full(self, builder: BatchBuilder) -> bool:
         """Return once there is a batch to train, and what was late had its time; False if the run is to stop."""
         rollout = self._config.rollout
-        if not await self._wait(lambda: self._ready(builder)):
-            return False
+        while not self._ready(builder):
+            if not await self._wait(lambda: builder.is_complete() and not self._held):
+                return False
+            await self._wait_for_late(builder)
         if not rollout.drain_seconds or not builder.progress().open_episodes:
-            return True
+            return not self.over
         builder.drain()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(rollout.drain_seconds):
-                await self._supervisor.wait_until(
-                    lambda: self.over or not builder.progress().open_episodes
-                )
+        await self._within(
+            rollout.drain_seconds, lambda: self.over or not builder.progress().open_episodes
+        )
         # It may have been paused meanwhile.
         return await self._wait(lambda: self._ready(builder))
+
+    async def _wait_for_late(self, builder: BatchBuilder) -> None:
+        """Return once the batch waits for nobody, or it or the run is no longer as it was; what does not end is aborted."""
+        if builder.is_full():
+            return
+        seconds = self._config.rollout.late_seconds
+        self._board.set(self._rolling_state())
+        self._late_since = self._parts.clock()
+        try:
+            in_time = await self._within(
+                seconds,
+                lambda: self.over or self._held or not builder.is_complete() or builder.is_full(),
+            )
+        finally:
+            self._late_since = None
+        if in_time:
+            return
+        # Before anything is aborted, or the same tasks would be begun anew and waited for again.
+        builder.drain()
+        reason = (
+            f"it was late: the batch of step {builder.places.step} was complete and waited {seconds:g} s for its task, "
+            "which would be too old for the next batch (setting rollout.late_seconds)"
+        )
+        for episode_id in builder.awaited():
+            await self._episodes.drop(episode_id, reason, "late")
+
+    async def _within(self, seconds: float, done: Callable[[], bool]) -> bool:
+        """Wait until `done`, over as many looks at the workers as that takes; False if the time was over first."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not done():
+                    await self._supervisor.wait_until(done)
+        except TimeoutError:
+            return False
+        return True
 
     async def _wait(self, ready: Callable[[], bool]) -> bool:
         """ROLLING or PAUSED until there is something to train; False if the run is to stop."""

@@ -326,6 +326,10 @@ class SwarmService:
         builder, loop = self.episodes.builder, self.coordinator.loop
         chat = self.coordinator.chat
         in_state = now - self.board.since
+        late_waited = loop.rollouts.late_waited if loop is not None else None
+        late = frozenset(
+            builder.awaited() if builder is not None and late_waited is not None else ()
+        )
         return ServerView(
             state=self.board.state,
             in_state=in_state,
@@ -338,9 +342,13 @@ class SwarmService:
                     now - episode.called_at,
                     self.episodes.open.lease_left(episode),
                     len(episode.calls_running),
+                    steps_ago=self.board.policy_version - episode.record.claim_version,
+                    late=episode.record.episode_id in late,
                 )
                 for episode in self.episodes.open
             ],
+            late_waited=late_waited or 0.0,
+            late_seconds=loop.run.config.rollout.late_seconds if loop is not None else 0.0,
             waiting_claims=self.claims.waiting_count,
             batch=builder.progress() if builder is not None else None,
             episodes_per_task=builder.episodes_per_task if builder is not None else 0,

@@ -22,6 +22,8 @@ class OpenView:
 
     :param idle: seconds since its last model call.
     :param lease_left: seconds until it is aborted.
+    :param steps_ago: steps that were trained since it was claimed.
+    :param late: a complete batch waits for its task, which would be too old for the next one.
     """
 
     episode_id: str
@@ -30,6 +32,8 @@ class OpenView:
     idle: float
     lease_left: float
     calls: int
+    steps_ago: int = 0
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class ServerView:
 
     :param in_state: for how long the server is in its state.
     :param still: since a claim, a call or an end last moved anything.
+    :param late_waited: for how long a complete batch has waited for late episodes, of `late_seconds` that it does.
     :param lacking: begun tasks of the batch: name, episodes ended, episodes open.
     :param tags: how full the batch is by tag of the mixture.
     :param dull: complete tasks whose rewards are all equal, where the batch asks for others.
@@ -66,6 +71,8 @@ class ServerView:
     in_state: float
     still: float
     open: Sequence[OpenView] = ()
+    late_waited: float = 0.0
+    late_seconds: float = 0.0
     waiting_claims: int = 0
     batch: BatchProgress | None = None
     episodes_per_task: int = 0
@@ -130,6 +137,9 @@ def _why_rolling_waits(view: ServerView) -> Iterator[tuple[str, str, float]]:
         text = f"the engine has sampled nothing for {view.engine_stalled:.0f} s; {calls} calls wait for it"
         yield "engine_stalled", text, view.engine_stalled
         return
+    if late := [episode for episode in view.open if episode.late]:
+        yield "waiting_for_late", _late(late, view), view.late_waited
+        return
     if view.still < _QUIET_SECONDS or any(episode.calls for episode in view.open):
         return
     if view.training:
@@ -172,6 +182,20 @@ def _waiting(view: ServerView) -> str:
     )
     more = f" and {len(longest) - _SHOWN} more" if len(longest) > _SHOWN else ""
     return f"waiting for {told}{more}; {view.waiting_claims} claims wait for a place"
+
+
+def _late(late: Sequence[OpenView], view: ServerView) -> str:
+    oldest = sorted(late, key=lambda episode: -episode.steps_ago)
+    told = ", ".join(
+        f"task {e.task_id!r} of client {e.client_id} (episode {e.episode_id}, begun {e.steps_ago} steps ago)"
+        for e in oldest[:_SHOWN]
+    )
+    more = f" and {len(oldest) - _SHOWN} more" if len(oldest) > _SHOWN else ""
+    left = max(0.0, view.late_seconds - view.late_waited)
+    return (
+        f"the batch is complete and waits for {told}{more}, too old for the next batch; what has not ended in "
+        f"{left:.0f} s is aborted (setting rollout.late_seconds)"
+    )
 
 
 def _incomplete(view: ServerView) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,12 +15,14 @@ import pytest
 
 from ajet_core.interfaces import BatchRecord
 from ajet_core.protocol import ServerState
+from ajet_core.server.workers import RunWorkers
 from ajet_core.testing.faults import HoldGate
 from ajet_core.testing.scripted_engine import ASLEEP
 
 from .conftest import CLIENT, CONTROL, Running, ServerFactory, error_of, key
 
 ASYNC = {"mode": "async", "max_staleness": 2, "max_mean_staleness": 2}
+ONE = {"tasks": 1, "episodes_per_task": 2}
 HALVES = {"ratios": {"x": 0.5, "y": 0.5}, "grace_seconds": 3600.0}
 
 
@@ -43,6 +45,28 @@ async def until_step(server: Running, step: int) -> None:
 
 async def batches(server: Running) -> list[BatchRecord]:
     return await server.service.store.batches(after_step=0)
+
+
+def count_looks(server: Running) -> Callable[[int], Awaitable[None]]:
+    """Have a run look at its engine often; the function waits for so many more looks, each of them over."""
+    loop = server.service.coordinator.loop
+    assert loop is not None
+    loop.supervisor.health_seconds = 0.01
+    done, look = 0, loop.supervisor._check_engine
+
+    async def counted(workers: RunWorkers) -> None:
+        nonlocal done
+        await look(workers)
+        done += 1
+        server.service.board.touch()
+
+    loop.supervisor._check_engine = counted  # type: ignore[method-assign]
+
+    async def wait(more: int) -> None:
+        after = done + more
+        await server.service.board.wait_until(lambda: done >= after)
+
+    return wait
 
 
 async def tags(server: Running, batch: BatchRecord) -> Counter[str]:
@@ -221,7 +245,7 @@ async def test_a_batch_waits_for_a_slow_task_that_would_be_too_old_for_the_next_
     server: Running,
 ) -> None:
     rollout = {"mode": "async", "max_staleness": 1}
-    await server.roll(rollout=rollout, batch={"tasks": 1, "episodes_per_task": 2})
+    await server.roll(rollout=rollout, batch=ONE)
     slow = [await server.claim("slow"), await server.claim("slow")]
     await server.chat(slow[0])
     await server.end(slow[0], 0.0)
@@ -239,6 +263,56 @@ async def test_a_batch_waits_for_a_slow_task_that_would_be_too_old_for_the_next_
     steps = [step.metrics for step in await server.service.store.steps()]
     assert [step["staleness_max"] for step in steps] == [0.0, 1.0, 1.0]
     assert [step["episodes_stale"] for step in steps] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("full_by", ["tasks", "episodes"])
+async def test_an_episode_that_never_ends_holds_nobody_up_for_longer_than_late_seconds(
+    server: Running, full_by: str
+) -> None:
+    rollout = {"mode": "async", "max_staleness": 1, "late_seconds": 0.05}
+    size = {**ONE, "full_by": full_by}
+    await server.roll(rollout=rollout, batch=size)
+    # A look at the engine does not begin the time anew.
+    count_looks(server)
+    slow = [await server.claim("slow"), await server.claim("slow")]
+    await server.chat(slow[0])
+    await server.end(slow[0], 0.0)
+    for step in range(3):
+        await task(server, f"quick{step}")
+        await until_step(server, step + 1)
+    dropped = await server.chat(slow[1])
+    assert dropped.status_code == 410
+    assert "setting rollout.late_seconds" in error_of(dropped)["message"]
+    counters = (await server.http.get("/v1/status", headers=CONTROL)).json()["counters"]
+    assert counters["aborted_late"] == 1
+    # What had ended of the task is trained.
+    trained = [episode_id for batch in await batches(server) for episode_id in batch.episode_ids]
+    assert slow[0]["episode_id"] in trained
+
+
+async def test_a_batch_that_waits_for_a_late_task_says_whose_it_is_and_outlasts_looks_at_the_engine(
+    server: Running,
+) -> None:
+    await server.roll(rollout={"mode": "async", "max_staleness": 1}, batch=ONE)
+    looks = count_looks(server)
+    slow = [await server.claim("slow"), await server.claim("slow")]
+    for name in ("quick0", "quick1"):
+        await task(server, name)
+    await until_step(server, 1)
+    # Calls do not hide it.
+    await server.chat(slow[0])
+    await looks(3)
+    status = (await server.http.get("/v1/status", headers=CONTROL)).json()
+    (found,) = status["findings"]
+    assert (status["step"], found["code"]) == (1, "waiting_for_late")
+    assert "waits for task 'slow' of client client (episode" in found["message"]
+    assert "begun 1 steps ago" in found["message"]
+    for reward, grant in enumerate(slow):
+        await server.chat(grant)
+        await server.end(grant, float(reward))
+    await until_step(server, 3)
+    status = (await server.http.get("/v1/status", headers=CONTROL)).json()
+    assert (status["findings"], status["counters"]["aborted_late"]) == ([], 0)
 
 
 async def test_a_spare_task_is_carried_over_whole_and_trained_with_all_its_episodes(
@@ -278,12 +352,14 @@ async def test_a_batch_is_made_without_late_tasks_that_are_spare(server: Running
 
 async def test_a_full_batch_gives_the_late_ones_time_to_end(server: Running) -> None:
     await server.roll(rollout={"spare_tasks": 1, "drain_seconds": 3600.0})
+    looks = count_looks(server)
     late = await server.claim("late")
     await task(server, "a"), await task(server, "b")
     refused = await server.http.post(
         "/v1/episodes", headers=CLIENT, json={"task_id": "late", "wait_seconds": 0.0}
     )
     assert refused.status_code == 503
+    await looks(3)
     assert server.service.coordinator.step == 0
     await server.chat(late)
     await server.end(late, 1.0)
@@ -351,9 +427,8 @@ async def test_a_tag_without_clients_holds_nobody_up_after_its_grace_time(server
 
 
 async def test_the_mixture_and_what_it_owes_survive_a_restart(servers: ServerFactory) -> None:
-    one = {"tasks": 1, "episodes_per_task": 2}
     async with servers.running() as server:
-        await server.roll(mixture={"ratios": {"x": 1.0}, "grace_seconds": 3600.0}, batch=one)
+        await server.roll(mixture={"ratios": {"x": 1.0}, "grace_seconds": 3600.0}, batch=ONE)
         answer = await server.http.put("/v1/mixture", headers=CONTROL, json=HALVES)
         assert answer.status_code == 200
         for step, tag in enumerate("xx"):
