@@ -94,6 +94,10 @@ class AlgorithmConfig(Message):
     :param epochs: times the batch is gone through.
     :param warmup_steps: steps over which the learning rate rises linearly.
     :param max_grad_norm: gradients are clipped to this norm; 0 turns clipping off.
+    :param max_update_rms: bounds how far a single update of AdamW moves the weights, in learning rates: with R the root mean
+        square of ``gradient / sqrt(second moment)`` over all weights, an update is divided by ``max(1, R / max_update_rms)``
+        (StableAdamW, Wortsman et al. 2023, arXiv:2304.13013); 0 turns it off. What clipping the norm of gradients cannot
+        do, because Adam's update does not depend on their scale.
     :param token_budget: most tokens (padding included) of one forward pass; None lets the trainer choose.
     """
 
@@ -117,6 +121,7 @@ class AlgorithmConfig(Message):
         0.999,
     )
     max_grad_norm: NonNegative = 1.0
+    max_update_rms: NonNegative = 1.0
     token_budget: PositiveInt | None = None
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ajet_backend_torch.update_clipping import UpdateClipping
 from ajet_core.protocol.run import AlgorithmConfig
 
 
@@ -28,7 +29,7 @@ class MasterAdamW:
 
     A parameter that is float32 already is its own master. Gradients are moved to the masters after each
     micro-batch, so they add up in the masters' precision. Weight decay holds for matrices, not for
-    biases and norms. All memory of the optimiser is taken at once, so that a model that does not fit fails at
+    biases and norms. Updates are clipped, see `UpdateClipping`. All memory of the optimiser is taken at once, so that a model that does not fit fails at
     the start.
 
     :param parameters: the trainable parameters by name.
@@ -67,6 +68,8 @@ class MasterAdamW:
             # On CUDA the default needs as much memory again as the masters while it updates them.
             fused=cuda is not None,
         )
+        if algorithm.max_update_rms:
+            UpdateClipping(self._adamw, algorithm.max_update_rms)
         for master in masters:
             self._adamw.state[master] = {
                 "step": torch.zeros((), device=cuda),

@@ -15,6 +15,7 @@ import torch.distributed
 from accelerate import Accelerator, DeepSpeedPlugin, DistributedType
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 from ajet_backend_torch.optimiser import Snapshot
+from ajet_backend_torch.update_clipping import UpdateClipping
 from torch import nn
 
 from ajet_backend_trl.settings import DeepSpeedSettings
@@ -129,6 +130,8 @@ class ZeroAdamW:
             for key in MOMENTS:
                 state.setdefault(key, torch.zeros_like(master)).zero_()
             state.setdefault("step", torch.zeros(())).zero_()
+        if algorithm.max_update_rms:
+            UpdateClipping(adamw, algorithm.max_update_rms, self._over_all)
         self._state: dict[torch.Tensor, dict[str, torch.Tensor]] = {m: kept[m] for m in masters}
         link = getattr(self._zero, "_lazy_init_hp_params_optimizer_state", None)
         if link is not None:
@@ -138,6 +141,12 @@ class ZeroAdamW:
     def zero_grad(self) -> None:
         """Drop all gradients."""
         self._zero.zero_grad()
+
+    def _over_all(self, sums: torch.Tensor) -> torch.Tensor:
+        """Sums of this process's pieces, over all processes."""
+        total = sums.to(self.device)
+        torch.distributed.all_reduce(total)
+        return total
 
     @torch.no_grad()
     def is_finite(self) -> bool:

@@ -66,9 +66,9 @@ class Workers:
                 worker_env=dict(environment),
             )
 
-    def begin(self) -> dict[str, int]:
+    def begin(self, max_update_rms: float) -> dict[str, int]:
         """As `VerlWorker.begin`."""
-        found: list[dict[str, int]] = self._all("begin")
+        found: list[dict[str, int]] = self._all("begin", max_update_rms)
         return found[0]
 
     def aim(self, actor: FSDPActorConfig, *, weighs_itself: bool) -> None:

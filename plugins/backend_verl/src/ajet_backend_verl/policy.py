@@ -83,7 +83,7 @@ class VerlPolicy:
                 cuda=cuda,
                 seed=context.seed,
             )
-            counts = self.workers.begin()
+            counts = self.workers.begin(algorithm.max_update_rms)
             self.workers.aim(actor, weighs_itself=options.loss_mode in WEIGHS_ITSELF)
         except BaseException:
             self._cluster.close()

@@ -17,6 +17,7 @@ import torch.distributed
 from ajet_backend_torch.guard import Accumulated, Limits, StepGuard
 from ajet_backend_torch.memory import free_memory, headline, is_out_of_memory
 from ajet_backend_torch.models import disable_own_dropout
+from ajet_backend_torch.update_clipping import UpdateClipping
 from tensordict import TensorDict
 from torch.distributed.fsdp import FSDPModule
 from verl.single_controller.base.decorator import Dispatch, register
@@ -77,7 +78,7 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
         self._objective: Objective
 
     @on_all
-    def begin(self) -> dict[str, int]:
+    def begin(self, max_update_rms: float) -> dict[str, int]:
         """Load the model; gives the numbers of parameters and of those that are trained."""
         with self._failing():
             torch.manual_seed(self._seed)
@@ -86,6 +87,8 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
                 self._reference.reset()
             module = self.engine.module
             disable_own_dropout(module)
+            if max_update_rms:
+                UpdateClipping(self.engine.optimizer, max_update_rms)
             self._shards = Shards(module, self.engine.optimizer)
             return {
                 "parameters": sum(parameter.numel() for parameter in module.parameters()),
