@@ -43,7 +43,7 @@ def read_bytes(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
         raise UnreadableFileError(f"{path} cannot be read: {error}") from error
     if len(content) > limit:
         raise UnreadableFileError(
-            f"{path} is larger than {limit} bytes, so it is not what it is named"
+            f"{path} is larger than {limit} bytes, so it does not hold what its name says"
         )
     return content
 
@@ -61,11 +61,11 @@ def read_json(path: Path, limit: int = MAX_TEXT_BYTES) -> dict[str, Any]:
         value = pydantic_core.from_json(content)
     except ValueError as error:
         raise UnreadableFileError(
-            f"{path} holds no valid JSON ({error}): restore it from a backup or make it anew"
+            f"{path} holds no valid JSON ({error}): restore it from a backup or create it again"
         ) from error
     if not isinstance(value, dict):
         raise UnreadableFileError(
-            f"{path} holds no JSON object: restore it from a backup or make it anew"
+            f"{path} holds no JSON object: restore it from a backup or create it again"
         )
     return value
 

@@ -58,4 +58,4 @@ def _diagnosis(
     swapped = next((name for name in wrong if served[name] in places), None)
     if swapped is not None:
         return f"{swapped} holds what was published as {places[served[swapped]]}"
-    return "they are of no version that is known here"
+    return "they match no known version"

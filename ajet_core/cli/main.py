@@ -25,7 +25,7 @@ BUILT_IN: dict[str, tuple[str, str]] = {
         "List installed plugins and what is wrong with any.",
     ),
     "preflight": ("ajet_core.cli.preflight:preflight", "Try a batch before it is trained."),
-    "resume": ("ajet_core.cli.pause:resume", "Let a paused run go on."),
+    "resume": ("ajet_core.cli.pause:resume", "Resume a paused run."),
     "serve": ("ajet_core.cli.serve:serve", "Run a swarm server."),
     "status": ("ajet_core.cli.status:status", "Show what a swarm server is doing."),
     "token": ("ajet_core.cli.token:token", "Make, list and revoke tokens of a server."),

@@ -28,10 +28,10 @@ def _client(state: CliState, url: str | None) -> SwarmClient:
 @config_option
 @pass_state
 def pause(state: CliState, url: str | None, reason: str) -> None:
-    """Let a run give out no more episodes and train no more batches; open episodes go on."""
+    """Let a run give out no more episodes and train no more batches; open episodes continue."""
     with _client(state, url) as client:
         client.pause_engine(reason)
-    click.echo("paused; `ajet resume` lets it go on")
+    click.echo("paused; `ajet resume` ends the pause")
 
 
 @click.command()
@@ -54,7 +54,9 @@ def resume(state: CliState, url: str | None, from_step: int | None, retrain: boo
     inspection (`ajet inspect --refused`) and not trained, unless --retrain asks for it.
     """
     if retrain and from_step is None:
-        raise click.UsageError("--retrain is about the batches after --from-step N: say N too")
+        raise click.UsageError(
+            "--retrain applies to the batches after --from-step N: give --from-step too"
+        )
     with _client(state, url) as client:
         status = client.resume_engine(from_step, retrain=retrain)
     back = "" if from_step is None else f", going back to step {from_step}"

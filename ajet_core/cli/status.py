@@ -123,7 +123,7 @@ def _since(finding: Finding) -> str:
     if finding.since_step is None:
         return ""
     good = finding.good_step
-    where = f"checkpoint of step {good}" if good else "none, but the model that the run began with"
+    where = f"checkpoint of step {good}" if good else "none, only the model that the run began with"
     return f" (since step {finding.since_step}; last good checkpoint: {where})"
 
 

@@ -437,8 +437,8 @@ class Flows:
         while state is ServerState.BOOTING:
             if self.clock() >= deadline:
                 raise DeadlineError(
-                    f"the server is still booting after {wait_seconds:g} s; it goes on, and calling "
-                    "start_engine again waits on"
+                    f"the server is still booting after {wait_seconds:g} s; it continues, and calling "
+                    "start_engine again continues the wait"
                 )
             yield Pause(BOOT_POLL)
             status = yield from self.server_status()
@@ -466,7 +466,7 @@ class Flows:
                 raise
             raise DeadlineError(
                 f"the run has not stopped within {timeout:g} s; it is still being stopped, and calling stop_engine "
-                f"again waits on ({error.message})"
+                f"again continues the wait ({error.message})"
             ) from error
         except StateError as error:
             status = yield from self.run_status()

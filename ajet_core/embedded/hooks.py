@@ -53,7 +53,7 @@ def ajet_register_worlds() -> Sequence[WorldSpec]:
         WorldSpec(
             name="bandit",
             target="ajet_core.worlds.bandit:BanditWorld",
-            summary="One turn: which arm pays in which light is found out by pulling",
+            summary="One turn: which arm pays for which lamp is found out by pulling",
             ability="one turn, learned from noisy rewards alone",
         ),
         WorldSpec(

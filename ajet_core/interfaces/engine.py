@@ -226,7 +226,7 @@ class Engine(ABC):
 
     async def seal(self) -> SealReport:
         """How the last `update_weights` was proven. Needs the capability `seals`."""
-        raise EngineError(f"{type(self).__name__} proves nothing of its weights")
+        raise EngineError(f"{type(self).__name__} cannot prove its weights")
 
     @abstractmethod
     async def pause(self) -> None:

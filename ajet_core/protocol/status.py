@@ -280,7 +280,7 @@ class ResumeRequest(Message):
     @model_validator(mode="after")
     def _goes_back(self) -> Self:
         if self.retrain and self.from_step is None:
-            raise ValueError("retrain is about the batches after from_step: say from_step too")
+            raise ValueError("retrain applies to the batches after from_step: give from_step too")
         return self
 
 

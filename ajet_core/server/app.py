@@ -266,7 +266,7 @@ def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> Non
         async with audit.action("run.pause", who.token_id, peer_of(request)):
             return await service.coordinator.pause((body or PauseRequest()).reason)
 
-    @app.post("/v1/run/resume", summary="Go on after a pause", tags=["run"], responses=REFUSED)
+    @app.post("/v1/run/resume", summary="Resume after a pause", tags=["run"], responses=REFUSED)
     async def resume(
         request: Request, who: Control, body: Annotated[ResumeRequest | None, Body()] = None
     ) -> RunStatus:

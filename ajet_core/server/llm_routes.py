@@ -135,7 +135,7 @@ def _operation(summary: str, *, body: bool) -> dict[str, Any]:
             "200": {"description": "As the dialect's own specification says.", "content": anything},
             "400": {
                 **failed,
-                "description": "The dialect has it otherwise, or the model cannot do it.",
+                "description": "The request does not fit the dialect, or asks for what the model cannot do.",
             },
             "410": {**failed, "description": "The episode has ended."},
             "4XX": failed,

@@ -105,7 +105,7 @@ def logprobs_agree(evidence: Evidence, limit: float) -> PreflightCheck:
         return PreflightCheck(
             name=name,
             verdict="pass",
-            found=f"{found}; the trainer's are under dropout, so that no limit is held",
+            found=f"{found}; the trainer computes its logprobs under dropout, so that no limit applies",
         )
     if mean > limit or max(means) > limit:
         grows = max(means) > _UNEVEN * min(means)
@@ -136,14 +136,14 @@ def weights_are_proven(seal: SealReport) -> PreflightCheck:
             name=name,
             verdict="warn",
             found="; ".join(seal.breaches),
-            way_out="the servers were replaced; look at their logs and at the disk or network before them",
+            way_out="the servers were replaced; look at their logs, and at the disk or network between trainer and engine",
         )
     if seal.proof == "none":
         return PreflightCheck(
             name=name,
             verdict="warn",
             found=f"nothing proves that the weights of policy version {seal.policy_version} are served",
-            way_out="use an engine and a trainer that say checksums (docs/faults.md)",
+            way_out="use an engine and a trainer that report checksums (docs/faults.md)",
         )
     what = (
         "the engine serves the trainer's own tensors"
@@ -215,7 +215,7 @@ def longest_fits(evidence: Evidence) -> PreflightCheck:
         return PreflightCheck(
             name=name,
             verdict="warn",
-            found="nothing was computed to try it",
+            found="no episode was computed, so that it is not known",
             way_out="the trainer has to rehearse a batch with a signal",
         )
     budget = (evidence.rehearsal.metrics if evidence.rehearsal else {}).get("oom_retries", 0.0)

@@ -16,6 +16,7 @@ _log = logging.getLogger("ajet.server")
 
 # By so many steps at most is what was wrong found later than it began to show.
 _LATE = 5
+_NO_CHECKPOINT = "No checkpoint is good, only the model that the run began with"
 
 
 class BatchHeld(Exception):  # noqa: N818 - no error: it is what was asked for
@@ -101,12 +102,9 @@ class RunHealth:
 
     def _words(self, findings: Sequence[HealthFinding]) -> str:
         good = min(self._good_checkpoint(finding) for finding in findings)
-        where = f"that of step {good}" if good else "none, but the model that the run began with"
         causes = "; ".join(finding.sentence for finding in findings)
-        return (
-            f"{causes}. The last good checkpoint is {where}: `ajet resume --from-step {good}` goes "
-            "back to it"
-        )
+        last = f"The last good checkpoint is that of step {good}" if good else _NO_CHECKPOINT
+        return f"{causes}. {last}: `ajet resume --from-step {good}` goes back to it"
 
     def _tell(self, before: Sequence[HealthFinding]) -> None:
         """Tell what has begun or ended since `before`."""

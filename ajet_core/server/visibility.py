@@ -88,7 +88,7 @@ def status_for(viewer: Token, status: ServerStatus) -> ServerStatus:
 
 
 def _shared_findings(status: ServerStatus) -> list[Finding]:
-    without_names = "tasks that are begun lack episodes, which nobody rolls out"
+    without_names = "tasks that are begun lack episodes, which no client rolls out"
     text = "; ".join(filter(None, [without_names, shortage(status.batch)]))
     return [
         finding.model_copy(update={"message": text}) if finding.code == _STARVED else finding

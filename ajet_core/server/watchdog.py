@@ -158,7 +158,7 @@ def _why_rolling_waits(view: ServerView) -> Iterator[tuple[str, str, float]]:
     elif view.lacking or view.waiting_claims:
         yield "incomplete_tasks", _incomplete(view), view.still
     else:
-        text = f"no client: nobody has asked for an episode or is rolling one out for {view.still:.0f} s"
+        text = f"no client has asked for an episode or rolled one out for {view.still:.0f} s"
         yield "no_client", "; ".join(filter(None, [text, shortage(view.batch)])), view.still
 
 
@@ -202,7 +202,9 @@ def _incomplete(view: ServerView) -> str:
     size = view.episodes_per_task
     told = ", ".join(f"{name!r} has {ended} of {size}" for name, ended, _ in view.lacking[:_SHOWN])
     more = f" and {len(view.lacking) - _SHOWN} more" if len(view.lacking) > _SHOWN else ""
-    lacking = f"waiting for episodes of tasks that nobody rolls out: {told}{more}" if told else ""
+    lacking = (
+        f"waiting for episodes of tasks that no client rolls out: {told}{more}" if told else ""
+    )
     ready = f"{view.batch.ready} of {view.batch.needed} complete" if view.batch is not None else ""
     if view.waiting_claims:
         asked = f"the {view.waiting_claims} waiting claims are for tasks that are complete in this batch"

@@ -358,7 +358,7 @@ class EngineSuite(ShapingSuite):
 
     def _needs_seals(self) -> None:
         if not self.capabilities.seals:
-            pytest.skip("it proves nothing of its weights")
+            pytest.skip("it cannot prove its weights")
         if "safetensors_dir" not in self.capabilities.weight_channels:
             pytest.skip("its weights are in no files")
 

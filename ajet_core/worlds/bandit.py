@@ -1,4 +1,4 @@
-"""The world ``bandit``: one turn; which arm pays in which light can only be found out by pulling.
+"""The world ``bandit``: one turn; which arm pays for which lamp can only be found out by pulling.
 
 Eight lamps and four arms. Each lamp has a best arm, by a rule that no prompt states. The best arm pays
 in nine tasks of ten, any other in one of ten. What an arm pays depends on task and arm alone.

@@ -132,7 +132,7 @@ def test_an_agent_that_makes_no_call() -> None:
         (Longest(43, None, 43), "pass", "no model.max_context is set"),
         (Longest(43, 100, 43), "warn", "the 100 that an episode may have were not tried"),
         (Longest(43, 100, 43, "too large"), "fail", "the longest call so far has 43 tokens"),
-        (Longest(43, 100, 0), "warn", "nothing was computed"),
+        (Longest(43, 100, 0), "warn", "no episode was computed"),
     ],
 )
 def test_the_longest_episode(longest: Longest, expected: str, says: str) -> None:

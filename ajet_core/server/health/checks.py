@@ -71,7 +71,7 @@ def zero_signal(history: History, limits: FailureConfig) -> Reading | str:
     which = "the batch has" if silent == 1 else f"{silent} batches in a row have"
     cause = f"{which} no signal: within each task all rewards are equal"
     if solved := series.solved(history):
-        cause += ", and as good as they ever were"
+        cause += ", and close to the best so far"
     return Reading(silent / limits.zero_signal_steps, cause, pauses=not solved)
 
 
@@ -251,7 +251,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-_GO_BACK = "go back to a checkpoint from before it and lower algorithm.learning_rate"
+_GO_BACK = "go back to an earlier checkpoint and lower algorithm.learning_rate"
 
 CHECKS: Sequence[Check] = (
     Check(
@@ -289,7 +289,7 @@ CHECKS: Sequence[Check] = (
         "entropy",
         ("max_entropy_growth", "min_entropy"),
         entropy,
-        f"{_GO_BACK}; algorithm.entropy_coef and clip_high work against an entropy that falls",
+        f"{_GO_BACK}; algorithm.entropy_coef and clip_high counteract a falling entropy",
         span=2,
         of_answers=True,
     ),
@@ -305,7 +305,7 @@ CHECKS: Sequence[Check] = (
         "length",
         ("max_length_growth",),
         length,
-        "check that answers end with a stop token and that rewards do not pay for length; otherwise "
+        "check that answers end with a stop token and that rewards do not favour length; otherwise "
         + _GO_BACK,
         before=True,
         span=2,
@@ -322,7 +322,7 @@ CHECKS: Sequence[Check] = (
         "advantage_bias",
         ("max_advantage_bias",),
         advantage_bias,
-        "what counterweighs them is missing or much shorter: see what is left out of the batch (episodes_stale, "
+        "episodes of the other outcome are missing or much shorter: see what is left out of the batch (episodes_stale, "
         "calls_dropped), or set algorithm.aggregation to episode_mean",
         before=True,
         span=_SPAN,
@@ -331,8 +331,8 @@ CHECKS: Sequence[Check] = (
         "cut_off",
         ("max_cut_off",),
         cut_off,
-        "raise max_tokens of the agent's calls or model.max_context: rewards may say more about length than "
-        "about what was said",
+        "raise max_tokens of the agent's calls or model.max_context: rewards may depend on length more "
+        "than on content",
         before=True,
         of_answers=True,
     ),
@@ -340,7 +340,7 @@ CHECKS: Sequence[Check] = (
         "stale",
         ("max_stale",),
         stale,
-        "raise rollout.max_staleness, or roll out less far ahead of the training",
+        "raise rollout.max_staleness, or lower rollout.max_mean_staleness",
         before=True,
     ),
     Check(

@@ -127,7 +127,7 @@ async def test_the_status_shows_findings_once_with_where_to_go_back_to(server: R
     text = " | ".join(str(cell) for column in cells for cell in column._cells)
     assert text.count("were cut off by max_tokens") == 1
     assert (
-        "(since step 1; last good checkpoint: none, but the model that the run began with)" in text
+        "(since step 1; last good checkpoint: none, only the model that the run began with)" in text
     )
     assert "check kl" in text
     seen = await server.http.get("/v1/status", headers=CLIENT)
