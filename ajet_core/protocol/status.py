@@ -191,8 +191,9 @@ class SetAside(Message):
     """A task that is not tried again until the run is resumed or started again.
 
     :param client_id: the token whose task it is.
-    :param aborts: its episodes that failed.
-    :param reason: of the last of them.
+    :param task_id: "" for all tasks of the client, whose episodes could not be trained.
+    :param aborts: its episodes that failed; 0 for all tasks.
+    :param reason: of the last of them; why they could not be trained.
     """
 
     client_id: str

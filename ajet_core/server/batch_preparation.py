@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ajet_core.averages import mean
-from ajet_core.errors import DamagedRecordError, StepRefusedError
-from ajet_core.interfaces import BatchRecord, EpisodeRecord, SampleStore, TrainerInfo
+from ajet_core.errors import DamagedRecordError, StepRefusedError, WeightsLostError, WorkerError
+from ajet_core.interfaces import BatchRecord, EpisodeRecord, SampleStore, StepReport, TrainerInfo
 from ajet_core.protocol import RunConfig, StepSummary
 from ajet_core.server.culprits import find_culprits
 from ajet_core.server.run_setup import ResolvedRun
@@ -24,17 +24,19 @@ from ajet_core.timeline import Call, TrainBatch
 _log = logging.getLogger("ajet.server")
 
 _REASON_CHARACTERS = 500
+# Of the episodes of one client. Each takes as long as a step: enough to find a single one of 64.
+_REHEARSALS = 16
 
 
 class UnprocessableError(Exception):
-    """Episodes of a batch cannot be processed; it never leaves the server's process.
+    """Episodes of a batch cannot be processed, or not be trained; it never leaves the server's process.
 
     :ivar refusal: the reason to keep with them.
     :ivar episode_ids: those to leave out, so that the rest can be trained; empty if all of them worked when they
         were tried again.
     """
 
-    def __init__(self, refusal: StepRefusedError, episode_ids: Sequence[str]) -> None:
+    def __init__(self, refusal: StepRefusedError, episode_ids: Iterable[str]) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
         self.episode_ids = frozenset(episode_ids)
@@ -70,9 +72,9 @@ async def prepare_batch(
     def prepare(some: Sequence[_Episode]) -> PreparedBatch:
         return _prepare(run, record, some, trainer)
 
-    def works(some: Sequence[_Episode]) -> bool:
+    async def works(some: Sequence[_Episode]) -> bool:
         try:
-            prepare(some)
+            await asyncio.to_thread(prepare, some)
         except Exception:  # noqa: BLE001 - as below
             return False
         return True
@@ -82,10 +84,42 @@ async def prepare_batch(
     # What clients sent goes through merging, planning and plugins: nothing that these raise may end the run.
     except Exception as error:
         _log.error("batch %s cannot be processed", record.batch_id, exc_info=error)
-        culprits = await asyncio.to_thread(
-            find_culprits, episodes, lambda episode: episode.record.client_id, works
-        )
+        culprits = await find_culprits(episodes, _client, works)
         raise _unprocessable(error, [e.record.episode_id for e in culprits]) from error
+
+
+async def untrainable_episodes(
+    run: ResolvedRun,
+    store: SampleStore,
+    record: BatchRecord,
+    trainer: TrainerInfo,
+    rehearse: Callable[[TrainBatch], Awaitable[StepReport]],
+) -> frozenset[str]:
+    """Ids of the episodes for which the trainer refuses a batch, found by rehearsals of parts of it.
+
+    :param rehearse: as `Trainer.rehearse`.
+    :return: all of them if nothing can be trained; none if it refuses nothing when it rehearses.
+    :raises WeightsLostError: the trainer has to be put back to a checkpoint.
+    :raises WorkerError: the trainer's worker has to be replaced.
+    """
+    episodes = await _load(store, record)
+
+    async def works(some: Sequence[_Episode]) -> bool:
+        try:
+            prepared = await asyncio.to_thread(_prepare, run, record, some, trainer)
+            await rehearse(prepared.data.batch)
+        except (WeightsLostError, WorkerError):
+            raise
+        except Exception:  # noqa: BLE001 - as above
+            return False
+        return True
+
+    culprits = await find_culprits(episodes, _client, works, _REHEARSALS)
+    return frozenset(episode.record.episode_id for episode in culprits)
+
+
+def _client(episode: _Episode) -> str:
+    return episode.record.client_id
 
 
 async def _load(store: SampleStore, record: BatchRecord) -> list[_Episode]:

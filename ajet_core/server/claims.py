@@ -221,7 +221,8 @@ class ClaimDesk:
     def _refuse_task(self, aside: SetAside, why: str) -> None:
         """Send those away who wait for a task that is set aside."""
         for ticket in list(self._waiting):
-            asked = (ticket.client_id, ticket.request.task_id)
+            # Without a name it is all tasks of the client.
+            asked = (ticket.client_id, ticket.request.task_id if aside.task_id else "")
             if ticket.group is not None and asked == (aside.client_id, aside.task_id):
                 self._refuse(ticket, EpisodeError(why))
 

@@ -1,19 +1,20 @@
-"""Which items of a whole make it fail: found by leaving some out. Pure: no I/O, no time."""
+"""Which items of a whole make it fail: found by leaving some out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 _TRIES = 64
 
 
-def find_culprits(
+async def find_culprits(
     items: Sequence[T],
     owner: Callable[[T], Hashable],
-    works: Callable[[Sequence[T]], bool],
+    works: Callable[[Sequence[T]], Awaitable[bool]],
     tries: int = _TRIES,
 ) -> list[T]:
     """Items to leave out, so that the rest works.
@@ -29,30 +30,42 @@ def find_culprits(
     owned: dict[Hashable, list[int]] = {}
     for number, item in enumerate(items):
         owned.setdefault(owner(item), []).append(number)
-
-    def together(numbers: Sequence[int]) -> bool:
-        return works([items[number] for number in sorted(numbers)])
-
+    search = _Search(items, works)
+    fails = [not await search.together(some) for some in owned.values()]
     kept: list[int] = []
-    for numbers in sorted(owned.values(), key=lambda some: not together(some)):
-        kept = _with(kept, numbers, together, [tries])
+    for _, numbers in sorted(zip(fails, owned.values(), strict=True), key=lambda pair: pair[0]):
+        search.tries = tries
+        kept = await search.with_some(kept, numbers)
     left = set(kept)
     return [item for number, item in enumerate(items) if number not in left]
 
 
-def _with(
-    kept: list[int],
-    some: list[int],
-    together: Callable[[Sequence[int]], bool],
-    tries: list[int],
-) -> list[int]:
-    """`kept`, and as many of `some` as work with it; `tries` holds the attempts that are left."""
-    if not some or tries[0] <= 0:
-        return kept
-    tries[0] -= 1
-    if together([*kept, *some]):
-        return [*kept, *some]
-    if len(some) == 1:
-        return kept
-    half = len(some) // 2
-    return _with(_with(kept, some[:half], together, tries), some[half:], together, tries)
+@dataclass(slots=True)
+class _Search(Generic[T]):
+    """
+    :ivar tries: attempts that are left for the present owner.
+    """
+
+    items: Sequence[T]
+    works: Callable[[Sequence[T]], Awaitable[bool]]
+    tries: int = 0
+    _known: dict[tuple[int, ...], bool] = field(default_factory=dict)
+
+    async def together(self, numbers: Sequence[int]) -> bool:
+        """Whether these items work together; nothing is tried twice."""
+        some = tuple(sorted(numbers))
+        if some not in self._known:
+            self._known[some] = await self.works([self.items[number] for number in some])
+        return self._known[some]
+
+    async def with_some(self, kept: list[int], some: list[int]) -> list[int]:
+        """`kept`, and as many of `some` as work with it."""
+        if not some or self.tries <= 0:
+            return kept
+        self.tries -= 1
+        if await self.together([*kept, *some]):
+            return [*kept, *some]
+        if len(some) == 1:
+            return kept
+        half = len(some) // 2
+        return await self.with_some(await self.with_some(kept, some[:half]), some[half:])

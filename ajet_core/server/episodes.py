@@ -109,6 +109,11 @@ class EpisodeRegistry:
         self._board.touch()
 
     @property
+    def clients(self) -> Set[str]:
+        """Ids of the clients that have open episodes or wait for some."""
+        return self._tenants.active
+
+    @property
     def still(self) -> float:
         """Seconds since a claim, a call or an end last moved anything, in the server's present state."""
         return self._clock() - max(self._board.since, self.open.moved_at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from ajet_core.interfaces import EpisodeRecord
@@ -25,50 +26,78 @@ def is_failure(record: EpisodeRecord) -> bool:
 class _Outcome:
     """`reason`: "" if the episode ended with a reward."""
 
+    client_id: str
     task_id: str
     cause: str = ""
     reason: str = ""
 
 
-class FailureMeter:
-    """Looks at the latest train episodes and says when too many of them failed."""
+class _Window:
+    """The latest outcomes, and how many of them are failures."""
 
-    def __init__(self, config: FailureConfig) -> None:
+    def __init__(self, size: int) -> None:
+        self.latest: deque[_Outcome] = deque()
+        self.failed = 0
+        self._size = size
+
+    def add(self, outcome: _Outcome) -> None:
+        self.latest.append(outcome)
+        self.failed += bool(outcome.cause)
+        if len(self.latest) > self._size:
+            self.failed -= bool(self.latest.popleft().cause)
+
+
+class FailureMeter:
+    """Looks at the latest train episodes and says when too many of them failed.
+
+    Where clients share a run, those of the others count alone, without the client that failed most: the agents of one
+    client are no reason to stop the others'.
+
+    :param others: whether other clients than these take part in the run.
+    """
+
+    def __init__(
+        self, config: FailureConfig, others: Callable[[Set[str]], bool] = lambda _: False
+    ) -> None:
         self._config = config
-        self._latest: deque[_Outcome] = deque()
-        self._failed = 0
+        self._others = others
+        self.forget()
 
     @property
     def too_many(self) -> bool:
         """Whether more failed than may."""
-        window = self._config.window
-        return len(self._latest) == window and self._failed > self._config.max_rate * window
+        if not self._exceeds([self._all]):
+            return False
+        failures = Counter(outcome.client_id for outcome in self._all.latest if outcome.cause)
+        worst = failures.most_common(1)[0][0]
+        return not self._others({worst}) or self._exceeds(
+            [window for client, window in self._of_client.items() if client != worst]
+        )
 
     def note(self, record: EpisodeRecord) -> None:
         """Take an episode that is over into account."""
         if record.kind != "train":
             return
         if record.state == "ended":
-            outcome = _Outcome(record.task_id)
+            outcome = _Outcome(record.client_id, record.task_id)
         elif is_failure(record):
             # What follows the first line would make each error its own kind.
             reason = record.reason.partition("\n")[0][:_REASON_CHARACTERS]
-            outcome = _Outcome(record.task_id, record.cause, reason)
+            outcome = _Outcome(record.client_id, record.task_id, record.cause, reason)
         else:
             return
-        self._latest.append(outcome)
-        self._failed += bool(outcome.cause)
-        if len(self._latest) > self._config.window:
-            self._failed -= bool(self._latest.popleft().cause)
+        size = self._config.window
+        self._all.add(outcome)
+        self._of_client.setdefault(record.client_id, _Window(size)).add(outcome)
 
     def forget(self) -> None:
         """Begin anew: somebody has looked after it."""
-        self._latest.clear()
-        self._failed = 0
+        self._all = _Window(self._config.window)
+        self._of_client: dict[str, _Window] = {}
 
     def diagnosis(self) -> str:
         """How many failed and why, in words."""
-        failed = [outcome for outcome in self._latest if outcome.cause]
+        failed = [outcome for outcome in self._all.latest if outcome.cause]
         causes = Counter(outcome.cause for outcome in failed)
         told = ", ".join(
             f"{count} by {cause.replace('_', ' ')}" for cause, count in causes.most_common()
@@ -78,7 +107,13 @@ class FailureMeter:
         tasks = list(dict.fromkeys(outcome.task_id for outcome in failed))
         more = f" and {len(tasks) - _SHOWN_TASKS} more" if len(tasks) > _SHOWN_TASKS else ""
         return (
-            f"{len(failed)} of the last {len(self._latest)} episodes failed ({told}): {quoted}; "
+            f"{len(failed)} of the last {len(self._all.latest)} episodes failed ({told}): {quoted}; "
             f"tasks {', '.join(tasks[:_SHOWN_TASKS])}{more}. Mend the agent or what it uses, then resume the "
             "run; failures.max_rate says how many may fail"
         )
+
+    def _exceeds(self, windows: Sequence[_Window]) -> bool:
+        """Whether these hold as many outcomes as are looked at, and too many failures."""
+        known = sum(len(window.latest) for window in windows)
+        failed = sum(window.failed for window in windows)
+        return known >= self._config.window and failed > self._config.max_rate * known

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.interfaces import BatchRecord, SampleStore, SealReport, StepReport
@@ -12,7 +11,7 @@ from ajet_core.protocol import PreflightCheck, PreflightConfig, PreflightReport
 from ajet_core.server.batch_preparation import prepare_batch
 from ajet_core.server.preflight_checks import Evidence, Longest, check_all
 from ajet_core.server.run_setup import ResolvedRun
-from ajet_core.server.step import engine_asleep
+from ajet_core.server.step import trainer_alone
 from ajet_core.server.workers import RunWorkers
 from ajet_core.timeline import (
     TrainBatch,
@@ -57,7 +56,7 @@ async def preflight(
     seen = max((call.length for call in calls), default=0)
     tried = 0
     if run.rehearses:
-        async with _trainer_alone(run, workers):
+        async with trainer_alone(run, workers):
             rehearsal, refusal, failure = await _rehearsed(workers, data.batch)
             if rehearsal is not None and rehearsal.tokens_trained:
                 tried = seen
@@ -101,18 +100,6 @@ async def _rehearsed(workers: RunWorkers, batch: TrainBatch) -> tuple[StepReport
         raise
     except TrainerError as error:
         return None, error.message, error.message
-
-
-@contextlib.asynccontextmanager
-async def _trainer_alone(run: ResolvedRun, workers: RunWorkers) -> AsyncIterator[None]:
-    """As while a step is trained: the engine leaves shared weights and memory alone."""
-    if run.together:
-        await workers.engine.call("engine.pause")
-    async with engine_asleep(run, workers):
-        yield
-    # Not in a finally, as in `train_step`.
-    if run.together:
-        await workers.engine.call("engine.resume")
 
 
 def _limit(run: ResolvedRun) -> int | None:

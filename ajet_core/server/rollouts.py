@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Set
 from typing import Any
 
 from ajet_core.interfaces import BatchRecord, EpisodeRecord
@@ -16,6 +16,7 @@ from ajet_core.server.failures import FailureMeter
 from ajet_core.server.places import Places
 from ajet_core.server.run_parts import RunParts
 from ajet_core.server.set_aside import TaskFailures
+from ajet_core.server.sharing import Sharing
 from ajet_core.server.supervision import Supervisor
 from ajet_core.server.tag_watch import TagKeeper
 
@@ -26,6 +27,7 @@ class Rollouts:
     """Batches of a run, each as soon as it is full.
 
     :param supervisor: raises what happens to the workers while a batch is waited for.
+    :param sharing: whose failures pause the run.
     :param paused: why the run is not to roll yet, "" if it is.
     :param pausing: told when `paused` changes by itself; awaited before the change is seen.
     """
@@ -35,6 +37,7 @@ class Rollouts:
         config: RunConfig,
         parts: RunParts,
         supervisor: Supervisor,
+        sharing: Sharing,
         *,
         paused: str,
         pausing: Callable[[str], Coroutine[Any, Any, None]],
@@ -43,7 +46,8 @@ class Rollouts:
         self._parts = parts
         self._board, self._events, self._episodes = parts.board, parts.events, parts.episodes
         self._supervisor = supervisor
-        self._failures = FailureMeter(config.failures)
+        self._sharing = sharing
+        self._failures = FailureMeter(config.failures, sharing.others)
         self._task_failures = TaskFailures(config.batch.max_aborts_per_task)
         self._mixture = config.mixture
         self._pausing = pausing
@@ -82,6 +86,11 @@ class Rollouts:
         """Tasks that are not tried any more."""
         return list(self._task_failures)
 
+    @property
+    def clients_set_aside(self) -> Set[str]:
+        """Clients of which no task is tried any more."""
+        return self._task_failures.clients
+
     def pause(self, reason: str) -> None:
         """Give out no more episodes and no more batches."""
         self._paused = reason
@@ -94,8 +103,15 @@ class Rollouts:
         _log.error("paused: %s", reason)
         self._events.emit("run", {"what": "paused", "reason": reason})
 
+    def set_client_aside(self, client_id: str, reason: str) -> None:
+        """Give out no more train episodes to a client, and train none of it, until `resume`."""
+        aside = self._task_failures.set_client_aside(client_id, reason)
+        _log.error("client %s is set aside: %s", client_id, reason)
+        self._events.emit("task_set_aside", aside.model_dump(), client_id)
+        self._episodes.task_refused(aside, self._task_failures.refusal(client_id, "") or "")
+
     def resume(self) -> None:
-        """Undo `pause`; tasks that were set aside get another chance."""
+        """Undo `pause`; tasks and clients that were set aside get another chance."""
         self._paused = ""
         self._failures.forget()
         if self._episodes.builder is not None:
@@ -129,6 +145,8 @@ class Rollouts:
     def episode_finished(self, record: EpisodeRecord) -> None:
         """Take notice of an episode's outcome."""
         self._failures.note(record)
+        if record.kind == "train":
+            self._sharing.seen(record.client_id)
 
     @contextlib.asynccontextmanager
     async def batches(self, step: int, credit: dict[str, float]) -> AsyncIterator[BatchBuilder]:

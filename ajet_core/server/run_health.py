@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ajet_core.interfaces import BatchRecord, StepRecord
-from ajet_core.protocol import FailureConfig, Finding, StepSummary
+from ajet_core.protocol import FailureConfig, Finding, HealthKind, StepSummary
 from ajet_core.server.checkpoints import CheckpointFolder
-from ajet_core.server.health import HealthFinding, HealthMonitor
+from ajet_core.server.health import ClientMonitors, HealthFinding, HealthMonitor
 from ajet_core.server.run_parts import RunParts
 from ajet_core.server.training_data import TrainingData
 
@@ -43,6 +43,9 @@ class RunHealth:
         self._events, self._clock = parts.events, parts.wall_clock
         self._checkpoints = checkpoints
         self._monitor = HealthMonitor(config)
+        self._clients = ClientMonitors(config)
+        # Kinds that the run is to be paused for, or was.
+        self._grave: set[HealthKind] = set()
         self._accepted: set[str] = set()
 
     @property
@@ -64,6 +67,8 @@ class RunHealth:
         """Take up the steps that the present weights were trained."""
         before = self._monitor.findings
         self._monitor = HealthMonitor(self._config, past)
+        self._clients.forget()
+        self._grave = {finding.kind for finding in self._monitor.findings if finding.pauses}
         self._tell(before)
 
     def accept(self, batch_ids: Iterable[str]) -> None:
@@ -78,27 +83,42 @@ class RunHealth:
         if record.batch_id in self._accepted:
             return
         before = self._monitor.findings
-        begun = self._monitor.judge(record.step, data.metrics(), self._clock())
+        self._monitor.judge(record.step, data.metrics(), self._clock())
+        self._clients.judge(record.step, data.clients, self._clock())
         self._tell(before)
-        if grave := [finding for finding in begun if finding.pauses]:
+        if grave := self._newly_grave(record.step):
             raise BatchHeld(
                 f"the batch of step {record.step} is held back: {self._words(grave)}. `ajet resume` trains it"
             )
 
-    def stepped(self, summary: StepSummary) -> tuple[StepSummary, str]:
+    def stepped(
+        self, summary: StepSummary, clients: Mapping[str, Mapping[str, float]]
+    ) -> tuple[StepSummary, str]:
         """Judge a finished step.
 
+        :param clients: as `Stepped.clients`.
         :return: its summary with what was found, and why the run is to pause, "" if it is not.
         """
         before = self._monitor.findings
-        begun = self._monitor.record(summary.step, summary.metrics, self._clock())
+        self._monitor.record(summary.step, summary.metrics, self._clock())
+        self._clients.record(summary.step, clients, self._clock())
         self._tell(before)
         sentences = [finding.sentence for finding in self._monitor.findings]
         summary = summary.model_copy(update={"findings": [*summary.findings, *sentences]})
-        if not (grave := [finding for finding in begun if finding.pauses]):
+        if not (grave := self._newly_grave(summary.step)):
             return summary, ""
         reason = f"after step {summary.step}: {self._words(grave)}"
         return summary, f"{reason}. `ajet resume` continues from the present weights"
+
+    def _newly_grave(self, step: int) -> list[HealthFinding]:
+        """Findings to pause for that were not, or were one client's doing, when this was asked last."""
+        grave = {
+            finding.kind: finding
+            for finding in self._monitor.findings
+            if finding.pauses and self._clients.shared(finding.kind, step)
+        }
+        before, self._grave = self._grave, set(grave)
+        return [finding for kind, finding in grave.items() if kind not in before]
 
     def _words(self, findings: Sequence[HealthFinding]) -> str:
         good = min(self._good_checkpoint(finding) for finding in findings)

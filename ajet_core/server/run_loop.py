@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from ajet_core.errors import (
     WorkerDiedError,
     WorkerError,
 )
-from ajet_core.interfaces import BatchRecord
+from ajet_core.interfaces import BatchRecord, StepReport
 from ajet_core.protocol import MixtureConfig, ServerState, StepSummary
 from ajet_core.server import doing
-from ajet_core.server.batch_preparation import UnprocessableError
+from ajet_core.server.batch_preparation import UnprocessableError, untrainable_episodes
 from ajet_core.server.batching import BatchBuilder
 from ajet_core.server.checkpoints import Checkpoint, CheckpointFolder, Position
 from ajet_core.server.dialects.completing import CompletionService
@@ -35,9 +35,11 @@ from ajet_core.server.run_health import BatchHeld, RunHealth
 from ajet_core.server.run_parts import RunParts
 from ajet_core.server.run_setup import ResolvedRun
 from ajet_core.server.sealing import SealWatch
-from ajet_core.server.step import StepClock, Stepped, train_step
+from ajet_core.server.sharing import Sharing
+from ajet_core.server.step import StepClock, Stepped, train_step, trainer_alone
 from ajet_core.server.step_book import StepBook
 from ajet_core.server.supervision import Supervisor
+from ajet_core.timeline import TrainBatch
 
 _log = logging.getLogger("ajet.server")
 
@@ -87,6 +89,7 @@ class RunLoop:
         self._store, self._board, self._events = parts.store, parts.board, parts.events
         self._checkpoints = CheckpointFolder(parts.run_dir)
         self._refusals = Refusals(run.config.failures)
+        self._sharing = Sharing(lambda: parts.episodes.clients)
         self._seals = SealWatch(run.capabilities, parts.events)
         self._deaths = 0
         self._book = StepBook(parts)
@@ -98,8 +101,10 @@ class RunLoop:
         self._back, self._went_back = back, went_back
         self._training_step: int | None = None
         self.supervisor = Supervisor(parts.settings, parts.board, parts.events, parts.clock)
-        self.rollouts = Rollouts(run.config, parts, self.supervisor, paused=paused, pausing=pausing)
-        self._refused = RefusedBatches(parts, self._refusals, self.rollouts)
+        self.rollouts = Rollouts(
+            run.config, parts, self.supervisor, self._sharing, paused=paused, pausing=pausing
+        )
+        self._refused = RefusedBatches(parts, self._refusals, self.rollouts, self._sharing)
         self.preflights = Preflights(run.config.preflight, paused)
         self.chat: CompletionService | None = None
         self.step = 0
@@ -305,34 +310,23 @@ class RunLoop:
     async def _train_on(
         self, record: BatchRecord, timing: StepClock, *, rolls_on: bool
     ) -> BatchRecord | None:
-        """Train on a batch, without those of its episodes that cannot be processed.
+        """Train on a batch, without those of its episodes that cannot be processed or trained.
 
         :param rolls_on: as for `train_step`.
         :return: the batch if it is still to be trained.
         """
         # The step it was meant for, unless a batch before it was refused.
         step = self.step + 1
-        record = replace(record, step=step)
+        whole = await self._refused.without_set_aside(replace(record, step=step))
+        if whole is None:
+            return None
+        record = whole
         tried_again = False
         while True:
             try:
                 if self.preflights.due(step) and not await self._passes(record, rolls_on=rolls_on):
                     return record
-                stepped = await self.supervisor.watched(
-                    train_step(
-                        self.run,
-                        self.supervisor.workers,
-                        record,
-                        store=self._store,
-                        board=self._board,
-                        timing=timing,
-                        clock=self._parts.clock,
-                        seals=self._seals,
-                        rolls_on=rolls_on,
-                        judge=self.health.judge,
-                    ),
-                    f"training step {step}",
-                )
+                stepped = await self._step(record, timing, rolls_on=rolls_on)
                 stepped = await self._enter(stepped, record)
                 break
             except BatchHeld as held:
@@ -345,8 +339,6 @@ class RunLoop:
                 tried_again = True
                 if culprits:
                     record = await self._refused.leave_out(record, culprits, error.refusal)
-            except StepRefusedError as error:
-                return await self._refused.refuse(record, error)
             except _REPLACED as error:
                 await self._count_death(record, error)
                 raise
@@ -359,9 +351,50 @@ class RunLoop:
                 lost = WeightsLostError(f"step {step} failed: {type(error).__name__}: {error}")
                 await self._count_death(record, lost)
                 raise lost from error
-        self._refusals.trained(record.batch_id)
+        self._sharing.batch(stepped.clients)
+        self._refusals.trained(record.batch_id, stepped.clients)
         await self._stepped(stepped, record)
         return None
+
+    async def _step(self, record: BatchRecord, timing: StepClock, *, rolls_on: bool) -> Stepped:
+        """One step, as `train_step`.
+
+        :raises UnprocessableError: the trainer refuses the batch, too.
+        """
+        work = train_step(
+            self.run,
+            self.supervisor.workers,
+            record,
+            store=self._store,
+            board=self._board,
+            timing=timing,
+            clock=self._parts.clock,
+            seals=self._seals,
+            rolls_on=rolls_on,
+            judge=self.health.judge,
+        )
+        try:
+            return await self.supervisor.watched(work, f"training step {record.step}")
+        except StepRefusedError as error:
+            found = await self._untrainable(record)
+            # Where no rehearsal tells, the batch is refused as a whole.
+            raise UnprocessableError(error, found or record.episode_ids) from error
+
+    async def _untrainable(self, record: BatchRecord) -> Iterable[str]:
+        """The episodes that a batch is refused for, as far as that can be found out."""
+        run, workers = self.run, self.supervisor.workers
+        if not run.rehearses or self._refusals.was_trained(record.batch_id):
+            return ()
+
+        async def rehearse(batch: TrainBatch) -> StepReport:
+            return await self.supervisor.watched(
+                workers.trainer.rehearse(batch), f"the search for what step {record.step} fails at"
+            )
+
+        async with trainer_alone(run, workers):
+            return await untrainable_episodes(
+                run, self._store, record, workers.trainer_info, rehearse
+            )
 
     async def _passes(self, record: BatchRecord, *, rolls_on: bool) -> bool:
         """Try a batch before it is trained; False if the run was paused because of what came out."""
@@ -417,7 +450,7 @@ class RunLoop:
 
     async def _enter(self, stepped: Stepped, record: BatchRecord) -> Stepped:
         """Judge a step and record it."""
-        summary, grave = self.health.stepped(stepped.summary)
+        summary, grave = self.health.stepped(stepped.summary, stepped.clients)
         stepped = replace(stepped, summary=summary)
         if grave:
             # First: a server that is killed in between must not go on without a word.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 from ajet_core.interfaces import EpisodeRecord
@@ -32,6 +32,8 @@ def _key(record: EpisodeRecord) -> _Key:
 class TaskFailures:
     """Counts the failures of each task since its last success, over all batches and all programs of a client.
 
+    Clients whose episodes cannot be trained are set aside as a whole.
+
     :param limit: a task with more of them is set aside.
     """
 
@@ -39,8 +41,10 @@ class TaskFailures:
     _counts: dict[_Key, int] = field(default_factory=dict)
     _aside: dict[_Key, SetAside] = field(default_factory=dict)
 
+    _clients: dict[str, SetAside] = field(default_factory=dict)
+
     def __iter__(self) -> Iterator[SetAside]:
-        return iter(list(self._aside.values()))
+        return iter([*self._clients.values(), *self._aside.values()])
 
     def __len__(self) -> int:
         return len(self._aside)
@@ -75,13 +79,33 @@ class TaskFailures:
         self._aside[key] = aside
         return aside if newly else None
 
+    @property
+    def clients(self) -> Set[str]:
+        """Clients of which no task is tried any more."""
+        return self._clients.keys()
+
+    def set_client_aside(self, client_id: str, reason: str) -> SetAside:
+        """Try no task of a client any more."""
+        aside = SetAside(
+            client_id=client_id, task_id="", group="", aborts=0, reason=reason[:_REASON_CHARACTERS]
+        )
+        self._clients[client_id] = aside
+        return aside
+
     def forget(self) -> None:
-        """Give every task another chance."""
+        """Give every task and every client another chance."""
         self._counts.clear()
         self._aside.clear()
+        self._clients.clear()
 
     def refusal(self, client_id: str, task_id: str) -> str | None:
         """Why a client's task is not tried, if it is set aside."""
+        if (client := self._clients.get(client_id)) is not None:
+            return (
+                "the train episodes of this client are set aside, because those of several batches in a row could not be "
+                f"trained, the last ones because: {client.reason} (setting failures.max_refused; the operator gives it "
+                "another chance by resuming the run)"
+            )
         aside = self._aside.get((client_id, task_id))
         if aside is None:
             return None

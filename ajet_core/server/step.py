@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from ajet_core.errors import StepRefusedError
+from ajet_core.averages import mean
+from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.interfaces import (
     BatchRecord,
     CallScore,
@@ -22,6 +23,7 @@ from ajet_core.server.sealing import SealWatch
 from ajet_core.server.state import StateBoard
 from ajet_core.server.training_data import TrainingData
 from ajet_core.server.workers import RunWorkers
+from ajet_core.timeline import TrainBatch
 
 
 @dataclass(slots=True)
@@ -38,11 +40,15 @@ class StepClock:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """A finished step, what it made of its calls, and what was wrong with its batch."""
+    """A finished step, what it made of its calls, and what was wrong with its batch.
+
+    :param clients: the figures of each client's part of the batch, by its id.
+    """
 
     summary: StepSummary
     scores: list[CallScore]
     faults: frozenset[BatchFault]
+    clients: dict[str, dict[str, float]]
 
 
 async def train_step(
@@ -67,9 +73,10 @@ async def train_step(
     :raises SealError: no server of the engine has what was published.
     :raises UnprocessableError: some of its episodes cannot be processed; nothing was trained.
     :raises WorkerDiedError: a worker ended; the batch is still the store's and can be trained again.
-    :raises StepRefusedError: the trainer refused the batch; the weights are as before and are served.
+    :raises StepRefusedError: the trainer refused the batch, or could not compute it; the weights are as before and
+        are served.
     :raises WeightsLostError: the trainer has to be put back to a checkpoint; the batch can be trained again.
-    :raises TrainerError: the trainer cannot go on.
+    :raises TrainerError: the trainer cannot publish what it trained.
     """
     if not rolls_on:
         board.set(ServerState.ROLLING_POST)
@@ -84,7 +91,7 @@ async def train_step(
         await workers.engine.call("engine.pause")
     try:
         async with engine_asleep(run, workers):
-            report = await workers.trainer.step(data.batch)
+            report = await _trained(workers, data.batch)
             trained = clock()
             if not rolls_on:
                 board.set(ServerState.WEIGHT_SYNCING)
@@ -123,7 +130,9 @@ async def train_step(
             "findings": [*prepared.summary.findings, *seal.breaches],
         }
     )
-    return Stepped(summary, _scores(data, report), frozenset(data.findings))
+    return Stepped(
+        summary, _scores(data, report), frozenset(data.findings), _of_clients(data, report)
+    )
 
 
 @contextlib.asynccontextmanager
@@ -139,6 +148,28 @@ async def engine_asleep(run: ResolvedRun, workers: RunWorkers) -> AsyncIterator[
         await workers.engine.call("engine.wake")
 
 
+@contextlib.asynccontextmanager
+async def trainer_alone(run: ResolvedRun, workers: RunWorkers) -> AsyncIterator[None]:
+    """As while a step is trained: the engine leaves shared weights and memory alone."""
+    if run.together:
+        await workers.engine.call("engine.pause")
+    async with engine_asleep(run, workers):
+        yield
+    # Not in a finally, as in `train_step`.
+    if run.together:
+        await workers.engine.call("engine.resume")
+
+
+async def _trained(workers: RunWorkers, batch: TrainBatch) -> StepReport:
+    """Have the trainer train on a batch; whatever it fails at but `WeightsLostError`, it is as before."""
+    try:
+        return await workers.trainer.step(batch)
+    except (StepRefusedError, WeightsLostError):
+        raise
+    except TrainerError as error:
+        raise StepRefusedError(error.message, param=error.param) from error
+
+
 def _scores(data: TrainingData, report: StepReport) -> list[CallScore]:
     calls = data.batch.calls
     logprobs = report.logprobs or [[]] * len(calls)
@@ -146,6 +177,23 @@ def _scores(data: TrainingData, report: StepReport) -> list[CallScore]:
         CallScore(call.call_id, call.advantage, found)
         for call, found in zip(calls, logprobs, strict=True)
     ]
+
+
+def _of_clients(data: TrainingData, report: StepReport) -> dict[str, dict[str, float]]:
+    """The figures of each client's part of the batch, with what the trainer reports of its calls."""
+    found = {client: dict(figures) for client, figures in data.clients.items()}
+    gaps: dict[str, list[float]] = {client: [] for client in found}
+    # At the weights from before the step, as the trainer's own figure.
+    version = data.batch.step - 1
+    for call, scored in zip(data.batch.calls, report.logprobs, strict=False):
+        one = gaps[data.client_of[call.episode]]
+        # What was not computed has no logprobs.
+        sampled = zip(scored, call.logprobs, call.policy_versions, strict=False)
+        one.extend(abs(ours - theirs) for ours, theirs, of in sampled if of == version)
+    for client, values in gaps.items():
+        if values:
+            found[client]["logprob_gap_mean"] = mean(values)
+    return {client: _finite(figures) for client, figures in found.items()}
 
 
 def _sampled(data: TrainingData) -> float:

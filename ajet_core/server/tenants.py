@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -89,6 +89,11 @@ class Tenants:
         using = (*self._open, *self._waiting, *self._streams)
         found = {tenant: self.why_dead(tenant) for tenant in using}
         return {tenant: why for tenant, why in found.items() if why}
+
+    @property
+    def active(self) -> Set[str]:
+        """Tenants that have open episodes or waiting claims."""
+        return self._open.keys() | self._waiting.keys()
 
     # --- Episodes ---------------------------------------------------------------------------------
 

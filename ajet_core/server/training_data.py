@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ajet_core.interfaces import EpisodeRecord, Merger, TrainerInfo
 from ajet_core.protocol import RunConfig
@@ -41,6 +41,8 @@ class TrainingData:
     :param calls_made: number of the batch's calls by finish reason.
     :param plan: the layout that was chosen and what it was weighed against.
     :param findings: in words, what is wrong with the batch, by kind.
+    :param client_of: [len(batch.episodes)] the client of each episode.
+    :param clients: the facts of each client's part of the batch, by its id.
     """
 
     batch: TrainBatch
@@ -49,6 +51,8 @@ class TrainingData:
     calls_made: Counter[str]
     counts: dict[str, float] = field(default_factory=dict)
     findings: dict[BatchFault, str] = field(default_factory=dict)
+    client_of: list[str] = field(default_factory=list)
+    clients: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
         """Numbers for the step's summary, named as `StepSummary` says."""
@@ -145,7 +149,27 @@ def training_data(
         **fresh.metrics(),
         **batch_facts(fresh.episodes, [call for made in seen for call in made], batch),
     }
-    return TrainingData(batch, plan, forks, reasons, figures, findings)
+    client_of = [record.client_id for record in fresh.episodes]
+    clients = {
+        client: _part(client, client_of, fresh.episodes, seen, batch)
+        for client in dict.fromkeys(client_of)
+    }
+    return TrainingData(batch, plan, forks, reasons, figures, findings, client_of, clients)
+
+
+def _part(
+    client: str,
+    client_of: Sequence[str],
+    records: Sequence[EpisodeRecord],
+    seen: Sequence[Sequence[Call]],
+    batch: TrainBatch,
+) -> dict[str, float]:
+    """The facts of one client's part of a batch."""
+    own = [number for number, one in enumerate(client_of) if one == client]
+    calls = [call for number in own for call in seen[number]]
+    trained = [call for call in batch.calls if client_of[call.episode] == client]
+    facts = batch_facts([records[number] for number in own], calls, replace(batch, calls=trained))
+    return {**facts, "calls": float(len(calls))}
 
 
 def _train_episode(record: EpisodeRecord) -> TrainEpisode:

@@ -231,6 +231,8 @@ def _in_doubt(parts: Sequence[DoubtView]) -> str:
 def _set_aside(view: ServerView) -> str:
     told = "; ".join(
         f"{aside.task_id!r} after {aside.aborts} failures, the last: {aside.reason}"
+        if aside.task_id
+        else f"all of client {aside.client_id}, whose episodes could not be trained: {aside.reason}"
         for aside in view.set_aside[:_SHOWN]
     )
     more = f"; and {len(view.set_aside) - _SHOWN} more" if len(view.set_aside) > _SHOWN else ""

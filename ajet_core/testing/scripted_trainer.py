@@ -42,7 +42,7 @@ class ScriptedTrainerSettings(FaultSettings):
     :param tears_at: lose the weights, so that only a checkpoint helps.
     :param reports: metrics by name, of each step; the last value is that of all later ones.
     :param rehearsed_gap: what a rehearsal adds to each logprob, times the token's place in its call.
-    :param memory: most tokens of a sequence that a rehearsal can compute; None for any.
+    :param memory: most tokens of a sequence that it can compute; None for any.
     :param teacher: a second model directory, which is not read.
     :param dies_in: the method in which it kills its own process.
     """
@@ -91,7 +91,7 @@ class ScriptedTrainer(Trainer):
 
         :raises WeightsLostError: the settings say so, or said so before.
         :raises StepRefusedError: the settings say so, or a logprob or advantage is not finite.
-        :raises TrainerError: the settings say so, or a tree of the batch is no linear sequence.
+        :raises TrainerError: the settings say so, a sequence is too long, or a tree of the batch is no linear sequence.
         """
         if self._faults.check(batch.step):
             self._hang()
@@ -99,6 +99,7 @@ class ScriptedTrainer(Trainer):
         if self._torn:
             raise WeightsLostError(f"scripted loss of the weights in step {batch.step}")
         self._refuse(batch)
+        self._check_memory(batch)
         try:
             sequences = batch.sequences
         except ValueError as error:
@@ -138,11 +139,7 @@ class ScriptedTrainer(Trainer):
         :raises TrainerError: a sequence is too long, as the settings say.
         """
         self._refuse(batch, rehearsal=True)
-        longest = max((tree.tokens for tree in batch.trees), default=0)
-        if self._memory is not None and longest > self._memory:
-            raise TrainerError(
-                f"{longest} tokens do not fit into the memory of the scripted trainer"
-            )
+        self._check_memory(batch)
         return StepReport(
             step=batch.step,
             tokens_trained=sum(tree.tokens_trained for tree in batch.trees),
@@ -204,6 +201,13 @@ class ScriptedTrainer(Trainer):
                 raise StepRefusedError(
                     f"step {batch.step}: a logprob or the advantage of call {call.call_id} is not finite"
                 )
+
+    def _check_memory(self, batch: TrainBatch) -> None:
+        longest = max((tree.tokens for tree in batch.trees), default=0)
+        if self._memory is not None and longest > self._memory:
+            raise TrainerError(
+                f"{longest} tokens do not fit into the memory of the scripted trainer"
+            )
 
     def _hang(self) -> None:
         descriptor = self._faults.open_gate(blocking=True)

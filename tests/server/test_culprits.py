@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_core.server.culprits import find_culprits
+from ajet_core.server import culprits
 
 Item = tuple[str, int]
+Works = Callable[[Sequence[Item]], bool]
 
 
 def owner(item: Item) -> str:
     return item[0]
+
+
+def find_culprits(
+    items: Sequence[Item], owner: Callable[[Item], str], works: Works, tries: int = 64
+) -> list[Item]:
+    async def ask(some: Sequence[Item]) -> bool:
+        return works(some)
+
+    return asyncio.run(culprits.find_culprits(items, owner, ask, tries))
 
 
 OWNED = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 99)), unique=True, max_size=40)
@@ -62,3 +73,14 @@ def test_attempts_are_bounded_for_each_owner() -> None:
 
 def test_items_that_work_when_they_are_tried_again_are_no_culprits() -> None:
     assert find_culprits([("a", 1), ("b", 2)], owner, lambda _: True) == []
+
+
+def test_nothing_is_tried_twice() -> None:
+    tried: list[tuple[Item, ...]] = []
+
+    def works(some: Sequence[Item]) -> bool:
+        tried.append(tuple(some))
+        return ("a", 5) not in some
+
+    assert find_culprits([("a", number) for number in range(16)], owner, works) == [("a", 5)]
+    assert len(tried) == len(set(tried)) <= 10

@@ -41,6 +41,29 @@ def test_nothing_is_said_before_the_window_is_full() -> None:
     assert not meter(*(aborted(str(n)) for n in range(3))).too_many
 
 
+def of(client: str, outcome: EpisodeRecord) -> EpisodeRecord:
+    return replace(outcome, client_id=client)
+
+
+def test_failures_of_one_client_are_no_reason_to_stop_others() -> None:
+    alone = FailureMeter(FailureConfig(window=4, max_rate=0.5), lambda _: False)
+    shared = FailureMeter(FailureConfig(window=4, max_rate=0.5), lambda _: True)
+    for number in range(9):
+        for meter_ in (alone, shared):
+            meter_.note(of("x", aborted(str(number))))
+    # Of another client too few are known, and then most of them ended.
+    for client in "yyy":
+        shared.note(of(client, aborted("y")))
+    assert (alone.too_many, shared.too_many) == (True, False)
+    shared.note(of("z", aborted("z")))
+    assert shared.too_many
+    for number in range(4):
+        shared.note(of("z", ended(str(number))))
+        shared.note(of("x", aborted(str(number))))
+        shared.note(of("x", aborted(str(number))))
+    assert not shared.too_many
+
+
 def test_only_the_latest_count() -> None:
     found = meter(*(aborted(str(n)) for n in range(4)))
     assert found.too_many

@@ -106,7 +106,7 @@ async def test_equal_rewards_fail_it_and_pause_the_run_if_somebody_asked(
 
 async def test_a_failed_preflight_is_not_repeated_after_a_restart(servers: ServerFactory) -> None:
     async with servers.running() as server:
-        await server.roll(engine=LONG, trainer={"memory": 8})
+        await server.roll(engine=LONG, trainer={"rehearsed_gap": 0.05})
         await finish_batch(server)
         await until_state(server, ServerState.PAUSED)
     async with servers.running() as server:

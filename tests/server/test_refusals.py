@@ -40,14 +40,39 @@ def test_a_batch_that_was_trained_before_is_spared_once_however_often_workers_di
 
 def test_refused_batches_are_counted_in_a_row() -> None:
     found = refusals(max_refused=2)
-    found.refused()
+    found.refused({"x"})
     found.trained("a")
-    found.refused()
+    found.refused({"x"})
     assert not found.too_many
     # Trained again by a new worker, on the way to the next batch.
     found.lost(["a"])
     found.trained("a")
-    found.refused()
+    found.refused({"y"})
     assert found.too_many
     found.forget()
     assert not found.too_many
+
+
+def test_a_client_is_accused_once_for_each_batch_in_a_row_that_it_took_part_in() -> None:
+    found = refusals(max_refused=2)
+    # Twice of one batch.
+    assert [found.accuse("x", "a"), found.accuse("x", "a")] == [False, False]
+    found.trained("a", ["x", "y"])
+    # Batches without it say nothing about it.
+    found.trained("b", ["y"])
+    assert found.accuse("x", "c")
+    found.trained("c", ["x"])
+    found.trained("d", ["x"])
+    assert not found.accuse("x", "e")
+
+
+def test_batches_of_a_client_that_is_set_aside_say_nothing_about_the_trainer() -> None:
+    found = refusals(max_refused=2)
+    found.refused({"x"})
+    found.refused({"x"})
+    found.blame("x")
+    assert not found.too_many
+    found.refused({"x", "y"})
+    found.refused({"x"})
+    found.blame("x")
+    assert found.too_many

@@ -378,12 +378,3 @@ async def test_the_order_of_calls_outlives_a_gap_in_it(servers: ServerFactory) -
         await server.chat(grant, "three")
         calls = (await server.service.store.calls([grant["episode_id"]]))[grant["episode_id"]]
         assert [call.index for call in calls] == [0, 2, 3]
-
-
-async def test_a_trainer_that_refuses_a_step_ends_the_run_with_its_reason(server: Running) -> None:
-    await server.roll(trainer={"raises_at": 1})
-    await server.batch()
-    await server.service.board.wait_until(lambda: not server.service.coordinator.running)
-    status = (await server.http.get("/v1/status", headers=CLIENT)).json()
-    assert status["state"] == "OFFLINE"
-    assert status["error"]["type"] == "trainer_error"
