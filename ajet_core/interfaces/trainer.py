@@ -116,8 +116,9 @@ class Trainer(ABC):
         :raises WeightsLostError: weights or optimiser are neither as before nor as after the step. Until something
             is loaded the trainer refuses to train, publish and save with this error too; the run goes on from
             the last checkpoint in another worker.
-        :raises TrainerError: what the run cannot go on from, such as a malformed batch, or too little memory for
-            the smallest budget; the message says what to set. Weights and optimiser are as before.
+        :raises TrainerError: the batch cannot be computed: it is malformed, too long, or there is too little memory for
+            the smallest budget; the message says what to set. Weights and optimiser are as before. It is treated like a
+            batch that is refused.
         """
 
     def rehearse(self, batch: TrainBatch) -> StepReport:

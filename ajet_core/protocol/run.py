@@ -336,7 +336,8 @@ class FailureConfig(Message):
 
     :param window: train episodes that are looked at, the latest ones; only when there are so many.
     :param max_rate: share of them that may fail (the agent raised, took too long, met a rate limit); 1 never pauses.
-    :param max_refused: batches in a row that the trainer may refuse.
+    :param max_refused: batches in a row that may be refused before the run pauses, or before the one client whose
+        episodes they have is set aside.
     :param max_deaths: workers that may die of training one batch, before it is refused.
     :param zero_signal_steps: batches in a row in which no episode has an advantage.
     :param max_equal_rewards: share of a batch's tasks whose rewards are all equal.

@@ -174,7 +174,7 @@ async def test_failures_of_one_clients_agents_do_not_pause_the_run_of_another(
         )
     assert (await status(server))["paused"] is None
     # Those of both do.
-    for number in range(4):
+    for number in range(3):
         await abort(server, await server.claim(f"a{number}"), reason="broken", cause="error")
     await until_state(server, ServerState.PAUSED)
 
