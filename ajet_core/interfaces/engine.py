@@ -109,7 +109,8 @@ class EngineCapabilities:
     :param sleep: whether `sleep` and `wake` free and regain device memory.
     :param penalties: whether the two penalties and `SamplingParams.logit_bias` are honoured.
     :param grammar: whether `SamplingParams.grammar` is.
-    :param seals: whether it proves that what it serves is what was published, see `Engine.seal`.
+    :param seals: whether it proves that what it serves is what was published, by checksums (`ajet_core.seal`) or by a probe
+        (`ajet_core.probe`), see `Engine.seal`.
     """
 
     weight_channels: tuple[str, ...]
@@ -126,10 +127,12 @@ class EngineInfo:
     """Facts known once an engine has started.
 
     :param max_context: most tokens a prompt and its completion may have together.
+    :param needs_probe: a server of it reports no checksums, so that weights are proven by `WeightUpdate.probe`.
     """
 
     max_context: int
     vocab_size: int
+    needs_probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,18 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """A fixed text and what the trainer's weights say of it.
+
+    :param token_ids: [T].
+    :param logprobs: [T - 1] of the second token to the last, over the full vocabulary, at temperature 1.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
 class WeightUpdate:
     """Says where the next weights are.
 
@@ -160,7 +175,8 @@ class WeightUpdate:
     :param location: a key of `WorkerContext.shared`, or a directory, as the channel defines it.
     :param checksums: by the name that a tensor has in files, the checksums that it may have where it is served
         (`ajet_core.in_server.ajet_checksums`); empty if the trainer does not say, or shares its tensors.
-    :param seal_seconds: that these checksums took.
+    :param probe: by which weights are proven where there are no checksums to compare (`ajet_core.probe`).
+    :param seal_seconds: that checksums and probe took.
     """
 
     channel: str
@@ -168,6 +184,7 @@ class WeightUpdate:
     location: str
     metadata: dict[str, str] = field(default_factory=dict)
     checksums: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    probe: Probe | None = None
     seal_seconds: float = 0.0
 
 
@@ -176,20 +193,25 @@ class SealReport:
     """How an engine has proven that what it serves is what was published.
 
     :param policy_version: of the weights it serves.
-    :param proof: ``checksums``, of each tensor; ``shared``, the tensors are the trainer's own; ``none``, because
-        the update came without checksums or the engine cannot tell its own.
+    :param proof: ``checksums``, of each tensor; ``shared``, the tensors are the trainer's own; ``probe``, its logprobs of
+        a fixed text have changed as the trainer's; ``none``, because nothing could be compared, or the change was too
+        small to be told from noise.
     :param tensors: that were compared, on each server.
     :param servers: that have proven it.
     :param seconds: wall seconds that proofs took since the last report.
     :param breaches: a sentence for each server that failed a proof since the last report and was replaced.
+    :param change: of the trainer's logprobs of the probe since the last proof, nats; the least of all servers.
+    :param noise: by which engine and trainer differ otherwise, nats; the most of all servers, 0 if none was probed.
     """
 
     policy_version: int
-    proof: Literal["checksums", "shared", "none"] = "none"
+    proof: Literal["checksums", "shared", "probe", "none"] = "none"
     tensors: int = 0
     servers: int = 0
     seconds: float = 0.0
     breaches: tuple[str, ...] = ()
+    change: float = 0.0
+    noise: float = 0.0
 
 
 class Engine(ABC):
@@ -219,7 +241,7 @@ class Engine(ABC):
     async def update_weights(self, update: WeightUpdate) -> None:
         """Serve `update`'s weights from the next sampled token on, with no stale cache.
 
-        With the capability `seals`, an update that has checksums is proven before anything is sampled with it.
+        With the capability `seals`, an update that has checksums or a probe is proven before anything is sampled with it.
 
         :raises SealError: what would be served is not what was published. Nothing is sampled with it.
         """

@@ -64,6 +64,16 @@ class ModelServer(ABC):
         """
         return None
 
+    async def score(self, token_ids: list[int]) -> list[float] | None:  # noqa: ARG002
+        """Logprobs of the second token to the last, at temperature 1; None if it cannot tell.
+
+        It is halted, and is so again afterwards.
+
+        :param token_ids: [T], T >= 2.
+        :return: [T - 1].
+        """
+        return None
+
     @abstractmethod
     async def stats(self) -> EngineStats:
         """Counters since the server started; `EngineStats.forward_seconds` and requests are counted elsewhere."""

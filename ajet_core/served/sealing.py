@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from ajet_core.errors import SealError
 from ajet_core.in_server.ajet_checksums import OTHERWISE
 from ajet_core.interfaces import SealReport, WeightUpdate
+from ajet_core.probe import ProbeWatch
 from ajet_core.seal import check_seal
 from ajet_core.served.replica import Replica
 
@@ -33,27 +35,24 @@ class Sealing:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # By number of the replica, the number of tensors that its present server has proven.
-        self._proven: dict[int, int] = {}
+        # By number of the replica, what its present server has proven.
+        self._proofs: dict[int, SealReport] = {}
+        # By number of the replica: its servers all compute alike.
+        self._probes: dict[int, ProbeWatch] = defaultdict(ProbeWatch)
         self._seconds = 0.0
         self._breaches: list[str] = []
 
     async def prove(self, one: Replica, update: WeightUpdate, before: WeightUpdate | None) -> None:
-        """Have a halted server tell the checksums of what it has loaded.
+        """Have a halted server tell the checksums of what it has loaded, or what it says to the probe.
 
         :param before: the update before, for the message.
         :raises SealError: it does not have what was published; the server must not be sent requests.
         """
-        self._proven.pop(one.number, None)
-        if not update.checksums:
-            return
+        self._proofs.pop(one.number, None)
         began = time.perf_counter()
         try:
-            served = await one.server.checksums()
-            if served is None:
-                return
-            check_seal(update, served, f"server {one.number} of {self._name}", before)
-            self._proven[one.number] = len(update.checksums)
+            if (proof := await self._proof(one, update, before)) is not None:
+                self._proofs[one.number] = proof
         except SealError as error:
             self._breaches.append(error.message)
             raise
@@ -61,20 +60,40 @@ class Sealing:
             # Servers prove it at the same time.
             self._seconds = max(self._seconds, time.perf_counter() - began)
 
+    async def _proof(
+        self, one: Replica, update: WeightUpdate, before: WeightUpdate | None
+    ) -> SealReport | None:
+        """None if nothing can be compared.
+
+        :raises SealError: as `prove`.
+        """
+        who = f"server {one.number} of {self._name}"
+        if update.checksums and (served := await one.server.checksums()) is not None:
+            check_seal(update, served, who, before)
+            return SealReport(update.policy_version, "checksums", len(update.checksums), servers=1)
+        if update.probe is not None:
+            scored = await one.server.score(update.probe.token_ids)
+            if scored is not None:
+                return self._probes[one.number].check(update, scored, who)
+        return None
+
     def report(self, policy_version: int, up: list[Replica]) -> SealReport:
         """What has been proven; seconds and breaches are told once.
 
         :param up: servers that are sent requests.
         """
-        proven = [self._proven[one.number] for one in up if one.number in self._proven]
+        found = [self._proofs[one.number] for one in up if one.number in self._proofs]
+        proven = [proof for proof in found if proof.proof != "none"]
         whole = bool(proven) and len(proven) == len(up)
         seconds, breaches = self._seconds, tuple(self._breaches)
         self._seconds, self._breaches = 0.0, []
         return SealReport(
             policy_version,
-            "checksums" if whole else "none",
-            min(proven, default=0),
+            proven[0].proof if whole else "none",
+            min((proof.tensors for proof in proven), default=0),
             len(proven),
             seconds,
             breaches,
+            min((proof.change for proof in found if proof.noise), default=0.0),
+            max((proof.noise for proof in found), default=0.0),
         )

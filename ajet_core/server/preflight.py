@@ -10,17 +10,11 @@ from ajet_core.interfaces import BatchRecord, SampleStore, SealReport, StepRepor
 from ajet_core.protocol import PreflightCheck, PreflightConfig, PreflightReport
 from ajet_core.server.batch_preparation import prepare_batch
 from ajet_core.server.preflight_checks import Evidence, Longest, check_all
+from ajet_core.server.probing import batch_of_one
 from ajet_core.server.run_setup import ResolvedRun
 from ajet_core.server.step import trainer_alone
 from ajet_core.server.workers import RunWorkers
-from ajet_core.timeline import (
-    TrainBatch,
-    TrainCall,
-    TrainEpisode,
-    TrainSegment,
-    TrainSpan,
-    TrainTree,
-)
+from ajet_core.timeline import TrainBatch
 
 # On a CPU a longer one would take minutes, and has the machine's memory anyway.
 _MOST_ON_CPU = 4096
@@ -62,7 +56,9 @@ async def preflight(
                 tried = seen
             longer = _worth_trying(limit, seen, workers)
             if tried and longer:
-                made_up = _episode_of(longer, workers.engine_info.vocab_size, record.step)
+                vocabulary = workers.engine_info.vocab_size
+                ids = [number % vocabulary for number in range(longer)]
+                made_up = batch_of_one("preflight", ids, record.step)
                 _, _, failure = await _rehearsed(workers, made_up)
                 tried = tried if failure else longer
     evidence = Evidence(
@@ -115,16 +111,6 @@ def _worth_trying(limit: int | None, seen: int, workers: RunWorkers) -> int:
     if workers.trainer_info.device.startswith("cuda"):
         return limit
     return limit if limit <= _MOST_ON_CPU else 0
-
-
-def _episode_of(tokens: int, vocabulary: int, step: int) -> TrainBatch:
-    """A batch of one episode with one call; all its tokens but the first are trained."""
-    ids = [number % vocabulary for number in range(tokens)]
-    sampled = tokens - 1
-    call = TrainCall("preflight", 0, 1.0, 1.0, [-1.0] * sampled, [step - 1] * sampled)
-    tree = TrainTree([TrainSegment(-1, ids, [TrainSpan(1, 0, 0, sampled)])])
-    episode = TrainEpisode("preflight", "preflight", 1.0)
-    return TrainBatch("preflight", step, [episode], [call], [tree], tokens)
 
 
 class Preflights:

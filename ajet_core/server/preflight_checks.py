@@ -138,6 +138,15 @@ def weights_are_proven(seal: SealReport) -> PreflightCheck:
             found="; ".join(seal.breaches),
             way_out="the servers were replaced; look at their logs, and at the disk or network between trainer and engine",
         )
+    if seal.proof == "none" and seal.noise:
+        return PreflightCheck(
+            name=name,
+            verdict="warn",
+            found=f"the engine's logprobs of a probe agree with the trainer's up to noise of {seal.noise:.2g} nats, which "
+            f"does not prove yet that the weights of policy version {seal.policy_version} are served",
+            way_out="updates that change them by more are proven (sealed_servers of each step); an engine and a trainer "
+            "that report checksums prove every one (docs/faults.md)",
+        )
     if seal.proof == "none":
         return PreflightCheck(
             name=name,
@@ -145,12 +154,13 @@ def weights_are_proven(seal: SealReport) -> PreflightCheck:
             found=f"nothing proves that the weights of policy version {seal.policy_version} are served",
             way_out="use an engine and a trainer that report checksums (docs/faults.md)",
         )
-    what = (
-        "the engine serves the trainer's own tensors"
-        if seal.proof == "shared"
-        else f"{seal.servers} server(s) proved {seal.tensors} tensors by checksums"
-    )
-    return PreflightCheck(name=name, verdict="pass", found=what)
+    what = {
+        "shared": "the engine serves the trainer's own tensors",
+        "checksums": f"{seal.servers} server(s) proved {seal.tensors} tensors by checksums",
+        "probe": f"{seal.servers} server(s) followed the trainer's logprobs of a probe, which changed by "
+        f"{seal.change:.2g} nats above noise of {seal.noise:.2g}",
+    }
+    return PreflightCheck(name=name, verdict="pass", found=what[seal.proof])
 
 
 def template_round_trips(calls: Sequence[Call]) -> PreflightCheck:

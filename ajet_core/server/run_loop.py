@@ -28,6 +28,7 @@ from ajet_core.server.batching import BatchBuilder
 from ajet_core.server.checkpoints import Checkpoint, CheckpointFolder, Position
 from ajet_core.server.dialects.completing import CompletionService
 from ajet_core.server.preflight import Preflights, preflight
+from ajet_core.server.probing import probed, wants_probe
 from ajet_core.server.refusals import Refusals
 from ajet_core.server.refused_batches import RefusedBatches
 from ajet_core.server.rollouts import Rollouts
@@ -226,6 +227,11 @@ class RunLoop:
         update = await self.supervisor.watched(
             workers.trainer.publish(run.channel, self.step), "publishing the weights"
         )
+        if wants_probe(run, workers, update):
+            async with trainer_alone(run, workers):
+                update = await self.supervisor.watched(
+                    probed(run, workers, update), "probing the weights"
+                )
         await self.supervisor.watched(
             self._seals.serve(workers.engine, update), "loading the weights"
         )

@@ -18,6 +18,7 @@ from ajet_core.interfaces import (
 from ajet_core.protocol import ServerState, StepSummary
 from ajet_core.server.batch_findings import BatchFault
 from ajet_core.server.batch_preparation import prepare_batch
+from ajet_core.server.probing import probed
 from ajet_core.server.run_setup import ResolvedRun
 from ajet_core.server.sealing import SealWatch
 from ajet_core.server.state import StateBoard
@@ -96,6 +97,7 @@ async def train_step(
             if not rolls_on:
                 board.set(ServerState.WEIGHT_SYNCING)
             update = await workers.trainer.publish(run.channel, record.step)
+            update = await probed(run, workers, update)
     except StepRefusedError:
         # The weights are what they were, and are served again.
         if run.together:
@@ -121,6 +123,8 @@ async def train_step(
         "load_seconds": synced - published,
         "seal_seconds": update.seal_seconds + seal.seconds,
         "sealed_tensors": float(seal.tensors),
+        "sealed_servers": float(seal.servers),
+        **({"probe_change": seal.change, "probe_noise": seal.noise} if seal.noise else {}),
         "tokens_trained": float(report.tokens_trained),
         "tokens_per_second": _sampled(data) / max(1e-9, synced - timing.rolling_since),
     }

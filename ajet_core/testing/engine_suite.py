@@ -16,7 +16,8 @@ from ajet_core.errors import (
     SealError,
     UnsupportedError,
 )
-from ajet_core.interfaces import Engine, WeightUpdate
+from ajet_core.interfaces import Engine, Probe, WeightUpdate
+from ajet_core.probe import probe_ids
 from ajet_core.testing.asking import ask, begin, make_request, until
 from ajet_core.testing.engine_case import versions
 from ajet_core.testing.planted import PLANTED, Planted, planted, sealed
@@ -355,6 +356,58 @@ class EngineSuite(ShapingSuite):
             return
         assert set(answer.versions) == {old}
         self.assert_exact(0, prompt, answer)
+
+    async def test_what_is_served_is_proven_by_a_probe_where_there_are_no_checksums(
+        self, engine: Engine
+    ) -> None:
+        """Once weights have changed; an engine whose servers all report checksums need not."""
+        await self._probes_served(engine)
+        for which in (1, 0):
+            version = next(versions)
+            await engine.update_weights(self._probed(which, version))
+            report = await engine.seal()
+            assert (report.policy_version, report.proof) == (version, "probe")
+            assert report.servers >= 1
+            assert report.change > report.noise > 0
+            assert report.seconds > 0
+            assert not report.breaches
+
+    @pytest.mark.parametrize("fault", PLANTED)
+    async def test_weights_that_a_probe_does_not_find_are_never_served(
+        self, engine: Engine, fault: Planted, tmp_path: Path
+    ) -> None:
+        """As with checksums."""
+        old = await self._probes_served(engine)
+        version = next(versions)
+        update = self._probed(1, version)
+        wrong = planted(fault, update, self.update(0, old), tmp_path / "planted")
+        with pytest.raises(SealError, match=f"policy version {version}:"):
+            await engine.update_weights(replace(wrong, checksums={}))
+        prompt = self.prompts(1, seed=18)[0]
+        try:
+            answer = await ask(engine, prompt)
+        except EngineError:
+            return
+        assert set(answer.versions) == {old}
+        self.assert_exact(0, prompt, answer)
+
+    def _probed(self, which: int, policy_version: int) -> WeightUpdate:
+        """One of the two sets of weights, with a probe in the place of checksums."""
+        ids = probe_ids(self.vocab_size, self.max_context)
+        rows = self.expected_logprobs(which, ids, 1.0)
+        said = [row[token] for row, token in zip(rows, ids[1:], strict=False)]
+        return replace(self.update(which, policy_version), checksums={}, probe=Probe(ids, said))
+
+    async def _probes_served(self, engine: Engine) -> int:
+        """Give the engine both sets of weights with a probe, the one that it was started with last; returns its version."""
+        self._needs_seals()
+        version = 0
+        for which in (0, 1, 0):
+            version = next(versions)
+            await engine.update_weights(self._probed(which, version))
+        if not (await engine.seal()).noise:
+            pytest.skip("it is proven by checksums alone")
+        return version
 
     def _needs_seals(self) -> None:
         if not self.capabilities.seals:

@@ -28,9 +28,11 @@ from ajet_core.interfaces import (
     WorkerContext,
     check_request,
 )
+from ajet_core.probe import ProbeWatch
 from ajet_core.protocol import ModelConfig
 from ajet_core.seal import check_seal
 from ajet_core.testing.faults import Count, Faults, FaultSettings
+from ajet_core.testing.planted import Planted
 
 if TYPE_CHECKING:
     from ajet_core.testing.grammar_check import GrammarCheck
@@ -65,7 +67,9 @@ class ScriptedEngineSettings(FaultSettings):
         with tokens made from prompt and seed, and the request's first stop token after them.
     :param reply_length: tokens of a made-up answer, the stop token not counted.
     :param chunk_tokens: tokens in a chunk.
-    :param stale_at: goes on with its weights when it is given those of this policy version.
+    :param stale_at: loads the weights of this policy version wrongly, as `planted` says.
+    :param planted: as `ajet_core.testing.planted.planted`; by default it goes on with the weights that it had.
+    :param sways: nats by which weights move the logprobs that it gives of a probe.
     :param checks_grammar: a request is refused if its grammar forbids what the script says. Needs numpy and llguidance.
     """
 
@@ -76,6 +80,8 @@ class ScriptedEngineSettings(FaultSettings):
     reply_length: Annotated[int, Field(ge=0)] = 8
     chunk_tokens: Annotated[int, Field(ge=1)] = 4
     stale_at: Count | None = None
+    planted: Planted = "stale"
+    sways: Annotated[float, Field(ge=0)] = 0.0
     checks_grammar: bool = False
 
 
@@ -97,6 +103,7 @@ class ScriptedEngine(Engine):
         self._info = EngineInfo(self._settings.max_context, self._settings.vocab_size)
         self._policy_version = 0
         self._digest = ""
+        self._probes, self._seal = ProbeWatch(), SealReport(0)
         self._script: _Script | None = None
         self._grammars: GrammarCheck | None = None
         self._running = self._requests = self._prompt_tokens = self._sampled_tokens = 0
@@ -158,15 +165,37 @@ class ScriptedEngine(Engine):
             found = file.read_text(encoding="utf-8") if file.is_file() else None  # noqa: ASYNC240
         if found is None:
             raise EngineError(f"there are no weights at {update.location!r}")
-        if not self._faults.due(update.policy_version, self._settings.stale_at, "stale"):
+        if self._faults.due(update.policy_version, self._settings.stale_at, "stale"):
+            self._digest = self._misloaded(str(found))
+        else:
             self._digest = str(found)
-        if update.checksums:
-            check_seal(update, {"digest": self._digest}, "the scripted engine")
+        self._seal = self._proven(update)
         self._policy_version = update.policy_version
 
+    def _misloaded(self, digest: str) -> str:
+        half = len(digest) // 2
+        match self._settings.planted:
+            case "stale":
+                return self._digest
+            case "swapped":
+                return digest[half:] + digest[:half]
+            case "half_loaded":
+                return digest[:half] + self._digest[half:]
+
+    def _proven(self, update: WeightUpdate) -> SealReport:
+        who = "the scripted engine"
+        if update.checksums:
+            check_seal(update, {"digest": self._digest}, who)
+            return SealReport(update.policy_version, "checksums", 1, servers=1)
+        if update.probe is None:
+            return SealReport(update.policy_version)
+        count = len(update.probe.logprobs)
+        found = [-1.0 + self._settings.sways * one for one in swayed(self._digest, count)]
+        return self._probes.check(update, found, who)
+
     async def seal(self) -> SealReport:
-        """Of its one digest."""
-        return SealReport(self._policy_version, "checksums", 1, servers=1)
+        """Of its one digest, or by a probe."""
+        return self._seal
 
     async def pause(self) -> None:
         """Hold back every chunk."""
@@ -292,6 +321,12 @@ class _Script:
 def scripted_logprob(token_id: int) -> float:
     """The log-probability the scripted engine claims for a token, exact in float32."""
     return -(token_id % 7 + 1) / 8
+
+
+def swayed(digest: str, count: int) -> list[float]:
+    """[count] numbers from 0 to 1 that weights of a digest stand for."""
+    rows = (hashlib.sha256(f"{digest} {place}".encode()).digest() for place in range(count))
+    return [row[0] / 255 for row in rows]
 
 
 def _made_up_ids(request: GenerateRequest, vocab_size: int) -> Iterator[int]:

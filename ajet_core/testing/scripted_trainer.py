@@ -25,6 +25,7 @@ from ajet_core.interfaces import (
 )
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_core.testing.faults import Count, Faults, FaultSettings
+from ajet_core.testing.scripted_engine import swayed
 from ajet_core.timeline import TrainBatch
 
 WEIGHT_CHANNELS = ("in_process", "digest_file")
@@ -42,6 +43,8 @@ class ScriptedTrainerSettings(FaultSettings):
     :param tears_at: lose the weights, so that only a checkpoint helps.
     :param reports: metrics by name, of each step; the last value is that of all later ones.
     :param rehearsed_gap: what a rehearsal adds to each logprob, times the token's place in its call.
+    :param sways: nats by which its weights move the logprobs of a rehearsal.
+    :param reports_checksums: of what it publishes.
     :param memory: most tokens of a sequence that it can compute; None for any.
     :param teacher: a second model directory, which is not read.
     :param dies_in: the method in which it kills its own process.
@@ -53,6 +56,8 @@ class ScriptedTrainerSettings(FaultSettings):
         default_factory=dict
     )
     rehearsed_gap: float = 0.0
+    sways: Annotated[float, Field(ge=0)] = 0.0
+    reports_checksums: bool = True
     memory: Count | None = None
     teacher: Annotated[str | None, ModelDirectory()] = None
     dies_in: Literal["start", "load", "publish", "save"] | None = None
@@ -72,6 +77,7 @@ class ScriptedTrainer(Trainer):
         self._refuses_at = checked.refuses_at
         self._tears_at = checked.tears_at
         self._rehearsed_gap, self._memory = checked.rehearsed_gap, checked.memory
+        self._sways, self._reports_checksums = checked.sways, checked.reports_checksums
         self._dies_in = checked.dies_in
         self._reports = checked.reports
         self._torn = False
@@ -143,11 +149,15 @@ class ScriptedTrainer(Trainer):
         return StepReport(
             step=batch.step,
             tokens_trained=sum(tree.tokens_trained for tree in batch.trees),
-            logprobs=[
-                [one + self._rehearsed_gap * place for place, one in enumerate(call.logprobs)]
-                for call in batch.calls
-            ],
+            logprobs=[self._rehearsed(call.logprobs) for call in batch.calls],
         )
+
+    def _rehearsed(self, logprobs: list[float]) -> list[float]:
+        sways = swayed(self._digest, len(logprobs))
+        return [
+            one + self._rehearsed_gap * place + self._sways * sways[place]
+            for place, one in enumerate(logprobs)
+        ]
 
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
         """Put the digest where a scripted engine in this process, or in another one, looks for it."""
@@ -160,7 +170,9 @@ class ScriptedTrainer(Trainer):
         else:
             location = str(self.context.run_dir / _WEIGHT_FILE)
             Path(location).write_text(self._digest, encoding="utf-8")
-        checksums: dict[str, tuple[str, ...]] = {"digest": (self._digest,)}
+        checksums: dict[str, tuple[str, ...]] = {}
+        if self._reports_checksums:
+            checksums = {"digest": (self._digest,)}
         return WeightUpdate(channel, policy_version, location, checksums=checksums)
 
     def save(self, directory: Path) -> None:

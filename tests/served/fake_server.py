@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,8 +40,9 @@ class FakeServer(ModelServer):
     :ivar hangs: it samples nothing more, and says that it is not well.
     :ivar refuses: it ends requests before their first token.
     :ivar loads: what to do at the next loads: ``""`` takes the weights, ``"refuse"``, ``"die"``, ``"last"`` until it is given
-        up, ``"stale"`` takes nothing and says nothing of it.
+        up, ``"stale"``, ``"swapped"`` and ``"half_loaded"`` take none, others and half of them, and say nothing of it.
     :ivar tells: it tells checksums.
+    :ivar scores: it tells logprobs of a probe.
     """
 
     weights: int = 0
@@ -54,6 +56,8 @@ class FakeServer(ModelServer):
     loads: list[str] = field(default_factory=list)
     closed: bool = False
     tells: bool = True
+    scores: bool = False
+    halves: tuple[int, int] = (0, 0)
     begins: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -110,12 +114,24 @@ class FakeServer(ModelServer):
                 raise EngineError("cut off")
             case "stale":
                 return
+            case "swapped":
+                self.halves = (-1, -1)
+                return
+            case "half_loaded":
+                self.halves = (int(update.location), self.weights)
+                return
         self.check()
         self.weights = int(update.location)
+        self.halves = (self.weights, self.weights)
 
     async def checksums(self) -> dict[str, str] | None:
         self.check()
         return {"weights": str(self.weights)} if self.tells else None
+
+    async def score(self, token_ids: list[int]) -> list[float] | None:
+        assert self.halted
+        self.check()
+        return said_of_probe(*self.halves, len(token_ids) - 1) if self.scores else None
 
     async def stats(self) -> EngineStats:
         self.check()
@@ -151,18 +167,21 @@ class FakeEngine(ServedEngine):
     weight_channels: ClassVar[tuple[str, ...]] = ("safetensors_dir",)
     max_top_logprobs = 0
 
-    def __init__(self, directory: Path, replicas: int) -> None:
+    def __init__(
+        self, directory: Path, replicas: int, *, tells: bool = True, scores: bool = False
+    ) -> None:
         super().__init__(
             ComponentSettings(),
             WorkerContext(directory, servers=ModelServers(urls=("",) * replicas)),
         )
         self.servers: list[FakeServer] = []
         self.plan: list[str] = []
+        self._tells, self._scores = tells, scores
 
     async def launch(self, replica: Replica, model: ModelConfig) -> Launched:
         if self.plan and (problem := self.plan.pop(0)):
             raise EngineError(problem)
-        server = FakeServer()
+        server = FakeServer(tells=self._tells, scores=self._scores)
         self.servers.append(server)
         return Launched(server, None)
 
@@ -171,7 +190,15 @@ class FakeEngine(ServedEngine):
             raise EngineError("there are no weights")
 
 
-async def started(directory: Path, replicas: int = 1) -> FakeEngine:
-    engine = FakeEngine(directory, replicas)
+def said_of_probe(first: int, second: int, count: int) -> list[float]:
+    """[count] logprobs by a model of two halves, each of some weights."""
+    rngs = [random.Random(half) for half in (first, second)]
+    return [-5 + sum(rng.gauss(0, 0.1) for rng in rngs) for _ in range(count)]
+
+
+async def started(
+    directory: Path, replicas: int = 1, *, tells: bool = True, scores: bool = False
+) -> FakeEngine:
+    engine = FakeEngine(directory, replicas, tells=tells, scores=scores)
     await engine.start(ModelConfig(path="0"))
     return engine

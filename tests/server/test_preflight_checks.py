@@ -98,6 +98,8 @@ def test_a_batch_that_the_trainer_refuses() -> None:
         (PROVEN, "pass"),
         (SealReport(0, "shared", tensors=3, servers=1), "pass"),
         (SealReport(0), "warn"),
+        (SealReport(0, noise=0.01), "warn"),
+        (SealReport(3, "probe", servers=2, change=0.3, noise=0.01), "pass"),
         (SealReport(0, "checksums", 7, 2, breaches=("server 1 was stale",)), "warn"),
     ],
 )

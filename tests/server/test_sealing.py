@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from ajet_core.protocol import ServerState
+from ajet_core.testing.planted import PLANTED
 from tests.server.conftest import CONTROL, Running, ServerFactory
 from tests.server.test_faults import events, finish_batch, status, until_state
 
@@ -73,3 +76,60 @@ async def test_a_run_that_is_paused_without_workers_can_be_stopped(server: Runni
         answer = await server.http.post("/v1/run/stop", headers=CONTROL)
     assert answer.status_code == 200
     assert answer.json()["state"] == "OFFLINE"
+
+
+BY_PROBE: dict[str, Any] = {
+    "weight_channel": "digest_file",
+    "trainer": {"reports_checksums": False, "sways": 0.05},
+}
+
+
+async def test_without_checksums_every_update_is_proven_by_a_probe(server: Running) -> None:
+    await server.roll(engine={"sways": 0.05}, **BY_PROBE)
+    for _ in range(2):
+        await server.batch()
+        found = await metrics(server)
+        assert (found["sealed_tensors"], found["sealed_servers"]) == (0, 1)
+        assert found["probe_change"] > 12 * found["probe_noise"] > 0
+    assert not events(server, "seal")
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+async def test_an_engine_that_a_probe_does_not_find_its_weights_in_is_replaced(
+    server: Running, fault: str
+) -> None:
+    await server.roll(engine={"sways": 0.05, "stale_at": 1, "planted": fault}, **BY_PROBE)
+    await server.batch()
+    assert server.service.coordinator.step == 1
+    (told,) = events(server, "seal")
+    assert "does not serve the weights of policy version 1" in told["message"]
+    assert ("as they were at policy version 0" in told["message"]) is (fault == "stale")
+    assert (await metrics(server))["sealed_servers"] == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"trainer": {"reports_checksums": True, "sways": 0.05}},
+        {"lora": {"rank": 4}},
+        {"weight_channel": "in_process"},
+    ],
+    ids=["checksums", "adapters", "shared"],
+)
+async def test_a_probe_is_not_scored_where_it_is_not_needed_or_cannot_tell(
+    server: Running, changes: dict[str, Any]
+) -> None:
+    model = {"path": str(server.model_dir), "renderer": "qwen3", "lora": changes.pop("lora", None)}
+    await server.roll(engine={"sways": 0.05}, **{**BY_PROBE, **changes, "model": model})
+    await server.batch()
+    assert "probe_noise" not in await metrics(server)
+
+
+async def test_a_probe_that_the_trainer_cannot_score_proves_nothing_and_stops_nothing(
+    server: Running,
+) -> None:
+    trainer = {"reports_checksums": False, "memory": 32}
+    await server.roll(weight_channel="digest_file", trainer=trainer)
+    await server.batch()
+    assert server.service.coordinator.step == 1
+    assert (await metrics(server))["sealed_servers"] == 0

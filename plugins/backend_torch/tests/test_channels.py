@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+
 import pytest
 from ajet_backend_torch.engine import TorchEngine
 from ajet_backend_torch.settings import TorchEngineSettings
-from conftest import load, write_model
+from conftest import VOCAB, load, write_model
 from test_engine import ask, assert_exact, prompts
 from test_trainer import LORA, batch, make, module_of
 
-from ajet_core.errors import EngineError
+from ajet_core.errors import EngineError, SealError
+from ajet_core.interfaces import Probe
+from ajet_core.probe import probe_ids
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+from ajet_core.server.probing import batch_of_one
 
 ALGORITHM = AlgorithmConfig(learning_rate=1e-2)
 
@@ -82,4 +88,38 @@ async def test_a_model_of_another_vocabulary_is_not_adopted(model_dir, models, c
     module_of(trainer).resize_token_embeddings(8)
     with pytest.raises(EngineError, match="vocabulary"):
         await engine.update_weights(trainer.publish("in_process", 1))
+    await engine.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_a_probe_never_accuses_an_engine_that_follows_the_trainer(dtype, model_dir, context):
+    """Whose arithmetic is another one in bfloat16."""
+    trainer = make(model_dir, context, ALGORITHM, dtype=dtype)
+    engine = TorchEngine(TorchEngineSettings(device="cpu"), context)
+    await engine.start(ModelConfig(path=model_dir, dtype="float32"))
+    ids = probe_ids(VOCAB, 512)
+
+    def published(version):
+        update = trainer.publish("safetensors_dir", version)
+        (said,) = trainer.rehearse(batch_of_one("probe", ids, version + 1)).logprobs
+        trainer.step(batch(step=version + 1, seed=version))
+        return replace(update, checksums={}, probe=Probe(ids, said))
+
+    proofs = []
+    for version in range(20):
+        update = published(version)
+        await engine.update_weights(update)
+        proofs.append((await engine.seal()).proof)
+    assert proofs[0] == "none"
+    assert set(proofs) == {"none", "probe"}
+    # One that loads no more is found as soon as what it misses is more than noise.
+    kept = context.run_dir / "kept"
+    shutil.copytree(update.location, kept)
+
+    async def load_no_more():
+        for version in range(20, 40):
+            await engine.update_weights(replace(published(version), location=str(kept)))
+
+    with pytest.raises(SealError, match="does not serve the weights of policy version"):
+        await load_no_more()
     await engine.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,18 +14,20 @@ from ajet_engine_sglang.settings import SglangEngineSettings
 from conftest import (
     CONTEXT,
     SETTINGS,
-    Models,
     assert_exact,
     make_engine,
     model_config,
     servers_of,
 )
 
-from ajet_core.errors import EngineError, UnsupportedError
-from ajet_core.interfaces import ModelServers, WeightUpdate
+from ajet_core.errors import EngineError, SealError, UnsupportedError
+from ajet_core.interfaces import ModelServers, Probe, WeightUpdate
+from ajet_core.probe import probe_ids
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.served import Address, HttpClient, ServerProcess
 from ajet_core.testing.asking import ask, until
+from ajet_core.testing.planted import PLANTED, Planted, planted
+from tests.served_models import VOCAB, Models
 from tests.served_ports import address_of, at_port
 
 pytestmark = [
@@ -64,6 +67,39 @@ async def test_it_is_given_weights_answers_and_is_left_running(
         await engine.close()
         assert {answer.reason for answer in await asyncio.gather(*tasks)} == {"abort"}
     assert (await ask(shared_engine, prompt)).ids
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+async def test_one_that_says_no_checksums_is_proven_by_a_probe(
+    shared_engine: SglangEngine, models: Models, tmp_path: Path, fault: Planted
+) -> None:
+    """And is given the weights before if it does not pass."""
+    ids = probe_ids(VOCAB, CONTEXT)
+
+    def probed(which: int, version: int) -> WeightUpdate:
+        rows = models.logprobs(which, ids)
+        said = [row[token] for row, token in zip(rows, ids[1:], strict=False)]
+        probe = Probe(ids, said)
+        return WeightUpdate("safetensors_dir", version, models.paths[which], probe=probe)
+
+    async with servers_of(shared_engine) as servers:
+        engine = make_engine(tmp_path / "run", servers)
+        assert (await engine.start(model_config(models.paths[0]))).needs_probe
+        for version, which in enumerate((0, 1, 0), start=1):
+            before = probed(which, version)
+            await engine.update_weights(before)
+            report = await engine.seal()
+            assert (report.policy_version, report.breaches) == (version, ())
+            assert report.proof == ("none" if version == 1 else "probe")
+        assert report.change > 100 * report.noise
+        wrong = planted(fault, probed(1, 4), before, tmp_path / "planted")
+        with pytest.raises(SealError, match="server 0 of sglang does not serve"):
+            await engine.update_weights(replace(wrong, checksums={}))
+        prompt = [4, 5, 6]
+        assert_exact(models, 0, prompt, await ask(engine, prompt))
+        report = await engine.seal()
+        assert (report.policy_version, report.proof, len(report.breaches)) == (3, "probe", 1)
+        await engine.close()
 
 
 async def test_one_that_was_left_paused_is_well_and_goes_on(

@@ -47,6 +47,7 @@ from ajet_core.interfaces import (
     WorkerContext,
     check_request,
 )
+from ajet_core.probe import ProbeWatch
 from ajet_core.protocol.run import ModelConfig
 from ajet_core.seal import check_seal
 from ajet_core.shaping import Shapings
@@ -74,6 +75,7 @@ class TorchEngine(Engine):
         self._capacity = 0
         self._vocab_size = 0
         self._seal = SealReport(0)
+        self._probes = ProbeWatch()
         self._update: WeightUpdate | None = None
 
     async def start(self, model: ModelConfig) -> EngineInfo:
@@ -226,7 +228,7 @@ class TorchEngine(Engine):
             new = loaded.state_dict()
             for name, tensor in module.state_dict().items():
                 tensor.copy_(new[name])
-        self._seal = _proven(module, update, self._update)
+        self._seal = _proven(module, update, self._update, self._probes)
         self._update = update
         self._serve(module, update.policy_version, shared=False)
 
@@ -289,16 +291,29 @@ def _load(model: ModelConfig, device: torch.device) -> nn.Module:
     )
 
 
-def _proven(module: nn.Module, update: WeightUpdate, before: WeightUpdate | None) -> SealReport:
+def _proven(
+    module: nn.Module, update: WeightUpdate, before: WeightUpdate | None, probes: ProbeWatch
+) -> SealReport:
     """:raises SealError: the module's tensors are not those of the update."""
-    version = update.policy_version
-    if not update.checksums:
-        return SealReport(version)
+    version, who = update.policy_version, "the engine 'torch'"
+    proof = SealReport(version)
     began = time.perf_counter()
-    found = {name: checksum(tensor) for name, tensor in file_tensors(module).items()}
-    check_seal(update, found, "the engine 'torch'", before)
-    seconds = time.perf_counter() - began
-    return SealReport(version, "checksums", len(update.checksums), servers=1, seconds=seconds)
+    if update.checksums:
+        found = {name: checksum(tensor) for name, tensor in file_tensors(module).items()}
+        check_seal(update, found, who, before)
+        proof = SealReport(version, "checksums", len(update.checksums), servers=1)
+    elif update.probe is not None:
+        proof = probes.check(update, _scored(module, update.probe.token_ids), who)
+    return replace(proof, seconds=time.perf_counter() - began)
+
+
+def _scored(module: nn.Module, token_ids: list[int]) -> list[float]:
+    """[T - 1] logprobs of the second token to the last."""
+    ids = torch.tensor([token_ids], device=next(module.parameters()).device)
+    with torch.no_grad():
+        logits = module(ids, use_cache=False).logits[0, :-1].float()
+    found = torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])
+    return found[:, 0].tolist()
 
 
 def _shapes(module: nn.Module) -> dict[str, torch.Size]:

@@ -126,7 +126,9 @@ class SglangServer(HttpModelServer):
             raise EngineError(
                 f"the SGLang server cannot sleep, as engine.settings.sleep wants: start it with {SLEEPS}"
             )
-        return EngineInfo(min(wanted, room), int(config["vocab_size"]))
+        return EngineInfo(
+            min(wanted, room), int(config["vocab_size"]), needs_probe=not self._shapes
+        )
 
     async def _probe(self) -> None:
         """Look at logprobs of which it is known what they have to be."""
@@ -228,6 +230,20 @@ class SglangServer(HttpModelServer):
             return None
         answer = await self.ask("/weights_checker", {"action": _LOADED})
         return of_all_ranks([rank["checksums"] for rank in answer["ranks"]])
+
+    async def score(self, token_ids: list[int]) -> list[float] | None:
+        """As it tells them of a prompt."""
+        body = {
+            "input_ids": token_ids,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        await self.go_on()
+        answer = await self.ask("/generate", body)
+        await self.halt()
+        # Of the first token there is none.
+        return [float(row[0]) for row in answer["meta_info"]["input_token_logprobs"][1:]]
 
     async def stats(self) -> EngineStats:
         """Tokens as they arrived here, requests from ``/metrics``."""
