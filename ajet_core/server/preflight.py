@@ -32,10 +32,13 @@ async def preflight(
     store: SampleStore,
     seal: SealReport,
     clock: Callable[[], float],
+    refusable: bool = False,
 ) -> PreflightReport:
     """Look whether a batch can be trained as the run is configured.
 
     :param seal: how the present weights were proven.
+    :param refusable: raise if the trainer cannot compute the batch, instead of reporting it.
+    :raises StepRefusedError: why it cannot.
     :raises UnprocessableError: some of its episodes cannot be processed.
     :raises WorkerDiedError: the trainer's worker died of it.
     :raises WeightsLostError: the trainer has to be put back to a checkpoint.
@@ -73,6 +76,8 @@ async def preflight(
         run.uses_rewards,
         run.config.model.lora is not None and run.config.model.lora.dropout > 0,
     )
+    if refusable and refusal:
+        raise StepRefusedError(refusal)
     checks = await asyncio.to_thread(check_all, evidence, run.config.preflight)
     return PreflightReport(step=record.step, checks=checks, seconds=clock() - began)
 
@@ -124,6 +129,7 @@ class Preflights:
     def __init__(self, config: PreflightConfig, paused: str) -> None:
         self._first = config.enabled and not paused.startswith(_FAILED)
         self._requested = self._asked = False
+        self._begun_with = (self._first, self._requested)
         self.report: PreflightReport | None = None
 
     def request(self) -> None:
@@ -137,7 +143,12 @@ class Preflights:
 
     def begin(self) -> None:
         """A batch is being tried; if that fails, the next one is not tried again."""
+        self._begun_with = (self._first, self._requested)
         self._asked, self._first, self._requested = self._requested, False, False
+
+    def again(self) -> None:
+        """Undo `begin`: episodes of the batch are left out, and what is left is to be tried."""
+        self._first, self._requested = self._begun_with
 
     def done(self, report: PreflightReport) -> str:
         """Remember what became of it.

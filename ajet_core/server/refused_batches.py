@@ -74,6 +74,11 @@ class RefusedBatches:
         self._accuse(record.batch_id, clients.keys(), error)
         return kept
 
+    async def are_one_clients(self, episode_ids: Iterable[str]) -> bool:
+        """Whether these are episodes of one client, and others share the run."""
+        clients = await self._clients(episode_ids)
+        return len(clients) == 1 and self._sharing.others(clients.keys())
+
     async def without_set_aside(self, record: BatchRecord) -> BatchRecord | None:
         """Set the episodes of clients that are set aside themselves aside, which ended after it or just before.
 

@@ -21,7 +21,7 @@ from ajet_core.errors import (
     WorkerError,
 )
 from ajet_core.interfaces import BatchRecord, StepReport
-from ajet_core.protocol import MixtureConfig, ServerState, StepSummary
+from ajet_core.protocol import MixtureConfig, PreflightReport, ServerState, StepSummary
 from ajet_core.server import doing
 from ajet_core.server.batch_preparation import UnprocessableError, untrainable_episodes
 from ajet_core.server.batching import BatchBuilder
@@ -407,15 +407,17 @@ class RunLoop:
         if not rolls_on:
             self._board.set(ServerState.ROLLING_POST)
         self.preflights.begin()
-        work = preflight(
-            self.run,
-            self.supervisor.workers,
-            record,
-            store=self._store,
-            seal=self._seals.last,
-            clock=self._parts.clock,
-        )
-        report = await self.supervisor.watched(work, f"the preflight of step {record.step}")
+        try:
+            report = await self._preflight(record, refusable=True)
+        except UnprocessableError:
+            self.preflights.again()
+            raise
+        except StepRefusedError as error:
+            culprits = await self._untrainable(record)
+            if await self._refused.are_one_clients(culprits):
+                self.preflights.again()
+                raise UnprocessableError(error, culprits) from error
+            report = await self._preflight(record, refusable=False)
         reason = self.preflights.done(report)
         self._events.emit("preflight", {"verdict": report.verdict, **report.model_dump()})
         for check in report.checks:
@@ -424,6 +426,19 @@ class RunLoop:
         if reason:
             await self.rollouts.pause_itself(reason)
         return not reason
+
+    async def _preflight(self, record: BatchRecord, *, refusable: bool) -> PreflightReport:
+        """As `preflight`."""
+        work = preflight(
+            self.run,
+            self.supervisor.workers,
+            record,
+            store=self._store,
+            seal=self._seals.last,
+            clock=self._parts.clock,
+            refusable=refusable,
+        )
+        return await self.supervisor.watched(work, f"the preflight of step {record.step}")
 
     async def _pause_without_workers(self, error: AjetError) -> None:
         """Wait until somebody resumes or stops the run: another engine would not serve these weights either."""

@@ -73,6 +73,20 @@ async def test_an_episode_that_the_trainer_cannot_compute_is_set_aside_alone(
     await server.batch()
 
 
+async def test_the_preflight_is_of_what_is_left_when_one_clients_episodes_are_set_aside(
+    server: Running,
+) -> None:
+    await server.roll(trainer={"memory": MEMORY})
+    mallory, headers = await new_token(server, "mallory")
+    await asyncio.gather(pair(server, CLIENT), pair(server, headers, "b", text=HUGE))
+    await trained(server, 1)
+    (aside,) = await server.service.store.batches(after_step=0, refused=True)
+    assert f"(episodes: 2 of client {mallory})" in aside.refused
+    (told,) = events(server, "preflight")
+    verdicts = {check["name"]: check["verdict"] for check in told["checks"]}
+    assert verdicts["memory"] == "pass"
+
+
 async def test_batches_that_the_trainer_cannot_compute_pause_a_run_that_nobody_shares(
     server: Running,
 ) -> None:

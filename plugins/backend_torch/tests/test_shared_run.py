@@ -1,0 +1,72 @@
+"""The trainer under a real server whose run two clients share."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.security.conftest import Headers, claim_as, new_token
+from tests.server import conftest as server_conftest
+from tests.server.conftest import CLIENT, CONTROL, Running, ServerFactory
+from tests.server.real_trainer import servers_with
+
+server_model = server_conftest.model_dir
+
+
+@pytest.fixture
+def servers(server_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerFactory:
+    return servers_with("torch", server_model, tmp_path, monkeypatch)
+
+
+async def episode(server: Running, headers: Headers, task: str, reward: float) -> str:
+    grant = (await claim_as(server, headers, task)).json()
+    answer = await server.chat(grant, f"hello {task}", max_tokens=6)
+    assert answer.status_code == 200, answer.text
+    url = f"/v1/episodes/{grant['episode_id']}/end"
+    answer = await server.http.post(url, headers=headers, json={"reward": reward})
+    assert answer.status_code == 200, answer.text
+    return str(grant["episode_id"])
+
+
+@pytest.mark.timeout(300)
+async def test_episodes_whose_gradients_are_refused_are_set_aside_and_the_others_trained(
+    servers: ServerFactory,
+) -> None:
+    async with servers.running() as server:
+        body = {
+            **server.config(),
+            "engine": {"name": "torch", "settings": {"device": "cpu"}},
+            "trainer": {
+                "name": "torch",
+                "settings": {"device": "cpu", "grad_norm_limit": 1000.0},
+            },
+            # Large rewards are large gradients.
+            "algorithm": {"advantage": "group_mean"},
+        }
+        (await server.http.put("/v1/run", headers=CONTROL, json=body)).raise_for_status()
+        started = await server.http.post(
+            "/v1/run/start", headers=CONTROL, json={"wait_seconds": 250.0}, timeout=None
+        )
+        assert started.json()["state"] == "ROLLING"
+        mallory, headers = await new_token(server, "mallory")
+        coordinator, store = server.service.coordinator, server.service.store
+        for step in (1, 2):
+            grants = await asyncio.gather(
+                *(episode(server, CLIENT, "a", reward) for reward in (0.0, 1.0)),
+                *(episode(server, headers, "b", reward) for reward in (0.0, 1e6)),
+            )
+            await server.service.board.wait_until(
+                lambda step=step: coordinator.step >= step or bool(coordinator.paused)
+            )
+            assert (coordinator.error, coordinator.paused, coordinator.step) == (None, None, step)
+            (aside,) = await store.batches(after_step=step - 1, refused=True)
+            assert set(aside.episode_ids) <= set(grants[2:])
+            assert "grad_norm_limit" in aside.refused
+            assert f"of client {mallory}" in aside.refused
+            for grant in grants[:2]:
+                (score,) = (await store.scores(grant)).values()
+                assert score.advantage
+        # The weights that were trained in between are served.
+        assert [s.metrics["logprob_gap"] < 1e-4 for s in await store.steps()] == [True, True]
