@@ -276,7 +276,7 @@ def test_accepted_episodes_of_one_tenant_never_stop_the_training_of_another(
             _, mallory = runner.run(new_token(server, "mallory"))
 
             @settings(
-                max_examples=300 if MANY else 12,
+                max_examples=300 if MANY else 10,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
             )
