@@ -314,6 +314,7 @@ HealthKind = Literal[
     "cut_off",
     "malformed",
     "stale",
+    "trimmed",
     "advantage_bias",
     "logprob_gap",
     "kl",
@@ -344,7 +345,10 @@ class FailureConfig(Message):
     :param max_cut_off: share of answers that end at ``max_tokens`` or at the model's context.
     :param max_malformed: share of answers with a tool call that cannot be parsed.
     :param max_stale: share of a batch's episodes that are too old to be trained.
-    :param max_advantage_bias: the sum of the advantages of all trained tokens, over the sum of their absolute values.
+    :param max_trimmed: share of a batch's sampled tokens that are not trained, because of the limits of `TimelineConfig` or
+        because they are too old.
+    :param max_advantage_bias: the sum of the advantages of all trained tokens before they are balanced, over the sum of their
+        absolute values.
     :param max_logprob_gap: mean absolute difference between the engine's and the trainer's logprobs at the same
         weights, in nats.
     :param max_logprob_gap_growth: the same, relative to the steps before.
@@ -361,11 +365,12 @@ class FailureConfig(Message):
     max_rate: Annotated[float, Field(gt=0, le=1)] = 0.8
     max_refused: PositiveInt = 3
     max_deaths: PositiveInt = 3
-    zero_signal_steps: PositiveInt | None = 10
+    zero_signal_steps: PositiveInt | None = 5
     max_equal_rewards: Share | None = 0.85
     max_cut_off: Share | None = 0.5
     max_malformed: Share | None = 0.5
     max_stale: Share | None = 0.5
+    max_trimmed: Share | None = 0.25
     max_advantage_bias: Share | None = 0.8
     max_logprob_gap: Annotated[float, Field(gt=0)] | None = 0.1
     max_logprob_gap_growth: Growth | None = 5.0

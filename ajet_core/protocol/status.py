@@ -45,8 +45,8 @@ class StepSummary(Message):
     - tokens: ``tokens_raw`` (each call a sample of its own), ``tokens_merged`` (each distinct context of an
       episode once), ``tokens_planned`` (what the trainer computes), ``tokens_trained``;
     - ``tasks``, ``tasks_equal`` (all rewards of the task are equal), ``no_signal`` (1 if no call has an advantage),
-      ``reward_std`` (over the episodes), ``advantage_bias`` (the sum of the advantages of all trained tokens over the
-      sum of their absolute values, -1 to 1), ``calls_cut_off`` (by ``max_tokens`` or the context), ``calls_malformed``
+      ``reward_std`` (over the episodes), ``advantage_bias`` (the sum of the advantages of all trained tokens, before
+      they are balanced, over the sum of their absolute values, -1 to 1), ``calls_cut_off`` (by ``max_tokens`` or the context), ``calls_malformed``
       (tool calls that could not be parsed), ``tokens_per_call`` (sampled);
     - ``forks``, ``tokens_paid_again`` (computed again because agents rewrote their history);
     - ``calls_drifted``, ``tokens_drifted`` (writing the answer again would have given other tokens),
@@ -55,9 +55,10 @@ class StepSummary(Message):
     - ``staleness_mean``, ``staleness_max`` of the trained tokens, ``episodes_stale`` (left out because they were too
       old, see `RolloutConfig`) and ``tokens_stale`` (that these sampled);
       ``tokens_per_second`` (sampled tokens of the batch over the time since the step before);
-    - with a mixture, ``tasks/TAG``, ``episodes/TAG`` and ``reward_mean/TAG`` for each of its tags;
+    - with a mixture, ``tasks/TAG`` and ``episodes/TAG`` for each of its tags, and where it has episodes ``reward_mean/TAG``,
+      ``reward_std/TAG``, ``calls/TAG``, ``calls_malformed/TAG`` and ``tokens_per_call/TAG``;
     - ``tokens_altered`` (by a relaxed merge policy), ``calls_dropped``, ``tokens_dropped``, ``calls_alone`` (by
-      the limits of `TimelineConfig`).
+      the limits of `TimelineConfig`), ``tokens_sampled`` (those that are not trained included).
 
     :param plan: the layout that was trained.
     :param forks: in words, why timelines forked and what it costs, the dearest first.

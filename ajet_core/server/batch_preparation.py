@@ -12,10 +12,9 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ajet_core.averages import mean
 from ajet_core.errors import DamagedRecordError, StepRefusedError, WeightsLostError, WorkerError
 from ajet_core.interfaces import BatchRecord, EpisodeRecord, SampleStore, StepReport, TrainerInfo
-from ajet_core.protocol import RunConfig, StepSummary
+from ajet_core.protocol import StepSummary
 from ajet_core.server.culprits import find_culprits
 from ajet_core.server.run_setup import ResolvedRun
 from ajet_core.server.training_data import TrainingData, training_data
@@ -173,10 +172,7 @@ def _prepare(
     summary = StepSummary(
         step=record.step,
         policy_version=record.step,
-        metrics={
-            **data.metrics(),
-            **_by_tag(run.config, batch),
-        },
+        metrics=data.metrics(),
         plan=data.plan.chosen,
         forks=data.forks.sentences(),
         findings=list(data.findings.values()),
@@ -184,18 +180,3 @@ def _prepare(
     # What cannot be written must be found out before the step is trained.
     summary.model_dump_json()
     return PreparedBatch(data, summary)
-
-
-def _by_tag(config: RunConfig, batch: TrainBatch) -> dict[str, float]:
-    """What the batch has of each tag of the mixture."""
-    if config.mixture is None:
-        return {}
-    found: dict[str, float] = {}
-    # The mixture may have been changed since the batch was made.
-    for tag in sorted({*config.mixture.at(batch.step), *(e.tag for e in batch.episodes)}):
-        rewards = [e.reward for e in batch.episodes if e.tag == tag]
-        found[f"tasks/{tag}"] = float(len({e.group for e in batch.episodes if e.tag == tag}))
-        found[f"episodes/{tag}"] = float(len(rewards))
-        if rewards:
-            found[f"reward_mean/{tag}"] = mean(rewards)
-    return found

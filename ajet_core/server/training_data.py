@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ajet_core.interfaces import EpisodeRecord, Merger, TrainerInfo
 from ajet_core.protocol import RunConfig
-from ajet_core.server.batch_facts import batch_facts
+from ajet_core.server.batch_facts import batch_facts, tag_facts
 from ajet_core.server.batch_findings import BatchFault, batch_findings
 from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_core.server.staleness import keep_fresh
@@ -131,6 +131,7 @@ def training_data(
         for number, episode in enumerate(merged)
         for call in episode.calls
     ]
+    credited = train_calls
     if config.importance == "truncated":
         train_calls = balanced(train_calls, episodes, algorithm.aggregation)
     plan = _plan(episodes, merged, train_calls, config, trainer)
@@ -144,32 +145,46 @@ def training_data(
     )
     reasons = Counter(c.finish_reason for r in records for c in calls[r.episode_id])
     findings = batch_findings(fresh.episodes, calls, batch, stale=fresh.stale)
+    # The mixture may have been changed since the batch was made.
+    tags = config.mixture.at(step) if config.mixture is not None else None
+    client_of = [record.client_id for record in fresh.episodes]
+    of_clients: dict[str, list[int]] = {}
+    for number, client in enumerate(client_of):
+        of_clients.setdefault(client, []).append(number)
     figures = {
         **{k: float(v) for k, v in counts.items()},
         **fresh.metrics(),
-        **batch_facts(fresh.episodes, [call for made in seen for call in made], batch),
+        "tokens_sampled": float(fresh.stale_tokens + fresh.staleness.total()),
+        **_facts(range(len(seen)), fresh.episodes, seen, credited, tags),
     }
-    client_of = [record.client_id for record in fresh.episodes]
     clients = {
-        client: _part(client, client_of, fresh.episodes, seen, batch)
-        for client in dict.fromkeys(client_of)
+        client: {
+            **_facts(own, fresh.episodes, seen, credited, tags),
+            "calls": float(sum(len(seen[number]) for number in own)),
+        }
+        for client, own in of_clients.items()
     }
     return TrainingData(batch, plan, forks, reasons, figures, findings, client_of, clients)
 
 
-def _part(
-    client: str,
-    client_of: Sequence[str],
+def _facts(
+    own: Sequence[int],
     records: Sequence[EpisodeRecord],
     seen: Sequence[Sequence[Call]],
-    batch: TrainBatch,
+    credited: Sequence[TrainCall],
+    tags: Iterable[str] | None,
 ) -> dict[str, float]:
-    """The facts of one client's part of a batch."""
-    own = [number for number, one in enumerate(client_of) if one == client]
-    calls = [call for number in own for call in seen[number]]
-    trained = [call for call in batch.calls if client_of[call.episode] == client]
-    facts = batch_facts([records[number] for number in own], calls, replace(batch, calls=trained))
-    return {**facts, "calls": float(len(calls))}
+    """The facts of some episodes of a batch, by tag too.
+
+    :param own: which they are.
+    :param tags: of the mixture; None without one.
+    """
+    some = [records[number] for number in own]
+    made = [seen[number] for number in own]
+    chosen = set(own)
+    trained = [call for call in credited if call.episode in chosen]
+    facts = batch_facts(some, [call for calls in made for call in calls], trained)
+    return facts if tags is None else {**facts, **tag_facts(tags, some, made)}
 
 
 def _train_episode(record: EpisodeRecord) -> TrainEpisode:

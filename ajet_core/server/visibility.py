@@ -16,6 +16,7 @@ from ajet_core.protocol import (
     RunStatus,
     ServerStatus,
 )
+from ajet_core.server.batch_facts import TAG_FACTS
 from ajet_core.server.tokens import Token
 from ajet_core.server.watchdog import shortage
 from ajet_core.settings import MASK, SECRET_KEY
@@ -34,7 +35,7 @@ _SHARED: Mapping[str, frozenset[str]] = {
 
 
 # Of a tag, which may be another client's alone.
-_TAG_METRICS = ("tasks/", "episodes/", "reward_mean/")
+_TAG_METRICS = tuple(f"{name}/" for name in TAG_FACTS)
 
 # Findings that quote nobody, and one of which a client sees everything but the names of tasks.
 _STARVED = "incomplete_tasks"

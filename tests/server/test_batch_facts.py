@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.server.batch_facts import batch_facts
+from ajet_core.server.batch_facts import TAG_FACTS, batch_facts, tag_facts
 from ajet_core.server.rendering.call_metadata import MALFORMED_CALLS
 from ajet_core.testing.samples import make_call, make_episode
-from ajet_core.timeline import Call, TrainBatch, TrainCall, TrainEpisode, group_advantages
+from ajet_core.timeline import Call, TrainCall, group_advantages
 
 
 def episode(name: str, reward: float, group: str = "g") -> EpisodeRecord:
@@ -24,8 +24,7 @@ def facts(
     records: list[EpisodeRecord], calls: list[Call], advantages: list[float]
 ) -> dict[str, float]:
     train = [TrainCall.of(call, 0, a) for call, a in zip(calls, advantages, strict=True)]
-    episodes = [TrainEpisode(r.episode_id, r.group, r.reward or 0.0, "") for r in records]
-    return batch_facts(records, calls, TrainBatch("b", 1, episodes, train, [], 0))
+    return batch_facts(records, calls, train)
 
 
 def call(name: str, tokens: int, reason: str = "stop", **metadata: str) -> Call:
@@ -53,6 +52,22 @@ def test_the_bias_weighs_advantages_by_their_tokens() -> None:
     found = facts([], [call("a", 1), call("b", 3)], [1.0, -1.0])
     assert found["advantage_bias"] == pytest.approx(-0.5)
     assert found["no_signal"] == 0
+
+
+def test_each_tag_has_figures_of_its_own() -> None:
+    records = [
+        replace(episode(name, reward), tag=tag)
+        for name, reward, tag in [("a", 1, "x"), ("b", 0, "x"), ("c", 5, "y")]
+    ]
+    made = [[call("a", 2)], [], [call("c", 3), call("d", 5, **{MALFORMED_CALLS: "1"})]]
+    found = tag_facts(["z"], records, made)
+    assert (found["reward_mean/x"], found["reward_std/x"], found["reward_mean/y"]) == (0.5, 0.5, 5)
+    assert (found["calls/y"], found["calls_malformed/y"], found["tokens_per_call/y"]) == (2, 1, 4)
+    assert {name: value for name, value in found.items() if name.endswith("/z")} == {
+        "tasks/z": 0,
+        "episodes/z": 0,
+    }
+    assert {name.partition("/")[0] for name in found} == set(TAG_FACTS)
 
 
 def test_a_batch_without_calls_has_figures_too() -> None:

@@ -125,6 +125,8 @@ def test_a_run_on_samples_of_earlier_weights_has_no_more_to_unlearn_than_to_lear
     data = prepare(made, **config)
     assert any(call.advantage for call in data.batch.calls)
     assert (weight(data) == pytest.approx(0, abs=1e-9)) == balanced
+    # What is missing shows in the advantages before they are balanced.
+    assert data.metrics()["advantage_bias"] == pytest.approx(-0.5)
 
 
 def test_a_task_is_compared_with_what_is_trained_of_it_where_an_episode_is_too_old() -> None:
@@ -146,6 +148,7 @@ def test_a_task_is_compared_with_what_is_trained_of_it_where_an_episode_is_too_o
     assert [episode.episode_id for episode in data.batch.episodes] == ["x", "y"]
     assert {round(call.advantage, 9) for call in data.batch.calls} == {-0.5, 0.5}
     assert (data.metrics()["episodes_stale"], data.metrics()["tokens_stale"]) == (1, 9)
+    assert data.metrics()["tokens_sampled"] == 27
     assert data.findings["stale"].startswith("1 of 3 episodes (old) have tokens older than")
 
 
@@ -183,6 +186,7 @@ def test_what_limits_leave_out_is_counted() -> None:
     assert sorted({call_id for call_id, _ in trained(data)}) == ["x-0", "x-1", "y-0", "y-1"]
     metrics = data.metrics()
     assert (metrics["calls_dropped"], metrics["tokens_dropped"]) == (2.0, 6.0)
+    assert metrics["tokens_sampled"] == 18
 
 
 def test_calls_beyond_the_limit_may_be_samples_of_their_own() -> None:

@@ -7,7 +7,7 @@ A reading has a *level*: what was measured relative to its limit. From 1 on the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from ajet_core.protocol import FailureConfig, HealthKind
@@ -26,11 +26,13 @@ class Reading:
     :param level: relative to the limit.
     :param cause: what was measured, in words.
     :param pauses: whether it is bad enough to pause a run for.
+    :param span: as `Check.span`, if that is more.
     """
 
     level: float
     cause: str
     pauses: bool = True
+    span: int = 1
 
 
 Measure = Callable[[History, FailureConfig], Reading | str]
@@ -45,6 +47,7 @@ class Check:
     :param before: it needs nothing but the batch, and judges it before it is trained on.
     :param span: steps that a reading looks at; the first of them may be the first bad one.
     :param of_answers: it is about what the weights before the step sampled, so that these are suspect too.
+    :param by_tag: each tag of a mixture is judged by itself: a mean over all tags changes with the mixture.
     :param way_out: what to do.
     """
 
@@ -55,6 +58,28 @@ class Check:
     before: bool = False
     span: int = 1
     of_answers: bool = False
+    by_tag: bool = False
+
+    def read(self, history: History, limits: FailureConfig) -> Reading | str:
+        """What `measure` finds, whatever mixture of tags the batches are made of."""
+        tags = series.by_tag(history) if self.by_tag else {}
+        if not tags:
+            return self.measure(
+                history if self.before and not self.by_tag else series.of_like_tags(history), limits
+            )
+        found: Reading | None = None
+        why = ""
+        for tag, known in tags.items():
+            reading = self.measure([metrics for _, metrics in known], limits)
+            if isinstance(reading, str):
+                why = why or f"{reading}, of tag {tag}"
+            elif found is None or reading.level > found.level:
+                # Steps between them may have none of it.
+                first, _ = known[-self.span :][0]
+                found = replace(
+                    reading, cause=f"tag {tag}: {reading.cause}", span=len(history) - first
+                )
+        return found or why
 
     def is_off(self, limits: FailureConfig) -> bool:
         """Whether the run turns it off."""
@@ -97,6 +122,23 @@ def cut_off(history: History, limits: FailureConfig) -> Reading | str:
         return "no step has measured it"
     cause = f"{_percent(shares[-1])} of the answers were cut off by max_tokens or the context"
     return Reading(shares[-1] / limits.max_cut_off, cause)
+
+
+def trimmed(history: History, limits: FailureConfig) -> Reading | str:
+    """The share of sampled tokens that are not trained."""
+    assert limits.max_trimmed is not None
+    newest = history[-1]
+    if not {"tokens_dropped", "tokens_stale", "tokens_sampled"} <= newest.keys():
+        return "the last step did not measure it"
+    dropped, too_old, sampled = (
+        newest[name] for name in ("tokens_dropped", "tokens_stale", "tokens_sampled")
+    )
+    share = (dropped + too_old) / sampled if sampled > 0 else 0.0
+    cause = (
+        f"{_percent(share)} of the sampled tokens are left out of training: {dropped:.0f} by the limits of timelines, "
+        f"{too_old:.0f} because they are too old"
+    )
+    return Reading(share / limits.max_trimmed, cause)
 
 
 def malformed(history: History, limits: FailureConfig) -> Reading | str:
@@ -277,6 +319,7 @@ CHECKS: Sequence[Check] = (
         before=True,
         span=_SPAN,
         of_answers=True,
+        by_tag=True,
     ),
     Check(
         "kl",
@@ -300,6 +343,7 @@ CHECKS: Sequence[Check] = (
         "check that the renderer fits the model; if it did before, " + _GO_BACK,
         before=True,
         of_answers=True,
+        by_tag=True,
     ),
     Check(
         "length",
@@ -310,6 +354,7 @@ CHECKS: Sequence[Check] = (
         before=True,
         span=2,
         of_answers=True,
+        by_tag=True,
     ),
     Check(
         "grad_norm",
@@ -341,6 +386,14 @@ CHECKS: Sequence[Check] = (
         ("max_stale",),
         stale,
         "raise rollout.max_staleness, or lower rollout.max_mean_staleness",
+        before=True,
+    ),
+    Check(
+        "trimmed",
+        ("max_trimmed",),
+        trimmed,
+        "what is long is missing, and the model learns from the rest: raise timelines.max_tokens or max_timelines, set "
+        "timelines.over_long to separate, or raise rollout.max_staleness",
         before=True,
     ),
     Check(

@@ -103,14 +103,15 @@ class HealthMonitor:
         for check in checks:
             if check.is_off(self._config):
                 continue
-            reading = self._readings[check.kind] = check.measure(history, self._config)
+            reading = self._readings[check.kind] = check.read(history, self._config)
             if isinstance(reading, str):
                 continue
             if reading.level < CLEAR:
                 self._suspect_since.pop(check.kind, None)
                 self._found.pop(check.kind, None)
                 continue
-            first = self._suspect_since.setdefault(check.kind, max(1, step - check.span + 1))
+            span = max(check.span, reading.span)
+            first = self._suspect_since.setdefault(check.kind, max(1, step - span + 1))
             if (known := self._found.get(check.kind)) is not None:
                 self._found[check.kind] = replace(known, sentence=_sentence(check, reading))
             elif reading.level >= 1:

@@ -15,6 +15,10 @@ WINDOW = 20
 """Steps that tell what was usual before."""
 
 _NOW = 3
+_EPISODES = "episodes/"
+_TASKS = 4
+# The share of a batch that may have other tags than another's, for both to be compared.
+_LIKE = 0.25
 # The standard deviation of a normal distribution over its median absolute deviation.
 _MAD = 1.4826
 
@@ -49,7 +53,8 @@ class Trend:
     :param now: the last.
     :param risen: of the best above the lowest before it.
     :param height: `risen`, or the spread of single episodes if that is more.
-    :param noise: the standard error of `now`, judged by how much batches differ from those before them.
+    :param noise: the standard error of `now`, judged by how much batches differ from those before them, and by the spread
+        of single episodes.
     """
 
     best: float
@@ -73,6 +78,91 @@ def of_most_tasks(
     not like the rest.
     """
     return [m for m in history if 2 * m.get("tasks_equal", 0.0) <= m.get("tasks", 0.0)]
+
+
+def by_tag(
+    history: Sequence[Mapping[str, float]],
+) -> dict[str, list[tuple[int, Mapping[str, float]]]]:
+    """The figures of each tag of a mixture, named without it, with the places in `history` where they begin.
+
+    Chance makes more of few tasks: steps in which a tag has less than `_TASKS` of them are joined. What a tag had before
+    `WINDOW` steps without any is forgotten, and so is a tag that had none in the last ones.
+
+    :return: nothing if the newest step had no mixture.
+    """
+    found: dict[str, list[tuple[int, Mapping[str, float]]]] = {}
+    for tag in _tags(history[-1]) and {
+        tag for metrics in history[-WINDOW:] for tag in _tags(metrics)
+    }:
+        had = [place for place, metrics in enumerate(history) if metrics.get(f"tasks/{tag}")]
+        if not had or len(history) - had[-1] > WINDOW:
+            continue
+        joined: list[Mapping[str, float]] = []
+        known = found[tag] = []
+        begins = had[0]
+        for before, place in zip([had[0], *had], had, strict=False):
+            if place - before > WINDOW:
+                known.clear()
+                joined.clear()
+            if not joined:
+                begins = place
+            joined.append(history[place])
+            if sum(metrics[f"tasks/{tag}"] for metrics in joined) >= _TASKS:
+                known.append((begins, _of_tag(tag, joined)))
+                joined.clear()
+    return found
+
+
+def _of_tag(tag: str, steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What some steps had of a tag, as if they were one."""
+
+    def total(name: str) -> float:
+        return sum(metrics.get(f"{name}/{tag}", 0.0) for metrics in steps)
+
+    def average(name: str, weight: str, power: int = 1) -> float:
+        parts = [
+            m.get(f"{weight}/{tag}", 0.0) * m.get(f"{name}/{tag}", 0.0) ** power for m in steps
+        ]
+        return sum(parts) / total(weight) if total(weight) else 0.0
+
+    mean = average("reward_mean", "episodes")
+    square = average("reward_mean", "episodes", 2) + average("reward_std", "episodes", 2)
+    return {
+        **{name: total(name) for name in ("tasks", "calls", "calls_malformed")},
+        "reward_mean": mean,
+        "reward_std": sqrt(max(0.0, square - mean**2)),
+        "tokens_per_call": average("tokens_per_call", "calls"),
+    }
+
+
+def of_like_tags(history: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]:
+    """The steps that had much the same mixture of tags as the newest one.
+
+    What a trainer measures is about all it computed. After a change of the mixture that is something else, whatever the
+    weights are like.
+    """
+    newest = _shares(history[-1])
+    return [metrics for metrics in history if _distance(_shares(metrics), newest) <= _LIKE]
+
+
+def _tags(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Episodes by tag of the mixture; nothing without one."""
+    return {
+        name.removeprefix(_EPISODES): metrics[name]
+        for name in metrics
+        if name.startswith(_EPISODES)
+    }
+
+
+def _shares(metrics: Mapping[str, float]) -> dict[str, float]:
+    tags = _tags(metrics)
+    total = sum(tags.values())
+    return {tag: episodes / total for tag, episodes in tags.items()} if total > 0 else {}
+
+
+def _distance(a: Mapping[str, float], b: Mapping[str, float]) -> float:
+    """Total variation distance, 0 to 1 for shares that sum to 1."""
+    return sum(abs(a.get(tag, 0.0) - b.get(tag, 0.0)) for tag in {*a, *b}) / 2
 
 
 def ratios(history: Sequence[Mapping[str, float]], part: str, whole: str) -> list[float]:
@@ -107,10 +197,14 @@ def reward_trend(history: Sequence[Mapping[str, float]]) -> Trend | None:
     at_best = smooth.index(best)
     spreads = values(history, "reward_std")
     risen = best - min(smooth[: at_best + 1])
-    height = max(risen, median(spreads) if spreads else 0.0)
+    spread = sqrt(fmean([spread**2 for spread in spreads])) if spreads else 0.0
+    height = max(risen, spread)
     steps = [abs(b - a) for a, b in pairwise(rewards)]
     # A difference of two batches has twice the variance of one, the mean of n batches an nth of it.
     noise = _MAD * median(steps) / sqrt(2 * _NOW)
+    if tasks := values(history, "tasks"):
+        # A few batches may be alike by chance, above all if most rewards are. At worst tasks differ, and their episodes do not.
+        noise = max(noise, spread / sqrt(_NOW * max(1.0, median(tasks))))
     return Trend(best, smooth[-1], risen, height, noise)
 
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from ajet_core.protocol import FailureConfig, RunConfig
 from ajet_core.server.health import CHECKS, Reading
 
-LIMITS = FailureConfig(zero_signal_steps=3)
+LIMITS = FailureConfig()
 BY_KIND = {check.kind: check for check in CHECKS}
 
 HEALTHY: Mapping[str, float] = {
@@ -27,6 +27,9 @@ HEALTHY: Mapping[str, float] = {
     "tokens_per_call": 20,
     "episodes": 64,
     "episodes_stale": 0,
+    "tokens_sampled": 6000,
+    "tokens_stale": 0,
+    "tokens_dropped": 60,
     "advantage_bias": -0.1,
     "reward_mean": 0.5,
     "reward_std": 0.4,
@@ -48,7 +51,7 @@ def steps(count: int = 12, **changes: Any) -> list[dict[str, float]]:
 
 
 def read(kind: str, history: list[dict[str, float]], limits: FailureConfig = LIMITS) -> Reading:
-    reading = BY_KIND[kind].measure(history, limits)  # type: ignore[index]
+    reading = BY_KIND[kind].read(history, limits)  # type: ignore[index]
     assert isinstance(reading, Reading), reading
     return reading
 
@@ -60,11 +63,12 @@ def test_a_healthy_history_is_far_from_every_limit(kind: str, count: int) -> Non
 
 
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
-    ("zero_signal", {"no_signal": [1, 1, 1]}, "3 batches in a row have no signal"),
+    ("zero_signal", {"no_signal": [1] * 5}, "5 batches in a row have no signal"),
     ("equal_rewards", {"tasks_equal": [7.5, 7.5, 7.5]}, "94 % of the tasks"),
     ("cut_off", {"calls_cut_off": [200]}, "67 % of the answers were cut off"),
     ("malformed", {"calls_malformed": [240]}, "80 % of the answers hold a tool call"),
     ("stale", {"episodes_stale": [64]}, "50 % of the episodes are too old"),
+    ("trimmed", {"tokens_dropped": [1200], "tokens_stale": [600]}, "30 % of the sampled tokens"),
     ("advantage_bias", {"advantage_bias": [-0.9, -0.8, -0.9]}, "93 % of the weight"),
     ("logprob_gap", {"logprob_gap_mean": [0.3]}, "differ from the trainer's by 0.3 nats"),
     ("logprob_gap", {"logprob_gap_mean": [0.06, 0.07, 0.06]}, "0.005 before"),
@@ -91,7 +95,7 @@ def test_each_fault_is_found_by_its_check(kind: str, changes: dict[str, Any], wo
     ("kind", "changes"),
     [
         # One batch is chance, and a single value may be anything.
-        ("zero_signal", {"no_signal": [1, 0, 1]}),
+        ("zero_signal", {"no_signal": [1, 1, 1, 0, 1, 1, 1, 1]}),
         ("entropy", {"entropy": [0.2, 0.9, 0.2]}),
         ("kl", {"kl": [0.2, 2.5, 0.2]}),
         ("length", {"tokens_per_call": [20, 90, 20]}),
@@ -131,7 +135,7 @@ def test_a_model_that_never_knew_the_form_of_a_call_is_no_reason_to_pause() -> N
 def test_what_a_trainer_does_not_report_is_not_judged() -> None:
     history = [{"calls": 3.0}] * 12
     for check in CHECKS:
-        reading = check.measure(history, LIMITS)
+        reading = check.read(history, LIMITS)
         assert isinstance(reading, str) or reading.level == 0, check.kind
 
 
@@ -149,7 +153,7 @@ def test_no_history_makes_a_check_fail(changes: list[tuple[int, str, float]]) ->
         history[step][name] = value
     for check in CHECKS:
         for count in range(1, len(history) + 1):
-            reading = check.measure(history[:count], LIMITS)
+            reading = check.read(history[:count], LIMITS)
             assert isinstance(reading, str) or reading.level == reading.level
 
 
