@@ -21,7 +21,9 @@ from ajet_core.testing.samples import make_call
 from ajet_core.timeline import (
     AdvantageMethod,
     CallCredit,
+    TrainCall,
     TrainEpisode,
+    balanced,
     call_advantages,
 )
 
@@ -114,9 +116,14 @@ def exact(root: Node, discount: float) -> Gradient:
 
 
 def estimate(
-    group: Sequence[Path], method: AdvantageMethod, discount: float, credit: CallCredit
+    group: Sequence[Path],
+    method: AdvantageMethod,
+    discount: float,
+    credit: CallCredit,
+    *,
+    balance: bool = False,
 ) -> Gradient:
-    """What training makes of a group: the mean over its episodes of the sum over their calls."""
+    """What training makes of a group: the mean over its episodes of the sum over their calls, of one token each."""
     episodes, made = [], []
     for number, path in enumerate(group):
         ids = [f"{number}-{k}" for k in range(len(path.steps))]
@@ -137,6 +144,14 @@ def estimate(
         )
     found: Gradient = {}
     credited = call_advantages(episodes, made, method, discount, credit)
+    if balance:
+        calls = [
+            TrainCall.of(call, number, advantage)
+            for number, (own, given) in enumerate(zip(made, credited, strict=True))
+            for call, advantage in zip(own, given, strict=True)
+        ]
+        shifted = iter(balanced(calls, episodes, "episode_sum"))
+        credited = [[next(shifted).advantage for _ in given] for given in credited]
     for path, advantages in zip(group, credited, strict=True):
         for score, advantage in zip(path.scores(), advantages, strict=True):
             add(found, score, advantage / len(group))
@@ -144,14 +159,20 @@ def estimate(
 
 
 def expected(
-    root: Node, size: int, method: AdvantageMethod, discount: float, credit: CallCredit
+    root: Node,
+    size: int,
+    method: AdvantageMethod,
+    discount: float,
+    credit: CallCredit,
+    *,
+    balance: bool = False,
 ) -> Gradient:
     """The expectation of `estimate` over all groups of `size` episodes."""
     found: Gradient = {}
     for group in itertools.product(list(paths(root)), repeat=size):
         add(
             found,
-            estimate(group, method, discount, credit),
+            estimate(group, method, discount, credit, balance=balance),
             math.prod(path.probability for path in group),
         )
     return found
@@ -241,6 +262,71 @@ def test_stopping_early_is_learnt_exactly_where_it_pays(first: float, second: fl
     for method in ("leave_one_out", "group_mean", "group_std"):
         got = expected(root, 4, method, 1.0, "return_to_go")  # type: ignore[arg-type]
         assert math.copysign(1.0, got[0, 1]) == math.copysign(1.0, second)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(0.5, 0.3), (0.5, 0.5), (-0.1, -0.1), (0.2, 0.6), (1.0, -0.5)]
+)
+def test_balanced_it_is_learnt_there_too_and_hardly_faster(first: float, second: float) -> None:
+    root = stop_or_go(first, second)
+    got = expected(root, 4, "leave_one_out", 1.0, "return_to_go", balance=True)
+    assert got[0, 1] == pytest.approx(exact(root, 1.0)[0, 1], rel=0.02)
+
+
+def norm(gradient: Gradient) -> float:
+    return math.sqrt(sum(value**2 for value in gradient.values()))
+
+
+def bias(root: Node, size: int) -> tuple[float, float]:
+    """Of balanced advantages: the norm of the bias, and the cosine of the expected estimate to the exact gradient."""
+    got = expected(root, size, "leave_one_out", 1.0, "return_to_go", balance=True)
+    right = exact(root, 1.0)
+    dot = sum(got[key] * right[key] for key in right)
+    return norm({key: got[key] - right[key] for key in right}), dot / (norm(got) * norm(right))
+
+
+def random_tree(rng: random.Random) -> Node:
+    numbers = itertools.count()
+
+    def action(depth: int) -> Action:
+        reward = rng.uniform(-2, 2)
+        if depth and rng.random() < 0.5:
+            return Action(reward, node(depth - 1))
+        return Action(reward, None, rng.uniform(-2, 2))
+
+    def node(depth: int) -> Node:
+        number, agent = next(numbers), rng.choice(AGENTS)
+        logits = (rng.uniform(-2, 2), rng.uniform(-2, 2))
+        return Node(number, agent, logits, (action(depth), action(depth)))
+
+    return node(2)
+
+
+def test_balancing_has_a_bias_of_one_over_the_size_of_the_group_and_keeps_the_direction() -> None:
+    rng = random.Random(5)
+    seen = 0
+    while seen < 20:
+        root = random_tree(rng)
+        ways = list(paths(root))
+        returns = [sum(path.rewards) + path.last.outcome for path in ways]
+        spread = max(returns) - min(returns)
+        if len(ways) > 5 or norm(exact(root, 1.0)) < 0.05 * spread:
+            continue
+        seen += 1
+        for size in (2, 3, 4):
+            off, cosine = bias(root, size)
+            assert size * off < 0.15 * spread
+            assert cosine > 0.9
+
+
+def test_where_hardly_anything_is_to_be_learnt_balancing_may_teach_the_opposite() -> None:
+    """Why it is not the default where the weights that sampled are those that are trained."""
+    more = Node(1, "worker", (-1.7, 1.5), (Action(-0.2, None, -0.9), Action(-0.9, None, -1.3)))
+    root = Node(0, "", (0.2, -1.3), (Action(-1.6, None, 1.4), Action(1.7, more)))
+    assert norm(exact(root, 1.0)) < 0.06
+    (two, cosine), (four, _) = bias(root, 2), bias(root, 4)
+    assert cosine < 0
+    assert four == pytest.approx(two / 2, rel=0.1)
 
 
 def test_process_supervision_has_the_wrong_sign_there() -> None:
