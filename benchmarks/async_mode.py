@@ -32,6 +32,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -40,10 +41,12 @@ from pathlib import Path
 from typing import Any
 
 from altered_plugin import environment_with_plugin
+from options import at_least, fraction
 from reporting import report
 
 from ajet_core.client import AsyncSwarmClient, Episode, EpisodeOutcome, SwarmClient, Task
 from ajet_core.demo.agent import GridWalkAgent
+from ajet_core.demo.orchestrate import terminate_as_interrupt
 from ajet_core.demo.recipe import (
     EPISODES_PER_STEP,
     ROLLOUTS_PER_TASK,
@@ -161,7 +164,7 @@ def run(
     """Train in one mode, on a server of its own, in a directory that has the model."""
     # A batch that fills, in async one that is trained, and one that waits for places.
     concurrency = EPISODES_PER_STEP * (2 if bound is None else 3)
-    with DemoServer(directory) as server:
+    with terminate_as_interrupt(), DemoServer(directory) as server:
         server.client.sync_train_config(
             configured(directory / "model", seed, bound, trainer, steps)
         )
@@ -203,6 +206,9 @@ class Runs:
     def __init__(self, root: Path, steps: int) -> None:
         self._root, self._steps = root, steps
         self._environment = environment_with_plugin(root / "plugins")
+        self._lock = threading.Lock()
+        self._processes: set[subprocess.Popen[str]] = set()
+        self._ended = False
 
     def model(self, seed: int) -> Path:
         """The weights that all runs of a seed begin with."""
@@ -219,17 +225,30 @@ class Runs:
         directory.mkdir()
         shutil.copytree(self._root / f"model-{seed}", directory / "model")
         arguments = json.dumps([str(directory), seed, self._steps, bound, trainer])
-        done = subprocess.run(
-            [sys.executable, __file__, "run", arguments],
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            check=True,
-            text=True,
-        )
-        found: Figures = json.loads(done.stdout.splitlines()[-1])
+        command = [sys.executable, __file__, "run", arguments]
+        with self._lock:
+            if self._ended:
+                raise InterruptedError(f"{name} was not begun")
+            process = subprocess.Popen(
+                command, env=self._environment, stdout=subprocess.PIPE, text=True
+            )
+            self._processes.add(process)
+        written, _ = process.communicate()
+        with self._lock:
+            self._processes.remove(process)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
+        found: Figures = json.loads(written.splitlines()[-1])
         print(json.dumps({"run": name, **found}), file=sys.stderr, flush=True)
         shutil.rmtree(directory)
         return found
+
+    def end(self) -> None:
+        """End the runs in progress, with their servers; no other one begins."""
+        with self._lock:
+            self._ended = True
+            for process in self._processes:
+                process.terminate()
 
     def of_seed(
         self, seed: int, shares: Sequence[float], bounds: Sequence[int]
@@ -280,22 +299,34 @@ def compared(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--bound", type=int, nargs="+", default=[2], help="rollout.max_staleness")
-    parser.add_argument("--update-share", type=float, nargs="+", default=[0.3])
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
-    parser.add_argument("--at-once", type=int, default=1, help="how many seeds run at a time")
+    parser.add_argument("--steps", type=at_least(1), default=20)
+    parser.add_argument(
+        "--bound", type=at_least(1), nargs="+", default=[2], help="rollout.max_staleness"
+    )
+    parser.add_argument("--update-share", type=fraction, nargs="+", default=[0.3])
+    parser.add_argument("--seeds", type=at_least(1), default=5, help="how many")
+    parser.add_argument(
+        "--at-once", type=at_least(1), default=1, help="how many seeds run at a time"
+    )
     parser.add_argument("--output", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     seeds = range(options.seeds)
-    with tempfile.TemporaryDirectory(prefix="ajet-async-") as root:
+    with (
+        terminate_as_interrupt(),
+        tempfile.TemporaryDirectory(prefix="ajet-async-") as root,
+    ):
         runs = Runs(Path(root), options.steps)
         for seed in seeds:
             runs.model(seed)
         with ThreadPoolExecutor(options.at_once) as pool:
-            found = list(
-                pool.map(lambda s: runs.of_seed(s, options.update_share, options.bound), seeds)
-            )
+            try:
+                found = list(
+                    pool.map(lambda s: runs.of_seed(s, options.update_share, options.bound), seeds)
+                )
+            except BaseException:
+                # The pool waits for its threads, which wait for these.
+                runs.end()
+                raise
     table = [
         compared([f[share, None] for f in found], [f[share, bound] for f in found], bound)
         for share in options.update_share

@@ -22,6 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from options import at_least
 from reporting import report
 
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
@@ -144,7 +145,7 @@ def measure(directory: Path, repeats: int) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=at_least(1), default=5)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ajet-boot-") as directory:

@@ -24,6 +24,7 @@ from typing import Any
 
 from compat_cases.contract import CASES, DONE, FAILING, server_of
 from compat_cases.run import Arguments
+from options import at_least
 from reporting import report
 
 from ajet_core.demo.tiny_model import create_tiny_model
@@ -228,7 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", nargs="*", default=list(FRAMEWORKS), choices=list(FRAMEWORKS))
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--episodes", type=int, default=4, help="of each case")
+    parser.add_argument("--episodes", type=at_least(1), default=4, help="of each case")
     parser.add_argument(
         "--python", nargs="*", default=[], metavar="ENVIRONMENT=PATH", help="other interpreters"
     )

@@ -32,6 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from options import at_least
 from reporting import report
 
 from ajet_core.client import AsyncSwarmClient, Episode, EpisodeOutcome, Task
@@ -224,7 +225,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trainer", default="torch")
     parser.add_argument("--engine", default="torch")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=at_least(1), default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", type=Path, help="a model of the demo, made before")
     parser.add_argument("--channel", help="how weights are published, if not the first way")

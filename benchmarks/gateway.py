@@ -36,6 +36,7 @@ from load import (
     turn,
 )
 from open_episodes import measure_open
+from options import at_least
 from reporting import report
 from stub_processes import Child, bare_recorder, gateway
 
@@ -188,17 +189,19 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--episodes", type=int, default=256, help="of a round at 64 connections")
+    parser.add_argument("--rounds", type=at_least(1), default=5)
+    parser.add_argument(
+        "--episodes", type=at_least(1), default=256, help="of a round at 64 connections"
+    )
     parser.add_argument(
         "--group",
-        type=int,
+        type=at_least(1),
         default=1,
         help="episodes that share a first prompt, as rollouts of a task do",
     )
     parser.add_argument(
         "--open",
-        type=int,
+        type=at_least(1),
         help="measure instead with so many open episodes, a tenth as many waiting claims",
     )
     parser.add_argument(

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from altered_plugin import environment_with_plugin
+from options import at_least
 from reporting import report
 
 from ajet_core.client import AsyncSwarmClient, Episode, EpisodeOutcome, SwarmClient, Task
@@ -347,12 +348,12 @@ def keep(directory: Path, seen: Seen, fault: Fault | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--healthy", type=int, default=20, help="runs without a fault")
-    parser.add_argument("--steps", type=int, default=20, help="of a healthy run")
+    parser.add_argument("--healthy", type=at_least(0), default=20, help="runs without a fault")
+    parser.add_argument("--steps", type=at_least(1), default=20, help="of a healthy run")
     parser.add_argument(
-        "--within", type=int, default=5, help="steps in which a fault has to be found"
+        "--within", type=at_least(1), default=5, help="steps in which a fault has to be found"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time")
     parser.add_argument("--only", help="faults whose names contain this; no healthy runs")
     parser.add_argument("--histories", type=Path, help="a directory for the metrics of each run")
     parser.add_argument("--output", type=Path, help="also write the figures to this file")

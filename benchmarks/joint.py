@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from options import at_least
 from recovery import free_port
 from reporting import report
 
@@ -295,10 +296,10 @@ def configs(directory: Path) -> dict[str, RunConfig]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=at_least(1), default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--steps", type=int, default=30, help="of each model; more if the kills take longer"
+        "--steps", type=at_least(1), default=30, help="of each model; more if the kills take longer"
     )
     parser.add_argument("--keep", type=Path, help="leave everything in this directory")
     parser.add_argument("--output", type=Path, help="also write the figures to this file")

@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import math
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from options import at_least
 from reporting import report
 
 from ajet_core.client import AsyncSwarmClient
@@ -43,6 +46,7 @@ STUDENT = (
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
 )
 NORMAL = 1.96
+INTERRUPTED = 130
 # The one that is trained, the one that fills, and one that waits in the server for places.
 ASYNC_BATCHES = 3
 
@@ -66,9 +70,13 @@ class Run:
 def measure(run: Run) -> Learned | str:
     """What came of a run, or why it did not end."""
     try:
-        return train(run)
+        with terminate_as_interrupt():
+            return train(run)
     except AjetError as error:
         return f"seed {run.seed}: {error.message}"
+    except KeyboardInterrupt:
+        # An error would be handed over, and the process would begin the next run.
+        os._exit(INTERRUPTED)
 
 
 def train(run: Run) -> Learned:
@@ -88,7 +96,7 @@ def train(run: Run) -> Learned:
             trainer=run.trainer,
             mode="async" if run.mode == "async" else "sync",
         )
-        with terminate_as_interrupt(), DemoServer(directory) as server:
+        with DemoServer(directory) as server:
             server.start_run(config)
             learned = asyncio.run(_learn(run, server))
             server.stop_run()
@@ -205,6 +213,17 @@ def draw(results: dict[str, list[Learned]], path: Path, title: str) -> None:
     plt.close(figure)
 
 
+@contextlib.contextmanager
+def ended_with_their_parent() -> Iterator[None]:
+    """End the processes of a pool, and the servers with them, if the block is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+
+
 def chosen_worlds(name: str) -> list[str]:
     """The worlds to run.
 
@@ -222,10 +241,10 @@ def main() -> None:
     parser.add_argument("--trainer", default="torch")
     parser.add_argument("--engine", default="torch")
     parser.add_argument("--mode", choices=["sync", "async"], default="sync")
-    parser.add_argument("--seeds", type=int, default=5, help="how many, from 0 on")
-    parser.add_argument("--steps", type=int, help="instead of those of each world's recipe")
-    parser.add_argument("--eval-tasks", type=int, default=EVAL_TASKS)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--seeds", type=at_least(1), default=5, help="how many, from 0 on")
+    parser.add_argument("--steps", type=at_least(1), help="instead of those of each world's recipe")
+    parser.add_argument("--eval-tasks", type=at_least(1), default=EVAL_TASKS)
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time")
     parser.add_argument("--output", type=Path, help="also write the figures to this file")
     parser.add_argument("--plot", type=Path, help="also draw them to this PNG file")
     options = parser.parse_args()
@@ -255,7 +274,11 @@ def main() -> None:
     results: dict[str, list[Learned]] = {world: [] for world in worlds}
     failures: dict[str, list[str]] = {world: [] for world in worlds}
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
+    with (
+        terminate_as_interrupt(),
+        ProcessPoolExecutor(options.jobs, mp_context=context) as pool,
+        ended_with_their_parent(),
+    ):
         for run, learned in zip(runs, pool.map(measure, runs), strict=True):
             if isinstance(learned, str):
                 failures[run.world].append(learned)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from options import at_least
 from reporting import report
 
 from ajet_core.timeline import Call, TokenTree, TokenTrie
@@ -139,7 +140,7 @@ def cpu_ms(work: Callable[[], object], repeats: int) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=at_least(1), default=7)
     parser.add_argument(
         "--output", type=Path, help="also write the JSON line, with date and hardware"
     )

@@ -48,6 +48,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from options import at_least, positive
 from recovery_books import audit
 from recovery_clients import EPISODES_PER_TASK
 from recovery_swarm import CONTROL, Swarm
@@ -247,11 +248,13 @@ def configured(model: Path, mode: str, backend: str) -> RunConfig:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="kill no longer than this")
+    parser.add_argument("--kills", type=at_least(1), default=100)
+    parser.add_argument(
+        "--minutes", type=positive, default=math.inf, help="kill no longer than this"
+    )
     parser.add_argument(
         "--patience",
-        type=float,
+        type=positive,
         default=120.0,
         help="seconds after which a server that is not ROLLING, or a client, stands still; more on a busy machine",
     )

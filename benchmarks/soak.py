@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from load import CALLS, Connection, first_messages, recorded_calls, start_run, turn
+from options import positive
 from reporting import report
 from stub_processes import Child, gateway
 
@@ -168,8 +169,8 @@ async def measure(minutes: float, rate: float, directory: Path) -> dict[str, Any
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--rate", type=float, default=100.0, help="calls a second")
+    parser.add_argument("--minutes", type=positive, default=30.0)
+    parser.add_argument("--rate", type=positive, default=100.0, help="calls a second")
     parser.add_argument(
         "--output", type=Path, help="also write the JSON line, with date and hardware"
     )

@@ -22,6 +22,7 @@ import torch
 from ajet_backend_torch.engine import TorchEngine
 from ajet_backend_torch.settings import TorchEngineSettings, TorchTrainerSettings
 from ajet_backend_torch.trainer import TorchTrainer
+from options import at_least
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ajet_core.interfaces import GenerateRequest, SamplingParams, WorkerContext
@@ -153,10 +154,10 @@ def main() -> None:
     parser.add_argument("--size", choices=sorted(SIZES), default="0.5b")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--prompt-tokens", type=int, default=256)
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--token-budget", type=int, default=16384)
+    parser.add_argument("--concurrency", type=at_least(1), default=64)
+    parser.add_argument("--prompt-tokens", type=at_least(1), default=256)
+    parser.add_argument("--new-tokens", type=at_least(1), default=128)
+    parser.add_argument("--token-budget", type=at_least(1), default=16384)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ajet-torch-") as directory:

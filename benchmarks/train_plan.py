@@ -30,6 +30,7 @@ from ajet_backend_torch.policy import TrainedPolicy
 from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_backend_torch.trainer import TorchTrainer
 from ajet_backend_torch.update import BatchUpdate
+from options import at_least
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ajet_core.interfaces import WorkerContext
@@ -355,14 +356,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--on", help="run on this device what --device cuda would run (a dry run)")
-    parser.add_argument("--hidden", type=int, help="default: 128, or 2048 with cuda")
-    parser.add_argument("--layers", type=int, help="default: 4, or 16 with cuda")
+    parser.add_argument("--hidden", type=at_least(1), help="default: 128, or 2048 with cuda")
+    parser.add_argument("--layers", type=at_least(1), help="default: 4, or 16 with cuda")
     parser.add_argument(
-        "--scale", type=int, help="factor of all lengths; default: 1, or 18 with cuda"
+        "--scale", type=at_least(1), help="factor of all lengths; default: 1, or 18 with cuda"
     )
     parser.add_argument("--dtype", choices=["bfloat16", "float32"])
-    parser.add_argument("--token-budget", type=int, help="default: the trainer's")
-    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--token-budget", type=at_least(1), help="default: the trainer's")
+    parser.add_argument("--repetitions", type=at_least(1), default=7)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     wide = options.device == "cuda"

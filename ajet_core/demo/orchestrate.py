@@ -231,9 +231,14 @@ def terminate_as_interrupt() -> Iterator[None]:
         return
 
     def interrupt(*_: object) -> None:
+        # The children are being ended from now on; another signal must not end that.
+        for number in previous:
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    previous = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}
+    previous = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
+    for number in previous:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:

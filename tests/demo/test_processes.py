@@ -17,7 +17,7 @@ from ajet_core.demo import orchestrate, training
 from ajet_core.demo.command import demo
 from ajet_core.demo.display import Display
 from ajet_core.demo.lines import DoneLine, EvalLine, TrainLine
-from ajet_core.demo.orchestrate import DemoOptions, run_demo
+from ajet_core.demo.orchestrate import DemoOptions, run_demo, terminate_as_interrupt
 from ajet_core.demo.processes import Child, child_environment
 from ajet_core.demo.report import History
 from ajet_core.demo.run_state import RunState, open_run
@@ -266,3 +266,21 @@ def test_importing_the_command_imports_nothing_heavy() -> None:
     code = f"import sys, ajet_core.demo.command; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_second_signal_does_not_interrupt_what_ends_the_children() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    ended = []
+
+    def work() -> None:
+        with terminate_as_interrupt():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+                ended.append("child")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert ended == ["child"]
+    assert signal.getsignal(signal.SIGTERM) is before
