@@ -494,7 +494,8 @@ class AsyncSwarmClient:
     async def wait_for_step(self, step: int, *, timeout: float | None = None) -> ServerStatus:
         """Wait until the served weights have been trained for `step` steps.
 
-        :param timeout: seconds; None waits for as long as something is being done about the step.
+        :param timeout: seconds; None waits until one of the errors below, however long the run is PAUSED: the log says
+            so, and only its operator can resume it.
         :raises BatchStarvedError: the batch lacks episodes, and no client is rolling any out: roll out more tasks.
         :raises DeadlineError: not trained within `timeout`.
         :raises StateError: no run is active.

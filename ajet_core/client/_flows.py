@@ -528,6 +528,11 @@ class Flows:
                         f"{what}: step {status.step + 1} lacks episodes: {finding.message}"
                     )
             why = f"the server is {status.state} at step {status.step}"
+            if status.state is ServerState.PAUSED:
+                why += (
+                    f": {status.paused or 'nobody has said why'} (`ajet status` shows it to the operator, and `ajet resume` "
+                    "lets the run go on)"
+                )
             if timeout is not None and self.clock() - began + STEP_POLL >= timeout:
                 raise DeadlineError(f"{what}: not trained within {timeout:g} s: {why}")
             self._waits(what, began, why)

@@ -244,9 +244,11 @@ class PluginManager:
 
     def _unknown(self, kind: KindName, name: str) -> str:
         known = self.names(kind)
-        lines = [
-            f"no installed plugin provides {kind} {name!r}; known: {', '.join(known) or 'none'}"
-        ]
+        unknown = (
+            f"no installed plugin provides {kind} {name!r}; known: {', '.join(known) or 'none'} (`ajet plugins` says "
+            "which plugin has which; install the one that has it)"
+        )
+        lines = [unknown]
         for plugin in self._found:
             problem = self._problem(plugin)
             if plugin.info.blocked:

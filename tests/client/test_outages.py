@@ -207,11 +207,15 @@ async def test_waiting_for_a_step_of_a_run_that_ended_raises_why(make: MakeFace)
 async def test_waiting_for_a_step_ends_in_time_and_says_what_for_meanwhile(
     make: MakeFace, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    script = Script().on("GET /v1/status", (200, server_status(state="PAUSED")))
+    paused = server_status(state="PAUSED", paused="the rewards fell")
+    script = Script().on("GET /v1/status", (200, paused))
     with pytest.raises(DeadlineError, match="not trained within 90 s: the server is PAUSED"):
         await make(script).call("wait_for_step", 4, timeout=90)
     (told,) = caplog.records
-    assert told.getMessage() == "wait_for_step(4) has waited 60 s: the server is PAUSED at step 3"
+    assert told.getMessage() == (
+        "wait_for_step(4) has waited 60 s: the server is PAUSED at step 3: the rewards fell (`ajet status` shows it to the "
+        "operator, and `ajet resume` lets the run go on)"
+    )
     assert clock.now <= 90
 
 

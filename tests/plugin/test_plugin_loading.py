@@ -144,6 +144,7 @@ def test_another_missing_component_mentions_the_broken_plugin_and_the_known_name
     first, *others = raised.value.message.splitlines()
     assert "no installed plugin provides engine 'rocket'" in first
     assert "quick" in first
+    assert "(`ajet plugins` says which plugin has which; install the one that has it)" in first
     assert any("not usable: plugin 'ajet-bad'" in line for line in others)
     assert raised.value.param == "engine.name"
 
