@@ -10,10 +10,13 @@ permutation within one tensor does not.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+_log = logging.getLogger("ajet.checksums")
 
 # Odd, without a pattern: 2**64 divided by the golden ratio, and a constant of MurmurHash3.
 _A = 0x9E3779B97F4A7C15 - 2**64
@@ -100,6 +103,14 @@ class LoadedWeights:
         same = frozenset(layer for layer, total in loaded.items() if here.get(layer) == total)
         if self._kept is None and loaded:
             self._kept = same
+            if len(same) < len(loaded):
+                # A load that went wrong in memory looks the same: with few layers, or none, it is worth a look.
+                _log.warning(
+                    "%d of %d layers are in memory as they were loaded, and are proven there from now on; the others are "
+                    "packed or split, and are proven up to the loader only",
+                    len(same),
+                    len(loaded),
+                )
         lost = (self._kept or frozenset()) - same
         return {
             name: OTHERWISE if _layer(name) in lost else found

@@ -73,12 +73,15 @@ def test_what_is_published_may_be_served_in_half_precision() -> None:
     assert published({"one": tensor.to(torch.bfloat16)})["one"] == (found[1],)
 
 
-def test_a_server_tells_what_it_loaded_whatever_it_joins_and_transposes() -> None:
+def test_a_server_tells_what_it_loaded_whatever_it_joins_and_transposes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     loaded = LoadedWeights()
     for seed in (0, 1):
         load(loaded, weights(seed))
         expected = {name: checksum(tensor) for name, tensor in weights(seed).items()}
         assert loaded.report(joined(weights(seed)).items()) == expected
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -104,9 +107,13 @@ def test_what_was_loaded_and_is_not_in_memory_is_told() -> None:
     }
 
 
-def test_what_a_server_packs_is_not_held_against_it() -> None:
+def test_what_a_server_packs_is_not_held_against_it_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     loaded = LoadedWeights()
     for seed in (0, 1):
         load(loaded, weights(seed))
         here = {k: v for k, v in joined(weights(seed)).items() if "layers.0" in k}
         assert OTHERWISE not in loaded.report(here.items()).values()
+    (told,) = caplog.messages
+    assert told.startswith("1 of 2 layers are in memory as they were loaded")
