@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints
 
 
 class Message(BaseModel):
@@ -15,6 +15,14 @@ class Message(BaseModel):
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 """A task id, group, tag, component name: any text of 1 to 256 characters."""
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+AS_JSON_INTEGER = BeforeValidator(_whole)
+"""Of a strict integer: JSON may write it 1.0 as well. Comes last, or the schema loses the bounds."""
 
 MetadataKey = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 MetadataText = Annotated[str, StringConstraints(max_length=4096)]

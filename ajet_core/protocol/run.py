@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from ajet_core.protocol.base import Message, Name
+from ajet_core.protocol.base import AS_JSON_INTEGER, Message, Name
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -260,7 +260,7 @@ class MixtureStage(Message):
     :param from_step: the first step (1-based) whose batch has them.
     """
 
-    from_step: Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
+    from_step: Annotated[int, Field(strict=True, ge=1, le=2**31 - 1), AS_JSON_INTEGER]
     ratios: Ratios
 
 
@@ -463,7 +463,8 @@ class RunConfig(Message):
     preflight: PreflightConfig = PreflightConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     weight_channel: Annotated[str, Field(min_length=1)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    # Readers of JSON may lose digits of larger numbers.
+    seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
     steps: PositiveInt | None = None
     checkpoint_every: PositiveInt = 10
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ajet_core.protocol.base import Message
+from ajet_core.protocol.base import AS_JSON_INTEGER, Message
 from ajet_core.protocol.evaluations import Evaluation
 from ajet_core.protocol.messages import ErrorDetail
 from ajet_core.protocol.run import MixtureConfig, RunConfig
@@ -276,7 +276,7 @@ class ResumeRequest(Message):
         have ended since, are kept for inspection and not trained.
     """
 
-    from_step: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] | None = None
+    from_step: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), AS_JSON_INTEGER] | None = None
     retrain: Annotated[bool, Field(strict=True)] = False
 
     @model_validator(mode="after")
