@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ajet_core.interfaces import SealReport, StepReport
 from ajet_core.protocol import PreflightCheck, PreflightConfig
 from ajet_core.server.batch_findings import BatchFault
-from ajet_core.server.rendering.call_metadata import CALLS_UNREAD, DRIFT_TOKENS
+from ajet_core.server.rendering.call_metadata import CALLS_UNREAD, DRIFT_TOKENS, ECHO_FIELDS
 from ajet_core.timeline import Call, TrainBatch
 
 _QUARTERS = 4
@@ -167,6 +167,7 @@ def template_round_trips(calls: Sequence[Call]) -> PreflightCheck:
     """The chat template writes the agent's own messages as they were sampled."""
     name = "template"
     drifted = [call for call in calls if DRIFT_TOKENS in call.metadata]
+    echoed = [call for call in calls if ECHO_FIELDS in call.metadata]
     if not calls:
         return PreflightCheck(
             name=name,
@@ -182,11 +183,16 @@ def template_round_trips(calls: Sequence[Call]) -> PreflightCheck:
             "the sampled ones are kept, and a conversation that cannot be continued exactly becomes a branch",
             way_out="set model.renderer to the model's own renderer; `ajet inspect` shows the calls",
         )
-    return PreflightCheck(
-        name=name,
-        verdict="pass",
-        found=f"the template writes all {len(calls)} answers as they were sampled",
-    )
+    found = f"the template writes all {len(calls)} answers as they were sampled"
+    if echoed:
+        fields = sorted(
+            {field for call in echoed for field in call.metadata[ECHO_FIELDS].split(",")}
+        )
+        found += (
+            f"; {len(echoed)} of them came back from the agent in another form ({', '.join(fields)}) and are kept as "
+            "they were sampled"
+        )
+    return PreflightCheck(name=name, verdict="pass", found=found)
 
 
 def tool_calls_are_read(calls: Sequence[Call]) -> PreflightCheck:

@@ -113,6 +113,13 @@ def test_answers_that_the_template_writes_otherwise() -> None:
     assert "1 of 2 answers" in check.found
 
 
+def test_answers_that_come_back_in_another_form_are_told_and_kept() -> None:
+    calls = [call(), call(metadata={"echo_fields": "content,arguments"})]
+    check = verdict("template", evidence(0.0, calls=calls))
+    assert check.verdict == "pass"
+    assert "1 of them came back from the agent in another form (arguments, content)" in check.found
+
+
 def test_tools_whose_calls_nobody_reads() -> None:
     unread = call(metadata={"calls_unread": "1"})
     check = verdict("tools", evidence(0.0, calls=[call(), unread]))
