@@ -20,6 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 class TestVerlTrainer(TrainerSuite):
     vocab_size = VOCAB
     weight_channels = WEIGHT_CHANNELS
+    rehearses = True
 
     @pytest.fixture(
         autouse=True,

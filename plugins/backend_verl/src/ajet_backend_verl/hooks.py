@@ -50,6 +50,7 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
                 algorithm_fields=ALGORITHM_FIELDS,
                 lora=True,
                 reloads=True,
+                rehearses=True,
             ),
         ),
     )
