@@ -17,6 +17,7 @@ from ajet_core.protocol import (
     ServerStatus,
 )
 from ajet_core.server.batch_facts import TAG_FACTS
+from ajet_core.server.health import CHECKS
 from ajet_core.server.tokens import Token
 from ajet_core.server.watchdog import shortage
 from ajet_core.settings import MASK, SECRET_KEY
@@ -42,6 +43,8 @@ _STARVED = "incomplete_tasks"
 _SHARED_FINDINGS = frozenset(
     {"no_client", "no_signal", "engine_stalled", "tool_calls_unread", *get_args(HealthKind)}
 )
+# Findings whose words are about a single tag where there is a mixture.
+_TAG_FINDINGS = frozenset(check.kind for check in CHECKS if check.by_tag)
 
 
 def event_for(viewer: Token, event: Event, owner: str | None) -> Event | None:
@@ -90,9 +93,15 @@ def status_for(viewer: Token, status: ServerStatus) -> ServerStatus:
 
 def _shared_findings(status: ServerStatus) -> list[Finding]:
     without_names = "tasks that are begun lack episodes, which no client rolls out"
-    text = "; ".join(filter(None, [without_names, shortage(status.batch)]))
+    texts: dict[str, str] = {
+        _STARVED: "; ".join(filter(None, [without_names, shortage(status.batch)]))
+    }
+    if status.mixture is not None:
+        texts |= dict.fromkeys(
+            _TAG_FINDINGS, "one of the tags shows it; the run's operator sees which"
+        )
     return [
-        finding.model_copy(update={"message": text}) if finding.code == _STARVED else finding
+        finding.model_copy(update={"message": texts.get(finding.code, finding.message)})
         for finding in status.findings
         if finding.code in _SHARED_FINDINGS | {_STARVED}
     ]

@@ -72,7 +72,7 @@ class Check:
         for tag, known in tags.items():
             reading = self.measure([metrics for _, metrics in known], limits)
             if isinstance(reading, str):
-                why = why or f"{reading}, of tag {tag}"
+                why = why or reading
             elif found is None or reading.level > found.level:
                 # Steps between them may have none of it.
                 first, _ = known[-self.span :][0]
