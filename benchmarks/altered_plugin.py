@@ -1,4 +1,4 @@
-"""The plugin of two altered torch trainers, ``waiting`` and ``faulty``. Light, as hooks have to be: the server reads it
+"""The plugin of two altered torch trainers, ``waiting`` and ``faulty``, and an engine ``faulty``. Light, as hooks have to be: the server reads it
 without importing torch."""
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 from ajet_backend_torch import hooks
-from ajet_backend_torch.settings import TorchTrainerSettings
+from ajet_backend_torch.settings import TorchEngineSettings, TorchTrainerSettings
 from pydantic import Field
 
-from ajet_core.plugin.components import TrainerSpec
+from ajet_core.plugin.components import EngineSpec, TrainerSpec
 from ajet_core.plugin.spec import hookimpl
 
 NAME = "altered_plugin"
@@ -36,11 +36,41 @@ class FaultySettings(TorchTrainerSettings):
     :param from_step: the first step with the fault.
     :param rate: what the learning rate is multiplied by.
     :param noise: standard deviation of what is added to the engine's logprobs, in nats.
+    :param praise: all that was sampled is reinforced.
     """
 
     from_step: Annotated[int, Field(ge=1)] = 1
     rate: Annotated[float, Field(gt=0)] = 1.0
     noise: Annotated[float, Field(ge=0)] = 0.0
+    praise: bool = False
+
+
+class LaggingSettings(TorchEngineSettings):
+    """Settings of the torch engine, and what goes wrong.
+
+    :param from_version: the first policy version with the fault.
+    :param lag: by so many steps older weights than it has are said to sample a call.
+    :param share: of the calls of which this is said.
+    """
+
+    from_version: Annotated[int, Field(ge=0)] = 0
+    lag: Annotated[int, Field(ge=0)] = 0
+    share: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+
+@hookimpl
+def ajet_register_engines() -> Sequence[EngineSpec]:
+    """The engine ``faulty``."""
+    (torch,) = hooks.ajet_register_engines()
+    return (
+        replace(
+            torch,
+            name="faulty",
+            target="lagging_engine:LaggingEngine",
+            settings=f"{NAME}:LaggingSettings",
+            summary="The torch engine, whose answers are said to be old; for a benchmark",
+        ),
+    )
 
 
 @hookimpl

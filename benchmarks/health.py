@@ -1,12 +1,11 @@
 """Whether a run notices what is wrong with its training, and leaves healthy runs alone.
 
-Each fault of `FAULTS` is planted into a run of the demo that has learnt for some steps: a real server, the tiny model, agents
-over HTTP. It is found if one of the findings that name it begins within `--within` steps; where that finding pauses runs, the
-run has to be PAUSED, with a checkpoint from before the fault named as good. Healthy runs, half of them asynchronous,
-must end without any finding.
+Each fault of `FAULTS` is planted into a run of the demo that has learnt for some steps: a real server with its own limits, the
+tiny model, agents over HTTP. It is found if one of the findings that name it begins within `--within` steps. Where that finding pauses
+runs by default, the run has to be paused for it within these steps, and the words of the pause have to name a checkpoint from before
+the fault. Healthy runs, half of them asynchronous, must end without any finding.
 
-The JSON line comes last: `planted` and `found` count faults, `false_alarms` findings in healthy runs. `ruined` counts steps
-that were trained, without a pause, on batches whose success had fallen to nothing. `--histories` keeps the
+The JSON line comes last: `planted` and `found` count faults, `false_alarms` healthy runs with findings. `--histories` keeps the
 metrics of each step for the tests of the checks.
 """
 
@@ -18,6 +17,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -42,7 +42,13 @@ from ajet_core.demo.recipe import (
 )
 from ajet_core.demo.server_child import DemoServer
 from ajet_core.demo.tiny_model import create_tiny_model
-from ajet_core.protocol import ComponentChoice, RolloutConfig, RunConfig
+from ajet_core.protocol import (
+    ComponentChoice,
+    FailureConfig,
+    RolloutConfig,
+    RunConfig,
+    ServerStatus,
+)
 from ajet_core.worlds.gridwalk import TOOLS, GridWalk
 
 FROM_STEP = 9
@@ -60,6 +66,9 @@ class Fault:
     :param call: changes of the agent's requests.
     :param reward: what becomes of an episode's reward, by name of a method of `FaultyAgent`.
     :param broken: the tool works no more.
+    :param trainer: settings of the trainer ``faulty``.
+    :param engine: of the engine ``faulty``.
+    :param config: changes of the run's configuration.
     :param start: it is there from the first step on.
     """
 
@@ -69,8 +78,19 @@ class Fault:
     reward: str = "as_it_is"
     broken: bool = False
     trainer: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     start: bool = False
+
+    @property
+    def from_step(self) -> int:
+        """The first step whose batch has it."""
+        return 1 if self.start else FROM_STEP
+
+    @property
+    def pausing(self) -> set[str]:
+        """The findings that name it and pause a run by default."""
+        return set(self.kinds) & set(FailureConfig().pause_on)
 
 
 FAULTS: Sequence[Fault] = (
@@ -80,7 +100,9 @@ FAULTS: Sequence[Fault] = (
     Fault("most tasks without signal", ("equal_rewards",), reward="of_one_task", start=True),
     Fault("answers cut off", ("cut_off",), call={"max_tokens": 4}),
     Fault("malformed calls", ("malformed",), call={"temperature": 2.0}),
-    Fault("answers that do not end", ("length",), call={"endless": True}),
+    Fault("answers that do not end", ("length",), call={"end_of_turn": -100}),
+    Fault("answers that end at once", ("length",), call={"end_of_turn": 100}),
+    Fault("stale share", ("stale",), engine={"lag": 5, "share": 0.3}),
     Fault("greedy sampling", ("entropy", "zero_signal"), call={"temperature": 0.01}),
     Fault("logprob gap", ("logprob_gap",), trainer={"noise": 0.5}),
     Fault("small logprob gap", ("logprob_gap",), trainer={"noise": 0.2}),
@@ -97,12 +119,20 @@ FAULTS: Sequence[Fault] = (
         reward="large",
         config={"algorithm": {"advantage": "group_mean"}},
     ),
+    Fault(
+        "entropy trained away",
+        ("entropy", "zero_signal"),
+        trainer={"rate": 5.0, "praise": True},
+    ),
     Fault("a broken tool", ("reward_drop",), broken=True),
     Fault(
         "long episodes left out",
         ("advantage_bias",),
         config={"timelines": {"max_tokens": 185, "over_long": "drop"}},
         start=True,
+    ),
+    Fault(
+        "late turns trimmed", ("trimmed",), config={"timelines": {"max_tokens": 150}}, start=True
     ),
 )
 
@@ -114,19 +144,24 @@ class FaultyAgent(GridWalkAgent):
         super().__init__(TEMPERATURE)
         self._fault = fault
         self._end_of_turn = end_of_turn
-        self.active = False
         self._numbers = itertools.count()
 
     async def __call__(self, task: Task, episode: Episode) -> EpisodeOutcome:
         outcome = await super().__call__(task, episode)
-        if self._fault is None or not self.active:
+        if (fault := self._planted(task.id)) is None:
             return outcome
-        reward = getattr(self, self._fault.reward)(task, outcome.reward)
+        reward = getattr(self, fault.reward)(task, outcome.reward)
         return dataclasses.replace(outcome, reward=reward)
 
+    def _planted(self, task_id: str) -> Fault | None:
+        """The fault, if the task is of a step that has it."""
+        _, _, step, _ = task_id.split("-")
+        fault = self._fault
+        return fault if fault is not None and int(step) >= fault.from_step else None
+
     async def use_tool(self, walk: GridWalk, name: str, arguments: str) -> str:
-        broken = self._fault is not None and self._fault.broken and self.active
-        if broken and next(self._numbers) % 16:
+        fault = self._planted(walk.task_id)
+        if fault is not None and fault.broken and next(self._numbers) % 16:
             # It moves nothing, but now and then.
             walk.moves += 1
             walk.done = walk.moves >= 3
@@ -134,17 +169,18 @@ class FaultyAgent(GridWalkAgent):
         return await super().use_tool(walk, name, arguments)
 
     async def walk(self, walk: GridWalk, episode: Episode) -> None:
-        changes = dict(self._fault.call) if self._fault is not None and self.active else {}
+        fault = self._planted(walk.task_id)
+        changes = dict(fault.call) if fault is not None else {}
         if not changes:
             await super().walk(walk, episode)
             return
         # As the agent's own loop, with other requests.
-        endless = changes.pop("endless", False)
+        bias = changes.pop("end_of_turn", None)
         client = self._openai.with_options(base_url=episode.base_url, api_key=episode.api_key)
         messages: list[Any] = list(walk.messages())
         asked = {"temperature": TEMPERATURE, "max_tokens": 32, **changes}
-        if endless:
-            asked["logit_bias"] = {str(self._end_of_turn): -100}
+        if bias is not None:
+            asked["logit_bias"] = {str(self._end_of_turn): bias}
         while not walk.done:
             completion = await client.chat.completions.create(
                 model=episode.model, messages=messages, tools=TOOLS, **asked
@@ -175,20 +211,41 @@ class FaultyAgent(GridWalkAgent):
         return 1000 * reward
 
 
+@dataclass(frozen=True)
+class Pause:
+    """A pause of a run.
+
+    :param step: the last step that was trained before it.
+    :param kinds: the findings that it names.
+    :param good: the checkpoint that it names as good.
+    """
+
+    step: int
+    kinds: tuple[str, ...]
+    good: int
+
+    @classmethod
+    def of(cls, status: ServerStatus) -> Pause:
+        """As the words of the pause say."""
+        words = status.paused or ""
+        kinds = tuple(f.code for f in status.findings if f.message in words)
+        named = re.search(r"resume --from-step (\d+)", words)
+        if named is None or not kinds:
+            raise RuntimeError(f"a pause that is not for a finding: {words}")
+        return cls(status.step, kinds, int(named[1]))
+
+
 @dataclass
 class Seen:
     """What was seen of a run.
 
     :param found: by kind, the first step whose status showed it.
-    :param paused: the run's words when it paused first.
-    :param good: the checkpoint that these name.
     """
 
     name: str
     steps: list[dict[str, float]] = field(default_factory=list)
     found: dict[str, int] = field(default_factory=dict)
-    paused: str = ""
-    good: int | None = None
+    pauses: list[Pause] = field(default_factory=list)
 
 
 def configured(model: Path, seed: int, fault: Fault | None, *, asynchronous: bool) -> RunConfig:
@@ -196,8 +253,6 @@ def configured(model: Path, seed: int, fault: Fault | None, *, asynchronous: boo
     config = run_config(model, seed)
     body = config.model_dump(mode="json")
     body["checkpoint_every"] = 2
-    # The demo's tasks differ enough that three such batches in a row are a fault.
-    body["failures"]["zero_signal_steps"] = 3
     if asynchronous:
         body["rollout"] = RolloutConfig(mode="async", max_staleness=2).model_dump(mode="json")
     if fault is not None:
@@ -206,6 +261,9 @@ def configured(model: Path, seed: int, fault: Fault | None, *, asynchronous: boo
         if fault.trainer:
             settings = {"from_step": FROM_STEP, **fault.trainer}
             body["trainer"] = ComponentChoice(name="faulty", settings=settings).model_dump()
+        if fault.engine:
+            settings = {"from_version": FROM_STEP - 1, **fault.engine}
+            body["engine"] = ComponentChoice(name="faulty", settings=settings).model_dump()
     return RunConfig.model_validate(body)
 
 
@@ -226,23 +284,19 @@ async def roll_out(
                 return
 
 
-async def watch(observer: SwarmClient, agent: FaultyAgent, seen: Seen, steps: int, fault: Fault | None) -> None:  # fmt: skip
-    """Look at the run until it has trained `steps` steps, or was paused and went on a little."""
-    agent.active = fault is not None and fault.start
+async def watch(observer: SwarmClient, seen: Seen, steps: int, fault: Fault | None) -> None:
+    """Look at the run until it has trained `steps` steps, or was paused for its fault and went on a little."""
     last, until = 0, steps
     while last < until:
         status = await asyncio.to_thread(observer.status)
-        agent.active |= fault is not None and status.step >= FROM_STEP - 1
         for finding in status.findings:
             if finding.since_step is not None:
                 seen.found.setdefault(finding.code, status.step)
         if status.last_step is not None and status.last_step.step > last:
             last = status.last_step.step
         if status.paused:
-            if not seen.paused:
-                seen.paused = status.paused
-                goods = [f.good_step for f in status.findings if f.good_step is not None]
-                seen.good = min(goods, default=None)
+            seen.pauses.append(Pause.of(status))
+            if fault is not None and fault.pausing & set(seen.pauses[-1].kinds):
                 until = min(until, last + AFTER_PAUSE)
             # What is found next may pause it once more.
             await asyncio.to_thread(observer.resume_engine)
@@ -259,7 +313,7 @@ async def train(server: DemoServer, seen: Seen, agent: FaultyAgent, *, seed: int
     )
     try:
         async with asyncio.timeout(RUN_SECONDS):
-            await watch(server.client, agent, seen, steps, fault)
+            await watch(server.client, seen, steps, fault)
     finally:
         done.set()
         rolling.cancel()
@@ -290,7 +344,7 @@ def run(
             asyncio.run(train(server, seen, agent, seed=seed, steps=steps, fault=fault, ahead=3 if asynchronous else 1))  # fmt: skip
         lines = (directory / "server" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         seen.steps = [json.loads(line) for line in lines]
-    print(json.dumps({"run": name, "steps": len(seen.steps), "found": seen.found, "paused": seen.paused, "good": seen.good}), file=sys.stderr, flush=True)  # fmt: skip
+    print(json.dumps({"run": name, "steps": len(seen.steps), "found": seen.found, "pauses": [dataclasses.asdict(pause) for pause in seen.pauses]}), file=sys.stderr, flush=True)  # fmt: skip
     return seen
 
 
@@ -304,21 +358,21 @@ def end_of_turn(model: Path) -> int:
 
 
 def judged(fault: Fault, seen: Seen, within: int) -> dict[str, Any]:
-    """Whether a planted fault was found, and in time."""
-    begins = 1 if fault.start else FROM_STEP
-    named = {kind: step for kind, step in seen.found.items() if kind in fault.kinds}
-    found = any(step <= begins + within for step in named.values())
-    early = {kind: step for kind, step in seen.found.items() if step < begins - 1}
+    """Whether a planted fault was found, in time and, if it pauses runs, with a way back."""
+    begins = fault.from_step
+    last = begins + within
+    named = [step for kind, step in seen.found.items() if kind in fault.kinds]
+    pauses = [pause for pause in seen.pauses if fault.pausing & set(pause.kinds)]
+    paused = any(pause.step <= last and pause.good < begins for pause in pauses)
     rewards = [step["reward_mean"] for step in seen.steps]
     return {
         "fault": fault.name,
         "expected": list(fault.kinds),
-        "found": found,
+        "found": min(named, default=last + 1) <= last and (paused or not fault.pausing),
         "findings": seen.found,
-        "before_it": early,
-        "paused": bool(seen.paused),
-        "good_step": seen.good,
-        "good_is_before": seen.good is None or seen.good < begins,
+        "before_it": {kind: step for kind, step in seen.found.items() if step < begins - 1},
+        "pauses_by_default": bool(fault.pausing),
+        "pauses": [dataclasses.asdict(pause) for pause in seen.pauses],
         "begins": begins,
         "steps": len(seen.steps),
         "last_reward": round(rewards[-1], 3) if rewards else None,
@@ -328,7 +382,7 @@ def judged(fault: Fault, seen: Seen, within: int) -> dict[str, Any]:
 KEPT = frozenset(
     {
         "tasks", "tasks_equal", "no_signal", "calls", "calls_aborted", "calls_cut_off", "calls_malformed",
-        "tokens_per_call", "episodes", "episodes_stale", "advantage_bias", "reward_mean", "reward_std", "entropy", "kl",
+        "tokens_per_call", "tokens_sampled", "tokens_dropped", "tokens_stale", "episodes", "episodes_stale", "advantage_bias", "reward_mean", "reward_std", "entropy", "kl",
         "grad_norm", "logprob_gap_mean",
     }
 )  # fmt: skip
@@ -364,7 +418,7 @@ def main() -> None:
     models: dict[int, Path] = {}
 
     def planted(fault: Fault) -> Seen:
-        return run(fault.name, models, seed=0, steps=FROM_STEP + options.within, fault=fault, asynchronous=False)  # fmt: skip
+        return run(fault.name, models, seed=0, steps=fault.from_step + options.within, fault=fault, asynchronous=False)  # fmt: skip
 
     def unplanted(number: int) -> Seen:
         mode = "async" if number % 2 else "sync"

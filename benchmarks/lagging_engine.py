@@ -1,0 +1,32 @@
+"""An engine whose answers are said to be old."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from ajet_backend_torch.engine import TorchEngine
+from altered_plugin import LaggingSettings
+
+from ajet_core.interfaces import ComponentSettings, GenerateChunk, GenerateRequest, WorkerContext
+
+
+class LaggingEngine(TorchEngine):
+    """The torch engine; some of its calls name weights that are several steps older than those that sampled them."""
+
+    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+        super().__init__(settings, context)
+        assert isinstance(settings, LaggingSettings)
+        self._fault = settings
+        self._random = random.Random(settings.lag)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        """As the torch engine, with older versions from the first one with the fault on."""
+        fault = self._fault
+        lags = self._random.random() < fault.share
+        async for chunk in super().generate(request):
+            version = chunk.policy_version
+            if lags and version >= fault.from_version:
+                version = max(0, version - fault.lag)
+            yield replace(chunk, policy_version=version)
