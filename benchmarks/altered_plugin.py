@@ -36,13 +36,13 @@ class FaultySettings(TorchTrainerSettings):
     :param from_step: the first step with the fault.
     :param rate: what the learning rate is multiplied by.
     :param noise: standard deviation of what is added to the engine's logprobs, in nats.
-    :param praise: all that was sampled is reinforced.
+    :param sharpen: what the first step with the fault multiplies all logits of the model by.
     """
 
     from_step: Annotated[int, Field(ge=1)] = 1
     rate: Annotated[float, Field(gt=0)] = 1.0
     noise: Annotated[float, Field(ge=0)] = 0.0
-    praise: bool = False
+    sharpen: Annotated[float, Field(gt=0)] = 1.0
 
 
 class LaggingSettings(TorchEngineSettings):

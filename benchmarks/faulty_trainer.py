@@ -13,7 +13,7 @@ from ajet_core.timeline import TrainBatch
 
 
 class FaultyTrainer(TorchTrainer):
-    """The torch trainer, with another learning rate or other advantages than it is told, or with an engine whose logprobs are wrong."""
+    """The torch trainer, with a wrong learning rate or a step that makes the policy deterministic, or with an engine whose logprobs are wrong."""
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
@@ -35,11 +35,13 @@ class FaultyTrainer(TorchTrainer):
                     update(learning_rate * fault.rate)
 
                 optimiser.step = faster  # type: ignore[method-assign]
-            if fault.praise:
-                batch = replace(batch, calls=[replace(call, advantage=1.0) for call in batch.calls])
             if fault.noise:
                 batch = replace(batch, calls=[self._noisy(call) for call in batch.calls])
-        return super().step(batch)
+        report = super().step(batch)
+        if batch.step == fault.from_step and fault.sharpen != 1.0:
+            # The last norm scales the logits.
+            self.policy.module.get_parameter("model.norm.weight").data.mul_(fault.sharpen)
+        return report
 
     def _noisy(self, call):  # type: ignore[no-untyped-def]
         noise = self._random.gauss

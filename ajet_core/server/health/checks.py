@@ -97,7 +97,8 @@ def zero_signal(history: History, limits: FailureConfig) -> Reading | str:
     cause = f"{which} no signal: within each task all rewards are equal"
     if solved := series.solved(history):
         cause += ", and close to the best so far"
-    return Reading(silent / limits.zero_signal_steps, cause, pauses=not solved)
+    level = silent / limits.zero_signal_steps
+    return Reading(level, cause, pauses=not solved, span=max(1, silent))
 
 
 def equal_rewards(history: History, limits: FailureConfig) -> Reading | str:

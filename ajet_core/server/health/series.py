@@ -16,6 +16,9 @@ WINDOW = 20
 
 _NOW = 3
 _EPISODES = "episodes/"
+_COUNTS = ("tasks", "episodes", "calls", "calls_malformed")
+_OF_TAGS = (*_COUNTS, "reward_mean", "reward_std", "tokens_per_call")
+# Tasks of a tag that make its figures worth a look.
 _TASKS = 4
 # The share of a batch that may have other tags than another's, for both to be compared.
 _LIKE = 0.25
@@ -116,23 +119,26 @@ def by_tag(
 def _of_tag(tag: str, steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """What some steps had of a tag, as if they were one."""
 
-    def total(name: str) -> float:
-        return sum(metrics.get(f"{name}/{tag}", 0.0) for metrics in steps)
+    figures = [
+        {name: step[f"{name}/{tag}"] for name in _OF_TAGS if f"{name}/{tag}" in step}
+        for step in steps
+    ]
+    if len(figures) == 1:
+        return figures[0]
 
     def average(name: str, weight: str, power: int = 1) -> float:
-        parts = [
-            m.get(f"{weight}/{tag}", 0.0) * m.get(f"{name}/{tag}", 0.0) ** power for m in steps
-        ]
-        return sum(parts) / total(weight) if total(weight) else 0.0
+        parts = [(m[weight], m[name] ** power) for m in figures if m.get(weight) and name in m]
+        total = sum(of for of, _ in parts)
+        return sum(of * value for of, value in parts) / total if total else 0.0
 
-    mean = average("reward_mean", "episodes")
-    square = average("reward_mean", "episodes", 2) + average("reward_std", "episodes", 2)
-    return {
-        **{name: total(name) for name in ("tasks", "calls", "calls_malformed")},
-        "reward_mean": mean,
-        "reward_std": sqrt(max(0.0, square - mean**2)),
-        "tokens_per_call": average("tokens_per_call", "calls"),
-    }
+    joined = {name: sum(m.get(name, 0.0) for m in figures) for name in _COUNTS}
+    if joined["episodes"]:
+        mean = average("reward_mean", "episodes")
+        square = average("reward_mean", "episodes", 2) + average("reward_std", "episodes", 2)
+        joined |= {"reward_mean": mean, "reward_std": sqrt(max(0.0, square - mean**2))}
+    if joined["calls"]:
+        joined["tokens_per_call"] = average("tokens_per_call", "calls")
+    return joined
 
 
 def of_like_tags(history: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]:

@@ -48,6 +48,14 @@ def test_it_is_since_the_first_suspect_step_and_what_is_good_is_from_before() ->
     assert made.good_step == 1
 
 
+def test_batches_without_signal_are_bad_from_the_first_of_them_on() -> None:
+    made = HealthMonitor(FailureConfig())
+    for step in range(1, 8):
+        made.record(step, {**HEALTHY, "no_signal": float(step > 2)}, float(step))
+    (found,) = made.findings
+    assert (found.kind, found.step, found.good_step) == ("zero_signal", 3, 2)
+
+
 def test_a_suspicion_keeps_what_is_good_before_anything_is_found() -> None:
     made = monitor(0.0, 0.0, 0.0, 0.3)
     assert (kinds(made), made.good_step) == ([], 2)
