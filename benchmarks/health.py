@@ -120,7 +120,7 @@ FAULTS: Sequence[Fault] = (
         reward="large",
         config={"algorithm": {"advantage": "group_mean"}},
     ),
-    Fault("entropy trained away", ("entropy",), reward="noise", trainer={"sharpen": 30.0}),
+    Fault("entropy trained away", ("entropy",), reward="noise", trainer={"sharpen": 300.0}),
     Fault("a broken tool", ("reward_drop",), broken=True),
     Fault(
         "long episodes left out",
