@@ -124,7 +124,7 @@ FAULTS: Sequence[Fault] = (
     Fault("a broken tool", ("reward_drop",), broken=True),
     Fault(
         "long episodes left out",
-        ("advantage_bias",),
+        ("trimmed", "advantage_bias"),
         config={"timelines": {"max_tokens": 185, "over_long": "drop"}},
         start=True,
     ),
