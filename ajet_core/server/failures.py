@@ -68,8 +68,7 @@ class FailureMeter:
         """Whether more failed than may."""
         if not self._exceeds([self._all]):
             return False
-        failures = Counter(outcome.client_id for outcome in self._all.latest if outcome.cause)
-        worst = failures.most_common(1)[0][0]
+        worst = max(self._of_client, key=lambda client: self._of_client[client].failed)
         return not self._others({worst}) or self._exceeds(
             [window for client, window in self._of_client.items() if client != worst]
         )

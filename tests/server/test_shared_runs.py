@@ -188,7 +188,7 @@ async def test_failures_of_one_clients_agents_do_not_pause_the_run_of_another(
         )
     assert (await status(server))["paused"] is None
     # Those of both do.
-    for number in range(3):
+    for number in range(4):
         await abort(server, await server.claim(f"a{number}"), reason="broken", cause="error")
     await until_state(server, ServerState.PAUSED)
 
@@ -205,8 +205,9 @@ async def test_rewards_of_one_client_do_not_pause_the_run_of_another(server: Run
     await server.roll()
     _, headers = await new_token(server, "mallory")
     # They seem to rise and to fall, beyond all that the others' do.
-    rises = [(0.0, 1.0), (0.0, 1.0), (0.0, 1e4), (0.0, 1e6), (0.0, 1e6), (0.0, 1e6)]
-    falls = [(0.0, 1.0)] * 4
+    rises = [(0.0, 1.0), (0.0, 1.0), (0.0, 1e4), *[(9e5, 1e6)] * 3]
+    # So many that chance cannot have made the mean of the whole batches fall.
+    falls = [(0.0, 1.0)] * 10
     for step, rewards in enumerate((*rises, *falls), 1):
         await both(server, headers, (0.0, 1.0), rewards)
         await trained(server, step)
