@@ -16,7 +16,7 @@ in which no step was trained, because its batch was not full. `max_staleness` is
 `episodes_stale` how many were left out because they were older than the bound.
 
 `--seeds`, `--update-share` and `--bound` take several values; then the line has a table of all pairs of share and bound, and
-sync runs once for each seed and share. `--at-once` runs share the machine, and their client processes too.
+sync runs once for each seed and share. `--at-once` runs share the machine, each with a client process of its own.
 
 The JSON line comes last; `--output` keeps it, with date and hardware.
 """
@@ -250,18 +250,14 @@ class Runs:
             for process in self._processes:
                 process.terminate()
 
-    def of_seed(
-        self, seed: int, shares: Sequence[float], bounds: Sequence[int]
-    ) -> dict[tuple[float, int | None], Figures]:
-        """All runs of a seed, one after the other; by share and bound, None for sync."""
-        found: dict[tuple[float, int | None], Figures] = {}
-        for share in shares:
-            name = f"seed-{seed}-share-{share:g}"
-            sync = self.measure(f"{name}-sync", seed, None, {"share": share})
-            found[share, None] = sync
-            for bound in bounds:
-                trainer = {"seconds": sync["update_seconds"]}
-                found[share, bound] = self.measure(f"{name}-bound-{bound}", seed, bound, trainer)
+    def pair(self, share: float, seed: int, bounds: Sequence[int]) -> dict[int | None, Figures]:
+        """The runs of a seed with one share, one after the other; by bound, None for sync."""
+        name = f"seed-{seed}-share-{share:g}"
+        sync = self.measure(f"{name}-sync", seed, None, {"share": share})
+        found: dict[int | None, Figures] = {None: sync}
+        for bound in bounds:
+            trainer = {"seconds": sync["update_seconds"]}
+            found[bound] = self.measure(f"{name}-bound-{bound}", seed, bound, trainer)
         return found
 
 
@@ -306,11 +302,12 @@ def main() -> None:
     parser.add_argument("--update-share", type=fraction, nargs="+", default=[0.3])
     parser.add_argument("--seeds", type=at_least(1), default=5, help="how many")
     parser.add_argument(
-        "--at-once", type=at_least(1), default=1, help="how many seeds run at a time"
+        "--at-once", type=at_least(1), default=1, help="how many runs share the machine"
     )
     parser.add_argument("--output", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     seeds = range(options.seeds)
+    pairs = [(share, seed) for share in options.update_share for seed in seeds]
     with (
         terminate_as_interrupt(),
         tempfile.TemporaryDirectory(prefix="ajet-async-") as root,
@@ -320,19 +317,24 @@ def main() -> None:
             runs.model(seed)
         with ThreadPoolExecutor(options.at_once) as pool:
             try:
-                found = list(
-                    pool.map(lambda s: runs.of_seed(s, options.update_share, options.bound), seeds)
+                runs_of_pairs = pool.map(
+                    lambda pair: runs.pair(pair[0], pair[1], options.bound), pairs
                 )
+                found = dict(zip(pairs, runs_of_pairs, strict=True))
             except BaseException:
                 # The pool waits for its threads, which wait for these.
                 runs.end()
                 raise
     table = [
-        compared([f[share, None] for f in found], [f[share, bound] for f in found], bound)
+        compared(
+            [found[share, seed][None] for seed in seeds],
+            [found[share, seed][bound] for seed in seeds],
+            bound,
+        )
         for share in options.update_share
         for bound in options.bound
     ]
-    tools = sum(f["tool_seconds"] for of_seed in found for f in of_seed.values())
+    tools = sum(f["tool_seconds"] for of_pair in found.values() for f in of_pair.values())
     report(
         {
             **(table[0] if len(table) == 1 else {"table": table}),
