@@ -82,6 +82,8 @@ class ServerSettings(_Section):
         `max_waiting_claims`.
     :param max_calls_at_once: model calls of one episode being answered; more are refused with 429, and so are
         those beyond `max_calls_per_episode`.
+    :param max_episode_seconds: longest time an episode may be open, since its claim; then it is aborted, with the cause
+        ``timeout``.
     :param max_reward: largest absolute value of a reward, of one of its components, and of rewards for calls and
         agents; an end with a larger one is refused with 400.
     :param max_event_streams: readers of events at once.
@@ -119,6 +121,7 @@ class ServerSettings(_Section):
     max_waiting_claims: Annotated[int, Field(ge=1)] = 2000
     max_calls_at_once: Annotated[int, Field(ge=1)] = 256
     max_calls_per_episode: Annotated[int, Field(ge=1)] = 10000
+    max_episode_seconds: Seconds = 86400.0
     max_reward: Annotated[float, Field(gt=0, le=1e12)] = 1e6
     max_event_streams: Annotated[int, Field(ge=1)] = 256
     max_connections: Annotated[int, Field(ge=1)] = 16384

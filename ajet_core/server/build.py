@@ -67,6 +67,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         tenants,
         clock=time.monotonic,
         wall_clock=time.time,
+        max_seconds=server.max_episode_seconds,
     )
     evaluations = Evaluations()
     episodes.opened = evaluations.opened

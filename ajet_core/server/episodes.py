@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -38,6 +39,7 @@ class EpisodeRegistry:
     :param clock: seconds, monotonic; for leases.
     :param wall_clock: unix seconds; for records.
     :param tenants: whose episodes are counted here.
+    :param max_seconds: longest time an episode may be open.
     :ivar open: those that are open.
     :ivar observers: called with every episode whose outcome is durable.
     :ivar joint: parts of joint episodes that wait for their arbiter.
@@ -52,8 +54,10 @@ class EpisodeRegistry:
         *,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
+        max_seconds: float = math.inf,
     ) -> None:
         self._store = store
+        self._max_seconds = max_seconds
         self._board = board
         self._events = events
         self._tenants = tenants
@@ -61,7 +65,7 @@ class EpisodeRegistry:
         self._wall_clock = wall_clock
         self.observers: list[Callable[[EpisodeRecord], None]] = []
         self.joint = JointParts(self, store, clock=clock, wall_clock=wall_clock)
-        self.open = OpenEpisodes(clock)
+        self.open = OpenEpisodes(clock, wall_clock, max_seconds)
         self.builder: BatchBuilder | None = None
         # Called when a place may have come free.
         self.freed: Callable[[], None] = lambda: None
@@ -288,13 +292,25 @@ class EpisodeRegistry:
         await self._drop_each(dict.fromkeys(late, reason), "late")
 
     async def expire_leases(self) -> float:
-        """Abort episodes whose lease ran out.
+        """Abort episodes whose lease ran out, and those that have been open for too long.
 
         :return: seconds until the next lease can run out.
         """
-        expired = (episode.record for episode in self.open.expired())
-        reasons = {record.episode_id: _expired_message(record) for record in expired}
-        await self._drop_each(reasons, "lease_expired")
+        expired: dict[str, str] = {}
+        overlong: dict[str, str] = {}
+        for episode in self.open.expired():
+            record = episode.record
+            if episode.ends_at <= self._clock():
+                overlong[record.episode_id] = (
+                    f"it was open for {self._max_seconds:g} s, the longest time that this server allows "
+                    "(setting server.max_episode_seconds)"
+                )
+            else:
+                expired[record.episode_id] = (
+                    f"lease expired: no call or heartbeat for {record.lease_seconds:g} s"
+                )
+        await self._drop_each(expired, "lease_expired")
+        await self._drop_each(overlong, "timeout")
         self._note_silences()
         return self.open.seconds_to_look()
 
@@ -412,10 +428,6 @@ class EpisodeRegistry:
             },
             record.client_id,
         )
-
-
-def _expired_message(record: EpisodeRecord) -> str:
-    return f"lease expired: no call or heartbeat for {record.lease_seconds:g} s"
 
 
 def not_found_message(episode_id: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ class OpenEpisode:
         episode is closed.
     :ivar seen_at: clock time of the last sign of life, with which the lease begins anew.
     :ivar called_at: clock time of the last model call, or of the claim.
+    :ivar ends_at: clock time at which the episode is aborted, whatever its client does.
     :ivar silent: its client has not kept its promise of heartbeats, and its place is given away.
     """
 
@@ -35,6 +37,7 @@ class OpenEpisode:
     session: Session
     seen_at: float
     called_at: float
+    ends_at: float
     silent: bool = False
     calls_running: set[asyncio.Task[Any]] = field(default_factory=set)
     closing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -42,7 +45,7 @@ class OpenEpisode:
     @property
     def expires_at(self) -> float:
         """Clock time at which the lease runs out unless it is renewed."""
-        return self.seen_at + self.record.lease_seconds
+        return min(self.ends_at, self.seen_at + self.record.lease_seconds)
 
     @property
     def silent_at(self) -> float | None:
@@ -62,11 +65,20 @@ class OpenEpisodes:
     """Open episodes by id.
 
     :param clock: seconds, monotonic.
+    :param wall_clock: unix seconds, as in the records.
+    :param max_seconds: longest time an episode may be open.
     :ivar moved_at: clock time of the last claim, call or removal.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        max_seconds: float = math.inf,
+    ) -> None:
         self._clock = clock
+        self._wall_clock = wall_clock
+        self._max_seconds = max_seconds
         self._open: dict[str, OpenEpisode] = {}
         self._leases = LeaseWatch()
         self._silences = LeaseWatch()
@@ -91,7 +103,11 @@ class OpenEpisodes:
     def opened(self, record: EpisodeRecord, session: Session) -> OpenEpisode:
         """An episode whose lease begins now; `add` takes it up."""
         now = self._clock()
-        return OpenEpisode(record, session, seen_at=now, called_at=now)
+        # A wall clock that was set back must not make it longer.
+        age = max(0.0, self._wall_clock() - record.created_at)
+        return OpenEpisode(
+            record, session, seen_at=now, called_at=now, ends_at=now + self._max_seconds - age
+        )
 
     def add(self, episode: OpenEpisode) -> None:
         """Watch over an episode."""
@@ -170,7 +186,7 @@ class OpenEpisodes:
             return None
         if episode.calls_running:
             # It is renewed when they are answered.
-            return self._clock() + episode.record.lease_seconds
+            return min(episode.ends_at, self._clock() + episode.record.lease_seconds)
         return episode.expires_at
 
     def _silence_begins(self, episode_id: str) -> float | None:

@@ -477,6 +477,19 @@ async def test_calls_of_one_episode_are_limited(servers: ServerFactory) -> None:
         assert (await server.end(grant, 1.0)).status_code == 200
 
 
+async def test_heartbeats_hold_an_episode_open_for_a_limited_time(servers: ServerFactory) -> None:
+    async with servers.running(max_episode_seconds=1) as server:
+        await server.roll()
+        grant = await server.claim()
+        url = f"/v1/episodes/{grant['episode_id']}/heartbeat"
+        while (answer := await server.http.post(url, headers=CLIENT)).status_code == 200:
+            await asyncio.sleep(0)
+        assert answer.status_code == 410
+        assert "max_episode_seconds" in error_of(answer)["message"]
+        status = (await server.http.get("/v1/status", headers=CONTROL)).json()
+        assert status["counters"]["aborted_timeout"] == 1
+
+
 async def test_nothing_is_kept_of_tenants_that_use_nothing(rolling: Running) -> None:
     _, alice = await new_token(rolling, "alice")
     grant = (await claim_as(rolling, alice)).json()

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from ajet_core.interfaces import EpisodeRecord
+from ajet_core.server.dialects.exchange import Session
 from ajet_core.server.leases import LeaseWatch
+from ajet_core.server.open_episodes import OpenEpisode, OpenEpisodes
+from ajet_core.server.rendering.conversation import ConversationIndex
 
 
 def watch(**leases: float) -> LeaseWatch:
@@ -33,3 +39,71 @@ def test_an_expired_lease_is_named_until_its_episode_is_over() -> None:
     assert leases.expired(1.0, {"a": 1.0}.get) == ["a"]
     assert leases.expired(1.0, {}.get) == []
     assert leases.next_look() is None
+
+
+class Clock:
+    """Both clocks of the server; the wall clock began at 1000."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.wall_ahead = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now + self.wall_ahead
+
+
+def opened(episodes: OpenEpisodes, created_at: float) -> OpenEpisode:
+    """An episode with a lease of 10 seconds."""
+    record = EpisodeRecord(
+        episode_id="e",
+        key_hash="",
+        task_id="t",
+        group="t",
+        kind="train",
+        tag="",
+        client_id="c",
+        claim_version=0,
+        lease_seconds=10,
+        created_at=created_at,
+    )
+    episode = episodes.opened(record, Session("e", ConversationIndex(), 0))
+    episodes.add(episode)
+    return episode
+
+
+def test_an_episode_is_over_at_its_longest_time_whatever_it_does() -> None:
+    clock = Clock()
+    episodes = OpenEpisodes(clock, clock.wall, max_seconds=25)
+    episode = opened(episodes, created_at=clock.wall())
+    for now in (8.0, 16.0, 24.0):
+        clock.now = now
+        episodes.saw(episode)
+        assert episodes.expired() == []
+    assert episodes.lease_left(episode) == 1
+    clock.now = 25.0
+    episodes.saw(episode)
+    assert episodes.expired() == [episode]
+
+
+async def test_calls_that_run_hold_the_lease_and_not_the_longest_time() -> None:
+    clock = Clock()
+    episodes = OpenEpisodes(clock, clock.wall, max_seconds=25)
+    episode = opened(episodes, created_at=clock.wall())
+    with episodes.running_call(episode, asyncio.sleep(0)) as call:
+        clock.now = 20.0
+        assert episodes.expired() == []
+        clock.now = 25.0
+        assert episodes.expired() == [episode]
+        await call
+
+
+def test_the_longest_time_counts_from_the_claim_and_over_restarts() -> None:
+    clock = Clock()
+    claimed = clock.wall() - 20
+    episodes = OpenEpisodes(clock, clock.wall, max_seconds=25)
+    assert opened(episodes, created_at=claimed).ends_at == 5
+    # A wall clock that was set back makes no episode longer than a new one.
+    assert opened(episodes, created_at=clock.wall() + 3600).ends_at == 25
