@@ -17,6 +17,9 @@ from ajet_core.server.leases import LeaseWatch
 T = TypeVar("T")
 
 BEATS_MISSED = 3.0
+# A client that was silent and came back is given so many times as long from then on, up to a longest time: its machine is
+# slow, and its places would be given away again and again.
+_PATIENCE, _MOST_PATIENCE = 2.0, 30.0
 # A new episode may have a shorter lease than those that were there at the last look.
 _LOOK_SECONDS = 0.25
 
@@ -47,12 +50,6 @@ class OpenEpisode:
         """Clock time at which the lease runs out unless it is renewed."""
         return min(self.ends_at, self.seen_at + self.record.lease_seconds)
 
-    @property
-    def silent_at(self) -> float | None:
-        """Clock time at which a promise of heartbeats is broken; None if there is none."""
-        promised = self.record.heartbeat_seconds
-        return None if promised is None else self.seen_at + BEATS_MISSED * promised
-
     async def cancel_calls(self) -> None:
         """Stop calls in flight; what they sampled is recorded when this returns."""
         running = list(self.calls_running)
@@ -82,6 +79,8 @@ class OpenEpisodes:
         self._open: dict[str, OpenEpisode] = {}
         self._leases = LeaseWatch()
         self._silences = LeaseWatch()
+        # By client, how long it may be silent, of those that came back after they had been taken for dead.
+        self._patience: dict[str, float] = {}
         self.moved_at = clock()
 
     def __iter__(self) -> Iterator[OpenEpisode]:
@@ -115,7 +114,7 @@ class OpenEpisodes:
         self._open[episode_id] = episode
         self.moved_at = episode.seen_at
         self._leases.add(episode.expires_at, episode_id)
-        if (silent_at := episode.silent_at) is not None:
+        if (silent_at := self._silent_at(episode)) is not None:
             self._silences.add(silent_at, episode_id)
 
     def remove(self, episode_id: str) -> None:
@@ -128,11 +127,16 @@ class OpenEpisodes:
 
         :return: whether the episode was silent before.
         """
-        episode.seen_at = self._clock()
+        now = self._clock()
         was_silent = episode.silent
         if was_silent:
+            client_id = episode.record.client_id
+            patience = min(_MOST_PATIENCE, _PATIENCE * (now - episode.seen_at))
+            self._patience[client_id] = max(patience, self._patience.get(client_id, 0.0))
+        episode.seen_at = now
+        if was_silent:
             episode.silent = False
-            self._silences.add(episode.silent_at or episode.seen_at, episode.record.episode_id)
+            self._silences.add(self._silent_at(episode) or now, episode.record.episode_id)
         return was_silent
 
     def lease_left(self, episode: OpenEpisode) -> float:
@@ -196,4 +200,12 @@ class OpenEpisodes:
             return None
         if episode.calls_running:
             return self._clock() + BEATS_MISSED * (episode.record.heartbeat_seconds or 1.0)
-        return episode.silent_at
+        return self._silent_at(episode)
+
+    def _silent_at(self, episode: OpenEpisode) -> float | None:
+        """Clock time at which a promise of heartbeats is broken; None if there is none."""
+        promised = episode.record.heartbeat_seconds
+        if promised is None:
+            return None
+        patience = self._patience.get(episode.record.client_id, 0.0)
+        return episode.seen_at + max(BEATS_MISSED * promised, patience)

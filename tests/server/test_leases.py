@@ -55,21 +55,24 @@ class Clock:
         return self.now + self.wall_ahead
 
 
-def opened(episodes: OpenEpisodes, created_at: float) -> OpenEpisode:
-    """An episode with a lease of 10 seconds."""
+def opened(
+    episodes: OpenEpisodes, created_at: float, episode_id: str = "e", client_id: str = "c"
+) -> OpenEpisode:
+    """An episode with a lease of 10 seconds, whose client promised a heartbeat a second."""
     record = EpisodeRecord(
-        episode_id="e",
+        episode_id=episode_id,
         key_hash="",
         task_id="t",
         group="t",
         kind="train",
         tag="",
-        client_id="c",
+        client_id=client_id,
         claim_version=0,
         lease_seconds=10,
+        heartbeat_seconds=1,
         created_at=created_at,
     )
-    episode = episodes.opened(record, Session("e", ConversationIndex(), 0))
+    episode = episodes.opened(record, Session(episode_id, ConversationIndex(), 0))
     episodes.add(episode)
     return episode
 
@@ -107,3 +110,29 @@ def test_the_longest_time_counts_from_the_claim_and_over_restarts() -> None:
     assert opened(episodes, created_at=claimed).ends_at == 5
     # A wall clock that was set back makes no episode longer than a new one.
     assert opened(episodes, created_at=clock.wall() + 3600).ends_at == 25
+
+
+def silent(episodes: OpenEpisodes) -> set[str]:
+    """Ids of those that are silent since the last look."""
+    return {episode.record.episode_id for episode in episodes.newly_silent()}
+
+
+def test_a_client_that_came_back_may_be_silent_for_twice_as_long_from_then_on() -> None:
+    """Or the places of a client on a slow machine would be given away again and again."""
+    clock = Clock()
+    episodes = OpenEpisodes(clock, clock.wall)
+    slow = [opened(episodes, clock.wall(), f"slow-{n}", "slow") for n in range(2)]
+    opened(episodes, clock.wall(), "quick", "quick")
+    clock.now = 2.9
+    assert silent(episodes) == set()
+    clock.now = 4.0
+    assert silent(episodes) == {"slow-0", "slow-1", "quick"}
+    assert [episodes.saw(episode) for episode in slow] == [True, True]
+    clock.now = 11.9
+    assert silent(episodes) == set()
+    clock.now = 12.0
+    assert silent(episodes) == {"slow-0", "slow-1"}
+    # The other client is as it was.
+    opened(episodes, clock.wall(), "another", "quick")
+    clock.now = 15.0
+    assert silent(episodes) == {"another"}
