@@ -98,6 +98,10 @@ class AlgorithmConfig(Message):
         square of ``gradient / sqrt(second moment)`` over all weights, an update is divided by ``max(1, R / max_update_rms)``
         (StableAdamW, Wortsman et al. 2023, arXiv:2304.13013); 0 turns it off. What clipping the norm of gradients cannot
         do, because Adam's update does not depend on their scale.
+    :param max_update_kl: bounds how far a single update moves the policy, in nats a token: an update is shortened until
+        ``(log p_after - log p_before)^2 / 2``, on average over trained tokens of its minibatch, is no more (the estimator k2
+        of the KL divergence, Schulman, "Approximating KL divergence"; a backtracking line search as TRPO's,
+        arXiv:1502.05477). 0 turns it off; None is 0.05 with trainers that honour it, and 0 with others.
     :param token_budget: most tokens (padding included) of one forward pass; None lets the trainer choose.
     """
 
@@ -122,6 +126,7 @@ class AlgorithmConfig(Message):
     )
     max_grad_norm: NonNegative = 1.0
     max_update_rms: NonNegative = 1.0
+    max_update_kl: NonNegative | None = None
     token_budget: PositiveInt | None = None
 
     @model_validator(mode="after")

@@ -289,8 +289,11 @@ def _without_in_process(trainer: TrainerSpec) -> TrainerSpec:
 
 def _check_algorithm(config: RunConfig, trainer: TrainerSpec) -> None:
     honoured = trainer.capabilities.algorithm_fields
-    # Of the two ways to say so that tokens are not weighed by importance, either is no change.
-    usual: dict[str, tuple[object, ...]] = {"importance": ("auto", "ratio")}
+    # Where there are two ways to say that nothing is asked for, either is no change.
+    usual: dict[str, tuple[object, ...]] = {
+        "importance": ("auto", "ratio"),
+        "max_update_kl": (None, 0.0),
+    }
     default = AlgorithmConfig()
     for name in AlgorithmConfig.model_fields:
         unchanged = usual.get(name, (getattr(default, name),))

@@ -22,7 +22,9 @@ from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
 from ajet_core.timeline import LAYOUTS, TrainBatch, TrainCall
 
 TRUNCATED = AlgorithmConfig(importance="truncated", learning_rate=1e-2)
-FOUR_STEPS = TRUNCATED.model_copy(update={"minibatches": 2, "epochs": 2, "max_update_rms": 0.0})
+FOUR_STEPS = TRUNCATED.model_copy(
+    update={"minibatches": 2, "epochs": 2, "max_update_rms": 0.0, "max_update_kl": 0.0}
+)
 
 
 def plain_logprobs(module: torch.nn.Module, b: TrainBatch) -> dict[int, torch.Tensor]:

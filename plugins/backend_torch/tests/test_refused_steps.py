@@ -23,7 +23,10 @@ from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
 from ajet_core.timeline import TrainBatch, TrainCall
 
 RATE = AlgorithmConfig(learning_rate=1e-2)
-MANY_STEPS = AlgorithmConfig(learning_rate=1e-2, minibatches=2, epochs=2, warmup_steps=9)
+# What an update moved is measured by passes too: without them, passes are those of the minibatches.
+MANY_STEPS = AlgorithmConfig(
+    learning_rate=1e-2, minibatches=2, epochs=2, warmup_steps=9, max_update_kl=0
+)
 
 
 def with_call(found: TrainBatch, number: int, **changes: object) -> TrainBatch:

@@ -171,6 +171,7 @@ def test_a_step_is_that_of_a_plain_reference(aggregation, advantage, model_dir, 
         adam_betas=(0.8, 0.95),
         max_grad_norm=0.5,
         max_update_rms=0,
+        max_update_kl=0,
         token_budget=50,
     )
     plain, start = load(model_dir), load(model_dir)

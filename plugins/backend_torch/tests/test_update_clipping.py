@@ -37,9 +37,15 @@ def gradients(steps: int) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def optimiser(found: dict[str, nn.Parameter], most: float) -> MasterAdamW:
+def optimiser(
+    found: dict[str, nn.Parameter], most: float, weight_decay: float = 0.0
+) -> MasterAdamW:
     algorithm = AlgorithmConfig(
-        learning_rate=RATE, adam_betas=BETAS, max_grad_norm=0, max_update_rms=most
+        learning_rate=RATE,
+        adam_betas=BETAS,
+        weight_decay=weight_decay,
+        max_grad_norm=0,
+        max_update_rms=most,
     )
     return MasterAdamW(found, algorithm, float32=True)
 

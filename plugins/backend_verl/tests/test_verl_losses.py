@@ -67,7 +67,8 @@ def aimed(trainer, algorithm: dict[str, object] | None = None, **settings: objec
 
 
 def step_of_torch(path: str, run_dir: Path, algorithm: AlgorithmConfig, b):
-    """Report and update of the trainer ``torch``."""
+    """Report and update of the trainer ``torch``, which applies it whole, as verl does."""
+    algorithm = algorithm.model_copy(update={"max_update_kl": 0.0})
     settings = TorchTrainerSettings(device="cpu", measure_costs=False)
     other = TorchTrainer(settings, WorkerContext(run_dir, 3))
     other.start(ModelConfig(path=path), algorithm)

@@ -7,6 +7,7 @@ everything was checked that can go wrong with a batch.
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -20,6 +21,10 @@ from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline.batch import TrainBatch
 
+MAX_UPDATE_KL = 0.05
+"""What `AlgorithmConfig.max_update_kl` is if it is not set."""
+SHORTENED_TIMES = 10
+"""An update that is too large after so many attempts to shorten it is taken back whole."""
 ALWAYS_COPIED = 2**28
 """Weights in this number are copied before a single optimiser step as well: 3 GiB with the optimiser's state."""
 LEAST_BUDGET = 16
@@ -120,6 +125,7 @@ def _attempt(
     unscored = update.unscored(first, len(plan))
     guard = StepGuard(step, len(plan), limits)
     optimiser = policy.optimiser
+    limit = MAX_UPDATE_KL if algorithm.max_update_kl is None else algorithm.max_update_kl
     before: Snapshot | None = None
     changed = False
     try:
@@ -139,8 +145,8 @@ def _attempt(
                 if not number and (len(plan) > 1 or optimiser.size <= ALWAYS_COPIED):
                     before = optimiser.snapshot()
                 changed = True
-                optimiser.step(rate)
-                optimiser.zero_grad()
+                sampling = random.Random(f"{seed}-{done}-{number}")  # noqa: S311
+                _apply(policy, update, minibatch, rate=rate, limit=limit, sampling=sampling)
         if not optimiser.is_finite():
             raise guard.weights_refused()
         metrics = {"learning_rate": rate, "no_signal": 0.0, **update.totals.metrics()}
@@ -155,6 +161,45 @@ def _attempt(
                 f"the weights were not finite before step {step} already; go on from a checkpoint"
             ) from error
         raise
+
+
+def _apply(
+    policy: TrainedPolicy,
+    update: BatchUpdate,
+    minibatch: Minibatch,
+    *,
+    rate: float,
+    limit: float,
+    sampling: random.Random,
+) -> None:
+    """One optimiser step, shortened as `AlgorithmConfig.max_update_kl` says.
+
+    :param limit: 0 for none.
+    """
+    optimiser = policy.optimiser
+    if not limit:
+        optimiser.step(rate)
+        optimiser.zero_grad()
+        return
+    sample = update.divergence_sample(minibatch, sampling)
+    if policy.has_dropout:
+        update.note_before(sample)
+    optimiser.step(rate)
+    moved = update.divergence(sample)
+    update.totals.shortened += not moved <= limit
+    for _ in range(SHORTENED_TIMES):
+        if moved <= limit:
+            break
+        # A divergence grows with the square of the way, at first. Where it is not finite, nothing is known of it.
+        share = 1 - math.sqrt(limit / moved) if math.isfinite(moved) else 0.9
+        optimiser.shorten(max(share, 0.1))
+        moved = update.divergence(sample)
+    else:
+        if not moved <= limit:
+            optimiser.shorten(1.0)
+            moved = 0.0
+    optimiser.zero_grad()
+    update.totals.moves.append(moved)
 
 
 def _lower_budget(update: BatchUpdate, budget: int) -> int | None:

@@ -68,8 +68,13 @@ class MasterAdamW:
             # On CUDA the default needs as much memory again as the masters while it updates them.
             fused=cuda is not None,
         )
-        if algorithm.max_update_rms:
+        self._clipping = (
             UpdateClipping(self._adamw, algorithm.max_update_rms)
+            if algorithm.max_update_rms
+            else None
+        )
+        # The rate of what is left of the last update.
+        self._applied = 0.0
         for master in masters:
             self._adamw.state[master] = {
                 "step": torch.zeros((), device=cuda),
@@ -106,6 +111,32 @@ class MasterAdamW:
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
         self._adamw.step()
+        self._applied = learning_rate / (1.0 if self._clipping is None else self._clipping.scale)
+        self.write_parameters()
+
+    @torch.no_grad()
+    def shorten(self, share: float) -> None:
+        """Take a share of the last update back, before `zero_grad`; its moments stay.
+
+        What the weights were before is computed from them and the optimiser's state, so that no copy of them is needed: AdamW
+        makes ``(1 - r d) w - r m / (sqrt(v) + eps)`` of ``w``, with bias-corrected moments, rate r and weight decay d.
+
+        :param share: of what is left of it, in (0, 1].
+        """
+        rate = self._applied
+        for group in self._adamw.param_groups:
+            first, second = group["betas"]
+            kept = 1 - rate * group["weight_decay"]
+            for master in group["params"]:
+                if master.grad is None:
+                    continue
+                state = self._adamw.state[master]
+                step = float(state["step"])
+                root = (state["exp_avg_sq"] / (1 - second**step)).sqrt_().add_(group["eps"])
+                update = (state["exp_avg"] / (1 - first**step)).div_(root)
+                before = update.mul_(rate).add_(master).div_(kept)
+                master.lerp_(before, share)
+        self._applied = rate * (1 - share)
         self.write_parameters()
 
     @torch.no_grad()

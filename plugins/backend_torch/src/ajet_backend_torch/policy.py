@@ -182,6 +182,18 @@ class TrainedPolicy:
                 self.module.eval()
                 self.optimiser.zero_grad()
 
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """As an engine wants the model within, also in the middle of `training`: nothing is random."""
+        noise, training = self.forest.noise, self.module.training
+        self.forest.noise = None
+        self.module.eval()
+        try:
+            yield
+        finally:
+            self.module.train(training)
+            self.forest.noise = noise
+
     def reference_logprobs(
         self, passes: Sequence[Pass], subtree: range, tensors: Mapping[int, PassTensors]
     ) -> dict[int, torch.Tensor]:

@@ -20,9 +20,12 @@ class Totals:
 
     :param sampled: S, the sampled tokens of the batch.
     :ivar known: [S] float32 logprobs that were kept, NaN for the others.
+    :ivar latest: [S] float32 logprobs of the latest pass of training, NaN for tokens that were in none.
     :ivar tokens: trained tokens, counted as often as they were computed.
     :ivar processed: tokens that went through the forward pass.
     :ivar norms: gradient norm of each optimiser step.
+    :ivar moves: divergence that each optimiser step has made, where it is bounded.
+    :ivar shortened: how many of them were shortened.
     """
 
     device: torch.device
@@ -30,6 +33,7 @@ class Totals:
     has_reference: bool = False
     has_importance: bool = False
     known: torch.Tensor = field(init=False)
+    latest: torch.Tensor = field(init=False)
     sums: torch.Tensor = field(init=False)
     ratio_max: torch.Tensor = field(init=False)
     importance_max: torch.Tensor = field(init=False)
@@ -39,9 +43,12 @@ class Totals:
     tokens: int = 0
     processed: int = 0
     norms: list[float] = field(default_factory=list)
+    moves: list[float] = field(default_factory=list)
+    shortened: int = 0
 
     def __post_init__(self) -> None:
         self.known = torch.full((self.sampled,), math.nan, device=self.device)
+        self.latest = torch.full_like(self.known, math.nan)
         self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=self.device)
         self.ratio_max = torch.zeros((), device=self.device)
         self.importance_max = torch.zeros((), device=self.device)
@@ -88,9 +95,14 @@ class Totals:
             self.gap_sum += torch.where(current, gaps, 0.0).double().sum()
             self.gap_tokens += current.double().sum()
 
-    def keep(self, tensors: PassTensors, logprobs: torch.Tensor) -> None:
-        """Remember the logprobs of the trained tokens of a pass."""
-        self.known[tensors.slots] = logprobs.detach()
+    def keep(self, tensors: PassTensors, logprobs: torch.Tensor, *, report: bool) -> None:
+        """Remember the logprobs of the trained tokens of a pass of training.
+
+        :param report: also as those to report.
+        """
+        self.latest[tensors.slots] = logprobs.detach()
+        if report:
+            self.known[tensors.slots] = logprobs.detach()
 
     def logprobs(self, first: Ints) -> list[list[float]]:
         """What was kept, call by call; an empty list for a call of which a token is missing.
@@ -115,6 +127,9 @@ class Totals:
             "ratio_max": float(self.ratio_max),
             "grad_norm": math.fsum(self.norms) / len(self.norms),
         }
+        if self.moves:
+            found["update_kl"] = max(self.moves)
+            found["updates_shortened"] = float(self.shortened)
         if self.has_reference:
             found["kl"] = sums["kl"] / self.tokens
         if self.has_importance:

@@ -35,6 +35,8 @@ from ajet_core.timeline.credit import token_weights
 from ajet_core.timeline.minibatches import deal, dealing_units
 from ajet_core.timeline.schedule import Schedule, schedule
 
+MOVED_TOKENS = 4096
+"""How far an update moved the policy is measured on trees of about so many tokens."""
 COLLECTED_TOKENS = 2048
 """Gradients move to their masters after this many tokens: before that they add up in the model's precision."""
 
@@ -153,8 +155,42 @@ class BatchUpdate:
 
         :return: their sum, a float64 scalar on the device.
         """
-        policy = self._policy
         numbers = [number for minibatch in minibatches for number in minibatch.trees]
+        total, tokens = self._score(numbers, self.totals.known)
+        self.totals.processed += tokens
+        return total
+
+    def divergence_sample(self, minibatch: Minibatch, rng: random.Random) -> list[int]:
+        """Indices of the trees on which `divergence` is measured."""
+        sample: list[int] = []
+        tokens = 0
+        for number in rng.sample(minibatch.trees, len(minibatch.trees)):
+            if tokens >= MOVED_TOKENS:
+                break
+            sample.append(number)
+            tokens += self.batch.trees[number].tokens
+        return sample
+
+    def note_before(self, sample: Sequence[int]) -> None:
+        """Measure `divergence` from the weights as they are now, where passes of training are random."""
+        with self._policy.scoring():
+            self._score(sample, self.totals.latest)
+
+    def divergence(self, sample: Sequence[int]) -> float:
+        """How far the policy is from what it was when `sample` was last computed, in nats a token.
+
+        ``(log p - log p_before)^2 / 2`` on average over the trained tokens: the estimator k2 of the KL
+        divergence (Schulman, "Approximating KL divergence"), exact to second order.
+        """
+        now = torch.full_like(self.totals.latest, math.nan)
+        with self._policy.scoring():
+            self._score(sample, now)
+        change = (now - self.totals.latest)[~now.isnan()]
+        return float(change.double().square().mean()) / 2
+
+    def _score(self, numbers: Sequence[int], found: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Write logprobs of trees to `found`, [S]; their sum, and how many tokens were computed."""
+        policy = self._policy
         trees = self._packed(numbers)
         plan = self._schedule(numbers, policy.token_budget)
         weights = self._tokens.per_token([0.0] * len(self.batch.calls))
@@ -162,10 +198,9 @@ class BatchUpdate:
         for subtree in plan.subtrees:
             tensors = self._tensors(plan, subtree, trees, weights)
             for index, logprobs in policy.forest.scores(plan.passes, subtree, tensors).items():
-                self.totals.keep(tensors[index], logprobs)
+                found[tensors[index].slots] = logprobs
                 total += logprobs.double().sum()
-        self.totals.processed += plan.tokens
-        return total
+        return total, plan.tokens
 
     def accumulate(
         self, minibatch: Minibatch, *, gap_version: int | None, report: bool
@@ -190,8 +225,7 @@ class BatchUpdate:
         references: dict[int, torch.Tensor] = {}
 
         def loss_of(index: int, tensors: PassTensors, scores: TokenScores) -> torch.Tensor:
-            if report:
-                self.totals.keep(tensors, scores.logprobs)
+            self.totals.keep(tensors, scores.logprobs, report=report)
             loss = self._loss(tensors, scores, references.get(index), gap_version)
             loss_sum.add_(loss.detach().double())
             logprob_sum.add_(scores.logprobs.detach().double().sum())

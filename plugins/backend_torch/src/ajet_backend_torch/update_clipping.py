@@ -21,6 +21,7 @@ class UpdateClipping:
 
     :param adamw: whose learning rates stay as they are between updates.
     :param most: positive.
+    :ivar scale: what the learning rates of the last update were divided by.
     :param total: of a process's tensor of two sums, the sums over all processes; for an optimiser that has a part
         of the weights in plain tensors. Parts in distributed tensors are summed up without it.
     """
@@ -34,6 +35,7 @@ class UpdateClipping:
         self._most = most
         self._total = total
         self._rates: list[float] = []
+        self.scale = 1.0
         adamw.register_step_pre_hook(self._clip)
         adamw.register_step_post_hook(self._restore)
 
@@ -41,9 +43,9 @@ class UpdateClipping:
     def _clip(self, adamw: torch.optim.Optimizer, *_: object) -> None:
         self._rates = [group["lr"] for group in adamw.param_groups]
         squares, count = self._sums(adamw).tolist()
-        scale = max(1.0, (squares / count) ** 0.5 / self._most) if count else 1.0
+        self.scale = max(1.0, (squares / count) ** 0.5 / self._most) if count else 1.0
         for group in adamw.param_groups:
-            group["lr"] = group["lr"] / scale
+            group["lr"] = group["lr"] / self.scale
 
     def _restore(self, adamw: torch.optim.Optimizer, *_: object) -> None:
         for group, rate in zip(adamw.param_groups, self._rates, strict=True):
