@@ -44,20 +44,20 @@ from altered_plugin import environment_with_plugin
 from options import at_least, fraction
 from reporting import report
 
-from ajet_core.client import AsyncSwarmClient, Episode, EpisodeOutcome, SwarmClient, Task
-from ajet_core.demo.agent import GridWalkAgent
-from ajet_core.demo.orchestrate import terminate_as_interrupt
-from ajet_core.demo.recipe import (
+from agentjet.client import AsyncSwarmClient, Episode, EpisodeOutcome, SwarmClient, Task
+from ajet_core.protocol import ComponentChoice, RolloutConfig, RunConfig, ServerState, ServerStatus
+from ajet_demo.agent import GridWalkAgent
+from ajet_demo.orchestrate import terminate_as_interrupt
+from ajet_demo.recipe import (
     EPISODES_PER_STEP,
     ROLLOUTS_PER_TASK,
     TEMPERATURE,
     run_config,
     train_task_ids,
 )
-from ajet_core.demo.server_child import DemoServer
-from ajet_core.demo.tiny_model import create_tiny_model
-from ajet_core.protocol import ComponentChoice, RolloutConfig, RunConfig, ServerState, ServerStatus
-from ajet_core.worlds.gridwalk import GridWalk
+from ajet_demo.server_child import DemoServer
+from ajet_demo.tiny_model import create_tiny_model
+from ajet_worlds.gridwalk import GridWalk
 
 # Seconds: the least, the most, and how heavy the tail between them is.
 SHORTEST, LONGEST, TAIL = 0.1, 6.0, 1.1

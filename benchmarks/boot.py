@@ -26,14 +26,14 @@ from options import at_least
 from reporting import report
 
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
-from ajet_core.worker.codec import BootPlan, ComponentPlan
-from ajet_core.worker.process import WorkerProcess
+from ajet_server.workers.codec import BootPlan, ComponentPlan
+from ajet_server.workers.process import WorkerProcess
 
 BOOT_SECONDS = 120.0
 PARTS = """
 import asyncio, json, sys, time
 from pathlib import Path
-import ajet_core.worker.host
+import ajet_server.workers.host
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
 

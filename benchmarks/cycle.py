@@ -35,10 +35,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from options import at_least
 from reporting import report
 
-from ajet_core.client import AsyncSwarmClient, Episode, EpisodeOutcome, Task
-from ajet_core.demo.agent import GridWalkAgent
-from ajet_core.demo.orchestrate import adopt, terminate_as_interrupt
-from ajet_core.demo.recipe import (
+from agentjet.client import AsyncSwarmClient, Episode, EpisodeOutcome, Task
+from ajet_core.protocol import ServerState
+from ajet_core.timeline import Call
+from ajet_demo.agent import GridWalkAgent
+from ajet_demo.orchestrate import adopt, terminate_as_interrupt
+from ajet_demo.recipe import (
     EPISODES_PER_STEP,
     ROLLOUTS_PER_TASK,
     TEMPERATURE,
@@ -46,12 +48,10 @@ from ajet_core.demo.recipe import (
     run_config,
     train_task_ids,
 )
-from ajet_core.demo.server_child import DemoServer
-from ajet_core.demo.tiny_model import create_tiny_model
-from ajet_core.embedded.store_reader import EpisodeQuery, StoreReader
-from ajet_core.protocol import ServerState
-from ajet_core.timeline import Call
-from ajet_core.worlds.gridwalk import GridWalk
+from ajet_demo.server_child import DemoServer
+from ajet_demo.tiny_model import create_tiny_model
+from ajet_server.store.store_reader import EpisodeQuery, StoreReader
+from ajet_worlds.gridwalk import GridWalk
 
 ROOT = Path(__file__).resolve().parents[1]
 POLL_SECONDS = 0.01

@@ -27,7 +27,7 @@ def run_demo(seed: int, directory: Path) -> dict[str, float]:
     command = [
         sys.executable,
         "-m",
-        "ajet_core.cli.main",
+        "ajet_cli.main",
         "demo",
         "--seed",
         str(seed),

@@ -41,7 +41,7 @@ from reporting import report
 from stub_processes import Child, bare_recorder, gateway
 
 from ajet_core import credentials
-from ajet_core.testing.tokenizers import write_model
+from ajet_testing.tokenizers import write_model
 
 CONNECTIONS = 64
 

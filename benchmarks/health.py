@@ -32,17 +32,7 @@ from altered_plugin import environment_with_plugin
 from options import at_least
 from reporting import report
 
-from ajet_core.client import AsyncSwarmClient, Episode, EpisodeOutcome, SwarmClient, Task
-from ajet_core.demo.agent import GridWalkAgent
-from ajet_core.demo.recipe import (
-    EPISODES_PER_STEP,
-    ROLLOUTS_PER_TASK,
-    TEMPERATURE,
-    run_config,
-    train_task_ids,
-)
-from ajet_core.demo.server_child import DemoServer
-from ajet_core.demo.tiny_model import create_tiny_model
+from agentjet.client import AsyncSwarmClient, Episode, EpisodeOutcome, SwarmClient, Task
 from ajet_core.protocol import (
     ComponentChoice,
     FailureConfig,
@@ -50,7 +40,17 @@ from ajet_core.protocol import (
     RunConfig,
     ServerStatus,
 )
-from ajet_core.worlds.gridwalk import TOOLS, GridWalk
+from ajet_demo.agent import GridWalkAgent
+from ajet_demo.recipe import (
+    EPISODES_PER_STEP,
+    ROLLOUTS_PER_TASK,
+    TEMPERATURE,
+    run_config,
+    train_task_ids,
+)
+from ajet_demo.server_child import DemoServer
+from ajet_demo.tiny_model import create_tiny_model
+from ajet_worlds.gridwalk import TOOLS, GridWalk
 
 FROM_STEP = 9
 POLL_SECONDS = 0.1

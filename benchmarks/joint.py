@@ -1,6 +1,6 @@
 """What joint episodes survive: SIGKILL of either of two servers, and of their client, at random moments of real training.
 
-Two tiny models of different size, a planner and an executor, are trained on joint episodes (`ajet_core.demo.relay`), each
+Two tiny models of different size, a planner and an executor, are trained on joint episodes (`ajet_demo.relay`), each
 on a server of its own; the client notes each joint episode whose end was acknowledged. Then the books of both servers are
 compared: a joint episode that has ended on one of them and not on the other is torn; one that was acknowledged and has not
 ended on both is lost. Which batches the weights saw is said by the checkpoints themselves (`recovery_witness`).
@@ -32,19 +32,19 @@ from options import at_least
 from recovery import free_port
 from reporting import report
 
-from ajet_core.client import AsyncSwarm, EpisodeFailure, EpisodeResult, Swarm, SwarmClient
-from ajet_core.demo.recipe import (
+from agentjet.client import AsyncSwarm, EpisodeFailure, EpisodeResult, Swarm, SwarmClient
+from ajet_core.errors import AjetError, DeadlineError
+from ajet_core.protocol import ComponentChoice, FailureConfig, RunConfig, ServerState
+from ajet_demo.recipe import (
     EPISODES_PER_STEP,
     ROLLOUTS_PER_TASK,
     eval_task_ids,
     relay_config,
     train_task_ids,
 )
-from ajet_core.demo.relay import PLANNER, RelayAgent
-from ajet_core.demo.two_models import WIDTHS
-from ajet_core.embedded.store_reader import EpisodeQuery, StoreReader
-from ajet_core.errors import AjetError, DeadlineError
-from ajet_core.protocol import ComponentChoice, FailureConfig, RunConfig, ServerState
+from ajet_demo.relay import PLANNER, RelayAgent
+from ajet_demo.two_models import WIDTHS
+from ajet_server.store.store_reader import EpisodeQuery, StoreReader
 
 CONTROL, CLIENT = "joint-benchmark-control", "joint-benchmark-client"
 POLL_SECONDS = 0.05
@@ -60,9 +60,9 @@ CALL_RETRIES = 10
 
 def serve_gateway(run_dir: str, port: str, peers: str) -> None:
     """One gateway, as `ajet serve` starts it, with the witness among its plugins."""
-    from ajet_core.server.serve import serve
-    from ajet_core.settings import Settings
-    from ajet_core.testing.plugins import plugins_with
+    from ajet_installation.settings import Settings
+    from ajet_server.serve import serve
+    from ajet_testing.plugins import plugins_with
 
     settings = Settings(
         server={
@@ -306,7 +306,7 @@ def main() -> None:
     options = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
-        from ajet_core.demo.tiny_model import create_tiny_model
+        from ajet_demo.tiny_model import create_tiny_model
 
         directory = options.keep or Path(temporary)
         for role, width in WIDTHS.items():

@@ -29,15 +29,15 @@ from typing import Any
 from options import at_least
 from reporting import report
 
-from ajet_core.client import AsyncSwarmClient
-from ajet_core.demo.orchestrate import terminate_as_interrupt
-from ajet_core.demo.server_child import DemoServer
-from ajet_core.demo.workers import check_components, worker_settings
+from agentjet.client import AsyncSwarmClient
 from ajet_core.errors import AjetError
-from ajet_core.worlds import load_world, world_specs
-from ajet_core.worlds.learning import EVAL_TASKS, Learned, learn
-from ajet_core.worlds.recipe import run_config
-from ajet_core.worlds.tiny_model import create_tiny_model
+from ajet_demo.orchestrate import terminate_as_interrupt
+from ajet_demo.server_child import DemoServer
+from ajet_demo.workers import check_components, worker_settings
+from ajet_worlds import load_world, world_specs
+from ajet_worlds.learning import EVAL_TASKS, Learned, learn
+from ajet_worlds.recipe import run_config
+from ajet_worlds.tiny_model import create_tiny_model
 
 ROOT = Path(__file__).resolve().parents[1]
 # Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1 on; beyond, the normal distribution's.

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ajet_core.testing.tokenizers import CORPUS, renderer_for
+from ajet_testing.tokenizers import CORPUS, renderer_for
 
 CALLS, REPLY_TOKENS = 8, 64
 FIRST_PROMPT_BYTES = 1300

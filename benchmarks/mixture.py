@@ -29,10 +29,10 @@ from mixture_client import Rollouts
 from reporting import report
 from stub_processes import gateway
 
+from agentjet.client import SwarmClient
 from ajet_core import credentials
-from ajet_core.client import SwarmClient
 from ajet_core.protocol import MixtureConfig
-from ajet_core.testing.tokenizers import write_model
+from ajet_testing.tokenizers import write_model
 
 FIRST = {"math": 0.4, "code": 0.3, "terminal": 0.3}
 SECOND = {"math": 0.1, "code": 0.1, "terminal": 0.8}

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import httpx
 
-from ajet_core.client import AsyncSwarmClient, Episode, Task
+from agentjet.client import AsyncSwarmClient, Episode, Task
 
 _CONCURRENCY = 16
 _TASKS_AT_A_TIME = 64

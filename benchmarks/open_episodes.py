@@ -23,7 +23,7 @@ from load import CALLS, Connection, first_messages, quantile, recorded_calls, st
 from stub_processes import Child, gateway
 
 from ajet_core import credentials
-from ajet_core.testing.tokenizers import write_model
+from ajet_testing.tokenizers import write_model
 
 FEW = 100
 CLAIMS_SHARE = 10

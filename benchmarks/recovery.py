@@ -54,7 +54,7 @@ from recovery_clients import EPISODES_PER_TASK
 from recovery_swarm import CONTROL, Swarm
 from reporting import report
 
-from ajet_core.client import SwarmClient
+from agentjet.client import SwarmClient
 from ajet_core.protocol import (
     AlgorithmConfig,
     BatchConfig,
@@ -216,8 +216,8 @@ def rampage(
 
 def make_model(directory: Path) -> None:
     """A tiny model; it need not be good at anything."""
-    from ajet_core.worlds.grid import GridWorld
-    from ajet_core.worlds.tiny_model import build_model, build_tokenizer, save
+    from ajet_worlds.grid import GridWorld
+    from ajet_worlds.tiny_model import build_model, build_tokenizer, save
 
     tokenizer = build_tokenizer([GridWorld()])
     save(build_model(tokenizer, 0), tokenizer, directory)

@@ -12,9 +12,9 @@ from pathlib import Path
 from recovery_clients import EPISODES_PER_TASK
 from recovery_swarm import Swarm
 
-from ajet_core.embedded.store_reader import EpisodeQuery, StoreReader
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import Evaluation, MixtureConfig, RunConfig
+from ajet_server.store.store_reader import EpisodeQuery, StoreReader
 
 
 def journal_lines(directory: Path) -> Iterator[dict[str, object]]:

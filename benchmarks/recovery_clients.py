@@ -1,7 +1,7 @@
 """The clients of `recovery.py`. Each rolls out rounds of tasks, waits after each round for a step, and notes what the
 server has acknowledged as lines of a journal.
 
-``runner`` and ``async`` use the runners of `ajet_core.client`; ``plain`` uses nothing but HTTP. A client ends with
+``runner`` and ``async`` use the runners of `agentjet.client`; ``plain`` uses nothing but HTTP. A client ends with
 status 0 after the round in which it finds the file ``finish`` next to its journal. SIGUSR1 writes the stacks of all its
 threads and tasks to its log.
 """
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 if TYPE_CHECKING:
-    from ajet_core.client import Episode, Task
+    from agentjet.client import Episode, Task
 
 TOKEN = "recovery-client-token"
 CONCURRENCY = 4
@@ -114,7 +114,7 @@ async def rounds(
     :param client: a `SwarmClient`, which blocks, or an `AsyncSwarmClient`.
     :param agent: of this client's kind.
     """
-    from ajet_core.client import Task
+    from agentjet.client import Task
     from ajet_core.errors import BatchStarvedError
 
     async def roll_out(ids: list[str], kind: str) -> None:
@@ -156,7 +156,7 @@ def walk(http: httpx.Client, journal: Journal, task: Task, episode: Episode) -> 
 
 def run_runner(url: str, journal: Journal, tag: str, kinds: list[str]) -> None:
     """Rounds with `SwarmClient`."""
-    from ajet_core.client import SwarmClient
+    from agentjet.client import SwarmClient
 
     with httpx.Client(timeout=GIVE_UP_SECONDS) as http, SwarmClient(url, TOKEN) as client:
         agent = partial(walk, http, journal)
@@ -166,7 +166,7 @@ def run_runner(url: str, journal: Journal, tag: str, kinds: list[str]) -> None:
 
 async def run_async(url: str, journal: Journal, tag: str, kinds: list[str]) -> None:
     """Rounds with `AsyncSwarmClient`."""
-    from ajet_core.client import AsyncSwarmClient
+    from agentjet.client import AsyncSwarmClient
 
     def dump() -> None:
         faulthandler.dump_traceback()

@@ -10,7 +10,7 @@ from ajet_backend_torch import hooks as torch_hooks
 
 from ajet_core.plugin.components import TrainerSpec
 from ajet_core.plugin.spec import hookimpl
-from ajet_core.testing import hooks as scripted_hooks
+from ajet_testing import hooks as scripted_hooks
 
 
 @hookimpl

@@ -9,8 +9,8 @@ from recovery_witness import Witness
 
 from ajet_core.interfaces import StepReport, TrainerInfo, WeightUpdate
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
-from ajet_core.testing.scripted_trainer import ScriptedTrainer
 from ajet_core.timeline import TrainBatch
+from ajet_testing.scripted_trainer import ScriptedTrainer
 
 _SECONDS = 0.3
 

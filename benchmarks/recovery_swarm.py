@@ -15,7 +15,7 @@ from pathlib import Path
 
 from recovery_clients import FINISH, TOKEN
 
-from ajet_core.client import SwarmClient
+from agentjet.client import SwarmClient
 from ajet_core.errors import AjetError
 from ajet_core.protocol import ServerState, ServerStatus
 
@@ -32,9 +32,9 @@ def serve_gateway(run_dir: str, model_dir: str, port: str) -> None:
 
     from ajet_core.plugin import PluginManager
     from ajet_core.plugin.discovery import installed_entry_points
-    from ajet_core.server.serve import serve
-    from ajet_core.settings import Settings
-    from ajet_core.testing.plugins import entry_points_of
+    from ajet_installation.settings import Settings
+    from ajet_server.serve import serve
+    from ajet_testing.plugins import entry_points_of
 
     settings = Settings(
         server={
@@ -49,7 +49,7 @@ def serve_gateway(run_dir: str, model_dir: str, port: str) -> None:
     )
     points: list[EntryPoint] = [
         *installed_entry_points(),
-        *entry_points_of("scripted", "ajet_core.testing.hooks"),
+        *entry_points_of("scripted", "ajet_testing.hooks"),
         *entry_points_of("witness", "recovery_plugins"),
     ]
     serve(settings, PluginManager(entry_points=points))
@@ -206,7 +206,7 @@ class Swarm:
                 with contextlib.suppress(OSError):
                     words = (entry / "cmdline").read_bytes().split(b"\0")
                     ours = any(word.startswith(bytes(self.run_dir)) for word in words)
-                    if b"ajet_core.worker" in words and ours:
+                    if b"ajet_server.workers" in words and ours:
                         found.append(int(entry.name))
         return found
 

@@ -29,7 +29,7 @@ from reporting import report
 from stub_processes import Child, gateway
 
 from ajet_core import credentials
-from ajet_core.testing.tokenizers import write_model
+from ajet_testing.tokenizers import write_model
 
 AGENTS = 16
 BATCH = {"full_by": "tasks", "tasks": 4, "episodes_per_task": 8}

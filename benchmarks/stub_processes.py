@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, cast
 
-from ajet_core.server.serve import serve
-from ajet_core.settings import Settings
-from ajet_core.testing.plugins import scripted_plugins
+from ajet_installation.settings import Settings
+from ajet_server.serve import serve
+from ajet_testing.plugins import scripted_plugins
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -142,7 +142,7 @@ if __name__ == "__main__":
     if kind == "gateway":
         _serve_gateway(Path(rest[0]), Path(rest[1]))
     else:
-        from ajet_core.event_loop import loop_factory
+        from ajet_installation.event_loop import loop_factory
 
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_serve_bare(Path(rest[0]).read_bytes()))

@@ -38,7 +38,6 @@ from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_core.timeline import (
     LAYOUTS,
     Call,
-    Plan,
     TokenTrie,
     TrainBatch,
     TrainCall,
@@ -46,9 +45,9 @@ from ajet_core.timeline import (
     TrainSegment,
     TrainSpan,
     TrainTree,
-    choose_plan,
     lay_out,
 )
+from ajet_training.planner import Plan, choose_plan
 
 VOCABULARY = 448
 UNMERGED = "separate"

@@ -18,15 +18,15 @@ from pathlib import Path
 
 from check_wheels import ROOT, run
 
-RECIPES = ROOT / "ajet_core" / "environments" / "recipes"
+RECIPES = ROOT / "ajet_installation" / "recipes"
 TORCH = "torch==2.13.0"
 # Looks at everything that a command line and a server look at before a worker is started.
 LOOK = """
 import sys
-from ajet_core.cli.main import main
+from ajet_cli.main import main
 from ajet_core.errors import ConfigError
 from ajet_core.plugin.manager import PluginManager
-import ajet_core.client, ajet_core.server.serve
+import agentjet.client, ajet_server.serve
 plugins = PluginManager()
 for info in plugins.plugins(load=True):
     assert not info.problem, (info.name, info.problem)

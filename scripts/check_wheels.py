@@ -21,16 +21,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECTS = (ROOT, *sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml")))
 REQUIRED = {
     "agentjet": (
-        "ajet_core/py.typed",
-        "ajet_core/inspect/page/page.html",
-        "ajet_core/environments/recipes/vllm.toml",
-        "ajet_core/environments/recipes/vllm-cpu.txt",
-        "ajet_core/testing/engine_suite.py",
-        "ajet_core/testing/trainer_suite.py",
-        "ajet_core/testing/loss_suite.py",
-        "ajet_core/testing/store_suite.py",
-        "ajet_core/testing/merger_suite.py",
-        "ajet_core/testing/agent_suite.py",
+        "ajet_cli/inspect/page/page.html",
+        "ajet_installation/recipes/vllm.toml",
+        "ajet_installation/recipes/vllm-cpu.txt",
+        "ajet_testing/engine_suite.py",
+        "ajet_testing/trainer_suite.py",
+        "ajet_testing/loss_suite.py",
+        "ajet_testing/store_suite.py",
+        "ajet_testing/merger_suite.py",
+        "ajet_testing/agent_suite.py",
     ),
     "agentjet-engine-sglang": ("ajet_engine_sglang/in_server/ajet_sglang_server.py",),
     "agentjet-engine-vllm": ("ajet_engine_vllm/in_server/ajet_vllm_worker.py",),
@@ -84,8 +83,8 @@ def check_contents(project: Path, wheel: Path) -> None:
             sys.exit(f"{wheel.name}: {key} is {metadata[key]!r}, not {value!r}")
     if not metadata.get_payload():
         sys.exit(f"{wheel.name}: the description is empty")
-    (package,) = find_packages(project)
-    if missing := {f"{package}/py.typed", *REQUIRED.get(name, ())} - names:
+    typed = {f"{package}/py.typed" for package in find_packages(project)}
+    if missing := {*typed, *REQUIRED.get(name, ())} - names:
         sys.exit(f"{wheel.name}: {min(missing)} is missing")
     for group in ("[agentjet]", "[agentjet.hook_api]"):
         if group not in entry_points:
@@ -116,13 +115,13 @@ def check_installed(core: Path, plugins: list[Path], directory: Path) -> None:
     run(
         python,
         "-c",
-        f"from ajet_core.inspect.page import page; page({EMPTY_PAGE!r})",
+        f"from ajet_cli.inspect.page import page; page({EMPTY_PAGE!r})",
         cwd=directory,
     )
-    run(python, "-c", "import ajet_core.client", cwd=directory)
+    run(python, "-c", "import agentjet.client", cwd=directory)
     # Nothing but what the extra declares may be needed to start the server.
     run(python, "-m", "pip", "install", "--quiet", f"{core}[server]")
-    run(python, "-c", "import ajet_core.server.serve, ajet_core.worker.host", cwd=directory)
+    run(python, "-c", "import ajet_server.serve, ajet_server.workers.host", cwd=directory)
 
 
 def main(directory: Path) -> None:

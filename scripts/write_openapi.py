@@ -9,10 +9,10 @@ from typing import Any
 
 from ajet_core.credentials import ServerTokens
 from ajet_core.plugin import PluginManager
-from ajet_core.server.app import create_app
-from ajet_core.server.build import build_service
-from ajet_core.server.guard import TokenGuard
-from ajet_core.settings import Settings
+from ajet_installation.settings import Settings
+from ajet_server.build import build_service
+from ajet_server.http.app import create_app
+from ajet_server.security.guard import TokenGuard
 
 
 def openapi(run_dir: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.environments.environment import DIRECTORY, Environment
+from ajet_installation.environment import DIRECTORY, Environment
 
 ROOT = Path(__file__).parents[1]
 

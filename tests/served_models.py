@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ajet_core.interfaces import WeightUpdate
-from ajet_core.testing.ascii_tokenizer import write_ascii_tokenizer
-from ajet_core.testing.engine_case import EngineCase
+from ajet_testing.ascii_tokenizer import write_ascii_tokenizer
+from ajet_testing.engine_case import EngineCase
 
 VOCAB = 96
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from ajet_core.served import Address, HttpModelServer, ServedEngine
+from ajet_engines.served import Address, HttpModelServer, ServedEngine
 
 
 def address_of(engine: ServedEngine) -> Address:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_core.averages import mean
+from ajet_server.averages import mean
 
 NUMBERS = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from ajet_core.environments.recipes import recipes
+from ajet_installation.recipes import recipes
 
 ROOT = Path(__file__).parents[1]
 PROJECTS = (".", *(f"plugins/{path.name}" for path in sorted((ROOT / "plugins").iterdir())))

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ajet_core.cli.main import cli
+from ajet_cli.main import cli
 from ajet_core.protocol import EvaluationSampling, ServerStatus
-from ajet_core.server import evaluations
+from ajet_server.episodes import evaluations
 from tests.test_readme import served as served  # noqa: PLC0414 - a fixture
 
 TEXT = (Path(__file__).parents[1] / "docs" / "evaluation.md").read_text(encoding="utf-8")
@@ -27,7 +27,7 @@ def example() -> str:
 
 @pytest.mark.torch
 def test_the_example_trains_and_evaluates(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ajet_core.demo.tiny_model import create_tiny_model
+    from ajet_demo.tiny_model import create_tiny_model
 
     create_tiny_model(served / "model", seed=0, warmup_steps=1)
     scope: dict[str, Any] = {"__name__": "example"}

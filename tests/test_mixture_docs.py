@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ajet_core.client import _runner
+from agentjet.client import _runner
 from ajet_core.protocol import MixtureConfig
-from ajet_core.server import open_episodes
-from ajet_core.server.mixture import Shares
+from ajet_server.admission.mixture import Shares
+from ajet_server.episodes import open_episodes
 from tests.test_readme import served as served  # noqa: PLC0414 - a fixture
 
 TEXT = (Path(__file__).parents[1] / "docs" / "mixtures.md").read_text(encoding="utf-8")
@@ -30,7 +30,7 @@ def example() -> str:
 def test_the_example_trains_a_mixture_and_changes_it(
     served: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ajet_core.demo.tiny_model import create_tiny_model
+    from ajet_demo.tiny_model import create_tiny_model
 
     create_tiny_model(served / "model", seed=0, warmup_steps=1)
     scope: dict[str, Any] = {"__name__": "example"}

@@ -37,7 +37,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     pytest.importorskip("ajet_backend_torch")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "ajet_core.cli.main", "serve", "--run-dir", str(run_dir)]
+    command = [sys.executable, "-m", "ajet_cli.main", "serve", "--run-dir", str(run_dir)]
     process = subprocess.Popen(
         [*command, "--port", "0"], stderr=subprocess.PIPE, text=True, env=dict(os.environ)
     )
@@ -59,7 +59,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.torch
 def test_the_example_trains_a_model(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ajet_core.demo.tiny_model import create_tiny_model
+    from ajet_demo.tiny_model import create_tiny_model
 
     create_tiny_model(served / "model", seed=0, warmup_steps=1)
     scope: dict[str, Any] = {"__name__": "example"}

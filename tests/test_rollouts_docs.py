@@ -26,7 +26,7 @@ def example() -> str:
 def test_the_example_trains_while_it_rolls_out(
     served: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ajet_core.demo.tiny_model import create_tiny_model
+    from ajet_demo.tiny_model import create_tiny_model
 
     create_tiny_model(served / "model", seed=0, warmup_steps=1)
     scope: dict[str, Any] = {"__name__": "example"}

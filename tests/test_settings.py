@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ajet_core.errors import ConfigError
-from ajet_core.settings import ServerSettings, SettingOrigin, Settings
+from ajet_installation.settings import ServerSettings, SettingOrigin, Settings
 
 
 @pytest.fixture(autouse=True)

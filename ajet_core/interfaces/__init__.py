@@ -1,14 +1,14 @@
 """The contracts that plugins implement: one abstract base class a file."""
 
-from .agent import AgentAdapter, ModelEndpoint
-from .context import (
+from ajet_core.interfaces.agent import AgentAdapter, ModelEndpoint
+from ajet_core.interfaces.context import (
     LOOPBACK,
     ComponentSettings,
     ModelDirectory,
     ModelServers,
     WorkerContext,
 )
-from .engine import (
+from ajet_core.interfaces.engine import (
     Engine,
     EngineCapabilities,
     EngineInfo,
@@ -21,10 +21,10 @@ from .engine import (
     SealReport,
     WeightUpdate,
 )
-from .logger import MetricsLogger
-from .merger import MergePolicy, Merger
-from .request_checks import check_request
-from .store import (
+from ajet_core.interfaces.logger import MetricsLogger
+from ajet_core.interfaces.merger import MergePolicy, Merger
+from ajet_core.interfaces.request_checks import check_request
+from ajet_core.interfaces.store import (
     BatchRecord,
     CallScore,
     EpisodeKind,
@@ -37,8 +37,8 @@ from .store import (
     SampleStore,
     StepRecord,
 )
-from .trainer import StepReport, Trainer, TrainerCapabilities, TrainerInfo
-from .world import (
+from ajet_core.interfaces.trainer import StepReport, Trainer, TrainerCapabilities, TrainerInfo
+from ajet_core.interfaces.world import (
     Chat,
     World,
     WorldAnswer,

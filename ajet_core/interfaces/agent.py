@@ -26,7 +26,7 @@ class AgentAdapter(ABC):
     """Adapter for one agent framework.
 
     That model calls of an episode reach its endpoint is none of an adapter's business: requests are rerouted as they
-    are sent (`ajet_core.agents`), whichever framework made them. An adapter says what a request does not show. One
+    are sent (`agentjet.agents`), whichever framework made them. An adapter says what a request does not show. One
     object serves all episodes of a process, in any thread, and keeps nothing of them.
 
     An adapter implements `run` or `run_sync`, whichever is the framework's own way; the other follows from it.

@@ -109,7 +109,7 @@ class EngineCapabilities:
     :param sleep: whether `sleep` and `wake` free and regain device memory.
     :param penalties: whether the two penalties and `SamplingParams.logit_bias` are honoured.
     :param grammar: whether `SamplingParams.grammar` is.
-    :param seals: whether it proves that what it serves is what was published, by checksums (`ajet_core.seal`) or by a probe
+    :param seals: whether it proves that what it serves is what was published, by checksums (`ajet_engines.seal`) or by a probe
         (`ajet_core.probe`), see `Engine.seal`.
     """
 
@@ -174,7 +174,7 @@ class WeightUpdate:
     :param policy_version: the version these weights are.
     :param location: a key of `WorkerContext.shared`, or a directory, as the channel defines it.
     :param checksums: by the name that a tensor has in files, the checksums that it may have where it is served
-        (`ajet_core.in_server.ajet_checksums`); empty if the trainer does not say, or shares its tensors.
+        (`ajet_engines.in_server.ajet_checksums`); empty if the trainer does not say, or shares its tensors.
     :param probe: by which weights are proven where there are no checksums to compare (`ajet_core.probe`).
     :param seal_seconds: that checksums and probe took.
     """

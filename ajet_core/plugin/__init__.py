@@ -57,8 +57,8 @@ Rules:
   only what needs it. A user can always block it: ``plugins.blocked = ["echo"]`` in ``ajet.toml``.
 '''
 
-from .compat import HOOK_API, negotiate_channel
-from .components import (
+from ajet_core.plugin.compat import HOOK_API, negotiate_channel
+from ajet_core.plugin.components import (
     AgentSpec,
     CommandSpec,
     ComponentSpec,
@@ -70,9 +70,9 @@ from .components import (
     TrainerSpec,
     WorldSpec,
 )
-from .kinds import KindName
-from .manager import PluginManager, default_manager
-from .spec import hookimpl
+from ajet_core.plugin.kinds import KindName
+from ajet_core.plugin.manager import PluginManager
+from ajet_core.plugin.spec import hookimpl
 
 __all__ = [
     "HOOK_API",
@@ -88,7 +88,6 @@ __all__ = [
     "StoreSpec",
     "TrainerSpec",
     "WorldSpec",
-    "default_manager",
     "hookimpl",
     "negotiate_channel",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections import defaultdict
@@ -54,7 +53,7 @@ _BUILT_IN = PluginInfo(
     name="ajet",
     distribution=targets.CORE_DISTRIBUTION,
     version=__version__,
-    module="ajet_core.cli",
+    module="ajet_cli",
     hook_api=None,
 )
 
@@ -310,12 +309,3 @@ def _conflict(kind: str, name: str, infos: list[PluginInfo]) -> str:
         f"{kind} {name!r} is registered by {owners}, so none of them is used: uninstall one, "
         f"or set plugins.blocked in ajet.toml to {choices}"
     )
-
-
-@functools.cache
-def default_manager() -> PluginManager:
-    """The process's plugin manager, with the plugins and the blocklist of its settings; made once."""
-    from ajet_core.environments.interpreters import plugin_manager
-    from ajet_core.settings import Settings
-
-    return plugin_manager(Settings())

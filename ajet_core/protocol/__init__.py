@@ -3,8 +3,8 @@
 Imports nothing of the rest of agentjet.
 """
 
-from .evaluations import Evaluation, EvaluationList
-from .joint import (
+from ajet_core.protocol.evaluations import Evaluation, EvaluationList
+from ajet_core.protocol.joint import (
     JointId,
     JointOutcome,
     JointOutcomes,
@@ -13,7 +13,7 @@ from .joint import (
     PreparedPart,
     PreparedParts,
 )
-from .messages import (
+from ajet_core.protocol.messages import (
     ABORT_CAUSES,
     AbortCause,
     AbortRequest,
@@ -31,7 +31,7 @@ from .messages import (
     HeartbeatsRequest,
     ProtocolInfo,
 )
-from .run import (
+from ajet_core.protocol.run import (
     AlgorithmConfig,
     BatchConfig,
     ComponentChoice,
@@ -48,7 +48,7 @@ from .run import (
     RunConfig,
     TimelineConfig,
 )
-from .status import (
+from ajet_core.protocol.status import (
     BatchProgress,
     Event,
     Finding,
@@ -66,7 +66,7 @@ from .status import (
     StepSummary,
     TagProgress,
 )
-from .timelines import (
+from ajet_core.protocol.timelines import (
     EpisodeTimelines,
     TimelineCall,
     TimelineFork,
@@ -74,8 +74,20 @@ from .timelines import (
     TimelineRole,
     TimelineSampling,
 )
-from .tokens import TokenGrant, TokenInfo, TokenList, TokenQuotas, TokenRequest, TokenScope
-from .version import PROTOCOL_HEADER, PROTOCOL_VERSION, SUPPORTED_VERSIONS, negotiate
+from ajet_core.protocol.tokens import (
+    TokenGrant,
+    TokenInfo,
+    TokenList,
+    TokenQuotas,
+    TokenRequest,
+    TokenScope,
+)
+from ajet_core.protocol.version import (
+    PROTOCOL_HEADER,
+    PROTOCOL_VERSION,
+    SUPPORTED_VERSIONS,
+    negotiate,
+)
 
 __all__ = [
     "ABORT_CAUSES",

@@ -85,7 +85,7 @@ class TimelineCall(Message):
 class TimelineFork(Message):
     """A call that does not go on where an earlier one ended.
 
-    :param kind: what the agent did, see `ajet_core.timeline.forks`.
+    :param kind: what the agent did, see `ajet_server.observe.forks`.
     :param message: index of the first message that differs, -1 if none does.
     :param role: of that message.
     :param field: what differs in it.

@@ -1,6 +1,6 @@
 """From recorded calls to training data. Pure: no torch, no I/O, nothing of the rest of agentjet."""
 
-from .batch import (
+from ajet_core.timeline.batch import (
     TrainBatch,
     TrainCall,
     TrainEpisode,
@@ -9,9 +9,9 @@ from .batch import (
     TrainSpan,
     TrainTree,
 )
-from .call import Call
-from .cost import CostModel, PassShape
-from .credit import (
+from ajet_core.timeline.call import Call
+from ajet_core.timeline.cost import CostModel, PassShape
+from ajet_core.timeline.credit import (
     AdvantageMethod,
     Aggregation,
     CallCredit,
@@ -21,15 +21,10 @@ from .credit import (
     rewards_differ,
     token_weights,
 )
-from .forks import Fork, ForkSummary, find_forks
-from .layouts import LAYOUTS, LINEAR_LAYOUTS, Layout, lay_out
-from .limits import Limited, OverLong, limit_timelines
-from .message import MessageText, PlacedMessage
-from .planner import Plan, PlanCost, choose_plan
-from .roles import NodeRole, node_roles
-from .text_diff import diff_parts, text_diff
-from .tree import Sampling, TokenNode, TokenTree
-from .trie import MergePolicy, TokenTrie
+from ajet_core.timeline.layouts import LAYOUTS, LINEAR_LAYOUTS, Layout, lay_out
+from ajet_core.timeline.message import MessageText, PlacedMessage
+from ajet_core.timeline.tree import Sampling, TokenNode, TokenTree
+from ajet_core.timeline.trie import MergePolicy, TokenTrie
 
 __all__ = [
     "LAYOUTS",
@@ -39,18 +34,11 @@ __all__ = [
     "Call",
     "CallCredit",
     "CostModel",
-    "Fork",
-    "ForkSummary",
     "Layout",
-    "Limited",
     "MergePolicy",
     "MessageText",
-    "NodeRole",
-    "OverLong",
     "PassShape",
     "PlacedMessage",
-    "Plan",
-    "PlanCost",
     "Sampling",
     "TokenNode",
     "TokenTree",
@@ -64,14 +52,8 @@ __all__ = [
     "TrainTree",
     "balanced",
     "call_advantages",
-    "choose_plan",
-    "diff_parts",
-    "find_forks",
     "group_advantages",
     "lay_out",
-    "limit_timelines",
-    "node_roles",
     "rewards_differ",
-    "text_diff",
     "token_weights",
 ]

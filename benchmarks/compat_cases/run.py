@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from ajet_core.agents import current_route, trainable
-from ajet_core.client import AsyncSwarmClient, Task
+from agentjet.agents import current_route, trainable
+from agentjet.client import AsyncSwarmClient, Task
 from compat_cases.contract import AGENT, CASES, server_of, task_text
 
 Program = Callable[[str], Any]

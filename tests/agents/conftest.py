@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ajet_core.agents import adapters
-from ajet_core.testing.agent_suite import REPLIES
-from ajet_core.testing.plugins import plugins_with
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from agentjet.agents import adapters
+from ajet_testing.agent_suite import REPLIES
+from ajet_testing.plugins import plugins_with
+from ajet_testing.scripted_swarm import ScriptedSwarm
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Trains a program of two agents with a real model, which runs in the development environment.
 
-The program is that of `ajet_core.testing.agent_suite.AgentSuite`; its framework may want an environment of its own. A
+The program is that of `ajet_testing.agent_suite.AgentSuite`; its framework may want an environment of its own. A
 random model would call no tools, so it is first taught, on what a scripted model said to the same program, to say
 one of the same things: which door is the best it has to find out by itself.
 """
@@ -16,12 +16,12 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
-from ajet_core.agents import train, trainable
-from ajet_core.client import AsyncSwarmClient, SwarmClient, Task
+from agentjet.agents import train, trainable
+from agentjet.client import AsyncSwarmClient, SwarmClient, Task
 from ajet_core.protocol import RunConfig
-from ajet_core.testing.agent_suite import PLANNER, REPLIES, WORKER
-from ajet_core.testing.scripted_engine import ScriptedReply
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.agent_suite import PLANNER, REPLIES, WORKER
+from ajet_testing.scripted_engine import ScriptedReply
+from ajet_testing.scripted_swarm import ScriptedSwarm
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv" / "bin" / "python"
@@ -103,7 +103,7 @@ def record(
 def serving(directory: Path) -> Iterator[tuple[str, str, Path]]:
     """A server with a real engine and trainer: its URL, its control token and its metrics."""
     run_dir = directory / "run"
-    serve = [PYTHON, "-m", "ajet_core.cli.main", "serve", "--port", "0"]
+    serve = [PYTHON, "-m", "ajet_cli.main", "serve", "--port", "0"]
     where = ["--run-dir", run_dir, "--model-root", directory / "models"]
     state = directory / "state"
     env = {**_dev_env(), "XDG_STATE_HOME": str(state)}

@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-from ajet_core import train, trainable
+from agentjet import train, trainable
 from tests.agents import plain
 
 TASKS = [f"t{i}" for i in range(6)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from openai import AsyncOpenAI, OpenAI
 
-from ajet_core.agents import text_of_task
+from agentjet.agents import text_of_task
 from ajet_core.interfaces import AgentAdapter
 from ajet_core.plugin import AgentSpec, hookimpl
 

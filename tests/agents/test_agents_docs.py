@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ajet_core.testing.scripted_engine import ScriptedReply
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.scripted_engine import ScriptedReply
+from ajet_testing.scripted_swarm import ScriptedSwarm
 
 DOCS = Path(__file__).parents[2] / "docs" / "agents.md"
 SAYS = (ScriptedReply(prompt="", says=("apple<|im_end|>",)),)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ajet_core.agents.rerouting import AGENT_HEADER, is_strange, read_model_call, reroute
-from ajet_core.agents.route import Route
+from agentjet.agents.rerouting import AGENT_HEADER, is_strange, read_model_call, reroute
+from agentjet.agents.route import Route
 from ajet_core.interfaces import ModelEndpoint
 
 ENDPOINT = ModelEndpoint("http://swarm:8642/v1", "episode-key")

@@ -9,9 +9,9 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from ajet_core.client import AsyncSwarmClient
-from ajet_core.testing.scripted_engine import ScriptedReply
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from agentjet.client import AsyncSwarmClient
+from ajet_testing.scripted_engine import ScriptedReply
+from ajet_testing.scripted_swarm import ScriptedSwarm
 
 STATUS: dict[Literal["busy", "engine", "bug"], int] = {"busy": 429, "engine": 503, "bug": 500}
 

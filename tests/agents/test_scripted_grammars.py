@@ -9,10 +9,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from ajet_core.client import AsyncSwarmClient
-from ajet_core.testing.agent_suite import tool_call
-from ajet_core.testing.scripted_engine import ScriptedReply
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from agentjet.client import AsyncSwarmClient
+from ajet_testing.agent_suite import tool_call
+from ajet_testing.scripted_engine import ScriptedReply
+from ajet_testing.scripted_swarm import ScriptedSwarm
 
 pytestmark = pytest.mark.torch
 

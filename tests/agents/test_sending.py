@@ -16,7 +16,7 @@ import pytest
 from anthropic import Anthropic, AsyncAnthropic
 from openai import AsyncOpenAI, DefaultAioHttpClient, OpenAI
 
-from ajet_core.agents import (
+from agentjet.agents import (
     agent_name,
     instrument,
     passthrough,
@@ -24,8 +24,8 @@ from ajet_core.agents import (
     routed_transports,
     trainable,
 )
-from ajet_core.client import AsyncSwarmClient, SwarmClient, Task
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from agentjet.client import AsyncSwarmClient, SwarmClient, Task
+from ajet_testing.scripted_swarm import ScriptedSwarm
 from tests.agents.plain import NOWHERE
 
 _numbers = count()

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ajet_core import train, train_async, trainable
-from ajet_core.agents import epochs
-from ajet_core.agents.progress import Progress
-from ajet_core.agents.tasks import task_of
-from ajet_core.client import (
+from agentjet import train, train_async, trainable
+from agentjet.agents import epochs
+from agentjet.agents.progress import Progress
+from agentjet.agents.tasks import task_of
+from agentjet.client import (
     AsyncSwarmClient,
     EpisodeFailure,
     EpisodeOutcome,
@@ -30,8 +30,8 @@ from ajet_core.client import (
     Task,
 )
 from ajet_core.errors import RequestError, StateError
-from ajet_core.testing.agent_suite import REPLIES
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.agent_suite import REPLIES
+from ajet_testing.scripted_swarm import ScriptedSwarm
 from tests.agents import plain
 
 ONE = {"batch": {"tasks": 2, "episodes_per_task": 2}}

@@ -14,12 +14,12 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from ajet_core.agents import agent_name, trainable
-from ajet_core.client import AsyncSwarm, AsyncSwarmClient, EpisodeOutcome, Swarm, SwarmClient, Task
+from agentjet.agents import agent_name, trainable
+from agentjet.client import AsyncSwarm, AsyncSwarmClient, EpisodeOutcome, Swarm, SwarmClient, Task
 from ajet_core.errors import ConfigError, RoutingError
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.testing.agent_suite import REPLIES
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.agent_suite import REPLIES
+from ajet_testing.scripted_swarm import ScriptedSwarm
 from tests.agents import plain
 from tests.agents.plain import NOWHERE
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ajet_core.client import RunnerReport
-from ajet_core.testing.agent_suite import LAST_IS_TOOL, tool_call
-from ajet_core.testing.scripted_engine import ScriptedReply
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from agentjet.client import RunnerReport
+from ajet_testing.agent_suite import LAST_IS_TOOL, tool_call
+from ajet_testing.scripted_engine import ScriptedReply
+from ajet_testing.scripted_swarm import ScriptedSwarm
 
 ADDING = (
     ScriptedReply(prompt=LAST_IS_TOOL, says=("It is 3.<|im_end|>",)),

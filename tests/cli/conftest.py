@@ -12,6 +12,6 @@ import pytest
 def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # There may be real environments beside the one of the tests.
-    monkeypatch.setattr("ajet_core.environments.environment.BESIDE", None)
+    monkeypatch.setattr("ajet_installation.environment.BESIDE", None)
     for name in [name for name in os.environ if name.upper().startswith("AJET_")]:
         monkeypatch.delenv(name)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from ajet_core.cli import pause as _pause_command  # noqa: F401  (imported before it is patched)
-from ajet_core.cli import status as _status_command  # noqa: F401  (imported before it is patched)
-from ajet_core.cli.main import cli
+from ajet_cli.commands import pause as _pause_command  # noqa: F401  (imported before it is patched)
+from ajet_cli.commands import status as _status_command  # noqa: F401  (imported before it is patched)
+from ajet_cli.main import cli
 from ajet_core.errors import ServerUnreachableError
 from ajet_core.protocol import (
     BatchProgress,
@@ -28,10 +28,10 @@ from ajet_core.protocol import (
     ServerStatus,
     StepSummary,
 )
-from ajet_core.settings import Settings
+from ajet_installation.settings import Settings
 
-status_module = sys.modules["ajet_core.cli.status"]
-pause_module = sys.modules["ajet_core.cli.pause"]
+status_module = sys.modules["ajet_cli.commands.status"]
+pause_module = sys.modules["ajet_cli.commands.pause"]
 
 
 def ajet(*args: str) -> Result:
@@ -261,9 +261,9 @@ def test_version_as_json() -> None:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """Replaces the server by a list of the settings it would have been started with."""
     calls: list[Settings] = []
-    fake = ModuleType("ajet_core.server.serve")
+    fake = ModuleType("ajet_server.serve")
     fake.serve = calls.append  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ajet_core.server.serve", fake)
+    monkeypatch.setitem(sys.modules, "ajet_server.serve", fake)
     return calls
 
 
@@ -305,7 +305,7 @@ def test_flags_that_are_not_given_leave_the_settings_alone(served: list[Settings
 
 def test_serve_without_its_packages_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     # None in sys.modules makes an import fail as if the module were not installed.
-    for name in [name for name in sys.modules if name.startswith("ajet_core.server")]:
+    for name in [name for name in sys.modules if name.startswith("ajet_server")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fastapi", None)
     monkeypatch.setitem(sys.modules, "uvicorn", None)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ajet_core.cli import env as _env_command  # noqa: F401  (imported before it is patched)
-from ajet_core.cli.main import cli
-from ajet_core.environments.create import Order, Progress
-from ajet_core.environments.environment import Environment
-from ajet_core.environments.recipes import Device
+from ajet_cli.commands import env as _env_command  # noqa: F401  (imported before it is patched)
+from ajet_cli.main import cli
+from ajet_installation.create import Order, Progress
+from ajet_installation.environment import Environment
+from ajet_installation.recipes import Device
 from tests.environments.making import environment
 
-env_module = sys.modules["ajet_core.cli.env"]
+env_module = sys.modules["ajet_cli.commands.env"]
 FITS = f">=3.{sys.version_info.minor}"
 
 

@@ -18,7 +18,7 @@ HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "renderers", "matplotlib
 
 def ajet(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", "from ajet_core.cli.main import main; main()", *args],
+        [sys.executable, "-c", "from ajet_cli.main import main; main()", *args],
         capture_output=True,
         text=True,
         env={**os.environ, **env},
@@ -31,7 +31,7 @@ def ajet(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_light_commands_import_nothing_heavy(args: list[str]) -> None:
     code = (
         "import sys\n"
-        "from ajet_core.cli.main import cli\n"
+        "from ajet_cli.main import cli\n"
         f"cli({args!r}, standalone_mode=False)\n"
         f"print('imported', sorted(set(sys.modules) & set({HEAVY!r})))\n"
     )
@@ -45,9 +45,9 @@ def test_light_commands_import_nothing_heavy(args: list[str]) -> None:
 def test_version_does_not_import_other_commands() -> None:
     code = (
         "import sys\n"
-        "from ajet_core.cli.main import cli\n"
+        "from ajet_cli.main import cli\n"
         "cli(['version'], standalone_mode=False)\n"
-        "print('imported', sorted(m for m in sys.modules if m.startswith('ajet_core.demo')))\n"
+        "print('imported', sorted(m for m in sys.modules if m.startswith('ajet_demo')))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from ajet_core.cli import mixture as _mixture_command  # noqa: F401  (imported before it is patched)
-from ajet_core.cli.main import cli
+from ajet_cli.commands import mixture as _mixture_command  # noqa: F401  (imported before it is patched)
+from ajet_cli.main import cli
 from ajet_core.protocol import MixtureStatus
 
 STATUS = {
@@ -53,7 +53,7 @@ class FakeClient:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     FakeClient.answer, FakeClient.put = STATUS, []
-    monkeypatch.setattr(sys.modules["ajet_core.cli.mixture"], "SwarmClient", FakeClient)
+    monkeypatch.setattr(sys.modules["ajet_cli.commands.mixture"], "SwarmClient", FakeClient)
     return FakeClient
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet_core.client import AsyncSwarmClient, SwarmClient
+from agentjet.client import AsyncSwarmClient, SwarmClient
 
 URL = "http://swarm.test"
 TOKEN = "control-token-of-the-test"

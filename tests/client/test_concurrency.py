@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from ajet_core.client import SwarmClient
+from agentjet.client import SwarmClient
 
 from .swarm_stub import SwarmStub, serve
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ajet_core.client._wire import DEFAULT_URL, resolve_endpoint
+from agentjet.client._wire import DEFAULT_URL, resolve_endpoint
 from ajet_core.credentials import ServerTokens, publish_local
 from ajet_core.errors import AuthError
 

@@ -7,9 +7,9 @@ import random
 import httpx
 import pytest
 
+from agentjet.client import Episode
+from agentjet.client._wire import DEFAULT_RETRIES, Backoff
 from ajet_core import errors
-from ajet_core.client import Episode
-from ajet_core.client._wire import DEFAULT_RETRIES, Backoff
 from ajet_core.errors import AjetError, ConfigError, ServerUnreachableError, VersionError
 from ajet_core.protocol import EpisodeGrant
 

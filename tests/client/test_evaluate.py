@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet_core.client import Task, TaskEvaluation
+from agentjet.client import Task, TaskEvaluation
 
 from .conftest import GRANT, RUN_CONFIG, MakeFace, Script, episode_status, error, run_status
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_core.client._sse import SseParser
+from agentjet.client._sse import SseParser
 from ajet_core.errors import AjetError, AuthError, ServerUnreachableError
 
 from .conftest import Clock, MakeFace, Script, error

@@ -5,17 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import ajet_core.client
+import agentjet.client
 
 
 def test_nothing_heavy_is_imported() -> None:
     heavy = ["torch", "transformers", "fastapi", "uvicorn", "openai", "httpx", "rich", "numpy"]
-    code = f"import sys, ajet_core.client; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, agentjet.client; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_the_public_names_are_sorted_and_exist() -> None:
-    names = ajet_core.client.__all__
+    names = agentjet.client.__all__
     assert names == sorted(names)
-    assert all(hasattr(ajet_core.client, name) for name in names)
+    assert all(hasattr(agentjet.client, name) for name in names)

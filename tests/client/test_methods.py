@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ajet_core.client import Episode
+from agentjet.client import Episode
 from ajet_core.errors import AjetError, DeadlineError, NotRollingError, RequestError, StateError
 from ajet_core.protocol import (
     SUPPORTED_VERSIONS,

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet_core.client import AsyncSwarmClient, Episode, RunnerReport, SwarmClient, Task
+from agentjet.client import AsyncSwarmClient, Episode, RunnerReport, SwarmClient, Task
 from ajet_core.errors import (
     BatchStarvedError,
     DeadlineError,

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from ajet_core.client import (
+from agentjet.client import (
     AsyncSwarmClient,
     Episode,
     EpisodeFailure,
@@ -23,7 +23,7 @@ from ajet_core.client import (
     SwarmClient,
     Task,
 )
-from ajet_core.client._episode import abort_cause
+from agentjet.client._episode import abort_cause
 from ajet_core.errors import NotRollingError, RequestError
 
 from .swarm_stub import SwarmStub, serve

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from ajet_core.collective import (
+from ajet_core.errors import EngineError, TrainerError, WeightsGoneError
+from ajet_core.interfaces import WeightUpdate
+from ajet_engines.collective import (
     WeightReceiver,
     WeightSender,
     tensors_of,
 )
-from ajet_core.collective.wire import Send, encoded
-from ajet_core.errors import EngineError, TrainerError, WeightsGoneError
-from ajet_core.interfaces import WeightUpdate
-from ajet_core.served import check_update
-from ajet_core.testing.broadcast import ThreadedMember
+from ajet_engines.collective.wire import Send, encoded
+from ajet_engines.served import check_update
+from ajet_testing.broadcast import ThreadedMember
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]

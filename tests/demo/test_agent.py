@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request
 
-from ajet_core.client import Episode, EpisodeOutcome, Task
-from ajet_core.demo.agent import GridWalkAgent
-from ajet_core.worlds.gridwalk import TOOLS, GridWalk
+from agentjet.client import Episode, EpisodeOutcome, Task
+from ajet_demo.agent import GridWalkAgent
+from ajet_worlds.gridwalk import TOOLS, GridWalk
 
 openai = pytest.importorskip("openai")
 HTTP = importlib.import_module("httpx" if openai.__version__.startswith("2.") else "httpx2")

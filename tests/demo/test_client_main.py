@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ajet_core.client import (
+from agentjet.client import (
     Episode,
     EpisodeFailure,
     EpisodeOutcome,
@@ -16,10 +16,10 @@ from ajet_core.client import (
     RunnerReport,
     Task,
 )
-from ajet_core.demo.client_main import DemoClient
-from ajet_core.demo.lines import DoneLine, EvalLine, Line, TrainLine, parse_line
-from ajet_core.demo.recipe import EVAL_EPISODES, eval_task_ids, train_task_ids
 from ajet_core.errors import AjetError
+from ajet_demo.client_main import DemoClient
+from ajet_demo.lines import DoneLine, EvalLine, Line, TrainLine, parse_line
+from ajet_demo.recipe import EVAL_EPISODES, eval_task_ids, train_task_ids
 
 BATCH = 64
 

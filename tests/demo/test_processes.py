@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ajet_core.demo import orchestrate, training
-from ajet_core.demo.command import demo
-from ajet_core.demo.display import Display
-from ajet_core.demo.lines import DoneLine, EvalLine, TrainLine
-from ajet_core.demo.orchestrate import DemoOptions, run_demo, terminate_as_interrupt
-from ajet_core.demo.processes import Child, child_environment
-from ajet_core.demo.report import History
-from ajet_core.demo.run_state import RunState, open_run
 from ajet_core.errors import ConfigError, WorkerError
 from ajet_core.protocol import Event
+from ajet_demo import orchestrate, training
+from ajet_demo.command import demo
+from ajet_demo.display import Display
+from ajet_demo.lines import DoneLine, EvalLine, TrainLine
+from ajet_demo.orchestrate import DemoOptions, run_demo, terminate_as_interrupt
+from ajet_demo.processes import Child, child_environment
+from ajet_demo.report import History
+from ajet_demo.run_state import RunState, open_run
 
 from .test_report import METRICS, console, shown, summary
 
@@ -263,7 +263,7 @@ def test_importing_the_command_imports_nothing_heavy() -> None:
     import subprocess
 
     heavy = ["torch", "transformers", "openai", "matplotlib", "httpx"]
-    code = f"import sys, ajet_core.demo.command; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, ajet_demo.command; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request
 
-from ajet_core.client import Episode, EpisodeOutcome, SwarmEpisode, Task
-from ajet_core.demo.relay import EXECUTOR, PLANNER, RelayAgent
-from ajet_core.worlds.gridwalk import GridWalk
+from agentjet.client import Episode, EpisodeOutcome, SwarmEpisode, Task
+from ajet_demo.relay import EXECUTOR, PLANNER, RelayAgent
+from ajet_worlds.gridwalk import GridWalk
 from tests.demo.test_agent import HTTP
 
 Speak = Callable[[str], str | None]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ajet_core.demo.display import Display, sparkline
-from ajet_core.demo.report import History, Record, Summary, draw, write_json
-from ajet_core.demo.run_state import RunState, open_run, read_summary
 from ajet_core.errors import ConfigError
+from ajet_demo.display import Display, sparkline
+from ajet_demo.report import History, Record, Summary, draw, write_json
+from ajet_demo.run_state import RunState, open_run, read_summary
 
 METRICS = {
     "tokens_raw": 1000.0,

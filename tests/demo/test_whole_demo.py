@@ -32,7 +32,7 @@ KEYS = {
 ENTRY = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from ajet_core.cli.main import main
+from ajet_cli.main import main
 main()
 """
 

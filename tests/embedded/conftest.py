@@ -1,3 +1,3 @@
 import pytest
 
-pytest.register_assert_rewrite("ajet_core.testing")
+pytest.register_assert_rewrite("ajet_testing")

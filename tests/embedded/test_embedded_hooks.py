@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from ajet_core.embedded import hooks as embedded
 from ajet_core.interfaces import (
     ComponentSettings,
     Engine,
@@ -14,7 +13,8 @@ from ajet_core.interfaces import (
     Trainer,
 )
 from ajet_core.plugin.components import ComponentSpec
-from ajet_core.testing import hooks as scripted
+from ajet_server.embedded import hooks as embedded
+from ajet_testing import hooks as scripted
 
 
 def load(target: str) -> object:
@@ -46,8 +46,8 @@ def test_components_are_what_they_are_registered_as(
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("ajet_core.embedded.hooks", ["sqlite3", "ajet_core.embedded.sqlite_store"]),
-        ("ajet_core.testing.hooks", ["pytest", "torch"]),
+        ("ajet_server.embedded.hooks", ["sqlite3", "ajet_server.store.sqlite_store"]),
+        ("ajet_testing.hooks", ["pytest", "torch"]),
     ],
 )
 def test_hooks_import_nothing_heavy(module: str, heavy: list[str]) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.embedded.group_commit import GroupCommitter, savepoint
-from ajet_core.embedded.schema import ends_transaction, store_error
 from ajet_core.errors import StoreError
+from ajet_server.store.group_commit import GroupCommitter, savepoint
+from ajet_server.store.schema import ends_transaction, store_error
 
 
 class Owner:
@@ -144,11 +144,11 @@ async def test_a_writer_that_waits_for_a_place_when_the_store_closes_is_told(
 LIMITED = """
 import asyncio, resource, sys
 from pathlib import Path
-from ajet_core.embedded.settings import SqliteStoreSettings
-from ajet_core.embedded.sqlite_store import SqliteStore
+from ajet_server.embedded.settings import SqliteStoreSettings
+from ajet_server.store.sqlite_store import SqliteStore
 from ajet_core.errors import StoreError
 from ajet_core.interfaces import WorkerContext
-from ajet_core.testing.samples import make_call, make_episode
+from ajet_testing.samples import make_call, make_episode
 
 async def main():
     store = SqliteStore(SqliteStoreSettings(), WorkerContext(Path(sys.argv[1])))

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.embedded.jsonl_logger import JsonlLogger
-from ajet_core.embedded.settings import JsonlLoggerSettings
 from ajet_core.errors import StoreError
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol import Evaluation
+from ajet_server.embedded.jsonl_logger import JsonlLogger
+from ajet_server.embedded.settings import JsonlLoggerSettings
 
 
 def make_logger(run_dir: Path) -> JsonlLogger:

@@ -13,13 +13,6 @@ import pytest
 from ajet_core.errors import ContextLengthError, EngineError, StepRefusedError, TrainerError
 from ajet_core.interfaces import GenerateChunk, GenerateRequest, SamplingParams, WorkerContext
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
-from ajet_core.testing.faults import HoldGate
-from ajet_core.testing.scripted_engine import (
-    ScriptedEngine,
-    ScriptedEngineSettings,
-    scripted_logprob,
-)
-from ajet_core.testing.scripted_trainer import ScriptedTrainer, ScriptedTrainerSettings
 from ajet_core.timeline import (
     TrainBatch,
     TrainCall,
@@ -28,6 +21,13 @@ from ajet_core.timeline import (
     TrainSpan,
     TrainTree,
 )
+from ajet_testing.faults import HoldGate
+from ajet_testing.scripted_engine import (
+    ScriptedEngine,
+    ScriptedEngineSettings,
+    scripted_logprob,
+)
+from ajet_testing.scripted_trainer import ScriptedTrainer, ScriptedTrainerSettings
 
 MODEL = ModelConfig(path="model")
 
@@ -254,7 +254,7 @@ import sys
 from pathlib import Path
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
-from ajet_core.testing.scripted_trainer import ScriptedTrainer, ScriptedTrainerSettings
+from ajet_testing.scripted_trainer import ScriptedTrainer, ScriptedTrainerSettings
 from ajet_core.timeline import TrainBatch
 
 trainer = ScriptedTrainer(ScriptedTrainerSettings(dies_at=2), WorkerContext(Path(sys.argv[1])))

@@ -9,9 +9,9 @@ import pytest
 
 from ajet_core.interfaces import Engine, WeightUpdate, WorkerContext
 from ajet_core.protocol import ModelConfig
-from ajet_core.testing import hooks
-from ajet_core.testing.engine_suite import EngineSuite
-from ajet_core.testing.scripted_engine import ScriptedEngine, ScriptedEngineSettings
+from ajet_testing import hooks
+from ajet_testing.engine_suite import EngineSuite
+from ajet_testing.scripted_engine import ScriptedEngine, ScriptedEngineSettings
 
 
 class TestScriptedEngine(EngineSuite):

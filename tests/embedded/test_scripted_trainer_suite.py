@@ -2,8 +2,8 @@ from pathlib import Path
 
 from ajet_core.interfaces import Trainer, WorkerContext
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
-from ajet_core.testing.scripted_trainer import ScriptedTrainer, ScriptedTrainerSettings
-from ajet_core.testing.trainer_suite import TrainerSuite
+from ajet_testing.scripted_trainer import ScriptedTrainer, ScriptedTrainerSettings
+from ajet_testing.trainer_suite import TrainerSuite
 
 
 class TestScriptedTrainer(TrainerSuite):

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.embedded.schema import connect_writer
-from ajet_core.embedded.settings import SqliteStoreSettings
-from ajet_core.embedded.sqlite_store import SqliteStore
-from ajet_core.embedded.writing import StoreWriter
 from ajet_core.errors import StoreError, StoreFullError
 from ajet_core.interfaces import WorkerContext
-from ajet_core.testing.samples import conversation, make_call, make_episode
 from ajet_core.timeline import Call
+from ajet_server.embedded.settings import SqliteStoreSettings
+from ajet_server.store.schema import connect_writer
+from ajet_server.store.sqlite_store import SqliteStore
+from ajet_server.store.writing import StoreWriter
+from ajet_testing.samples import conversation, make_call, make_episode
 
 
 def make_store(run_dir: Path, **settings: object) -> SqliteStore:
@@ -235,12 +235,12 @@ async def test_a_missing_directory_that_cannot_be_made_is_reported(tmp_path: Pat
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from ajet_core.embedded.schema import connect_writer
-from ajet_core.embedded.settings import SqliteStoreSettings
-from ajet_core.embedded.sqlite_store import SqliteStore
-from ajet_core.embedded.writing import StoreWriter
+from ajet_server.store.schema import connect_writer
+from ajet_server.embedded.settings import SqliteStoreSettings
+from ajet_server.store.sqlite_store import SqliteStore
+from ajet_server.store.writing import StoreWriter
 from ajet_core.interfaces import WorkerContext
-from ajet_core.testing.samples import conversation, make_episode
+from ajet_testing.samples import conversation, make_episode
 from dataclasses import replace
 
 async def episode(store, name):

@@ -8,12 +8,12 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet_core.embedded import codec
-from ajet_core.embedded.settings import SqliteStoreSettings
-from ajet_core.embedded.sqlite_store import SqliteStore
 from ajet_core.interfaces import WorkerContext
-from ajet_core.testing.samples import conversation, make_episode
 from ajet_core.timeline import Call, MessageText, PlacedMessage, TokenTrie
+from ajet_server.embedded.settings import SqliteStoreSettings
+from ajet_server.store import codec
+from ajet_server.store.sqlite_store import SqliteStore
+from ajet_testing.samples import conversation, make_episode
 
 # Few different tokens, so that prompts share prefixes by chance as well.
 TOKENS = st.lists(st.integers(0, 3) | st.integers(0, 2**32 - 1), max_size=12)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.embedded.settings import SqliteStoreSettings
-from ajet_core.embedded.sqlite_store import SqliteStore
-from ajet_core.embedded.store_reader import EpisodeQuery, StoreReader
 from ajet_core.errors import EpisodeNotFoundError, RequestError, StoreError
 from ajet_core.interfaces import BatchRecord, CallScore, RunRecord, StepRecord, WorkerContext
-from ajet_core.testing.samples import conversation, make_episode
+from ajet_server.embedded.settings import SqliteStoreSettings
+from ajet_server.store.sqlite_store import SqliteStore
+from ajet_server.store.store_reader import EpisodeQuery, StoreReader
+from ajet_testing.samples import conversation, make_episode
 
 EPISODES = ("ep-1", "ep-12", "ep_2", "other")
 

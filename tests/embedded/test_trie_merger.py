@@ -1,8 +1,8 @@
 from pathlib import Path
 
-from ajet_core.embedded.trie_merger import TrieMerger
 from ajet_core.interfaces import ComponentSettings, Merger, WorkerContext
-from ajet_core.testing.merger_suite import MergerSuite
+from ajet_server.embedded.trie_merger import TrieMerger
+from ajet_testing.merger_suite import MergerSuite
 
 
 class TestTrieMerger(MergerSuite):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.environments.environment import python_version
-from ajet_core.environments.pythons import Python
+from ajet_installation.environment import python_version
+from ajet_installation.pythons import Python
 
 from .making import wheel
 
@@ -22,7 +22,7 @@ def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Environments put their plugins on it.
     monkeypatch.setattr(sys, "path", list(sys.path))
     # There may be real ones beside the environment of the tests.
-    monkeypatch.setattr("ajet_core.environments.environment.BESIDE", None)
+    monkeypatch.setattr("ajet_installation.environment.BESIDE", None)
     for name in [name for name in os.environ if name.upper().startswith(("AJET_", "PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     before = set(sys.modules)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ajet_core.environments.environment import Environment, EnvironmentRecord, python_version
-from ajet_core.environments.recipes import Recipe, read_recipe
+from ajet_installation.environment import Environment, EnvironmentRecord, python_version
+from ajet_installation.recipes import Recipe, read_recipe
 
 RECIPE = """
 summary = "a backend"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.environments.conflicts import Conflict, find_conflicts
-from ajet_core.environments.environment import Environment
-from ajet_core.environments.mending import Mending
-from ajet_core.environments.recipes import Device
-from ajet_core.environments.requirements import by_name, unmet
+from ajet_installation.conflicts import Conflict, find_conflicts
+from ajet_installation.environment import Environment
+from ajet_installation.mending import Mending
+from ajet_installation.recipes import Device
+from ajet_installation.requirements import by_name, unmet
 
 from .making import distribution, environment
 

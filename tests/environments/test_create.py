@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.environments.create import Order, Progress, create_environment
-from ajet_core.environments.environment import (
+from ajet_core.errors import BackendEnvironmentError, ConfigError
+from ajet_core.files import lock_file
+from ajet_installation.create import Order, Progress, create_environment
+from ajet_installation.environment import (
     RECORD,
     UNFINISHED,
     Environment,
     find_environments,
 )
-from ajet_core.environments.pythons import Python
-from ajet_core.environments.sources import Source
-from ajet_core.errors import BackendEnvironmentError, ConfigError
-from ajet_core.files import lock_file
-from ajet_core.settings import Settings
+from ajet_installation.pythons import Python
+from ajet_installation.settings import Settings
+from ajet_installation.sources import Source
 
 from .making import HOOKS, plugin_entry_points, tiny_recipe, wheel
 
@@ -189,10 +189,10 @@ def test_a_process_killed_in_the_middle_leaves_no_environment_and_the_next_one_m
     slow.chmod(0o755)
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from ajet_core.environments.create import Order, Progress, create_environment\n"
-        "from ajet_core.environments.pythons import Python\n"
-        "from ajet_core.environments.recipes import read_recipe\n"
-        "from ajet_core.environments.sources import Source\n"
+        "from ajet_installation.create import Order, Progress, create_environment\n"
+        "from ajet_installation.pythons import Python\n"
+        "from ajet_installation.recipes import read_recipe\n"
+        "from ajet_installation.sources import Source\n"
         "recipe, directory, python = map(Path, sys.argv[1:])\n"
         "order = Order(read_recipe(recipe), 'cpu', directory, Python(str(python), '3.11.0'), Source())\n"
         "create_environment(order, Progress(lambda _: None, lambda _: None))\n"
@@ -338,7 +338,7 @@ def test_the_lock_outlives_a_killed_process_as_long_as_its_pip_runs(
     slow.chmod(0o755)
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from ajet_core.environments.running import Runner\n"
+        "from ajet_installation.running import Runner\n"
         "from ajet_core.files import lock_file\n"
         "runner = Runner(Path(sys.argv[1]), lambda _: None, lock_file(Path(sys.argv[2])))\n"
         "runner.run('working', [sys.argv[3]])\n"

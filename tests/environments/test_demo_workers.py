@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.demo.workers import check_components, worker_settings
 from ajet_core.errors import ConfigError
-from ajet_core.settings import WorkerSettings
+from ajet_demo.workers import check_components, worker_settings
+from ajet_installation.settings import WorkerSettings
 
 from .making import TRAINER_HOOKS, environment, plugin
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from ajet_cli.main import cli
 from ajet_core import __version__
-from ajet_core.cli.main import cli
-from ajet_core.environments import plugin_manager, recipe
-from ajet_core.environments.doctor import Finding, examine
-from ajet_core.environments.environment import UNFINISHED, Environment
-from ajet_core.environments.mending import cannot_share
-from ajet_core.settings import Settings
+from ajet_installation import plugin_manager, recipe
+from ajet_installation.doctor import Finding, examine
+from ajet_installation.environment import UNFINISHED, Environment
+from ajet_installation.mending import cannot_share
+from ajet_installation.settings import Settings
 
 from .making import distribution, environment, plugin
 

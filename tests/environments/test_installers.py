@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.environments import installers
-from ajet_core.environments.installers import (
+from ajet_core.errors import BackendEnvironmentError, ConfigError
+from ajet_installation import installers
+from ajet_installation.installers import (
     PIP,
     configuration_from,
     find_installer,
     pip_configuration,
     uv_settings,
 )
-from ajet_core.errors import BackendEnvironmentError, ConfigError
 
 PYTHON = Path(sys.executable)
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.environments import find_environments, plugin_manager
-from ajet_core.environments.environment import Environment, Interpreter
-from ajet_core.environments.interpreters import choose_interpreters, find_engine, find_trainer
 from ajet_core.errors import ConfigError, UnknownComponentError, WorkerDiedError
 from ajet_core.interfaces import TrainerCapabilities
 from ajet_core.plugin import TrainerSpec
-from ajet_core.settings import Settings
-from ajet_core.worker.process import WorkerProcess
+from ajet_installation import find_environments, plugin_manager
+from ajet_installation.environment import Environment, Interpreter
+from ajet_installation.interpreters import choose_interpreters, find_engine, find_trainer
+from ajet_installation.settings import Settings
+from ajet_server.workers.process import WorkerProcess
 
 from .making import distribution, environment, plugin
 
@@ -176,7 +176,7 @@ def test_environments_beside_that_of_the_server_are_found(
     project = tmp_path / "project"
     made = environment(project / ".venvs", "vllm")
     assert find_environments(Settings()) == {}
-    monkeypatch.setattr("ajet_core.environments.environment.BESIDE", project)
+    monkeypatch.setattr("ajet_installation.environment.BESIDE", project)
     assert find_environments(Settings()) == {"vllm": made}
 
 

@@ -10,9 +10,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from ajet_core.environments.recipes import RECIPES, Recipe, read_recipe, recipe, recipes
-from ajet_core.environments.sources import source_of
 from ajet_core.errors import ConfigError
+from ajet_installation.recipes import RECIPES, Recipe, read_recipe, recipe, recipes
+from ajet_installation.sources import source_of
 
 from .making import tiny_recipe
 

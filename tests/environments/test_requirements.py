@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.environments.requirements import by_name, compatible, unmet
+from ajet_installation.requirements import by_name, compatible, unmet
 
 from .making import distribution
 

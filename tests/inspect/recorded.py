@@ -10,8 +10,6 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ajet_core.embedded.settings import SqliteStoreSettings
-from ajet_core.embedded.sqlite_store import SqliteStore
 from ajet_core.interfaces import (
     BatchRecord,
     CallScore,
@@ -21,9 +19,11 @@ from ajet_core.interfaces import (
     WorkerContext,
 )
 from ajet_core.protocol import ModelConfig, RunConfig, TimelineConfig
-from ajet_core.testing.samples import make_episode
 from ajet_core.timeline import Call, MergePolicy, MessageText, PlacedMessage
 from ajet_core.timeline.radix import common_prefix
+from ajet_server.embedded.settings import SqliteStoreSettings
+from ajet_server.store.sqlite_store import SqliteStore
+from ajet_testing.samples import make_episode
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!-- \u202e \x1b[2J"
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

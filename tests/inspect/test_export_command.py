@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from ajet_core.cli.main import cli
+from ajet_cli.main import cli
 from tests.inspect.recorded import Recording, make_model_dir, said, sample_recording
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ajet_core.cli.main import cli
-from ajet_core.embedded.settings import SqliteStoreSettings
-from ajet_core.embedded.sqlite_store import SqliteStore
+from ajet_cli.main import cli
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol import EpisodeTimelines
+from ajet_server.embedded.settings import SqliteStoreSettings
+from ajet_server.store.sqlite_store import SqliteStore
 from tests.inspect.recorded import HOSTILE, Recording, make_model_dir, said, sample_recording
 
 
@@ -238,7 +238,7 @@ async def test_a_run_is_shown_while_its_server_has_it(recording: Recording, tmp_
     await store.open()
     try:
         await recording.fill(store)
-        command = "from ajet_core.cli.main import main; main()"
+        command = "from ajet_cli.main import main; main()"
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", command, "inspect", str(tmp_path), "ep-bbb"),
             stdout=subprocess.PIPE,

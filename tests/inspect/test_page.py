@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from ajet_core.embedded.store_reader import StoreReader
-from ajet_core.inspect.page import embedded_json, page
-from ajet_core.inspect.page_data import PageData
-from ajet_core.inspect.summary import EpisodeSummary
-from ajet_core.inspect.token_texts import TokenTexts
-from ajet_core.server.timeline_view import episode_timelines, merge_episode
+from ajet_cli.inspect.page import embedded_json, page
+from ajet_cli.inspect.page_data import PageData
+from ajet_cli.inspect.summary import EpisodeSummary
+from ajet_cli.inspect.token_texts import TokenTexts
+from ajet_server.observe.timeline_view import episode_timelines, merge_episode
+from ajet_server.store.store_reader import StoreReader
 from tests.inspect.recorded import HOSTILE, Recording
 
 Made = Callable[..., dict[str, Any]]
@@ -110,7 +110,7 @@ def test_nothing_is_loaded_and_no_attribute_holds_code(made: Made) -> None:
 
 
 def test_no_script_parses_html_or_text_as_code() -> None:
-    directory = Path(__file__).parents[2] / "ajet_core" / "inspect" / "page"
+    directory = Path(__file__).parents[2] / "ajet_cli" / "inspect" / "page"
     files = sorted(directory.glob("*.js"))
     assert len(files) >= 6
     for file in files:

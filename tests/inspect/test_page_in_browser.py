@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from click.testing import CliRunner
 
-from ajet_core.cli.main import cli
+from ajet_cli.main import cli
 from tests.inspect.recorded import Recording, said
 
 async_api = pytest.importorskip("playwright.async_api", reason="playwright is not installed")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from ajet_cli.inspect import sample_files
+from ajet_cli.inspect.files import new_file
+from ajet_cli.inspect.sample_files import file_format, open_writer
+from ajet_cli.inspect.samples import RowType
 from ajet_core.errors import ConfigError, RequestError
-from ajet_core.inspect import sample_files
-from ajet_core.inspect.files import new_file
-from ajet_core.inspect.sample_files import file_format, open_writer
-from ajet_core.inspect.samples import RowType
 
 ROW_TYPE: RowType = {"name": "text", "ids": "ids", "logprobs": "floats", "mask": "mask"}
 ROWS = [

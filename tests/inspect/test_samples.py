@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from ajet_core.embedded.store_reader import StoredEpisode
-from ajet_core.inspect.samples import RowsOf, row_type, rows
-from ajet_core.inspect.token_texts import TokenTexts
+from ajet_cli.inspect.samples import RowsOf, row_type, rows
+from ajet_cli.inspect.token_texts import TokenTexts
 from ajet_core.interfaces import CallScore
-from ajet_core.testing.samples import make_call, make_episode
 from ajet_core.timeline import Call
+from ajet_server.store.store_reader import StoredEpisode
+from ajet_testing.samples import make_call, make_episode
 from tests.inspect.recorded import Recording
 from tests.timeline.episodes import episodes
 

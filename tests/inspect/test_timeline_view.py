@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from ajet_core.inspect.terminal import episode_tree
-from ajet_core.inspect.token_texts import TokenTexts
+from ajet_cli.inspect.terminal import episode_tree
+from ajet_cli.inspect.token_texts import TokenTexts
 from ajet_core.interfaces import CallScore
 from ajet_core.protocol import EpisodeTimelines
-from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
-from ajet_core.server.timeline_view import episode_timelines, merge_episode
-from ajet_core.testing.samples import conversation, make_call, make_episode
 from ajet_core.timeline import Call, MergePolicy, MessageText, PlacedMessage
+from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
+from ajet_server.observe.timeline_view import episode_timelines, merge_episode
+from ajet_testing.samples import conversation, make_call, make_episode
 from tests.inspect.recorded import Recording
 
 

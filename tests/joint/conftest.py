@@ -10,18 +10,18 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet_core.client import AsyncSwarm
+from agentjet.client import AsyncSwarm
 from ajet_core.credentials import ServerTokens
 from ajet_core.interfaces import EpisodeRecord, RunRecord
 from ajet_core.plugin import PluginManager
 from ajet_core.protocol import RunConfig, ServerState
-from ajet_core.server.app import create_app
-from ajet_core.server.batching import BatchBuilder
-from ajet_core.server.build import build_service
-from ajet_core.server.guard import TokenGuard
-from ajet_core.server.joint_peers import JointPeers
-from ajet_core.server.service import SwarmService
-from ajet_core.settings import PeerSettings, Settings
+from ajet_installation.settings import PeerSettings, Settings
+from ajet_server.admission.batching import BatchBuilder
+from ajet_server.build import build_service
+from ajet_server.episodes.joint_peers import JointPeers
+from ajet_server.http.app import create_app
+from ajet_server.security.guard import TokenGuard
+from ajet_server.service import SwarmService
 
 ROLES = ("executor", "planner")
 ARBITER = "executor"

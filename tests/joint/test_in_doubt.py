@@ -10,9 +10,9 @@ from pydantic import SecretStr
 
 from ajet_core.errors import ConfigError
 from ajet_core.protocol import ServerState
-from ajet_core.server.joint_peers import JointPeers
-from ajet_core.server.watchdog import DoubtView, ServerView, diagnose
-from ajet_core.settings import PeerSettings, Settings
+from ajet_installation.settings import PeerSettings, Settings
+from ajet_server.episodes.joint_peers import JointPeers
+from ajet_server.observe.watchdog import DoubtView, ServerView, diagnose
 from tests.joint.conftest import ARBITER, World
 from tests.joint.test_two_phases import JOINT_ID, prepared
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ajet_core.settings import Settings
+from ajet_installation.settings import Settings
 
 TEXT = (Path(__file__).parents[2] / "docs" / "joint.md").read_text(encoding="utf-8")
 
@@ -25,7 +25,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "joint.md").read_text(encoding="utf
 @contextlib.contextmanager
 def served(run_dir: Path) -> Iterator[str]:
     """A server started by the command line; its URL."""
-    command = [sys.executable, "-m", "ajet_core.cli.main", "serve", "--run-dir", str(run_dir)]
+    command = [sys.executable, "-m", "ajet_cli.main", "serve", "--run-dir", str(run_dir)]
     process = subprocess.Popen(
         [*command, "--port", "0"], stderr=subprocess.PIPE, text=True, env=dict(os.environ)
     )
@@ -46,7 +46,7 @@ def test_the_example_trains_two_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("ajet_backend_torch")
-    from ajet_core.demo.tiny_model import create_tiny_model
+    from ajet_demo.tiny_model import create_tiny_model
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     found = re.search(r"<!-- example: joint -->\n```python\n(.*?)```", TEXT, re.DOTALL)

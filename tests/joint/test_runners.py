@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ajet_core.client import AsyncSwarm, Swarm, SwarmEpisode, Task
+from agentjet.client import AsyncSwarm, Swarm, SwarmEpisode, Task
 from ajet_core.errors import ConfigError, StateError
 from ajet_core.protocol import RunConfig
 from tests.server.conftest import TOKENS, Running, ServerFactory

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ajet_core.cli.main import cli
-from ajet_core.client import EpisodeOutcome
+from agentjet.client import EpisodeOutcome
+from ajet_cli.main import cli
 from ajet_core.errors import EpisodeClosedError, StateError
 from ajet_core.interfaces import BatchRecord
 from ajet_core.protocol import RunConfig
-from ajet_core.server.batching import BatchBuilder
+from ajet_server.admission.batching import BatchBuilder
 from tests.joint.conftest import ARBITER, World
 from tests.server.conftest import error_of
 

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.pairs, pytest.mark.torch, pytest.mark.timeout(1500)]
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's, which is warmed up and not trained."""
-    from ajet_core.demo.tiny_model import create_tiny_model
+    from ajet_demo.tiny_model import create_tiny_model
 
     path = tmp_path_factory.mktemp("pairs") / "model"
     create_tiny_model(path, seed=0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ajet_core.cli.main import BUILT_IN
+from ajet_cli.main import BUILT_IN
 from ajet_core.errors import PluginConflictError
 from ajet_core.plugin import PluginManager
 from ajet_core.plugin.kinds import RESERVED_COMMANDS

@@ -13,9 +13,9 @@ from ajet_core.plugin import (
     PluginManager,
     StoreSpec,
     TrainerSpec,
-    default_manager,
     negotiate_channel,
 )
+from ajet_installation.interpreters import default_manager
 
 if TYPE_CHECKING:
     from conftest import Site

@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from ajet_core.errors import EngineError
-from ajet_core.server.dialects.completing import CompletionService
-from ajet_core.server.dialects.events import Event
-from ajet_core.server.dialects.exchange import Exchange
+from ajet_server.gateway.formats.completing import CompletionService
+from ajet_server.gateway.formats.events import Event
+from ajet_server.gateway.formats.exchange import Exchange
 from tests.sdks.conftest import Agent
 
 ASKED: list[Any] = [{"role": "user", "content": "Where are you?"}]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ajet_core.server.dialects.completing import CompletionService
-from ajet_core.server.dialects.events import Event
-from ajet_core.server.dialects.exchange import Exchange
-from ajet_core.server.silence import Silence
+from ajet_server.gateway.formats.completing import CompletionService
+from ajet_server.gateway.formats.events import Event
+from ajet_server.gateway.formats.exchange import Exchange
+from ajet_server.gateway.silence import Silence
 from tests.sdks.conftest import CALLED, ENDED, SCHEMA, SPOKEN, Agent
 
 ASKED: list[Any] = [{"role": "user", "content": "Where are you?"}]

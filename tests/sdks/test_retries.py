@@ -9,7 +9,7 @@ import socket
 import pytest
 from openai import AsyncOpenAI
 
-from ajet_core.testing.faults import HoldGate
+from ajet_testing.faults import HoldGate
 from tests.sdks.conftest import Agent
 from tests.server.conftest import ServerFactory
 

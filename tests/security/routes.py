@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from ajet_core.server.dialects.table import is_llm_path
+from ajet_server.gateway.formats.table import is_llm_path
 from tests.server.conftest import Running
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "openapi.json"

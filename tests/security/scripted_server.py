@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ajet_core.server.serve import serve
-from ajet_core.settings import Settings
-from ajet_core.testing.plugins import scripted_plugins
+from ajet_installation.settings import Settings
+from ajet_server.serve import serve
+from ajet_testing.plugins import scripted_plugins
 
 
 @dataclass(slots=True)

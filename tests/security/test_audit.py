@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ajet_core.errors import AuthError, ForbiddenError
-from ajet_core.server.audit import REFUSALS_PER_MINUTE, AuditLog
+from ajet_server.security.audit import REFUSALS_PER_MINUTE, AuditLog
 from tests.security.conftest import bearer, new_token, revoke
 from tests.server.conftest import CLIENT, CONTROL, Running
 

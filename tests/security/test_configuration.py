@@ -12,10 +12,10 @@ import pytest
 
 from ajet_core.errors import ConfigError
 from ajet_core.protocol import ModelConfig, RunConfig
-from ajet_core.server.rendering.factory import make_renderer
-from ajet_core.server.run_setup import resolve_run
-from ajet_core.settings import Settings
-from ajet_core.testing.plugins import scripted_plugins
+from ajet_installation.settings import Settings
+from ajet_server.gateway.rendering.factory import make_renderer
+from ajet_server.run.run_setup import resolve_run
+from ajet_testing.plugins import scripted_plugins
 from tests.security.booby_trap import Evil, booby_trapped
 from tests.security.outside import watched
 from tests.server.conftest import CONTROL, Running, error_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.server.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES
+from ajet_server.http.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES
 from tests.security.raw import head, raw
 from tests.security.scripted_server import server_process
 from tests.server.conftest import CLIENT, Running, ServerFactory, key

@@ -10,10 +10,10 @@ import pytest
 from ajet_core.credentials import ServerTokens
 from ajet_core.errors import AuthError
 from ajet_core.protocol import TokenRequest
-from ajet_core.server import guard as guard_module
-from ajet_core.server import tokens as tokens_module
-from ajet_core.server.guard import TokenGuard
-from ajet_core.server.tokens import TokenBook
+from ajet_server.security import guard as guard_module
+from ajet_server.security import tokens as tokens_module
+from ajet_server.security.guard import TokenGuard
+from ajet_server.security.tokens import TokenBook
 from tests.security.conftest import bearer
 
 OWN = ServerTokens(control="control-" + "c" * 32, client="client-" + "d" * 32)

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ajet_core.cli.main import cli
-from ajet_core.client import AsyncSwarmClient
+from agentjet.client import AsyncSwarmClient
+from ajet_cli.main import cli
 from ajet_core.protocol import ServerState
 from tests.security.conftest import Headers, claim_as, new_token
 from tests.server.conftest import CONTROL, Running, ServerFactory, key

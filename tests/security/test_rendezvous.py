@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.worker.rendezvous import SUPPORTED, find_worker, wait_for_server
+from ajet_server.workers.rendezvous import SUPPORTED, find_worker, wait_for_server
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="workers are found again on Linux alone")
 

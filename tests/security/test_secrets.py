@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet_core.server.build import build_service
-from ajet_core.settings import Settings
-from ajet_core.testing.plugins import scripted_plugins
+from ajet_installation.settings import Settings
+from ajet_server.build import build_service
+from ajet_testing.plugins import scripted_plugins
 from tests.security.conftest import bearer
 from tests.security.scripted_server import ServerProcess, server_process
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ajet_core.cli.main import cli
+from ajet_cli.main import cli
 from ajet_core.protocol import TokenQuotas
-from ajet_core.settings import ServerSettings
+from ajet_installation.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ajet_core.testing.faults import HoldGate
+from ajet_testing.faults import HoldGate
 from tests.security.conftest import Headers, claim_as, new_token, revoke
 from tests.server.conftest import CLIENT, CONTROL, Running, ServerFactory, error_of, key
 

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from ajet_core.agents import trainable
-from ajet_core.client import AsyncSwarmClient
+from agentjet.agents import trainable
+from agentjet.client import AsyncSwarmClient
 from ajet_core.errors import ConfigError, ServerUnreachableError
-from ajet_core.server.serve import serve
-from ajet_core.settings import Settings
+from ajet_installation.settings import Settings
+from ajet_server.serve import serve
 from tests.security.raw import head, raw
 from tests.security.scripted_server import ServerProcess, server_process
 

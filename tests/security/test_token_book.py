@@ -10,8 +10,8 @@ import pytest
 
 from ajet_core.errors import NotFoundError, StateError, StoreError, StoreFullError
 from ajet_core.protocol import TokenRequest
-from ajet_core.server import tokens as tokens_module
-from ajet_core.server.tokens import TOKEN_PREFIX, TokenBook
+from ajet_server.security import tokens as tokens_module
+from ajet_server.security.tokens import TOKEN_PREFIX, TokenBook
 
 
 class Clock:

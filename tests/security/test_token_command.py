@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ajet_core.cli.main import cli
+from ajet_cli.main import cli
 from tests.security.conftest import bearer
 from tests.server.conftest import TOKENS, Running, ServerFactory
 
@@ -33,7 +33,7 @@ async def ajet_at(server: Running, *args: str) -> str:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "ajet_core.cli.main",
+        "ajet_cli.main",
         "token",
         *args,
         stdout=asyncio.subprocess.PIPE,
@@ -135,7 +135,7 @@ async def test_tokens_made_at_the_same_time_are_all_there(servers: ServerFactory
 def test_the_command_needs_no_package_of_the_server(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from ajet_core.cli.main import cli\n"
+        "from ajet_cli.main import cli\n"
         f"args = ['token', 'create', '--name', 'a', '--run-dir', {str(tmp_path)!r}]\n"
         "cli(args, standalone_mode=False)\n"
         "heavy = {'fastapi', 'starlette', 'uvicorn', 'msgpack', 'tokenizers', 'renderers'}\n"

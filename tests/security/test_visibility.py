@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ajet_core.protocol import RunConfig, RunStatus, ServerState, TokenScope
-from ajet_core.server.tokens import Token
-from ajet_core.server.visibility import run_for
+from ajet_server.security.tokens import Token
+from ajet_server.security.visibility import run_for
 
 SETTINGS: dict[str, Any] = {
     "api_key": "hunter2",

@@ -20,7 +20,7 @@ from ajet_core.interfaces import (
     WorkerContext,
 )
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.served import (
+from ajet_engines.served import (
     Launched,
     ModelServer,
     Piece,

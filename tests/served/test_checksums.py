@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from ajet_core.in_server.ajet_checksums import (  # noqa: E402
+from ajet_engines.in_server.ajet_checksums import (  # noqa: E402
     OTHERWISE,
     LoadedWeights,
     checksum,

@@ -13,8 +13,8 @@ import pytest
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import EngineInfo, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.served import Piece
-from ajet_core.testing.asking import ask, make_request, until
+from ajet_engines.served import Piece
+from ajet_testing.asking import ask, make_request, until
 from tests.served.fake_server import FakeEngine, FakeServer, started
 
 
@@ -196,7 +196,7 @@ async def test_a_server_that_hangs_is_noticed_told_of_and_replaced(
     caplog: pytest.LogCaptureFixture,
     updating: bool,
 ) -> None:
-    monkeypatch.setattr("ajet_core.served.watch.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("ajet_engines.served.watch.LOOK_SECONDS", 0.0)
     engine = await started(tmp_path)
     tasks = await running(engine, 3)
     engine.servers[0].hangs = True
@@ -214,7 +214,7 @@ async def test_a_server_that_hangs_is_noticed_told_of_and_replaced(
 async def test_a_server_that_hangs_with_nothing_to_do_does_not_hold_up_an_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ajet_core.served.watch.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("ajet_engines.served.watch.LOOK_SECONDS", 0.0)
     engine = await started(tmp_path, 2)
     first, second = engine.servers
     first.hangs = True
@@ -255,7 +255,7 @@ async def test_a_new_server_does_not_pay_for_the_one_before(
 async def test_a_server_that_is_slow_and_well_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ajet_core.served.watch.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("ajet_engines.served.watch.LOOK_SECONDS", 0.0)
     engine = await started(tmp_path)
     server = engine.servers[0]
     server.begins.clear()

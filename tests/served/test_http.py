@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.served import Address, HttpClient, ServerGoneError, ServerRefusedError
+from ajet_engines.served import Address, HttpClient, ServerGoneError, ServerRefusedError
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"

@@ -11,9 +11,9 @@ import pytest
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import EngineStats, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.served import Launched, Piece, Replica
-from ajet_core.served.flight import Flight
-from ajet_core.testing.asking import ask
+from ajet_engines.served import Launched, Piece, Replica
+from ajet_engines.served.flight import Flight
+from ajet_testing.asking import ask
 from tests.served.fake_server import FakeEngine, FakeServer, started
 
 
@@ -276,7 +276,7 @@ async def test_a_flight_that_is_ended_before_it_begins_is_over() -> None:
 async def test_a_server_that_is_asked_how_it_is_and_says_nonsense_is_not_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ajet_core.served.watch.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("ajet_engines.served.watch.LOOK_SECONDS", 0.0)
     engine = await started(tmp_path)
 
     async def nonsense() -> bool:

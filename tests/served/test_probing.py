@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ajet_core.served.probing import is_scaled, is_whole
+from ajet_engines.served.probing import is_scaled, is_whole
 
 SURE = [0.0, -41.0, -57.5]
 EVEN = [math.log(0.25)] * 3

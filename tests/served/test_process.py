@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ajet_core.errors import EngineError
-from ajet_core.served import ServerProcess, guard
+from ajet_engines.served import ServerProcess, guard
 
 # Writes its own pid and that of a child of its own, then serves for ever.
 SERVER = """
@@ -83,7 +83,7 @@ async def test_it_is_ended_with_all_its_children(tmp_path: Path) -> None:
 async def test_one_that_does_not_listen_is_ended_by_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ajet_core.served.process._GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("ajet_engines.served.process._GRACE_SECONDS", 0.05)
     server, pids = await start(tmp_path, "deaf")
     await server.close()
     await until_gone(*pids)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_core.served import Router
+from ajet_engines.served import Router
 
 LONG = list(range(200))
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_core.errors import RequestError, UnsupportedError
-from ajet_core.in_server.ajet_shaping import Followed, Grammars, Placed
 from ajet_core.interfaces import GenerateRequest, SamplingParams
-from ajet_core.shaping import Shapings, what_a_server_is_told
-from ajet_core.testing.ascii_tokenizer import ascii_text, write_ascii_tokenizer
+from ajet_engines.in_server.ajet_shaping import Followed, Grammars, Placed
+from ajet_engines.shaping import Shapings, what_a_server_is_told
+from ajet_testing.ascii_tokenizer import ascii_text, write_ascii_tokenizer
 
 SIZE = 96
 STOP = 3

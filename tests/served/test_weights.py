@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ajet_core.errors import EngineError
-from ajet_core.served import check_weights
+from ajet_engines.served import check_weights
 
 
 def write(directory: Path, shapes: dict[str, tuple[int, ...]], *, tied: bool = True) -> Path:

@@ -16,13 +16,13 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ajet_core.credentials import ServerTokens
-from ajet_core.server.app import create_app
-from ajet_core.server.build import build_service
-from ajet_core.server.guard import TokenGuard
-from ajet_core.server.serve import bind, http_config
-from ajet_core.server.service import SwarmService
-from ajet_core.settings import Settings
-from ajet_core.testing.plugins import scripted_plugins
+from ajet_installation.settings import Settings
+from ajet_server.build import build_service
+from ajet_server.http.app import create_app
+from ajet_server.security.guard import TokenGuard
+from ajet_server.serve import bind, http_config
+from ajet_server.service import SwarmService
+from ajet_testing.plugins import scripted_plugins
 
 SPECIALS = [
     "<|endoftext|>",

@@ -18,8 +18,8 @@ from ajet_core.plugin import PluginManager
 from ajet_core.plugin.discovery import installed_entry_points
 from ajet_core.protocol import ServerState
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.server.workers import RunWorkers
-from ajet_core.testing.plugins import entry_points_of
+from ajet_server.workers.run_workers import RunWorkers
+from ajet_testing.plugins import entry_points_of
 from tests.server import conftest as server_conftest
 from tests.server.conftest import Running, ServerFactory
 
@@ -29,7 +29,7 @@ def plugins(*names: str) -> PluginManager:
     hooks = {name: f"ajet_backend_{name}.hooks" for name in names}
     points = list(installed_entry_points())
     known = {point.name for point in points if point.group == "agentjet"}
-    for name, module in {"embedded": "ajet_core.embedded.hooks", **hooks}.items():
+    for name, module in {"embedded": "ajet_server.embedded.hooks", **hooks}.items():
         if name not in known:
             points += entry_points_of(name, module)
     return PluginManager(entry_points=points)

@@ -12,12 +12,12 @@ import pytest
 
 from ajet_core.errors import ConfigError, StoreError
 from ajet_core.protocol import PROTOCOL_VERSION
-from ajet_core.server.build import build_service
-from ajet_core.server.guard import make_tokens
-from ajet_core.server.serve import bind, serve
-from ajet_core.settings import Settings
-from ajet_core.testing import scripted_trainer
-from ajet_core.testing.plugins import scripted_plugins
+from ajet_installation.settings import Settings
+from ajet_server.build import build_service
+from ajet_server.security.guard import make_tokens
+from ajet_server.serve import bind, serve
+from ajet_testing import scripted_trainer
+from ajet_testing.plugins import scripted_plugins
 from tests.server.conftest import (
     CLIENT,
     CONTROL,
@@ -569,7 +569,7 @@ _TOOL = {
 def _with_python(run: Any, python: str) -> Any:
     from dataclasses import replace
 
-    from ajet_core.environments import Interpreter
+    from ajet_installation import Interpreter
 
     interpreter = Interpreter(python)
     return replace(run, python={"engine": interpreter, "trainer": interpreter})

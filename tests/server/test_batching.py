@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import AbortCause, BatchConfig, BatchProgress, RunConfig, SetAside
-from ajet_core.server.batching import BatchBuilder
+from ajet_server.admission.batching import BatchBuilder
 
 _ids = itertools.count()
 

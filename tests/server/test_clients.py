@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from ajet_core.client import AsyncSwarmClient, Episode, SwarmClient, Task
+from agentjet.client import AsyncSwarmClient, Episode, SwarmClient, Task
 from ajet_core.errors import (
     BatchStarvedError,
     ConfigError,
@@ -16,7 +16,8 @@ from ajet_core.errors import (
     NotRollingError,
 )
 from ajet_core.protocol import RunConfig
-from ajet_core.server import claims, watchdog
+from ajet_server.admission import claims
+from ajet_server.observe import watchdog
 from tests.server.conftest import CLIENT, TOKENS, Running, ServerFactory
 
 QUESTION = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}

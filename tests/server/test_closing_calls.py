@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ajet_core.errors import EpisodeClosedError
-from ajet_core.server.open_episodes import OpenEpisode
+from ajet_server.episodes.open_episodes import OpenEpisode
 from tests.server.conftest import Running, error_of, key
 
 ASKED = {"model": "any", "messages": [{"role": "user", "content": "hello"}]}

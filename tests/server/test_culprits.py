@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_core.server import culprits
+from ajet_server.batches import culprits
 
 Item = tuple[str, int]
 Works = Callable[[Sequence[Item]], bool]

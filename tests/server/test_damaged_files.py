@@ -14,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ajet_core.embedded.store_reader import EpisodeQuery, StoreReader
+from ajet_cli.inspect.run_facts import RunFacts
 from ajet_core.errors import AjetError
-from ajet_core.inspect.run_facts import RunFacts
 from ajet_core.protocol import ServerState
-from ajet_core.server.build import build_service
-from ajet_core.server.checkpoints import CheckpointFolder, Position
-from ajet_core.settings import Settings
-from ajet_core.testing.plugins import scripted_plugins
+from ajet_installation.settings import Settings
+from ajet_server.build import build_service
+from ajet_server.run.checkpoints import CheckpointFolder, Position
+from ajet_server.store.store_reader import EpisodeQuery, StoreReader
+from ajet_testing.plugins import scripted_plugins
 
 from .conftest import CONTROL, Running, ServerFactory
 

@@ -8,7 +8,7 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from ajet_core.server.disconnect import until_disconnect
+from ajet_server.http.disconnect import until_disconnect
 
 
 class Client:

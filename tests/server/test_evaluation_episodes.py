@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ajet_core.client import AsyncSwarmClient, Episode, Task
-from ajet_core.testing.faults import HoldGate
+from agentjet.client import AsyncSwarmClient, Episode, Task
 from ajet_core.timeline import Call
+from ajet_testing.faults import HoldGate
 from tests.server.conftest import (
     CLIENT,
     CONTROL,

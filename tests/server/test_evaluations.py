@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ajet_core.interfaces import EpisodeRecord, EvaluationCount
 from ajet_core.pass_at import pass_at_k
 from ajet_core.protocol import Evaluation, EvaluationConfig
-from ajet_core.server.evaluations import Evaluations, is_mixed
-from ajet_core.testing.samples import conversation, make_episode
+from ajet_server.episodes.evaluations import Evaluations, is_mixed
+from ajet_testing.samples import conversation, make_episode
 
 
 def episode(task: str = "t", **changes: Any) -> EpisodeRecord:

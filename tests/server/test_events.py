@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ajet_core.protocol import Event
-from ajet_core.server.events import EventLog
+from ajet_server.observe.events import EventLog
 
 
 async def collect(log: EventLog, count: int, after: int | None) -> list[Event | None]:

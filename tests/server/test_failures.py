@@ -9,12 +9,12 @@ import pytest
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import EngineStats, EpisodeRecord
 from ajet_core.protocol import AbortCause, FailureConfig
-from ajet_core.server.batch_findings import batch_findings
-from ajet_core.server.engine_watch import EngineWatch
-from ajet_core.server.failures import FailureMeter
-from ajet_core.server.set_aside import TaskFailures
-from ajet_core.testing.samples import make_call, make_episode
 from ajet_core.timeline import Call, TrainBatch, TrainCall, TrainEpisode, call_advantages
+from ajet_server.batches.batch_findings import batch_findings
+from ajet_server.episodes.set_aside import TaskFailures
+from ajet_server.gateway.engine_watch import EngineWatch
+from ajet_server.observe.failures import FailureMeter
+from ajet_testing.samples import make_call, make_episode
 
 
 def ended(episode_id: str, reward: float = 1.0, group: str = "task") -> EpisodeRecord:

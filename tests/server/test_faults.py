@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ajet_core.protocol import ServerState
-from ajet_core.server import watchdog
-from ajet_core.server.checkpoints import CheckpointFolder
-from ajet_core.server.run_loop import RunLoop
-from ajet_core.testing.faults import HoldGate
+from ajet_server.observe import watchdog
+from ajet_server.run.checkpoints import CheckpointFolder
+from ajet_server.run.run_loop import RunLoop
+from ajet_testing.faults import HoldGate
 
 from .conftest import CLIENT, CONTROL, Running, ServerFactory, error_of
 

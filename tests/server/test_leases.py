@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.server.dialects.exchange import Session
-from ajet_core.server.leases import LeaseWatch
-from ajet_core.server.open_episodes import OpenEpisode, OpenEpisodes
-from ajet_core.server.rendering.conversation import ConversationIndex
+from ajet_server.episodes.leases import LeaseWatch
+from ajet_server.episodes.open_episodes import OpenEpisode, OpenEpisodes
+from ajet_server.gateway.formats.exchange import Session
+from ajet_server.gateway.rendering.conversation import ConversationIndex
 
 
 def watch(**leases: float) -> LeaseWatch:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ajet_core.interfaces import RunRecord
-from ajet_core.testing.faults import HoldGate
+from ajet_testing.faults import HoldGate
 
 from .conftest import CLIENT, CONTROL, Running, ServerFactory, error_of
 from .test_modes import batches, tags, task, until_step

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import AbortCause, BatchConfig, MixtureConfig, RolloutConfig
-from ajet_core.server.batching import BatchBuilder
-from ajet_core.server.places import Places
+from ajet_server.admission.batching import BatchBuilder
+from ajet_server.admission.places import Places
 
 TAGS = {"a": "x", "b": "x", "c": "x", "d": "y", "e": "y"}
 CAUSES: tuple[AbortCause, ...] = ("error", "cancelled", "lease_expired")

@@ -10,7 +10,7 @@ import pytest
 from ajet_core.errors import StoreError
 from ajet_core.interfaces import ComponentSettings, MetricsLogger, WorkerContext
 from ajet_core.protocol import Evaluation, StepSummary
-from ajet_core.server.metrics_loggers import MetricsLoggers
+from ajet_server.observe.metrics_loggers import MetricsLoggers
 
 STEP = StepSummary(step=2, policy_version=2, metrics={"loss": 0.5})
 EVALUATION = Evaluation(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ajet_core.protocol import MixtureConfig
-from ajet_core.server.mixture import Shares
+from ajet_server.admission.mixture import Shares
 
 
 def test_whole_places_need_no_rounding() -> None:

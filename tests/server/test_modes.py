@@ -15,9 +15,9 @@ import pytest
 
 from ajet_core.interfaces import BatchRecord
 from ajet_core.protocol import ServerState
-from ajet_core.server.workers import RunWorkers
-from ajet_core.testing.faults import HoldGate
-from ajet_core.testing.scripted_engine import ASLEEP
+from ajet_server.workers.run_workers import RunWorkers
+from ajet_testing.faults import HoldGate
+from ajet_testing.scripted_engine import ASLEEP
 
 from .conftest import CLIENT, CONTROL, Running, ServerFactory, error_of, key
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from ajet_core.cli.main import cli
+from ajet_cli.main import cli
 from ajet_core.protocol import PreflightReport, ServerState
 from tests.server.conftest import CLIENT, CONTROL, Running, ServerFactory
 from tests.server.test_faults import events, finish_batch, status, until_state

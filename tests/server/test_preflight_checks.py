@@ -8,8 +8,8 @@ import pytest
 
 from ajet_core.interfaces import SealReport, StepReport
 from ajet_core.protocol import PreflightCheck, PreflightConfig
-from ajet_core.server.preflight_checks import Evidence, Longest, check_all
 from ajet_core.timeline import Call, TrainBatch, TrainCall, TrainEpisode
+from ajet_server.run.preflight_checks import Evidence, Longest, check_all
 
 TOKENS = 40
 PROVEN = SealReport(0, "checksums", tensors=7, servers=2)

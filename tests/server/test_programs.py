@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
-from ajet_core.server.rendering.renderer import ChatRenderer
-from ajet_core.testing.tokenizers import renderer_for, write_model
 from ajet_core.timeline import Call
+from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
+from ajet_server.gateway.rendering.renderer import ChatRenderer
+from ajet_testing.tokenizers import renderer_for, write_model
 from tests.server.conftest import CLIENT, Running, ServerFactory, key
 
 # Their templates take one system message, at the beginning.

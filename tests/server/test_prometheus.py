@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from ajet_core.protocol import ServerStatus
-from ajet_core.server.prometheus import exposition
+from ajet_server.observe.prometheus import exposition
 
 from .conftest import CLIENT, CONTROL, Running
 

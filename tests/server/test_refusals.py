@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ajet_core.errors import WorkerDiedError
 from ajet_core.protocol import FailureConfig
-from ajet_core.server.refusals import Refusals
+from ajet_server.batches.refusals import Refusals
 
 
 def refusals(**config: int) -> Refusals:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ajet_core.errors import EngineError
-from ajet_core.testing.faults import HoldGate
+from ajet_testing.faults import HoldGate
 from tests.server.conftest import CLIENT, CONTROL, Running, ServerFactory, error_of, key
 
 

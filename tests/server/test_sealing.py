@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ajet_core.protocol import ServerState
-from ajet_core.testing.planted import PLANTED
+from ajet_testing.planted import PLANTED
 from tests.server.conftest import CONTROL, Running, ServerFactory
 from tests.server.test_faults import events, finish_batch, status, until_state
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet_core.server.sharing import RECENT_BATCHES, Sharing
+from ajet_server.batches.sharing import RECENT_BATCHES, Sharing
 
 
 def test_a_client_takes_part_while_it_rolls_out_and_for_some_batches_after_its_last_episode() -> (

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from ajet_core.errors import EpisodeClosedError
 from ajet_core.protocol import PROTOCOL_HEADER, PROTOCOL_VERSION
-from ajet_core.server.short_cut import JsonEndpoint, ShortCut
+from ajet_server.http.short_cut import JsonEndpoint, ShortCut
 
 
 class Number(BaseModel):

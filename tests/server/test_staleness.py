@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import RolloutConfig, RunConfig
-from ajet_core.server.staleness import keep_fresh
-from ajet_core.testing.samples import make_call, make_episode
 from ajet_core.timeline import Call
+from ajet_server.batches.staleness import keep_fresh
+from ajet_testing.samples import make_call, make_episode
 
 
 def sampled_by(*versions: int, call_id: str = "c", index: int = 0) -> Call:

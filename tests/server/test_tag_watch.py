@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from ajet_core.server.tag_watch import TagWatch
+from ajet_server.admission.tag_watch import TagWatch
 
 AB = {"a", "b"}
 GRACE = 10.0

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ajet_core.embedded.trie_merger import TrieMerger
 from ajet_core.interfaces import ComponentSettings, EpisodeRecord, TrainerInfo, WorkerContext
 from ajet_core.protocol import RunConfig
-from ajet_core.server.training_data import TrainingData, training_data
-from ajet_core.testing.samples import conversation, make_call, make_episode
 from ajet_core.timeline import Call, CostModel
+from ajet_server.batches.training_data import TrainingData, training_data
+from ajet_server.embedded.trie_merger import TrieMerger
+from ajet_testing.samples import conversation, make_call, make_episode
 
 from .conftest import CLIENT, CONTROL, Running, key
 

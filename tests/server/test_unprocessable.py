@@ -13,8 +13,8 @@ import pytest
 
 from ajet_core.interfaces import ComponentSettings, Merger, WorkerContext
 from ajet_core.protocol import ServerState
-from ajet_core.server.step_book import StepBook
 from ajet_core.timeline import Call, MergePolicy, TokenTree
+from ajet_server.run.step_book import StepBook
 from tests.security.conftest import Headers, new_token
 
 from .conftest import CLIENT, CONTROL, Running, ServerFactory, error_of, key

@@ -10,8 +10,8 @@ import pytest
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import ClaimRequest
-from ajet_core.server.batching import BatchBuilder
-from ajet_core.server.waiting import Granted, Ticket, WaitingLine
+from ajet_server.admission.batching import BatchBuilder
+from ajet_server.admission.waiting import Granted, Ticket, WaitingLine
 from tests.server.test_batching import builder, episode
 
 

@@ -6,9 +6,9 @@ import time
 from dataclasses import replace
 
 from ajet_core.protocol import BatchProgress, Finding, ServerState, SetAside, TagProgress
-from ajet_core.server.events import EventLog
-from ajet_core.server.throttle import ThrottleMeter
-from ajet_core.server.watchdog import OpenView, ServerView, Watchdog, diagnose
+from ajet_server.observe.events import EventLog
+from ajet_server.observe.watchdog import OpenView, ServerView, Watchdog, diagnose
+from ajet_server.security.throttle import ThrottleMeter
 
 PROGRESS = BatchProgress(full_by="tasks", needed=8, ready=3, open_episodes=0, set_aside=0)
 IDLE = ServerView(

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_core.testing.samples import make_call
 from ajet_core.timeline import (
     AdvantageMethod,
     Aggregation,
@@ -18,6 +17,7 @@ from ajet_core.timeline import (
     rewards_differ,
     token_weights,
 )
+from ajet_testing.samples import make_call
 
 METHODS: list[AdvantageMethod] = ["group_std", "group_mean", "leave_one_out"]
 

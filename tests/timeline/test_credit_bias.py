@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet_core.testing.samples import make_call
 from ajet_core.timeline import (
     AdvantageMethod,
     CallCredit,
@@ -26,6 +25,7 @@ from ajet_core.timeline import (
     balanced,
     call_advantages,
 )
+from ajet_testing.samples import make_call
 
 Gradient = dict[tuple[int, int], float]
 """By node and action: the derivative with respect to the action's logit."""

@@ -1,8 +1,9 @@
 import pytest
 from hypothesis import given
 
-from ajet_core.testing.samples import conversation
-from ajet_core.timeline import Call, Fork, ForkSummary, find_forks
+from ajet_core.timeline import Call
+from ajet_server.observe.forks import Fork, ForkSummary, find_forks
+from ajet_testing.samples import conversation
 
 from .episodes import episodes, spoken, tree_of
 

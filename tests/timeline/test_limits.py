@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_core.testing.samples import conversation, make_call
-from ajet_core.timeline import Call, Limited, OverLong, limit_timelines
+from ajet_core.timeline import Call
+from ajet_server.batches.limits import Limited, OverLong, limit_timelines
+from ajet_testing.samples import conversation, make_call
 
 from .episodes import episodes, tree_of
 

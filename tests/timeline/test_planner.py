@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ajet_core.timeline.batch import TrainSegment, TrainSpan, TrainTree
 from ajet_core.timeline.cost import CostModel
-from ajet_core.timeline.planner import SIMPLEST_FIRST, choose_plan, schedule_seconds
-from ajet_core.timeline.schedule import schedule
+from ajet_training.planner import SIMPLEST_FIRST, choose_plan, schedule_seconds
+from ajet_training.schedule import schedule
 
 FREE_PASSES = CostModel(per_pass=0.0, per_token=1e-4, per_pair=0.0)
 DEAR_PASSES = CostModel(per_pass=1.0, per_token=1e-6, per_pair=0.0)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet_core.testing.samples import conversation
 from ajet_core.timeline import Call, MergePolicy, MessageText, PlacedMessage, TokenTree
 from ajet_core.timeline.radix import common_prefix
+from ajet_testing.samples import conversation
 
 from .episodes import tree_of
 

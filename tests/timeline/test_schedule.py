@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ajet_core.timeline.batch import TrainEpisode, TrainSegment, TrainSpan, TrainTree
 from ajet_core.timeline.cost import PassShape
-from ajet_core.timeline.minibatches import deal, dealing_units
-from ajet_core.timeline.schedule import (
+from ajet_training.minibatches import deal, dealing_units
+from ajet_training.schedule import (
     MAX_PADDING,
     PADDED_ENOUGH,
     Schedule,

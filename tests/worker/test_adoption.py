@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.testing.faults import HoldGate
-from ajet_core.testing.scripted_engine import ASLEEP
-from ajet_core.worker import process
-from ajet_core.worker.codec import BootPlan, to_plain
-from ajet_core.worker.process import WorkerProcess
-from ajet_core.worker.rendezvous import SUPPORTED, find_worker, wait_for_server
+from ajet_server.workers import process
+from ajet_server.workers.codec import BootPlan, to_plain
+from ajet_server.workers.process import WorkerProcess
+from ajet_server.workers.rendezvous import SUPPORTED, find_worker, wait_for_server
+from ajet_testing.faults import HoldGate
+from ajet_testing.scripted_engine import ASLEEP
 
 from .test_process import batch, plan, request, tokens
 
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.skipif(not SUPPORTED, reason="needs Linux")
 # A server in miniature: boots a worker, says so, and waits to be killed.
 SERVER = """
 import asyncio, json, pathlib, sys
-from ajet_core.worker.codec import BootPlan, from_plain
-from ajet_core.worker.process import WorkerProcess
+from ajet_server.workers.codec import BootPlan, from_plain
+from ajet_server.workers.process import WorkerProcess
 
 async def main():
     run_dir, plan, seconds = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), float(sys.argv[3])

@@ -9,8 +9,8 @@ import pytest
 
 from ajet_core.errors import WorkerError
 from ajet_core.interfaces import GenerateRequest, SamplingParams
-from ajet_core.worker import frames
-from ajet_core.worker.codec import pack_request, unpack_request
+from ajet_server.workers import frames
+from ajet_server.workers.codec import pack_request, unpack_request
 
 
 async def frames_of(*pieces: bytes) -> list[list[Any]]:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from ajet_core import __version__
-from ajet_core.environments import Interpreter
 from ajet_core.errors import (
     ContextLengthError,
     EngineError,
@@ -24,7 +23,6 @@ from ajet_core.errors import (
 )
 from ajet_core.interfaces import GenerateRequest, SamplingParams
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
-from ajet_core.testing.faults import HoldGate
 from ajet_core.timeline import (
     TrainBatch,
     TrainCall,
@@ -33,12 +31,14 @@ from ajet_core.timeline import (
     TrainSpan,
     TrainTree,
 )
-from ajet_core.worker.codec import BootPlan, ComponentPlan
-from ajet_core.worker.process import WorkerProcess
+from ajet_installation import Interpreter
+from ajet_server.workers.codec import BootPlan, ComponentPlan
+from ajet_server.workers.process import WorkerProcess
+from ajet_testing.faults import HoldGate
 
 
 def plan(run_dir: Path, *, engine: dict[str, Any] | None = None, target: str = "") -> BootPlan:
-    scripted = "ajet_core.testing.scripted_"
+    scripted = "ajet_testing.scripted_"
     return BootPlan(
         run_dir=str(run_dir),
         seed=0,
@@ -183,7 +183,7 @@ async def test_a_worker_ends_when_its_server_is_gone(tmp_path: Path) -> None:
     script = tmp_path / "server.py"
     script.write_text(
         "import asyncio, os, pathlib, signal\n"
-        "from ajet_core.worker.process import WorkerProcess\n"
+        "from ajet_server.workers.process import WorkerProcess\n"
         "async def main():\n"
         f"    worker = await WorkerProcess.spawn(pathlib.Path({str(tmp_path / 'w.log')!r}))\n"
         "    print(worker.pid, flush=True)\n"

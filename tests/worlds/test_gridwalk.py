@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_core.worlds.gridwalk import (
+from ajet_worlds.gridwalk import (
     DIRECTIONS,
     GRID_SIZE,
     MAX_MOVES,
@@ -38,7 +38,7 @@ def test_start_and_goal_are_two_to_four_moves_apart_and_cover_the_grid() -> None
 
 
 def test_a_task_is_the_same_in_every_process() -> None:
-    code = "from ajet_core.worlds.gridwalk import GridWalk; w = GridWalk('x'); print(w.position, w.goal)"
+    code = "from ajet_worlds.gridwalk import GridWalk; w = GridWalk('x'); print(w.position, w.goal)"
     shown = {
         subprocess.run(
             [sys.executable, "-c", code],

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.client import AsyncSwarmClient, SwarmClient
+from agentjet.client import AsyncSwarmClient, SwarmClient
 from ajet_core.errors import AjetError
-from ajet_core.testing.scripted_engine import ScriptedReply
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
-from ajet_core.worlds.learning import Learned, learn
+from ajet_testing.scripted_engine import ScriptedReply
+from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_worlds.learning import Learned, learn
 from tests.worlds.outside import CoinSettings, CoinWorld
 
 pytest.importorskip("openai")

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from ajet_core.worlds.learning import Learned
+from ajet_worlds.learning import Learned
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

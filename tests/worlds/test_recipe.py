@@ -7,10 +7,10 @@ from typing import Literal
 
 import pytest
 
-from ajet_core.demo import recipe as demo
 from ajet_core.protocol import RunConfig
-from ajet_core.worlds import load_world, world_specs
-from ajet_core.worlds.recipe import run_config
+from ajet_demo import recipe as demo
+from ajet_worlds import load_world, world_specs
+from ajet_worlds.recipe import run_config
 
 MODEL = Path("/models/tiny")
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.client import AsyncSwarmClient, RunnerReport
+from agentjet.client import AsyncSwarmClient, RunnerReport
 from ajet_core.interfaces import World
-from ajet_core.testing.scripted_engine import ScriptedReply
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
-from ajet_core.worlds import load_world
-from ajet_core.worlds.agent import WorldAgent
-from ajet_core.worlds.demonstrations import assistant_turn
-from ajet_core.worlds.rehearsal import Exchange, rehearse
+from ajet_testing.scripted_engine import ScriptedReply
+from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_worlds import load_world
+from ajet_worlds.agent import WorldAgent
+from ajet_worlds.demonstrations import assistant_turn
+from ajet_worlds.rehearsal import Exchange, rehearse
 
 pytest.importorskip("openai")
 

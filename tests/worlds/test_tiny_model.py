@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import WorldAnswer, WorldCall
-from ajet_core.worlds import load_world, tiny_model, world_specs
-from ajet_core.worlds.demonstrations import assistant_turn, demonstrate, encode_turn
-from ajet_core.worlds.grid import GridWorld
-from ajet_core.worlds.gridwalk import DIRECTIONS, TOOLS, GridWalk
-from ajet_core.worlds.rehearsal import rehearse
+from ajet_worlds import load_world, tiny_model, world_specs
+from ajet_worlds.demonstrations import assistant_turn, demonstrate, encode_turn
+from ajet_worlds.grid import GridWorld
+from ajet_worlds.gridwalk import DIRECTIONS, TOOLS, GridWalk
+from ajet_worlds.rehearsal import rehearse
 
 pytestmark = pytest.mark.torch
 

@@ -10,11 +10,11 @@ import pytest
 
 from ajet_core.errors import ConfigError, UnknownComponentError
 from ajet_core.interfaces import Chat, World, WorldOutcome
-from ajet_core.testing.plugins import plugins_with
-from ajet_core.testing.world_suite import WorldSuite
-from ajet_core.worlds import load_world, world_specs
-from ajet_core.worlds.grid import GridWorld, SlowGridSettings, SlowGridWorld
-from ajet_core.worlds.rehearsal import rehearse
+from ajet_testing.plugins import plugins_with
+from ajet_testing.world_suite import WorldSuite
+from ajet_worlds import load_world, world_specs
+from ajet_worlds.grid import GridWorld, SlowGridSettings, SlowGridWorld
+from ajet_worlds.rehearsal import rehearse
 from tests.worlds.outside import CoinSettings, CoinWorld
 
 OURS = {"bandit", "grid", "memory", "mine", "pair", "slow-grid"}
@@ -69,13 +69,13 @@ def test_our_worlds_are_registered_and_every_one_is_tested_here() -> None:
 
 def test_listing_worlds_imports_none() -> None:
     code = (
-        "import sys; from ajet_core.worlds import world_specs; print(len(world_specs())); "
-        "print([m for m in sys.modules if m.startswith(('ajet_core.worlds.', 'torch', 'openai'))])"
+        "import sys; from ajet_worlds import world_specs; print(len(world_specs())); "
+        "print([m for m in sys.modules if m.startswith(('ajet_worlds.', 'torch', 'openai'))])"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     count, modules = shown.stdout.splitlines()
     assert int(count) >= len(OURS)
-    assert modules == "['ajet_core.worlds.registry']"
+    assert modules == "['ajet_worlds.registry']"
 
 
 def test_a_world_of_a_third_party_is_found_by_name_and_takes_settings() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ajet_core.testing.scripted_engine import ScriptedReply
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
-from ajet_core.worlds import world_specs
-from ajet_core.worlds.rehearsal import rehearse
+from ajet_testing.scripted_engine import ScriptedReply
+from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_worlds import world_specs
+from ajet_worlds.rehearsal import rehearse
 
 TEXT = (Path(__file__).parents[2] / "docs" / "worlds.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.client import SwarmClient
-from ajet_core.testing.scripted_engine import ScriptedReply
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from agentjet.client import SwarmClient
+from ajet_testing.scripted_engine import ScriptedReply
+from ajet_testing.scripted_swarm import ScriptedSwarm
 
 HERE = Path(__file__).parent
 DOORS = ("left", "middle", "right")

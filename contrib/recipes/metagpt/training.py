@@ -7,7 +7,7 @@ from typing import Any
 
 from program import Role, play
 
-from ajet_core import agent_name, train, trainable
+from agentjet import agent_name, train, trainable
 
 _MARK = "__named_for_training__"
 

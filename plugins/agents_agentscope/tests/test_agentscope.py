@@ -16,12 +16,12 @@ from agentscope.permission import PermissionBehavior, PermissionDecision
 from agentscope.pipeline import TeamMember, TeamPipeline
 from agentscope.tool import FunctionTool
 
-from ajet_core.agents import train, trainable
-from ajet_core.client import AsyncSwarmClient, SwarmClient
-from ajet_core.testing.agent_suite import REPLIES, AgentSuite, tool_call
-from ajet_core.testing.scripted_engine import ScriptedReply
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from agentjet.agents import train, trainable
+from agentjet.client import AsyncSwarmClient, SwarmClient
 from ajet_core.timeline import Call
+from ajet_testing.agent_suite import REPLIES, AgentSuite, tool_call
+from ajet_testing.scripted_engine import ScriptedReply
+from ajet_testing.scripted_swarm import ScriptedSwarm
 from tests.agents.door_training import assert_learns
 from tests.agents.tutorial import run_tutorial
 

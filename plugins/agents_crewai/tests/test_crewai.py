@@ -15,14 +15,14 @@ from crewai.telemetry import Telemetry
 from crewai.tools import tool
 from openai import OpenAI
 
-from ajet_core.agents import Route, trainable
-from ajet_core.client import AsyncSwarmClient
-from ajet_core.client import Task as ClientTask
+from agentjet.agents import Route, trainable
+from agentjet.client import AsyncSwarmClient
+from agentjet.client import Task as ClientTask
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import AgentAdapter
-from ajet_core.testing.agent_suite import PLANNER, REPLIES, WORKER, AgentSuite, tool_call
-from ajet_core.testing.scripted_engine import ScriptedReply
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.agent_suite import PLANNER, REPLIES, WORKER, AgentSuite, tool_call
+from ajet_testing.scripted_engine import ScriptedReply
+from ajet_testing.scripted_swarm import ScriptedSwarm
 from tests.agents.door_training import assert_learns
 from tests.agents.tutorial import run_tutorial
 

@@ -17,10 +17,10 @@ from langchain_core.outputs import ChatGeneration
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers.langchain import LangChainTracer
 
-from ajet_core.agents import train_async, trainable
-from ajet_core.client import AsyncSwarmClient
-from ajet_core.testing.agent_suite import AgentSuite
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from agentjet.agents import train_async, trainable
+from agentjet.client import AsyncSwarmClient
+from ajet_testing.agent_suite import AgentSuite
+from ajet_testing.scripted_swarm import ScriptedSwarm
 from tests.agents.door_training import assert_learns
 from tests.agents.tutorial import run_tutorial
 

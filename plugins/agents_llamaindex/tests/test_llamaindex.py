@@ -15,12 +15,12 @@ from llama_index.core.llms import ChatMessage
 from workflows import Workflow, step
 from workflows.events import StartEvent, StopEvent
 
-from ajet_core.agents import Adapters, train, trainable
-from ajet_core.client import AsyncSwarmClient, SwarmClient
-from ajet_core.testing.agent_suite import LAST_IS_TOOL, REPLIES, AgentSuite, tool_call
-from ajet_core.testing.scripted_engine import ScriptedReply
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from agentjet.agents import Adapters, train, trainable
+from agentjet.client import AsyncSwarmClient, SwarmClient
 from ajet_core.timeline import Call
+from ajet_testing.agent_suite import LAST_IS_TOOL, REPLIES, AgentSuite, tool_call
+from ajet_testing.scripted_engine import ScriptedReply
+from ajet_testing.scripted_swarm import ScriptedSwarm
 from tests.agents.door_training import assert_learns
 from tests.agents.tutorial import run_tutorial
 

@@ -12,12 +12,12 @@ from pydantic_ai import Agent, ModelRequest, ModelRetry
 from pydantic_ai.agent import WrapperAgent
 from pydantic_ai.direct import model_request
 
-from ajet_core.agents import train, trainable
-from ajet_core.client import AsyncSwarmClient, SwarmClient
-from ajet_core.testing.agent_suite import REPLIES, AgentSuite, tool_call
-from ajet_core.testing.scripted_engine import ScriptedReply
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from agentjet.agents import train, trainable
+from agentjet.client import AsyncSwarmClient, SwarmClient
 from ajet_core.timeline import Call
+from ajet_testing.agent_suite import REPLIES, AgentSuite, tool_call
+from ajet_testing.scripted_engine import ScriptedReply
+from ajet_testing.scripted_swarm import ScriptedSwarm
 from tests.agents.door_training import assert_learns
 from tests.agents.tutorial import run_tutorial
 

@@ -12,12 +12,12 @@ import smolagents_program as program
 from smolagents import CodeAgent, LogLevel, MultiStepAgent, ToolCallingAgent, local_python_executor
 from smolagents.local_python_executor import InterpreterError
 
-from ajet_core.agents import trainable
-from ajet_core.client import AsyncSwarmClient, SwarmClient
-from ajet_core.testing.agent_suite import DOORS, TRAPDOOR, AgentSuite, tool_call
-from ajet_core.testing.scripted_engine import ScriptedReply
-from ajet_core.testing.scripted_swarm import ScriptedSwarm
+from agentjet.agents import trainable
+from agentjet.client import AsyncSwarmClient, SwarmClient
 from ajet_core.timeline import Call
+from ajet_testing.agent_suite import DOORS, TRAPDOOR, AgentSuite, tool_call
+from ajet_testing.scripted_engine import ScriptedReply
+from ajet_testing.scripted_swarm import ScriptedSwarm
 from tests.agents.door_training import assert_learns
 from tests.agents.tutorial import run_tutorial
 

@@ -20,12 +20,12 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from ajet_core.interfaces import GenerateRequest, SamplingParams, WeightUpdate
 from ajet_core.protocol import ServerState
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
-from ajet_core.server.engine_gate import EngineGate
-from ajet_core.server.events import EventLog
-from ajet_core.server.state import StateBoard
-from ajet_core.testing.ascii_tokenizer import ascii_text, write_ascii_tokenizer
-from ajet_core.worker.codec import BootPlan, ComponentPlan
-from ajet_core.worker.process import WorkerProcess
+from ajet_server.gateway.engine_gate import EngineGate
+from ajet_server.observe.events import EventLog
+from ajet_server.run.state import StateBoard
+from ajet_server.workers.codec import BootPlan, ComponentPlan
+from ajet_server.workers.process import WorkerProcess
+from ajet_testing.ascii_tokenizer import ascii_text, write_ascii_tokenizer
 
 CALLS = 4
 # No call comes near it while the engine lives.

@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM, GraniteConfig, Qwen2Config
 from ajet_core.errors import ConfigError, ModelDirectoryError, TrainerError
 from ajet_core.interfaces import Trainer
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig
-from ajet_core.testing.trainer_suite import TrainerSuite
 from ajet_core.timeline import (
     TrainBatch,
     TrainCall,
@@ -29,6 +28,7 @@ from ajet_core.timeline import (
     TrainSpan,
     TrainTree,
 )
+from ajet_testing.trainer_suite import TrainerSuite
 
 
 class TestTrlDistillationTrainer(TrainerSuite):

@@ -14,8 +14,8 @@ from conftest import VOCAB
 
 from ajet_core.interfaces import Trainer
 from ajet_core.protocol.run import AlgorithmConfig
-from ajet_core.testing.trainer_suite import TrainerSuite
 from ajet_core.timeline import TrainBatch
+from ajet_testing.trainer_suite import TrainerSuite
 
 
 class TestTrlSftTrainer(TrainerSuite):

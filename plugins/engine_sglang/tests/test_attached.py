@@ -24,9 +24,9 @@ from ajet_core.errors import EngineError, SealError, UnsupportedError
 from ajet_core.interfaces import ModelServers, Probe, WeightUpdate
 from ajet_core.probe import probe_ids
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.served import Address, HttpClient, ServerProcess
-from ajet_core.testing.asking import ask, until
-from ajet_core.testing.planted import PLANTED, Planted, planted
+from ajet_engines.served import Address, HttpClient, ServerProcess
+from ajet_testing.asking import ask, until
+from ajet_testing.planted import PLANTED, Planted, planted
 from tests.served_models import VOCAB, Models
 from tests.served_ports import address_of, at_port
 

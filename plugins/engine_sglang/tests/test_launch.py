@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from ajet_core.errors import ConfigError, EngineError
 from ajet_core.interfaces import ModelServers
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.served.launching import check_arguments
+from ajet_engines.served.launching import check_arguments
 from tests.large_models import too_large
 from tests.served_models import write_model
 

@@ -16,11 +16,11 @@ from ajet_engine_sglang.launch import IN_SERVER
 from conftest import make_engine, model_config
 
 from ajet_core.interfaces import ModelServers
-from ajet_core.served import ServedEngine
-from ajet_core.testing.ascii_tokenizer import ascii_text
-from ajet_core.testing.asking import ask
-from ajet_core.testing.served_suite import ServedEngineSuite, all_up, begin_at_all, children
-from ajet_core.testing.shaping_suite import STOP
+from ajet_engines.served import ServedEngine
+from ajet_testing.ascii_tokenizer import ascii_text
+from ajet_testing.asking import ask
+from ajet_testing.served_suite import ServedEngineSuite, all_up, begin_at_all, children
+from ajet_testing.shaping_suite import STOP
 from tests.served_models import VOCAB, Models, ModelsCase
 
 pytestmark = [
@@ -41,7 +41,7 @@ async def two_servers(
         patch.setenv("SGLANG_HEALTH_CHECK_TIMEOUT", "5")
         # It admits requests as if they would all be short.
         patch.setenv("SGLANG_INIT_NEW_TOKEN_RATIO", "0.1")
-        patch.setattr("ajet_core.served.watch.LOOK_SECONDS", 3.0)
+        patch.setattr("ajet_engines.served.watch.LOOK_SECONDS", 3.0)
         late = Path(__file__).with_name("late_scheduler")
         patch.setattr("ajet_engine_sglang.launch.IN_SERVER", f"{late}{os.pathsep}{IN_SERVER}")
         engine = make_engine(

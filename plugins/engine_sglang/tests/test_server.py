@@ -15,7 +15,7 @@ from conftest import model_config
 
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import GenerateRequest, SamplingParams
-from ajet_core.served import HttpClient, ServerGoneError, ServerRefusedError
+from ajet_engines.served import HttpClient, ServerGoneError, ServerRefusedError
 
 
 @dataclass

@@ -13,11 +13,11 @@ from ajet_engine_vllm.settings import VllmEngineSettings
 from conftest import Models, make_engine
 from pydantic import ValidationError
 
-from ajet_core.environments.environment import RECORD, UNFINISHED
 from ajet_core.errors import ConfigError, EngineError
 from ajet_core.interfaces import ModelServers
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.served.launching import check_arguments, explained, find_python
+from ajet_engines.served.launching import check_arguments, explained, find_python
+from ajet_installation.environment import RECORD, UNFINISHED
 from tests.environments.making import environment
 from tests.large_models import too_large
 
@@ -143,7 +143,7 @@ def test_an_interpreter_with_vllm_is_found_or_the_line_that_makes_one_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     # There may be environments beside this one.
-    monkeypatch.setattr("ajet_core.environments.environment.BESIDE", None)
+    monkeypatch.setattr("ajet_installation.environment.BESIDE", None)
     with pytest.raises(EngineError, match="ajet env create vllm"):
         find_python("vllm", None, tmp_path / "runs" / "a")
     with pytest.raises(EngineError, match="no interpreter at /nowhere/python"):

@@ -12,8 +12,8 @@ from conftest import make_engine
 
 from ajet_core.interfaces import ModelServers
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.served import ServedEngine
-from ajet_core.testing.served_suite import ServedEngineSuite
+from ajet_engines.served import ServedEngine
+from ajet_testing.served_suite import ServedEngineSuite
 from tests.served_models import Models, ModelsCase
 
 pytestmark = [

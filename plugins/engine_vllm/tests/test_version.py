@@ -13,10 +13,10 @@ from ajet_engine_vllm.version import BELOW, LEAST, check_version
 from conftest import make_engine
 from packaging.specifiers import SpecifierSet
 
-from ajet_core.environments import recipe
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import ModelServers
 from ajet_core.protocol.run import ModelConfig
+from ajet_installation import recipe
 
 ROOT = Path(__file__).parents[3]
 

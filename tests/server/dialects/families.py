@@ -7,8 +7,8 @@ from functools import lru_cache
 from harmony import gpt_oss_renderer
 from scripted import CALL_TEXT, Gateway, ScriptedEngine
 
-from ajet_core.server.rendering.renderer import ChatRenderer
-from ajet_core.testing.tokenizers import renderer_for, template_renderer
+from ajet_server.gateway.rendering.renderer import ChatRenderer
+from ajet_testing.tokenizers import renderer_for, template_renderer
 
 CHATML_TOOLS_TEMPLATE = (
     "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}<|im_end|>\n{% endif %}"

@@ -7,9 +7,9 @@ from unittest import mock
 import renderers.gpt_oss
 from openai_harmony import DeveloperContent, SystemContent
 
-from ajet_core.server.rendering.factory import build_renderer
-from ajet_core.server.rendering.tokenizer import FastTokenizer
-from ajet_core.testing.tokenizers import HARMONY, train
+from ajet_server.gateway.rendering.factory import build_renderer
+from ajet_server.gateway.rendering.tokenizer import FastTokenizer
+from ajet_testing.tokenizers import HARMONY, train
 
 
 class TrainedEncoding:

@@ -18,15 +18,15 @@ from ajet_core.interfaces.engine import (
     GenerateChunk,
     GenerateRequest,
 )
-from ajet_core.server.dialects.chat import AskedChat
-from ajet_core.server.dialects.chat_request import read_chat_request
-from ajet_core.server.dialects.completing import CompletionService
-from ajet_core.server.dialects.exchange import Exchange, Record, Session
-from ajet_core.server.dialects.request import ModelRequest
-from ajet_core.server.rendering.conversation import ConversationIndex
-from ajet_core.server.rendering.renderer import ChatRenderer
-from ajet_core.testing.tokenizers import renderer_for
 from ajet_core.timeline import Call
+from ajet_server.gateway.formats.chat import AskedChat
+from ajet_server.gateway.formats.chat_request import read_chat_request
+from ajet_server.gateway.formats.completing import CompletionService
+from ajet_server.gateway.formats.exchange import Exchange, Record, Session
+from ajet_server.gateway.formats.request import ModelRequest
+from ajet_server.gateway.rendering.conversation import ConversationIndex
+from ajet_server.gateway.rendering.renderer import ChatRenderer
+from ajet_testing.tokenizers import renderer_for
 
 MOVE = {
     "type": "function",

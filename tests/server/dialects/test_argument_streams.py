@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import MOVE, USER, Gateway, ScriptedEngine, assembled, gateway, message_of
 
-from ajet_core.server.rendering.messages import ChatMessage, ToolCall, as_json
-from ajet_core.server.rendering.settling import STREAMED_FAMILIES
-from ajet_core.server.rendering.tagged_arguments import TAGGED_FAMILIES
-from ajet_core.testing.tokenizers import renderer_for
+from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall, as_json
+from ajet_server.gateway.rendering.settling import STREAMED_FAMILIES
+from ajet_server.gateway.rendering.tagged_arguments import TAGGED_FAMILIES
+from ajet_testing.tokenizers import renderer_for
 
 WRITE = {
     "type": "function",

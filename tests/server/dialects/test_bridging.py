@@ -7,9 +7,9 @@ import json
 import pytest
 from scripted import CALL_TEXT, MOVE, USER, Gateway, gateway
 
-from ajet_core.server.dialects.exchange import Session
-from ajet_core.server.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
-from ajet_core.server.rendering.conversation import ConversationIndex
+from ajet_server.gateway.formats.exchange import Session
+from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
+from ajet_server.gateway.rendering.conversation import ConversationIndex
 
 SAID = {
     "qwen3": f"Up.{CALL_TEXT}<|im_end|>",

@@ -11,8 +11,8 @@ import pytest
 from scripted import ABLE, MOVE, USER, Gateway, gateway
 
 from ajet_core.errors import UnsupportedError
-from ajet_core.server.dialects.constraints import AnswerFormat, Constraints, ToolChoice
-from ajet_core.testing.tokenizers import SPECIALS, renderer_for, tokenizer_for
+from ajet_server.gateway.formats.constraints import AnswerFormat, Constraints, ToolChoice
+from ajet_testing.tokenizers import SPECIALS, renderer_for, tokenizer_for
 
 llguidance = pytest.importorskip("llguidance")
 

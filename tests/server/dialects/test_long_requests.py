@@ -8,14 +8,14 @@ from families import FAMILIES
 from scripted import USER, Gateway, ScriptedEngine, body, gateway
 
 from ajet_core.errors import ContextLengthError
-from ajet_core.server.dialects.chat_request import read_chat_request
-from ajet_core.server.dialects.exchange import Session
-from ajet_core.server.dialects.recording import _LONG_ANSWER
-from ajet_core.server.rendering.conversation import ConversationIndex
-from ajet_core.server.rendering.drift import DriftMeter
-from ajet_core.server.rendering.factory import build_renderer
-from ajet_core.server.rendering.renderer import ChatRenderer
-from ajet_core.testing.tokenizers import tokenizer_for
+from ajet_server.gateway.formats.chat_request import read_chat_request
+from ajet_server.gateway.formats.exchange import Session
+from ajet_server.gateway.formats.recording import _LONG_ANSWER
+from ajet_server.gateway.rendering.conversation import ConversationIndex
+from ajet_server.gateway.rendering.drift import DriftMeter
+from ajet_server.gateway.rendering.factory import build_renderer
+from ajet_server.gateway.rendering.renderer import ChatRenderer
+from ajet_testing.tokenizers import tokenizer_for
 
 
 @pytest.fixture

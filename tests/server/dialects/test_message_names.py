@@ -4,7 +4,7 @@ import pytest
 from families import FAMILIES
 from scripted import Gateway, ScriptedEngine
 
-from ajet_core.testing.tokenizers import renderer_for, template_renderer
+from ajet_testing.tokenizers import renderer_for, template_renderer
 
 NAMING_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.name and m.role != 'tool' %} ({{ m.name }}){% endif %}"

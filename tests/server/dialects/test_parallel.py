@@ -8,10 +8,10 @@ from families import FAMILIES
 from scripted import USER, gateway
 
 from ajet_core.errors import StoreFullError
-from ajet_core.server.dialects.exchange import Session
-from ajet_core.server.rendering.conversation import ConversationIndex
-from ajet_core.server.rendering.messages import ChatMessage
 from ajet_core.timeline import Call, TokenTrie
+from ajet_server.gateway.formats.exchange import Session
+from ajet_server.gateway.rendering.conversation import ConversationIndex
+from ajet_server.gateway.rendering.messages import ChatMessage
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 LONG = {"role": "system", "content": "Where is the goal? " * 50}

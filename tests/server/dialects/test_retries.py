@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ajet_core.errors import RequestError
-from ajet_core.server.dialects.retries import Answers, SameRequest, SharedAnswer
+from ajet_server.gateway.formats.retries import Answers, SameRequest, SharedAnswer
 
 RETRY = {"x-stainless-retry-count": "1"}
 NAMED = {"idempotency-key": "n"}

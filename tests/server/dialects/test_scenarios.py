@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted import MOVE, body
 
-from ajet_core.server.dialects.chat_request import read_chat_request
-from ajet_core.server.rendering.canonical import message_text
-from ajet_core.server.rendering.conversation import ConversationIndex
 from ajet_core.timeline import TokenTrie
+from ajet_server.gateway.formats.chat_request import read_chat_request
+from ajet_server.gateway.rendering.canonical import message_text
+from ajet_server.gateway.rendering.conversation import ConversationIndex
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 QUESTION = {"role": "user", "content": "Where is the goal?"}

@@ -3,8 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import CALL_TEXT, MOVE, USER, assembled, gateway
 
-from ajet_core.server.dialects.stopping import StopScanner
-from ajet_core.testing.tokenizers import renderer_for
+from ajet_server.gateway.formats.stopping import StopScanner
+from ajet_testing.tokenizers import renderer_for
 
 
 async def test_text_ends_before_the_stop_string_and_tokens_with_it():

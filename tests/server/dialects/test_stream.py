@@ -19,12 +19,12 @@ from scripted import (
 )
 
 from ajet_core.errors import ContextLengthError, EngineError
-from ajet_core.server.dialects.chat_request import read_chat_request
-from ajet_core.server.dialects.completions_request import read_completions_request
-from ajet_core.server.dialects.events import Choice, Grown
-from ajet_core.server.rendering.settling import STREAMED_FAMILIES, Settling
-from ajet_core.server.rendering.tagged_arguments import TAGGED_FAMILIES
-from ajet_core.testing.tokenizers import (
+from ajet_server.gateway.formats.chat_request import read_chat_request
+from ajet_server.gateway.formats.completions_request import read_completions_request
+from ajet_server.gateway.formats.events import Choice, Grown
+from ajet_server.gateway.rendering.settling import STREAMED_FAMILIES, Settling
+from ajet_server.gateway.rendering.tagged_arguments import TAGGED_FAMILIES
+from ajet_testing.tokenizers import (
     CHATML,
     HARMONY,
     MORE_SPECIALS,

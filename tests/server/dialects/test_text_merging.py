@@ -7,10 +7,10 @@ import pytest
 from families import FAMILIES
 from scripted import MOVE, Gateway, ScriptedEngine, body
 
-from ajet_core.server.dialects.chat_request import read_chat_request
-from ajet_core.server.dialects.exchange import Session
-from ajet_core.server.rendering.conversation import ConversationIndex
 from ajet_core.timeline import TokenTrie
+from ajet_server.gateway.formats.chat_request import read_chat_request
+from ajet_server.gateway.formats.exchange import Session
+from ajet_server.gateway.rendering.conversation import ConversationIndex
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 QUESTION = {"role": "user", "content": "Where is the goal?"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ajet_core.protocol import FailureConfig, RunConfig
-from ajet_core.server.health import CHECKS, Reading
+from ajet_server.health import CHECKS, Reading
 
 LIMITS = FailureConfig()
 BY_KIND = {check.kind: check for check in CHECKS}

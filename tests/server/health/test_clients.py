@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ajet_core.protocol import FailureConfig
-from ajet_core.server.health import ClientMonitors
-from ajet_core.server.sharing import RECENT_BATCHES
+from ajet_server.batches.sharing import RECENT_BATCHES
+from ajet_server.health import ClientMonitors
 
 SILENT = {"no_signal": 1.0}
 LOUD = {"no_signal": 0.0}

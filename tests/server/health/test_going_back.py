@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ajet_core.embedded.sqlite_store import SqliteStore
 from ajet_core.protocol import ServerState
-from ajet_core.server.checkpoints import CheckpointFolder
+from ajet_server.run.checkpoints import CheckpointFolder
+from ajet_server.store.sqlite_store import SqliteStore
 from tests.server.conftest import CONTROL, Running, ServerFactory, error_of
 from tests.server.test_faults import events, status, until_state
 

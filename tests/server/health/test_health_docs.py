@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet_core.protocol import FailureConfig
-from ajet_core.server.health import CHECKS, Check
+from ajet_server.health import CHECKS, Check
 
 PAGE = Path(__file__).parents[3] / "docs" / "health.md"
 ROWS = {

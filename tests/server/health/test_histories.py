@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ajet_core.protocol import FailureConfig
-from ajet_core.server.health import HealthFinding, HealthMonitor
+from ajet_server.health import HealthFinding, HealthMonitor
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
 

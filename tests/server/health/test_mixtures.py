@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from ajet_core.protocol import FailureConfig
-from ajet_core.server.batch_facts import tag_facts
-from ajet_core.server.health import HealthFinding, HealthMonitor
-from ajet_core.testing.samples import make_call
+from ajet_server.batches.batch_facts import tag_facts
+from ajet_server.health import HealthFinding, HealthMonitor
+from ajet_testing.samples import make_call
 from tests.server.test_batch_facts import episode
 
 EPISODES = 8

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ajet_core.interfaces import StepRecord
 from ajet_core.protocol import FailureConfig
-from ajet_core.server.health import HealthMonitor
+from ajet_server.health import HealthMonitor
 
 from .test_checks import HEALTHY
 

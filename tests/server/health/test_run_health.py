@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ajet_core.cli.status import render
+from ajet_cli.commands.status import render
 from ajet_core.protocol import ServerState, ServerStatus
 from tests.server.conftest import CLIENT, CONTROL, Running, ServerFactory
 from tests.server.test_faults import events, status, until_state

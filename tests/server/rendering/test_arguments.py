@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ajet_core.server.rendering.messages import ChatMessage, ToolCall
-from ajet_core.server.rendering.tagged_arguments import TAGGED_FAMILIES
-from ajet_core.testing.tokenizers import MORE_SPECIALS, SPECIALS, renderer_for
 from ajet_core.timeline.radix import common_prefix
+from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall
+from ajet_server.gateway.rendering.tagged_arguments import TAGGED_FAMILIES
+from ajet_testing.tokenizers import MORE_SPECIALS, SPECIALS, renderer_for
 from tests.server.dialects.harmony import gpt_oss_renderer
 
 TAGGED = sorted(TAGGED_FAMILIES)

@@ -5,9 +5,10 @@ import json
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from ajet_core.server.rendering.factory import build_renderer
-from ajet_core.server.rendering.messages import ChatMessage, ToolCall
-from ajet_core.testing.tokenizers import (
+from ajet_core.timeline.radix import common_prefix
+from ajet_server.gateway.rendering.factory import build_renderer
+from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall
+from ajet_testing.tokenizers import (
     CHATML,
     CHATML_TEMPLATE,
     GLM,
@@ -17,7 +18,6 @@ from ajet_core.testing.tokenizers import (
     THINK,
     train,
 )
-from ajet_core.timeline.radix import common_prefix
 from tests.server.dialects.scripted import Gateway, ScriptedEngine, assembled, message_of
 
 BEGIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"

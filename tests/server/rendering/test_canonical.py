@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_core.server.rendering.canonical import (
+from ajet_server.gateway.rendering.canonical import (
     ConversationDigests,
     canonical_arguments,
     kept_message,
@@ -12,7 +12,7 @@ from ajet_core.server.rendering.canonical import (
     message_text,
     tools_digest,
 )
-from ajet_core.server.rendering.messages import ChatMessage, ToolCall
+from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall
 
 
 @pytest.mark.parametrize(

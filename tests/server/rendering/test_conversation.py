@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from ajet_core.server.rendering import canonical, prompting
-from ajet_core.server.rendering.call_metadata import CONTEXT_KEY, REASONED
-from ajet_core.server.rendering.canonical import (
+from ajet_core.timeline import Call
+from ajet_server.gateway.rendering import canonical, prompting
+from ajet_server.gateway.rendering.call_metadata import CONTEXT_KEY, REASONED
+from ajet_server.gateway.rendering.canonical import (
     canonical_tools,
     message_digest,
     message_text,
     tools_digest,
 )
-from ajet_core.server.rendering.conversation import ConversationIndex, answer_metadata
-from ajet_core.server.rendering.messages import ChatMessage, ToolCall
-from ajet_core.server.rendering.renderer import ChatRenderer
-from ajet_core.testing.tokenizers import renderer_for
-from ajet_core.timeline import Call
+from ajet_server.gateway.rendering.conversation import ConversationIndex, answer_metadata
+from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall
+from ajet_server.gateway.rendering.renderer import ChatRenderer
+from ajet_testing.tokenizers import renderer_for
 
 RENDERER = renderer_for("qwen3")
 START = [ChatMessage("system", "Be brief."), ChatMessage("user", "go")]

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet_core.server.rendering.canonical import message_text
-from ajet_core.server.rendering.drift import DriftMeter, arguments_digest, echo_fields
-from ajet_core.server.rendering.messages import ChatMessage, ToolCall
-from ajet_core.testing.tokenizers import CHATML_TEMPLATE, SPECIALS, renderer_for, template_renderer
+from ajet_server.gateway.rendering.canonical import message_text
+from ajet_server.gateway.rendering.drift import DriftMeter, arguments_digest, echo_fields
+from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall
+from ajet_testing.tokenizers import CHATML_TEMPLATE, SPECIALS, renderer_for, template_renderer
 
 MOVE = ToolCall("call_1", "move", '{"steps": 1, "direction": "up"}')
 SORTED = ToolCall("call_1", "move", '{"direction": "up", "steps": 1}')

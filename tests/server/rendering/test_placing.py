@@ -1,8 +1,8 @@
 import pytest
 
-from ajet_core.server.rendering.messages import ChatMessage
-from ajet_core.server.rendering.placing import attributed_spans, template_spans
-from ajet_core.testing.tokenizers import CHATML_TEMPLATE, template_renderer
+from ajet_server.gateway.rendering.messages import ChatMessage
+from ajet_server.gateway.rendering.placing import attributed_spans, template_spans
+from ajet_testing.tokenizers import CHATML_TEMPLATE, template_renderer
 
 MESSAGES = [
     ChatMessage("system", "Be brief."),

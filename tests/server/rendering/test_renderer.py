@@ -5,9 +5,9 @@ from transformers import PreTrainedTokenizerFast
 
 from ajet_core.errors import ConfigError, RequestError
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.server.rendering.factory import build_renderer, make_renderer, renderer_names
-from ajet_core.server.rendering.messages import ChatMessage, ToolCall
-from ajet_core.testing.tokenizers import (
+from ajet_server.gateway.rendering.factory import build_renderer, make_renderer, renderer_names
+from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall
+from ajet_testing.tokenizers import (
     CHATML_TEMPLATE,
     SPECIALS,
     THINK,

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from ajet_core.server.rendering.canonical import message_text
-from ajet_core.server.rendering.conversation import ConversationIndex, answer_metadata
-from ajet_core.server.rendering.messages import ChatMessage
-from ajet_core.testing.tokenizers import CHATML_TEMPLATE, template_renderer
 from ajet_core.timeline import Call
+from ajet_server.gateway.rendering.canonical import message_text
+from ajet_server.gateway.rendering.conversation import ConversationIndex, answer_metadata
+from ajet_server.gateway.rendering.messages import ChatMessage
+from ajet_testing.tokenizers import CHATML_TEMPLATE, template_renderer
 
 QUESTION = [ChatMessage("system", "Be brief."), ChatMessage("user", "Where?")]
 MORE = ChatMessage("user", "and now?")

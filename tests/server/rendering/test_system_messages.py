@@ -5,8 +5,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ajet_core.errors import RequestError
-from ajet_core.server.rendering.messages import ChatMessage
-from ajet_core.testing.tokenizers import (
+from ajet_server.gateway.rendering.messages import ChatMessage
+from ajet_testing.tokenizers import (
     MORE_SPECIALS,
     SPECIALS,
     renderer_for,

@@ -5,8 +5,8 @@ import random
 import jinja2
 import pytest
 
-from ajet_core.server.rendering.template_text import template_ends
-from ajet_core.testing.tokenizers import CHATML_TEMPLATE
+from ajet_server.gateway.rendering.template_text import template_ends
+from ajet_testing.tokenizers import CHATML_TEMPLATE
 
 CALLS = (
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}"

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from ajet_core.errors import ModelDirectoryError
-from ajet_core.server.rendering.tokenizer import load_tokenizer, token_bytes
-from ajet_core.testing.tokenizers import SPECIALS, tokenizer_for, train, write_model
+from ajet_server.gateway.rendering.tokenizer import load_tokenizer, token_bytes
+from ajet_testing.tokenizers import SPECIALS, tokenizer_for, train, write_model
 
 TEXTS = st.text() | st.lists(
     st.sampled_from([*SPECIALS["qwen3"], "Move up", " \n", "é", "😀"])
@@ -60,7 +60,7 @@ def test_fast_tokenizer_needs_no_transformers(tmp_path):
     code = (
         "import sys; from pathlib import Path\n"
         "from ajet_core.protocol.run import ModelConfig\n"
-        "from ajet_core.server.rendering.factory import make_renderer\n"
+        "from ajet_server.gateway.rendering.factory import make_renderer\n"
         f"make_renderer(ModelConfig(path='m', renderer='qwen3'), Path({str(tmp_path)!r}))\n"
         "assert 'transformers' not in sys.modules and 'torch' not in sys.modules\n"
     )

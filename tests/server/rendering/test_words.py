@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split, Whitespace
 
-from ajet_core.server.rendering import words as words_module
-from ajet_core.server.rendering.words import KnownWords
-from ajet_core.testing.tokenizers import CORPUS
+from ajet_server.gateway.rendering import words as words_module
+from ajet_server.gateway.rendering.words import KnownWords
+from ajet_testing.tokenizers import CORPUS
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -8,9 +8,9 @@ from agentscope.agent import Agent
 from agentscope.message import Msg, UserMsg
 from agentscope.pipeline import TeamPipeline
 
+from agentjet.agents import text_of_task
 from ajet_agents_agentscope.speaking import instrument, speaker
 from ajet_agents_agentscope.twins import twin_of, twin_of_team
-from ajet_core.agents import text_of_task
 from ajet_core.interfaces import AgentAdapter
 
 

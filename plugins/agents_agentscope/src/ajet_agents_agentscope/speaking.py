@@ -8,7 +8,7 @@ from typing import Any
 
 from agentscope.agent import Agent
 
-from ajet_core.agents import current_route, override_method
+from agentjet.agents import current_route, override_method
 
 # Both are coroutines, in which the request is sent also where the answer is streamed. Those that reply are generators.
 _ASKING = ("_call_model", "_compress_context_impl")

@@ -12,7 +12,7 @@ from typing import Any
 
 from autogen_core.tools import FunctionTool
 
-from ajet_core.agents import current_route, override_method
+from agentjet.agents import current_route, override_method
 from ajet_core.errors import ConfigError
 
 _CACHES = "autogen_ext.models.cache"

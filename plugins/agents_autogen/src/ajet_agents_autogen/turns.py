@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from autogen_agentchat.base import ChatAgent
 from autogen_core import AgentId, MessageHandlerContext
 
-from ajet_core.agents import current_route, derived_classes, override_method
+from agentjet.agents import current_route, derived_classes, override_method
 
 
 class _Turn(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 from crewai.telemetry import Telemetry
 
-from ajet_core.agents import current_route, override_method
+from agentjet.agents import current_route, override_method
 from ajet_core.errors import ConfigError
 
 # Every operation asks it; the public switch is the environment, which is not an episode's alone.

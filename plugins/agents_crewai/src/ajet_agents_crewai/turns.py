@@ -11,7 +11,7 @@ from typing import Any
 from crewai import Agent
 from crewai.agents.agent_builder.base_agent import BaseAgent
 
-from ajet_core.agents import current_route, derived_classes, override_method
+from agentjet.agents import current_route, derived_classes, override_method
 
 # In an event loop `kickoff` returns what `kickoff_async` will say, and is over before that begins.
 _TURNS = ("execute_task", "aexecute_task", "kickoff", "kickoff_async", "akickoff")

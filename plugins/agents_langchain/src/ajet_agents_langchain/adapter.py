@@ -10,8 +10,8 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import var_child_runnable_config
 
+from agentjet.agents import text_of_task
 from ajet_agents_langchain.outside import let_caches_miss, let_nobody_be_told
-from ajet_core.agents import text_of_task
 from ajet_core.interfaces import AgentAdapter
 
 _AGENT = "lc_agent_name"

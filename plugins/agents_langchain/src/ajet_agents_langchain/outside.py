@@ -8,7 +8,7 @@ from typing import Any
 from langchain_core.caches import BaseCache
 from langsmith import Client
 
-from ajet_core.agents import current_route, derived_classes, override_method
+from agentjet.agents import current_route, derived_classes, override_method
 
 
 def let_caches_miss() -> None:

@@ -15,7 +15,7 @@ from llama_index.core.instrumentation.span_handlers import NullSpanHandler
 from workflows import Workflow
 from workflows.events import Event
 
-from ajet_core.agents import current_route, text_of_task
+from agentjet.agents import current_route, text_of_task
 from ajet_core.interfaces import AgentAdapter
 
 _speaker: ContextVar[str | None] = ContextVar("ajet_llamaindex_speaker", default=None)

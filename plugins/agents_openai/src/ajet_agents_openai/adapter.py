@@ -8,8 +8,8 @@ from typing import Any
 from agents import Agent, Runner
 from agents.tracing import get_current_span
 
+from agentjet.agents import text_of_task
 from ajet_agents_openai.spans import NamedSpan, name_spans
-from ajet_core.agents import text_of_task
 from ajet_core.interfaces import AgentAdapter
 
 

@@ -9,7 +9,7 @@ from agents.tracing import AgentSpanData, Trace, get_trace_provider
 from agents.tracing.provider import TraceProvider
 from agents.tracing.spans import NoOpSpan, Span
 
-from ajet_core.agents import current_route
+from agentjet.agents import current_route
 
 _MARK = "__ajet_named__"
 _lock = threading.Lock()

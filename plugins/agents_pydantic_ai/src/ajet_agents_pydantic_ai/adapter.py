@@ -8,7 +8,7 @@ from typing import Any
 from pydantic_ai._run_context import get_current_run_context
 from pydantic_ai.agent import AbstractAgent
 
-from ajet_core.agents import text_of_task
+from agentjet.agents import text_of_task
 from ajet_core.interfaces import AgentAdapter
 
 

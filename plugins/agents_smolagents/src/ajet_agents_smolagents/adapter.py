@@ -10,8 +10,8 @@ from typing import Any
 
 from smolagents import LocalPythonExecutor, MultiStepAgent
 
+from agentjet.agents import Threads, text_of_task
 from ajet_agents_smolagents.speaking import instrument, speaker
-from ajet_core.agents import Threads, text_of_task
 from ajet_core.interfaces import AgentAdapter, ComponentSettings
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from smolagents import MultiStepAgent, local_python_executor
 
-from ajet_core.agents import current_route, override_method
+from agentjet.agents import current_route, override_method
 
 _speaker: ContextVar[str | None] = ContextVar("ajet_smolagents_speaker", default=None)
 _lock = threading.Lock()

@@ -15,7 +15,7 @@ from ajet_backend_torch.sampling import RowSampling, Sampled, sample
 from ajet_backend_torch.slots import SlotTable
 from ajet_core.errors import AjetError, EngineError
 from ajet_core.interfaces import EngineStats, FinishReason
-from ajet_core.shaping import Shaping
+from ajet_engines.shaping import Shaping
 
 
 class Batcher:

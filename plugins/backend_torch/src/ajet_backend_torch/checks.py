@@ -20,7 +20,7 @@ def check_batch(
 ) -> None:
     """Refuse a malformed batch.
 
-    :param units: [episodes] the number of the dealing unit of each, see `ajet_core.timeline.minibatches`.
+    :param units: [episodes] the number of the dealing unit of each, see `ajet_training.minibatches`.
     :param trees: whether trees may have several segments.
     :param max_tokens: most tokens of a context; None allows any number.
     :raises TrainerError: what is wrong, and where.

@@ -15,7 +15,7 @@ from ajet_backend_torch.models import vocabulary_size
 from ajet_backend_torch.packing import CallTokens, PackedTree, PassTensors, pack
 from ajet_core.timeline.batch import TrainCall, TrainSegment, TrainSpan, TrainTree
 from ajet_core.timeline.cost import CostModel, PassShape
-from ajet_core.timeline.schedule import Block, Pass, Row
+from ajet_training.schedule import Block, Pass, Row
 
 TIME_LIMIT = 0.6
 """Seconds that measuring may take, as far as the smallest passes allow."""

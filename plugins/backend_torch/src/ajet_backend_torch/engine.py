@@ -28,13 +28,11 @@ from ajet_backend_torch.models import (
 from ajet_backend_torch.requests import ActiveRequest, Outcome, Post
 from ajet_backend_torch.settings import TorchEngineSettings
 from ajet_backend_torch.slots import SlotTable
-from ajet_core.collective import file_tensors
 from ajet_core.errors import (
     AjetError,
     ConfigError,
     EngineError,
 )
-from ajet_core.in_server.ajet_checksums import checksum
 from ajet_core.interfaces import (
     ComponentSettings,
     Engine,
@@ -49,8 +47,10 @@ from ajet_core.interfaces import (
 )
 from ajet_core.probe import ProbeWatch
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.seal import check_seal
-from ajet_core.shaping import Shapings
+from ajet_engines.collective import file_tensors
+from ajet_engines.in_server.ajet_checksums import checksum
+from ajet_engines.seal import check_seal
+from ajet_engines.shaping import Shapings
 
 
 class TorchEngine(Engine):

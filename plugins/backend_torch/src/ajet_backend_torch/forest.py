@@ -12,7 +12,7 @@ from ajet_backend_torch.logits import SelectedLogits, Selection
 from ajet_backend_torch.losses import TokenScores, score_tokens
 from ajet_backend_torch.packing import PassTensors
 from ajet_backend_torch.past import PassCache, StoredPass, past_blocks, past_mask
-from ajet_core.timeline.schedule import Pass
+from ajet_training.schedule import Pass
 
 LossOf = Callable[[int, PassTensors, TokenScores], torch.Tensor]
 """Loss of the tokens of a pass, a scalar, from its index, tensors and scores."""

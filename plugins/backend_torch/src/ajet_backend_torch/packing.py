@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ajet_backend_torch.past import to_device
 from ajet_core.timeline.batch import TrainCall, TrainTree
-from ajet_core.timeline.schedule import Pass, Row
+from ajet_training.schedule import Pass, Row
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from transformers.cache_utils import Cache
 
-from ajet_core.timeline.schedule import Pass
+from ajet_training.schedule import Pass
 
 MASK_ALIGNMENT = 16
 """CUDA's memory-efficient attention copies a mask in every layer whose rows do not start at a multiple."""
@@ -37,7 +37,7 @@ class StoredPass:
 
 @dataclass(frozen=True, slots=True)
 class PastBlock:
-    """A `ajet_core.timeline.schedule.Block` with what it points to.
+    """A `ajet_training.schedule.Block` with what it points to.
 
     :param rows: int64 [R], or one row that all R share.
     """

@@ -38,7 +38,7 @@ from ajet_core.errors import ConfigError, ModelDirectoryError
 from ajet_core.interfaces import TrainerInfo, WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
 from ajet_core.timeline.cost import CostModel
-from ajet_core.timeline.schedule import Pass
+from ajet_training.schedule import Pass
 
 if TYPE_CHECKING:
     from peft import PeftModel

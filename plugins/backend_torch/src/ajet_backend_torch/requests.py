@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ajet_core.errors import AjetError
 from ajet_core.interfaces import FinishReason, GenerateChunk, GenerateRequest
-from ajet_core.shaping import Shaping
+from ajet_engines.shaping import Shaping
 
 Outcome = GenerateChunk | AjetError
 TopLogprobs = list[tuple[int, float]]

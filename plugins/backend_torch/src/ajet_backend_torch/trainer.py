@@ -29,7 +29,7 @@ from ajet_core.interfaces import (
 )
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
 from ajet_core.timeline.batch import TrainBatch
-from ajet_core.timeline.minibatches import dealing_units
+from ajet_training.minibatches import dealing_units
 
 
 class TorchTrainer(Trainer):

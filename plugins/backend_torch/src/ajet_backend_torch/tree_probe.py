@@ -12,7 +12,7 @@ from ajet_backend_torch.forest import Forest
 from ajet_backend_torch.losses import TokenScores
 from ajet_backend_torch.packing import CallTokens, PackedTree, PassTensors, pack
 from ajet_core.timeline.batch import TrainCall, TrainSegment, TrainSpan, TrainTree
-from ajet_core.timeline.schedule import schedule
+from ajet_training.schedule import schedule
 
 _log = logging.getLogger(__name__)
 

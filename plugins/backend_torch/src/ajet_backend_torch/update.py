@@ -1,6 +1,6 @@
 """One batch's policy update: what is trained, in which order, and what is reported of it.
 
-- Minibatches are dealt by group or by episode (`ajet_core.timeline.minibatches`), and the weight of a token in its
+- Minibatches are dealt by group or by episode (`ajet_training.minibatches`), and the weight of a token in its
   minibatch's loss counts all calls of it (`ajet_core.timeline.credit.token_weights`). So the loss does not depend on
   how the calls are laid out in trees, nor on what is left out:
 - Calls whose advantage is 0 are not computed, unless a KL or entropy term gives them a gradient.
@@ -32,8 +32,8 @@ from ajet_backend_torch.totals import Totals
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline.batch import TrainBatch, TrainCall
 from ajet_core.timeline.credit import token_weights
-from ajet_core.timeline.minibatches import deal, dealing_units
-from ajet_core.timeline.schedule import Schedule, schedule
+from ajet_training.minibatches import deal, dealing_units
+from ajet_training.schedule import Schedule, schedule
 
 MOVED_TOKENS = 4096
 """How far an update moved the policy is measured on trees of about so many tokens."""

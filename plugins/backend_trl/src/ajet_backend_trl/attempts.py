@@ -20,7 +20,7 @@ from ajet_backend_trl.zero import ZeroAdamW
 from ajet_core.errors import TrainerError, WeightsLostError
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
-from ajet_core.timeline.rows import logprobs_by_call
+from ajet_training.rows import logprobs_by_call
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """From a batch to micro-batches: which rows are computed together, and what their tokens weigh.
 
-Rows (`ajet_core.timeline.rows`) are dealt to minibatches as every trainer of agentjet deals them. A minibatch is one
+Rows (`ajet_training.rows`) are dealt to minibatches as every trainer of agentjet deals them. A minibatch is one
 optimiser step; TRL computes it in `Plan.accumulation` micro-batches on each process.
 
 TRL's losses weigh tokens by what is in a micro-batch. That is not what the run asks for as soon as rows are left out,
@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
-from ajet_core.timeline.rows import Row, RowHand, call_weights, deal_rows, rows_of
+from ajet_training.rows import Row, RowHand, call_weights, deal_rows, rows_of
 
 LOSS_OF = {
     "token_mean": "dapo",

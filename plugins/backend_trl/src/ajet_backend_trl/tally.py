@@ -11,7 +11,7 @@ from ajet_backend_torch.guard import Accumulated, StepGuard
 
 from ajet_backend_trl.tensors import MicroBatch
 from ajet_core.errors import StepRefusedError
-from ajet_core.timeline.rows import Row
+from ajet_training.rows import Row
 
 SUMS = (
     "entropy",

@@ -9,7 +9,7 @@ import torch
 
 from ajet_backend_trl.plan import LEAST_WIDTH, Share
 from ajet_core.timeline.batch import NO_VERSION
-from ajet_core.timeline.rows import Row
+from ajet_training.rows import Row
 
 PAD = 0
 """A token id for padding, which is masked out everywhere."""

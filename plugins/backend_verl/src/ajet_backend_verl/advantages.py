@@ -24,7 +24,7 @@ from ajet_backend_verl.part import Floats
 from ajet_backend_verl.tensors import padded
 from ajet_core.errors import TrainerError
 from ajet_core.timeline import TrainBatch
-from ajet_core.timeline.rows import Row
+from ajet_training.rows import Row
 
 
 @dataclass(frozen=True, slots=True)

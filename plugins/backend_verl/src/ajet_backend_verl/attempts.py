@@ -26,7 +26,7 @@ from ajet_backend_verl.tensors import Known, by_row, score_data, update_data
 from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
-from ajet_core.timeline.rows import Row, logprobs_by_call
+from ajet_training.rows import Row, logprobs_by_call
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 
 from ajet_backend_verl.part import Floats
 from ajet_backend_verl.tensors import padded
-from ajet_core.timeline.rows import Row
+from ajet_training.rows import Row
 
 PREFIX = "rollout_corr/"
 

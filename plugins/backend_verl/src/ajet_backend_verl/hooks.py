@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ajet_core.collective import CHANNEL
 from ajet_core.interfaces import TrainerCapabilities
 from ajet_core.plugin.components import TrainerSpec
 from ajet_core.plugin.spec import hookimpl
+from ajet_engines.collective import CHANNEL
 
 WEIGHT_CHANNELS = ("safetensors_dir", CHANNEL)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from ajet_backend_verl.settings import VerlTrainerSettings
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
-from ajet_core.timeline.rows import Row, call_weights, deal_rows, rows_of
+from ajet_training.rows import Row, call_weights, deal_rows, rows_of
 
 OF_ALL_ROWS = frozenset({"clip_cov", "kl_cov", "dro"})
 """Losses in which rows without advantage take part."""

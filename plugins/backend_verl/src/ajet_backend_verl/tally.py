@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ajet_backend_verl.part import SUMS, Done, Floats
-from ajet_core.timeline.rows import Row
+from ajet_training.rows import Row
 
 MAX_LOG_RATIO = 20.0
 """Ratios are cut off here, as verl does it."""

@@ -13,7 +13,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import left_right_2_no_padding
 
 from ajet_backend_verl.part import Floats
-from ajet_core.timeline.rows import Row
+from ajet_training.rows import Row
 
 PAD = 0
 """A token id for padding, which is masked out everywhere."""

@@ -8,7 +8,11 @@ import secrets
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import ComponentSettings, WorkerContext
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.served import (
+from ajet_engine_sglang.hooks import MAX_TOP_LOGPROBS, WEIGHT_CHANNELS
+from ajet_engine_sglang.launch import LaunchPlan
+from ajet_engine_sglang.server import SglangServer
+from ajet_engine_sglang.settings import SglangEngineSettings
+from ajet_engines.served import (
     Address,
     HttpClient,
     Launched,
@@ -18,11 +22,7 @@ from ajet_core.served import (
     SocketDirectory,
     attach,
 )
-from ajet_core.served.launching import explained, find_python, has_gpu
-from ajet_engine_sglang.hooks import MAX_TOP_LOGPROBS, WEIGHT_CHANNELS
-from ajet_engine_sglang.launch import LaunchPlan
-from ajet_engine_sglang.server import SglangServer
-from ajet_engine_sglang.settings import SglangEngineSettings
+from ajet_engines.served.launching import explained, find_python, has_gpu
 
 
 class SglangEngine(ServedEngine):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-from ajet_core.collective import Backend, Group, GroupMember, TensorSpec
+from ajet_engines.collective import Backend, Group, GroupMember, TensorSpec
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.served.launching import (
+from ajet_engine_sglang.server import RESERVED, SLEEPS
+from ajet_engine_sglang.settings import SglangEngineSettings
+from ajet_engines.served.launching import (
     check_arguments,
     dtype_of,
     gpus_of,
     model_config,
     server_environment,
 )
-from ajet_engine_sglang.server import RESERVED, SLEEPS
-from ajet_engine_sglang.settings import SglangEngineSettings
 
 IN_SERVER = Path(__file__).with_name("in_server")
 # What agentjet decides, what would change which tokens or logprobs are answered, and what runs code of a model or a file.

@@ -9,16 +9,22 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ajet_core.collective import CHANNEL as COLLECTIVE
 from ajet_core.errors import ContextLengthError, EngineError, RequestError, UnsupportedError
 from ajet_core.interfaces import EngineInfo, EngineStats, GenerateRequest, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.served import HttpClient, HttpModelServer, Piece, ServerGoneError, ServerRefusedError
-from ajet_core.served.launching import model_config
-from ajet_core.served.probing import PROBE, is_scaled, is_whole, probed
-from ajet_core.served.sealing import of_all_ranks
-from ajet_core.shaping import is_shaped, what_a_server_is_told
 from ajet_engine_sglang.group import SglangMember
+from ajet_engines.collective import CHANNEL as COLLECTIVE
+from ajet_engines.served import (
+    HttpClient,
+    HttpModelServer,
+    Piece,
+    ServerGoneError,
+    ServerRefusedError,
+)
+from ajet_engines.served.launching import model_config
+from ajet_engines.served.probing import PROBE, is_scaled, is_whole, probed
+from ajet_engines.served.sealing import of_all_ranks
+from ajet_engines.shaping import is_shaped, what_a_server_is_told
 
 # Of its context SGLang leaves so many tokens unused, whatever the prompt.
 RESERVED = 6

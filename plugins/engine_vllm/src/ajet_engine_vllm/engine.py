@@ -7,7 +7,11 @@ import asyncio
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import ComponentSettings, WorkerContext
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.served import (
+from ajet_engine_vllm.hooks import MAX_TOP_LOGPROBS, WEIGHT_CHANNELS
+from ajet_engine_vllm.launch import LaunchPlan
+from ajet_engine_vllm.server import VllmServer
+from ajet_engine_vllm.settings import VllmEngineSettings
+from ajet_engines.served import (
     Address,
     HttpClient,
     Launched,
@@ -17,11 +21,7 @@ from ajet_core.served import (
     SocketDirectory,
     attach,
 )
-from ajet_core.served.launching import explained, find_python, has_gpu
-from ajet_engine_vllm.hooks import MAX_TOP_LOGPROBS, WEIGHT_CHANNELS
-from ajet_engine_vllm.launch import LaunchPlan
-from ajet_engine_vllm.server import VllmServer
-from ajet_engine_vllm.settings import VllmEngineSettings
+from ajet_engines.served.launching import explained, find_python, has_gpu
 
 
 class VllmEngine(ServedEngine):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ajet_core.collective import Backend, Group, GroupMember, TensorSpec
+from ajet_engines.collective import Backend, Group, GroupMember, TensorSpec
 
 Rpc = Callable[[str, dict[str, Any]], Awaitable[list[Any]]]
 

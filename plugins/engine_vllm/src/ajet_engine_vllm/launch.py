@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.served.launching import check_arguments, dtype_of, gpus_of, server_environment
 from ajet_engine_vllm.hooks import MAX_TOP_LOGPROBS
 from ajet_engine_vllm.server import IN_SERVER, LOGITS_PROCESSOR, SERVED_NAME, WORKER_EXTENSION
 from ajet_engine_vllm.settings import VllmEngineSettings
+from ajet_engines.served.launching import check_arguments, dtype_of, gpus_of, server_environment
 
 # What agentjet decides, what would change which tokens or logprobs are answered, and what runs code of a model or a file.
 _DENIED = """

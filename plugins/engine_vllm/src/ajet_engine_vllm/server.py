@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ajet_core.collective import CHANNEL as COLLECTIVE
 from ajet_core.errors import ContextLengthError, EngineError, RequestError, UnsupportedError
 from ajet_core.interfaces import (
     EngineInfo,
@@ -20,14 +19,21 @@ from ajet_core.interfaces import (
     WeightUpdate,
 )
 from ajet_core.protocol.run import ModelConfig
-from ajet_core.served import HttpClient, HttpModelServer, Piece, ServerGoneError, ServerRefusedError
-from ajet_core.served.launching import SHARED_IN_SERVER, model_config
-from ajet_core.served.probing import PROBE, PROBED_IDS, is_scaled, is_whole, probed
-from ajet_core.served.sealing import of_all_ranks
-from ajet_core.shaping import is_shaped, what_a_server_is_told
 from ajet_engine_vllm.group import VllmMember
 from ajet_engine_vllm.settings import VllmEngineSettings
 from ajet_engine_vllm.version import check_version
+from ajet_engines.collective import CHANNEL as COLLECTIVE
+from ajet_engines.served import (
+    HttpClient,
+    HttpModelServer,
+    Piece,
+    ServerGoneError,
+    ServerRefusedError,
+)
+from ajet_engines.served.launching import SHARED_IN_SERVER, model_config
+from ajet_engines.served.probing import PROBE, PROBED_IDS, is_scaled, is_whole, probed
+from ajet_engines.served.sealing import of_all_ranks
+from ajet_engines.shaping import is_shaped, what_a_server_is_told
 
 SERVED_NAME = "agentjet"
 WORKER_EXTENSION = "ajet_vllm_worker.WorkerExtension"

@@ -1,0 +1,52 @@
+"""Train existing agents: put `trainable` on a function or an agent, and `train` it on a dataset.
+
+```python
+from agentjet import train, trainable
+
+def score(task, answer):
+    return 1.0 if answer == task["answer"] else 0.0
+
+@trainable(reward=score)
+async def solve(task):
+    result = await my_agent.run(task["question"])
+    return result.text
+
+train(solve, tasks, epochs=3)
+```
+"""
+
+from agentjet.agents.adapters import Adapters, current_agent, installed_adapters
+from agentjet.agents.decorator import trainable
+from agentjet.agents.overriding import derived_classes, override_method
+from agentjet.agents.programs import AsyncTrainable, Played, SyncTrainable, Trainable
+from agentjet.agents.route import Route, agent_name, current_route, passthrough, routed
+from agentjet.agents.sending import RoutedTransports, instrument, routed_transports
+from agentjet.agents.tasks import task_of, text_of_task
+from agentjet.agents.threads import Threads
+from agentjet.agents.training import train, train_async
+
+__all__ = [
+    "Adapters",
+    "AsyncTrainable",
+    "Played",
+    "Route",
+    "RoutedTransports",
+    "SyncTrainable",
+    "Threads",
+    "Trainable",
+    "agent_name",
+    "current_agent",
+    "current_route",
+    "derived_classes",
+    "installed_adapters",
+    "instrument",
+    "override_method",
+    "passthrough",
+    "routed",
+    "routed_transports",
+    "task_of",
+    "text_of_task",
+    "train",
+    "train_async",
+    "trainable",
+]

@@ -1,0 +1,109 @@
+"""The adapters of installed plugins, for the frameworks that a program uses."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import threading
+
+from agentjet.agents.route import named_agent
+from ajet_core.errors import AjetError, ConfigError
+from ajet_core.interfaces import AgentAdapter
+from ajet_core.plugin import AgentSpec, PluginManager
+
+_log = logging.getLogger("ajet.agents")
+
+
+class Adapters:
+    """Adapters by framework; one is made when its framework is seen to be imported.
+
+    :param plugins: where they are registered; the installed plugins by default.
+    """
+
+    def __init__(self, plugins: PluginManager | None = None) -> None:
+        self._plugins = plugins
+        self._lock = threading.RLock()
+        self._specs: tuple[AgentSpec, ...] | None = None
+        self._made: dict[str, AgentAdapter | None] = {}
+
+    def in_use(self) -> list[AgentAdapter]:
+        """Those whose framework is imported."""
+        specs = self._specs if self._specs is not None else self._find()
+        made = [self._adapter(spec) for spec in specs if _is_imported(spec.framework)]
+        return [adapter for adapter in made if adapter is not None]
+
+    def of(self, agent: object) -> AgentAdapter:
+        """The adapter of an agent's framework.
+
+        :raises ConfigError: no installed plugin knows such agents.
+        """
+        for adapter in self.in_use():
+            if adapter.accepts(agent):
+                return adapter
+        known = ", ".join(sorted(spec.name for spec in self._find())) or "none"
+        kind = f"{type(agent).__module__}.{type(agent).__qualname__}"
+        raise ConfigError(
+            f"no agent adapter knows what to do with {kind} (installed adapters: {known}): install the plugin of its "
+            "framework (such as agentjet[langchain]), or decorate a function that runs it"
+        )
+
+    def prepare(self) -> None:
+        """Make the frameworks in use fit for an episode."""
+        for adapter in self.in_use():
+            adapter.prepare()
+
+    def current_agent(self) -> str | None:
+        """Whose turn it is, as the first framework in use says that knows."""
+        for adapter in self.in_use():
+            if (name := adapter.current_agent()) is not None:
+                return name
+        return None
+
+    def _find(self) -> tuple[AgentSpec, ...]:
+        with self._lock:
+            if self._specs is None:
+                if self._plugins is None:
+                    self._plugins = PluginManager()
+                plugins = self._plugins
+                self._specs = tuple(plugins.agent(name) for name in plugins.names("agent"))
+            return self._specs
+
+    def _adapter(self, spec: AgentSpec) -> AgentAdapter | None:
+        if spec.name in self._made:
+            return self._made[spec.name]
+        with self._lock:
+            if spec.name not in self._made:
+                self._made[spec.name] = self._make(spec)
+            return self._made[spec.name]
+
+    def _make(self, spec: AgentSpec) -> AgentAdapter | None:
+        """None if the plugin is broken: its agents are trained, but not told apart."""
+        assert self._plugins is not None, "specs come from them"
+        try:
+            adapter = self._plugins.load_target(spec)
+            made = adapter(self._plugins.validate_settings(spec, {}))
+            # It may have been imported by the program itself, in the middle of an episode.
+            made.prepare()
+            return made
+        except AjetError as error:
+            _log.warning("agent adapter %s cannot be used: %s", spec.name, error.message)
+            return None
+
+
+def _is_imported(name: str) -> bool:
+    """Whether a module is there, and not still on its way."""
+    module = sys.modules.get(name)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
+
+
+@functools.cache
+def installed_adapters() -> Adapters:
+    """The adapters of the installed plugins."""
+    return Adapters()
+
+
+def current_agent() -> str | None:
+    """Name of the agent in whose turn this code runs: what `agent_name` says, or its framework."""
+    name = named_agent()
+    return name if name is not None else installed_adapters().current_agent()

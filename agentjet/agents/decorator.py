@@ -1,0 +1,187 @@
+"""`trainable`: a decorator for what exists."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+from agentjet.agents.adapters import installed_adapters
+from agentjet.agents.programs import (
+    AsyncClient,
+    AsyncTrainable,
+    Client,
+    SyncClient,
+    SyncTrainable,
+    Trainable,
+)
+from agentjet.agents.tasks import TaskId
+from agentjet.agents.terms import Reward, Terms
+from agentjet.client import AsyncSwarm, AsyncSwarmClient, Swarm, SwarmClient, servers_of
+from ajet_core.errors import ConfigError
+
+Models = Mapping[str, str | SwarmClient | AsyncSwarmClient]
+"""Servers by the role of their model."""
+
+
+def trainable(
+    target: Any = None,
+    client: Client | None = None,
+    *,
+    reward: Reward | None = None,
+    models: Models | None = None,
+    roles: Mapping[str, str] | None = None,
+    passthrough: Collection[str] = (),
+    agents: Mapping[str, str] | None = None,
+    sampling: Mapping[str, Any] | None = None,
+    task_id: TaskId | None = None,
+    tag: str = "",
+    lease_seconds: float = 600.0,
+    timeout: float | None = None,
+) -> Any:
+    """Make an existing program trainable: each call of it is an episode.
+
+    ```python
+    @trainable(client, reward=score)
+    async def solve(task): ...
+
+    agent = trainable(agent, client, reward=score)
+    ```
+
+    The episode is claimed, the program's model calls go to its endpoint whichever clients they are made with, and it is
+    ended with the reward, or aborted with the reason if the program raises. The call returns what the program returns.
+    Without a client nothing changes but that `train` can train it.
+
+    :param target: the client (as a decorator), a function, or an agent of a framework whose adapter is installed.
+    :param client: `AsyncSwarmClient` or `AsyncSwarm` for what is async, `SwarmClient` or `Swarm` for other functions.
+        An agent is run in the way of its client.
+    :param reward: called with the task and what the program returned; says the reward, an `EpisodeOutcome`, or, with
+        several models, these by role. None if the program itself returns that. Its own model calls are not the
+        episode's.
+    :param models: servers by role (their URLs, or clients of them), instead of a client, if several models are trained
+        together.
+    :param roles: which model a call is for, by the name of the agent that makes it or of the model it asks for. Names
+        that are roles need not be listed.
+    :param passthrough: names of models whose calls are left alone, such as that of a judge.
+    :param agents: names of agents, with a text that the system prompt of each contains; for frameworks without an adapter,
+        whose calls say nothing else of whose they are.
+    :param sampling: overrides parameters of all model calls of episodes, such as ``{"temperature": 1.0}``, where the
+        program's own would leave nothing to learn from; None takes a parameter out.
+    :param task_id: says what a task is called; see `task_of`.
+    :param tag: which part of a mixture the tasks belong to, unless they say so themselves.
+    :param lease_seconds: without a model call for so long the server aborts the episode of a direct call.
+    :param timeout: seconds that a direct call waits for an episode.
+    :return: a decorator if `target` is none or a client, else an `AsyncTrainable` or a `SyncTrainable`.
+    :raises TypeError: client and program do not fit each other.
+    :raises ConfigError: no adapter knows the agent.
+    """
+    if target is None or isinstance(target, Client):
+        if target is not None and client is not None:
+            raise TypeError("two clients were given")
+        return partial(
+            trainable,
+            client=target if client is None else client,
+            reward=reward,
+            models=models,
+            roles=roles,
+            passthrough=passthrough,
+            agents=agents,
+            sampling=sampling,
+            task_id=task_id,
+            tag=tag,
+            lease_seconds=lease_seconds,
+            timeout=timeout,
+        )
+    if models is not None and client is not None:
+        raise TypeError("models= says which servers there are; leave the client out")
+    terms = Terms(
+        reward=reward,
+        roles=dict(roles or {}),
+        passthrough=frozenset(passthrough),
+        agents=dict(agents or {}),
+        sampling=dict(sampling or {}),
+        task_id=task_id,
+        tag=tag,
+        lease_seconds=lease_seconds,
+        timeout=timeout,
+    )
+    if isinstance(target, Trainable):
+        raise TypeError(
+            "this is trainable already: put all parameters into one call, or take its `plain`"
+        )
+    _refuse_generators(target)
+    if is_program(target):
+        if is_async(target):
+            return AsyncTrainable(target, terms, _async_client(client, models))
+        _refuse_async_reward(reward)
+        return SyncTrainable(target, terms, _sync_client(client, models))
+    return _of_agent(target, client, models, terms)
+
+
+def is_program(target: object) -> bool:
+    """Whether something is to be called, rather than run by an adapter."""
+    if inspect.isroutine(target) or isinstance(target, partial):
+        return True
+    if not callable(target):
+        return False
+    try:
+        installed_adapters().of(target)
+    except ConfigError:
+        return True
+    return False
+
+
+def is_async(program: Any) -> bool:
+    """Whether a call of a program is awaited."""
+    if isinstance(program, partial):
+        return is_async(program.func)
+    return inspect.iscoroutinefunction(program) or inspect.iscoroutinefunction(
+        getattr(program, "__call__", None)  # noqa: B004 - of objects with an async __call__
+    )
+
+
+def _refuse_generators(target: Any) -> None:
+    if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
+        raise TypeError(
+            f"{target.__qualname__} is a generator, whose end is not its result: decorate a function that returns"
+        )
+
+
+def _refuse_async_reward(reward: Reward | None) -> None:
+    if reward is not None and is_async(reward):
+        raise TypeError("the reward is async, which takes a program that is async too")
+
+
+def _of_agent(
+    agent: object, client: Client | None, models: Models | None, terms: Terms
+) -> AsyncTrainable[Any] | SyncTrainable[Any]:
+    adapter = installed_adapters().of(agent)
+    if isinstance(client, SyncClient):
+        _refuse_async_reward(terms.reward)
+
+        def run_sync(task: Any) -> Any:
+            return adapter.run_sync(adapter.fresh(agent), task)
+
+        return SyncTrainable(run_sync, terms, client)
+
+    async def run(task: Any) -> Any:
+        return await adapter.run(adapter.fresh(agent), task)
+
+    return AsyncTrainable(run, terms, _async_client(client, models))
+
+
+def _async_client(client: Client | None, models: Models | None) -> AsyncClient | None:
+    if isinstance(client, SyncClient):
+        raise TypeError(
+            f"an async function needs AsyncSwarmClient or AsyncSwarm, not {type(client).__name__}"
+        )
+    return AsyncSwarm(*servers_of(models)) if models is not None else client
+
+
+def _sync_client(client: Client | None, models: Models | None) -> SyncClient | None:
+    if isinstance(client, AsyncSwarmClient | AsyncSwarm):
+        raise TypeError(
+            f"a function that is not async needs SwarmClient or Swarm, not {type(client).__name__}"
+        )
+    return Swarm(*servers_of(models)) if models is not None else client

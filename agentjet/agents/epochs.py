@@ -1,0 +1,125 @@
+"""Passes over a dataset: the tasks of each are groups of their own, which no other pass has used."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentjet.agents.programs import Trainable
+from agentjet.client import Resumption, Task
+from ajet_core.errors import RequestError
+from ajet_core.protocol import RunStatus
+
+Asking = Generator[list[Task], Resumption, "Plan"]
+"""Yields tasks, is sent which of them have ended episodes, and returns a plan."""
+
+_ASKED_AT_ONCE = 1024
+_log = logging.getLogger("ajet.agents")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be rolled out.
+
+    :param tasks: of all epochs, in order.
+    :param size: episodes of each.
+    :param last: number of the last epoch.
+    """
+
+    tasks: list[Task]
+    size: int
+    last: int
+
+
+def plan(
+    program: Trainable[Any],
+    items: Sequence[Any],
+    status: RunStatus,
+    *,
+    epochs: int,
+    first: int | None,
+    resume: bool,
+    size: int | None,
+    shuffle: int | None,
+) -> Asking:
+    """Number the epochs, from `first` on.
+
+    None is the first one that there is to `resume`, else one after which no episode has ended.
+
+    Where groups are complete in the open batch, more episodes of them wait until it is trained, for which it may lack
+    just what waits.
+
+    :raises RequestError: two tasks have the same id, or an argument is out of range.
+    """
+    for name, value in (("epochs", epochs), ("first_epoch", 1 if first is None else first)):
+        if value < 1:
+            raise RequestError(f"{name} is {value}; it must be at least 1", param=name)
+    tasks = _tasks(program, items)
+    its_size = _size(status, size)
+    if first is None and resume:
+        first = 1
+    elif first is None:
+        first = yield from _unused(tasks, epochs)
+    wanted: list[Task] = []
+    for epoch in range(first, first + epochs):
+        order = list(tasks)
+        if shuffle is not None:
+            random.Random(f"{shuffle} {epoch}").shuffle(order)  # noqa: S311
+        wanted += [_in_epoch(task, epoch) for task in order]
+    return Plan(tasks=wanted, size=its_size, last=first + epochs - 1)
+
+
+def _in_epoch(task: Task, epoch: int) -> Task:
+    return replace(task, group=f"{task.group or task.id}@{epoch}")
+
+
+def _unused(tasks: Sequence[Task], epochs: int) -> Generator[list[Task], Resumption, int]:
+    """Where `epochs` in a row begin of which no task has an ended episode."""
+    step = max(epochs, _ASKED_AT_ONCE // max(1, len(tasks)))
+    found, asked = 1, 1
+    while asked - found < epochs:
+        these = {
+            its.group: epoch
+            for epoch in range(asked, asked + step)
+            for its in (_in_epoch(task, epoch) for task in tasks)
+        }
+        ended = (yield [Task(str(group), group=group) for group in these]).finished
+        found = max([found, *(these[task.group] + 1 for task in ended)])
+        asked += step
+    return found
+
+
+def _tasks(program: Trainable[Any], items: Sequence[Any]) -> list[Task]:
+    tasks = [program.terms.task(item) for item in items]
+    seen: set[str] = set()
+    for task in tasks:
+        if task.id in seen:
+            raise RequestError(
+                f"two tasks are called {task.id!r}: their episodes would be compared with each other; give them ids "
+                "that differ (task_id=)",
+                param="tasks",
+            )
+        seen.add(task.id)
+    return tasks
+
+
+def _size(status: RunStatus, size: int | None) -> int:
+    """Episodes of a task in an epoch."""
+    batch = status.config.batch
+    size = batch.episodes_per_task if size is None else size
+    if size < 1 or (size > batch.episodes_per_task and batch.full_by != "episodes"):
+        raise RequestError(
+            f"group_size is {size}, and the run's batches take {batch.episodes_per_task} episodes of a task: the others would "
+            "wait for ever",
+            param="group_size",
+        )
+    if size < batch.episodes_per_task and batch.full_by != "episodes":
+        _log.warning(
+            "group_size is %d, and the run's batches take %d episodes of a task: what does not fill one is not trained",
+            size,
+            batch.episodes_per_task,
+        )
+    return size

@@ -1,0 +1,250 @@
+"""Programs that roll out an episode whenever they are called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar, cast
+
+from agentjet.agents.adapters import installed_adapters
+from agentjet.agents.route import STRANGE, Route, routed
+from agentjet.agents.sending import instrument
+from agentjet.agents.tasks import item_of
+from agentjet.agents.terms import Terms, score
+from agentjet.client import (
+    AsyncSwarm,
+    AsyncSwarmClient,
+    Episode,
+    Swarm,
+    SwarmClient,
+    SwarmEpisode,
+    Task,
+)
+from ajet_core.errors import RoutingError
+
+R = TypeVar("R")
+
+SyncClient = SwarmClient | Swarm
+AsyncClient = AsyncSwarmClient | AsyncSwarm
+Client = SyncClient | AsyncClient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played(Generic[R]):
+    """What became of one call.
+
+    :param result: what the program returned.
+    :param outcome: what it was said to be worth.
+    """
+
+    episode: Episode | SwarmEpisode
+    result: R
+    outcome: Any
+
+
+class Trainable(ABC, Generic[R]):
+    """A program that rolls out an episode whenever it is called; `trainable` makes them.
+
+    Without a client it is the program as it was, to be trained by `train` or by the runner of a client.
+
+    :ivar plain: the program as it was.
+    """
+
+    def __init__(self, plain: Callable[..., Any], terms: Terms) -> None:
+        # Not its attributes, which may be called like those here.
+        functools.update_wrapper(cast("Callable[..., Any]", self), plain, updated=())
+        self.plain = plain
+        self.terms = terms
+
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        """A method is trainable too: the task is what follows its object."""
+        if instance is None:
+            return self
+        return self._of(self.plain.__get__(instance, owner))
+
+    @abstractmethod
+    def _of(self, plain: Callable[..., Any]) -> Self:
+        """The same of another program."""
+
+    def _task_of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """What a call is about, which may be named as the program names it, and the other arguments.
+
+        :raises TypeError: it has no first argument.
+        """
+        if args:
+            return args[0], args[1:], kwargs
+        try:
+            names = list(inspect.signature(self.plain).parameters)
+        except ValueError:
+            names = []
+        if not (names and names[0] in kwargs):
+            name = getattr(self.plain, "__qualname__", self.plain)
+            raise TypeError(f"{name!s}() was called without a task, which is its first argument")
+        others = dict(kwargs)
+        return others.pop(names[0]), (), others
+
+    def _begin(self, episode: Episode | SwarmEpisode) -> Route:
+        instrument()
+        installed_adapters().prepare()
+        return self.terms.route(episode)
+
+    def _check(self, route: Route) -> None:
+        """:raises RoutingError: nothing happened that could be trained."""
+        if route.answered:
+            return
+        name = getattr(self.plain, "__qualname__", self.plain)
+        if route.sent:
+            raise RoutingError(
+                f"{name!s} returned, but none of its {route.sent} model calls was answered: it must have caught the errors"
+            )
+        if route.strange:
+            raise RoutingError(
+                f"{name!s} asked models at {', '.join(sorted(route.strange))} alone: {STRANGE}"
+            )
+        raise RoutingError(
+            f"{name!s} made no model call that could be trained: its model is asked by other means than httpx or httpx2, or "
+            "from a thread that was not given the context (run it by contextvars.copy_context().run)"
+        )
+
+
+class SyncTrainable(Trainable[R]):
+    """A trainable function; hundreds may run at once, in threads."""
+
+    def __init__(
+        self, plain: Callable[..., R], terms: Terms, client: SyncClient | None = None
+    ) -> None:
+        super().__init__(plain, terms)
+        self.client = client
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> R:
+        """Run the program, as an episode if there is a client; the task is its first argument.
+
+        :raises AjetError: there is no episode to be had.
+        """
+        if self.client is None:
+            its: R = self.plain(*args, **kwargs)
+            return its
+        return self.episode(*args, **kwargs).result
+
+    def episode(self, /, *args: Any, **kwargs: Any) -> Played[R]:
+        """As a call, but says more of it."""
+        if self.client is None:
+            raise TypeError("there is no client to claim an episode with")
+        task, args, kwargs = self._task_of(args, kwargs)
+        its, terms = self.terms.task(task), self.terms
+        with self.client.episode(
+            its.id,
+            group=its.group,
+            tag=its.tag,
+            lease_seconds=terms.lease_seconds,
+            timeout=terms.timeout,
+        ) as scoped:
+            result, outcome = self._play(its, scoped, args, kwargs)
+            score(scoped, outcome)
+        return Played(episode=scoped, result=result, outcome=outcome)
+
+    def agent(self, task: Task, episode: Any) -> Any:
+        """The program as an agent of `SwarmClient.run_episodes_until_all_complete` or `Swarm`'s."""
+        return self._play(task, episode, (), {})[1]
+
+    def _of(self, plain: Callable[..., Any]) -> Self:
+        return type(self)(plain, self.terms, self.client)
+
+    def _play(
+        self,
+        task: Task,
+        episode: Episode | SwarmEpisode,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[R, Any]:
+        route = self._begin(episode)
+        item = item_of(task)
+        try:
+            with routed(route):
+                result: R = self.plain(item, *args, **kwargs)
+        finally:
+            route.finished = True
+            route.connections.close()
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise TypeError(
+                f"{getattr(self.plain, '__qualname__', self.plain)!s} returned something to be awaited: declare it `async def`"
+            )
+        self._check(route)
+        reward = self.terms.reward
+        return result, (result if reward is None else reward(item, result))
+
+
+class AsyncTrainable(Trainable[R]):
+    """A trainable coroutine function; hundreds may run at once, in tasks."""
+
+    def __init__(
+        self,
+        plain: Callable[..., Awaitable[R]],
+        terms: Terms,
+        client: AsyncClient | None = None,
+    ) -> None:
+        super().__init__(plain, terms)
+        self.client = client
+
+    async def __call__(self, /, *args: Any, **kwargs: Any) -> R:
+        """Run the program, as an episode if there is a client; the task is its first argument.
+
+        :raises AjetError: there is no episode to be had.
+        """
+        if self.client is None:
+            its: R = await self.plain(*args, **kwargs)
+            return its
+        return (await self.episode(*args, **kwargs)).result
+
+    async def episode(self, /, *args: Any, **kwargs: Any) -> Played[R]:
+        """As a call, but says more of it."""
+        if self.client is None:
+            raise TypeError("there is no client to claim an episode with")
+        task, args, kwargs = self._task_of(args, kwargs)
+        its, terms = self.terms.task(task), self.terms
+        async with self.client.episode(
+            its.id,
+            group=its.group,
+            tag=its.tag,
+            lease_seconds=terms.lease_seconds,
+            timeout=terms.timeout,
+        ) as scoped:
+            result, outcome = await self._play(its, scoped, args, kwargs)
+            score(scoped, outcome)
+        return Played(episode=scoped, result=result, outcome=outcome)
+
+    async def agent(self, task: Task, episode: Any) -> Any:
+        """The program as an agent of `AsyncSwarmClient.run_episodes_until_all_complete` or `AsyncSwarm`'s."""
+        return (await self._play(task, episode, (), {}))[1]
+
+    def _of(self, plain: Callable[..., Any]) -> Self:
+        return type(self)(plain, self.terms, self.client)
+
+    async def _play(
+        self,
+        task: Task,
+        episode: Episode | SwarmEpisode,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[R, Any]:
+        route = self._begin(episode)
+        item = item_of(task)
+        try:
+            with routed(route):
+                result: R = await self.plain(item, *args, **kwargs)
+        finally:
+            route.finished = True
+            await route.connections.aclose()
+        self._check(route)
+        reward = self.terms.reward
+        if reward is None:
+            return result, result
+        outcome = reward(item, result)
+        return result, (await outcome if inspect.isawaitable(outcome) else outcome)

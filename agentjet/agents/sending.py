@@ -1,0 +1,214 @@
+"""Requests of httpx and httpx2 are looked at when they are sent, and model calls of episodes rerouted.
+
+Either is used by the SDKs and so by the frameworks. `instrument` wraps ``Client.send`` and ``AsyncClient.send`` once, as
+tracing libraries do, so that existing clients need not be touched; outside an episode the wrappers do nothing.
+Whoever would rather change nothing for all gives one client a `RoutedTransport` (`routed_transports`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from agentjet.agents.adapters import current_agent
+from agentjet.agents.rerouting import (
+    episode_key,
+    is_strange,
+    may_be_model_call,
+    read_model_call,
+    reroute,
+)
+from agentjet.agents.route import Route, current_route
+from ajet_core.errors import RoutingError
+
+_LIBRARIES = ("httpx", "httpx2")
+_MARK = "__ajet_instrumented__"
+_DONE = "ajet_rerouted"
+_COUNTING = "/messages/count_tokens"
+_FIRST_ERROR = 400
+_lock = threading.Lock()
+
+
+def instrument() -> None:
+    """Let requests of all clients of httpx and httpx2 follow the route of their episode; a repeat changes nothing.
+
+    A library that is installed but not imported is imported: later its clients would be missed.
+    """
+    with _lock:
+        for name in _LIBRARIES:
+            try:
+                library = sys.modules.get(name) or importlib.import_module(name)
+            except ModuleNotFoundError:
+                continue
+            _wrap(library.Client, _sending)
+            _wrap(library.AsyncClient, _sending_async)
+
+
+def _wrap(client: Any, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    if not hasattr(client.send, _MARK):
+        wrapped = wrapper(client.send)
+        setattr(wrapped, _MARK, True)
+        client.send = wrapped
+
+
+def _sending(send: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(send)
+    def sends(client: Any, request: Any, **options: Any) -> Any:
+        try:
+            found = rerouted(request, client.timeout)
+        except RoutingError as error:
+            return _refusal(request, error)
+        if found is None:
+            return send(client, request, **options)
+        ours = found.route.connections.sync(_library(request), found.url)
+        return found.noted(ours.send(found.request, stream=options.get("stream", False)))
+
+    return sends
+
+
+def _sending_async(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(send)
+    async def sends(client: Any, request: Any, **options: Any) -> Any:
+        try:
+            found = rerouted(request, client.timeout)
+        except RoutingError as error:
+            return _refusal(request, error)
+        if found is None:
+            return await send(client, request, **options)
+        ours = found.route.connections.asynchronous(_library(request), found.url)
+        return found.noted(await ours.send(found.request, stream=options.get("stream", False)))
+
+    return sends
+
+
+def _library(request: Any) -> str:
+    """Which of the libraries a request is of."""
+    return type(request).__module__.partition(".")[0]
+
+
+def _refusal(request: Any, error: RoutingError) -> Any:
+    """An answer in place of one from a server: SDKs take exceptions for lost connections, and try again."""
+    library = sys.modules[_library(request)]
+    payload = {"error": error.to_payload(), "type": "error"}
+    return library.Response(400, json=payload, request=request)
+
+
+@dataclass(frozen=True, slots=True)
+class ReroutedRequest:
+    """A request that goes out instead of another.
+
+    :param request: of the same library.
+    :param counts: whether its answer is a call of the episode.
+    """
+
+    route: Route
+    request: Any
+    counts: bool
+
+    @property
+    def url(self) -> str:
+        """Where it goes."""
+        return str(self.request.url)
+
+    def noted(self, response: Any) -> Any:
+        """The answer, after it was counted."""
+        if self.counts and response.status_code < _FIRST_ERROR:
+            self.route.note_answered()
+        return response
+
+
+def rerouted(request: Any, timeout: Any = None) -> ReroutedRequest | None:
+    """What goes out instead of a request of either library; None if that goes where it is going.
+
+    :param timeout: the client's, for a request that has none.
+    :raises RoutingError: it is a model call of an episode, and nothing says of which of several models, or the episode
+        is over.
+    """
+    route = current_route()
+    if route is None or _DONE in request.extensions:
+        return None
+    if not may_be_model_call(request.method, request.url.path):
+        if is_strange(request.method, request.url.path):
+            route.note_strange(f"{request.url.host}{request.url.path}")
+        return None
+    key = episode_key(request.url.path, request.headers)
+    if key is not None and not route.has_key(key):
+        # The program has claimed an episode itself.
+        return None
+    try:
+        content = request.content
+    except RuntimeError:
+        # A body that is made while it is sent: SDKs of models do not do that.
+        return None
+    call = read_model_call(request.method, request.url.path, content)
+    if call is None or call.model in route.passthrough:
+        return None
+    agent = current_agent() or route.agent_of(call.system_prompt)
+    changed = reroute(
+        call,
+        content,
+        request.headers.multi_items(),
+        route.endpoint(agent, call.model),
+        agent=agent,
+        sampling=route.sampling,
+    )
+    route.note_sent()
+    extensions = {**request.extensions, _DONE: True}
+    if timeout is not None:
+        extensions.setdefault("timeout", timeout.as_dict())
+    replaced = type(request)(
+        request.method,
+        changed.url,
+        headers=changed.headers,
+        content=changed.content,
+        extensions=extensions,
+    )
+    return ReroutedRequest(route, replaced, call.path != _COUNTING)
+
+
+class RoutedTransports(NamedTuple):
+    """Transports of one HTTP library, for clients that follow routes whether or not `instrument` was called.
+
+    :param sync: for its ``Client``.
+    :param asynchronous: for its ``AsyncClient``.
+    """
+
+    sync: Any
+    asynchronous: Any
+
+
+def routed_transports(library: str = "httpx", **options: Any) -> RoutedTransports:
+    """New transports that send the model calls of an episode along its route.
+
+    :param library: ``httpx`` or ``httpx2``, whichever the client is of.
+    :param options: as the library's ``HTTPTransport`` takes them.
+    """
+    module = importlib.import_module(library)
+
+    # Which library's classes they are derived from is known here alone, so that types cannot be checked.
+    class Transport(module.HTTPTransport):  # type: ignore[misc, name-defined]
+        def handle_request(self, request: Any) -> Any:
+            try:
+                found = rerouted(request)
+            except RoutingError as error:
+                return _refusal(request, error)
+            if found is None:
+                return super().handle_request(request)
+            return found.noted(super().handle_request(found.request))
+
+    class AsyncTransport(module.AsyncHTTPTransport):  # type: ignore[misc, name-defined]
+        async def handle_async_request(self, request: Any) -> Any:
+            try:
+                found = rerouted(request)
+            except RoutingError as error:
+                return _refusal(request, error)
+            if found is None:
+                return await super().handle_async_request(request)
+            return found.noted(await super().handle_async_request(found.request))
+
+    return RoutedTransports(Transport(**options), AsyncTransport(**options))

@@ -1,0 +1,69 @@
+"""Tasks of a dataset, whatever they look like."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentjet.client import Task
+
+TaskId = Callable[[Any], str]
+
+_ID_KEYS = ("id", "task_id")
+_LONGEST = 200
+
+
+def task_of(item: object, task_id: TaskId | None = None) -> Task:
+    """The task that an item of a dataset is, with the item as its payload; a `Task` stays what it is.
+
+    Its id is what `task_id` says of it, or its own (``id`` or ``task_id``, as a key or an attribute), or a string itself;
+    anything else is named by a digest of its JSON, which is the same in every process.
+
+    :raises TypeError: nothing of this tells what it is called.
+    """
+    if isinstance(item, Task):
+        return item
+    name = task_id(item) if task_id is not None else _own_id(item)
+    if not isinstance(name, str):
+        raise TypeError(f"task_id returned {type(name).__name__}; it must return a string")
+    return Task(name, payload=item)
+
+
+def item_of(task: Task) -> Any:
+    """What the program is given of a task: its payload, or its id if it has none."""
+    return task.id if task.payload is None else task.payload
+
+
+def text_of_task(task: object) -> str:
+    """A task as the text that an agent is given.
+
+    :raises TypeError: it is no text: written out it would tell the model what only the reward is to know.
+    """
+    if isinstance(task, str):
+        return task
+    raise TypeError(
+        f"a task of type {type(task).__name__} is no text for an agent: decorate a function that runs the agent with what it "
+        "is to know of the task"
+    )
+
+
+def _own_id(item: object) -> str:
+    if isinstance(item, str):
+        return item if len(item) <= _LONGEST else _digest(item)
+    for key in _ID_KEYS:
+        found = item.get(key) if isinstance(item, Mapping) else getattr(item, key, None)
+        if isinstance(found, str | int) and str(found):
+            return str(found)
+    try:
+        return _digest(json.dumps(item, sort_keys=True))
+    except TypeError as error:
+        raise TypeError(
+            f"a task of type {type(item).__name__} has no name ({error}): say what tasks are called with "
+            "task_id=lambda task: ..."
+        ) from error
+
+
+def _digest(text: str) -> str:
+    return f"task-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

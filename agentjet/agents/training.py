@@ -1,0 +1,301 @@
+"""`train`: the loop over a dataset."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from agentjet.agents.decorator import trainable
+from agentjet.agents.epochs import Asking, Plan, plan
+from agentjet.agents.programs import AsyncClient, AsyncTrainable, Client, SyncTrainable, Trainable
+from agentjet.agents.progress import Progress
+from agentjet.agents.threads import Threads
+from agentjet.client import (
+    AsyncSwarm,
+    AsyncSwarmClient,
+    EpisodeFailure,
+    EpisodeResult,
+    Resumption,
+    RunnerReport,
+    Swarm,
+    SwarmClient,
+)
+from agentjet.client._runner import check_concurrency
+from ajet_core.errors import AjetError, ConfigError
+from ajet_core.protocol import RunConfig, RunStatus, ServerStatus
+
+OnResult = Callable[[EpisodeResult[Any, Any] | EpisodeFailure], object]
+Report = RunnerReport[Any, Any]
+
+_log = logging.getLogger("ajet.agents")
+_NEEDS_ASYNC = "an async program is trained with AsyncSwarmClient or AsyncSwarm"
+
+
+def train(
+    program: Any,
+    tasks: Sequence[Any],
+    *,
+    client: Client | None = None,
+    config: RunConfig | None = None,
+    epochs: int = 1,
+    group_size: int | None = None,
+    concurrency: int = 64,
+    retries: int = 1,
+    episode_timeout: float | None = None,
+    resume: bool = False,
+    first_epoch: int | None = None,
+    shuffle: int | None = None,
+    progress: bool | None = None,
+    on_result: OnResult | None = None,
+) -> Report:
+    """Roll a program out on a dataset, `group_size` times for each task in each epoch, while the server trains.
+
+    ```python
+    report = train(solve, tasks, epochs=3, concurrency=64)
+    ```
+
+    An exception in the program aborts its episode, which is tried again up to `retries` times, and no other. To be
+    called where no event loop runs; elsewhere there is `train_async`.
+
+    :param program: made by `trainable`, or what it takes (a function, an agent); functions that are not async run in
+        threads.
+    :param tasks: whatever the program takes, or `Task` objects. Their ids (see `task_of`) must differ.
+    :param client: default: the program's own, else one of the server that ``AJET_URL`` names.
+    :param config: what to train and how; the run is started if there is none yet. Needs a control token. None if
+        somebody else has started it.
+    :param epochs: passes over the dataset. Episodes of different epochs are not compared with each other.
+    :param group_size: episodes of a task that are compared with each other; default: as many as the run's batches take.
+    :param concurrency: episodes at a time.
+    :param episode_timeout: seconds after which a program that has not finished is given up.
+    :param resume: leave out what has ended before, also by another process with the same arguments.
+    :param first_epoch: number of the first epoch, by which `resume` knows it again: a loop that calls this for each epoch
+        gives it. Default: 1 with `resume`, else what follows the epochs of these tasks in which episodes have ended.
+    :param shuffle: seed of the order of the tasks in each epoch; None keeps them in order.
+    :param progress: show it on the terminal; by default if there is one.
+    :param on_result: called after each episode that ended or was given up.
+    :raises RequestError: two tasks have the same id, or an argument is out of range.
+    :raises StateError: there is no run, and no `config`.
+    """
+    check_concurrency(concurrency)
+    its = _trainable(program)
+    if isinstance(its, AsyncTrainable):
+        if isinstance(client, SwarmClient | Swarm):
+            raise TypeError(_NEEDS_ASYNC)
+        _refuse_loop()
+        return asyncio.run(
+            _with_threads(
+                train_async(
+                    its,
+                    tasks,
+                    client=client,
+                    config=config,
+                    epochs=epochs,
+                    group_size=group_size,
+                    concurrency=concurrency,
+                    retries=retries,
+                    episode_timeout=episode_timeout,
+                    resume=resume,
+                    first_epoch=first_epoch,
+                    shuffle=shuffle,
+                    progress=progress,
+                    on_result=on_result,
+                ),
+            )
+        )
+    server = client if client is not None else its.client
+    if isinstance(server, AsyncSwarmClient | AsyncSwarm):
+        raise TypeError("a function that is not async is trained with SwarmClient or Swarm")
+    with _closing(server) as found:
+        status = _start(found, config)
+        asking = plan(
+            its,
+            tasks,
+            status,
+            epochs=epochs,
+            first=first_epoch,
+            resume=resume,
+            size=group_size,
+            shuffle=shuffle,
+        )
+        todo = _planned(found, asking)
+        left = found.resume(todo.tasks, episodes_per_task=todo.size) if resume else None
+        with Progress(_total(todo, left), todo.last, show=progress, also=on_result) as shown:
+            report: Report = found.run_episodes_until_all_complete(
+                todo.tasks,
+                its.agent,
+                episodes_per_task=todo.size,
+                concurrency=concurrency,
+                retries=retries,
+                episode_timeout=episode_timeout,
+                resume=resume,
+                on_result=shown.note,
+            )
+        if isinstance(found, SwarmClient):
+            with suppress(AjetError):
+                _tell_what_is_left(found.status())
+        return report
+
+
+async def train_async(
+    program: Any,
+    tasks: Sequence[Any],
+    *,
+    client: AsyncClient | None = None,
+    config: RunConfig | None = None,
+    epochs: int = 1,
+    group_size: int | None = None,
+    concurrency: int = 64,
+    retries: int = 1,
+    episode_timeout: float | None = None,
+    resume: bool = False,
+    first_epoch: int | None = None,
+    shuffle: int | None = None,
+    progress: bool | None = None,
+    on_result: OnResult | None = None,
+) -> Report:
+    """As `train`, of an async program, in the event loop that runs."""
+    its = _trainable(program)
+    if not isinstance(its, AsyncTrainable):
+        raise TypeError(
+            "a function that is not async is trained by `train`, which runs it in threads"
+        )
+    server = client if client is not None else its.client
+    if isinstance(server, SwarmClient | Swarm):
+        raise TypeError(_NEEDS_ASYNC)
+    own = server is None
+    found = AsyncSwarmClient() if server is None else server
+    try:
+        status = await _start_async(found, config)
+        asking = plan(
+            its,
+            tasks,
+            status,
+            epochs=epochs,
+            first=first_epoch,
+            resume=resume,
+            size=group_size,
+            shuffle=shuffle,
+        )
+        todo = await _planned_async(found, asking)
+        left = await found.resume(todo.tasks, episodes_per_task=todo.size) if resume else None
+        with Progress(_total(todo, left), todo.last, show=progress, also=on_result) as shown:
+            report: Report = await found.run_episodes_until_all_complete(
+                todo.tasks,
+                its.agent,
+                episodes_per_task=todo.size,
+                concurrency=concurrency,
+                retries=retries,
+                episode_timeout=episode_timeout,
+                resume=resume,
+                on_result=shown.note,
+            )
+        if isinstance(found, AsyncSwarmClient):
+            with suppress(AjetError):
+                _tell_what_is_left(await found.status())
+        return report
+    finally:
+        if own:
+            await found.close()
+
+
+def _refuse_loop() -> None:
+    """:raises TypeError: an event loop runs here, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise TypeError("an event loop runs here, as in a notebook: use `await train_async(...)`")
+
+
+async def _with_threads(loop_over: Coroutine[Any, Any, Report]) -> Report:
+    """Give the event loop threads without end: frameworks that are not async take one for each episode."""
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(Threads())
+    return await loop_over
+
+
+def _trainable(program: Any) -> SyncTrainable[Any] | AsyncTrainable[Any]:
+    made = program if isinstance(program, Trainable) else trainable(program)
+    assert isinstance(made, SyncTrainable | AsyncTrainable)
+    return made
+
+
+@contextmanager
+def _closing(server: SwarmClient | Swarm | None) -> Iterator[SwarmClient | Swarm]:
+    if server is not None:
+        yield server
+        return
+    with SwarmClient() as own:
+        yield own
+
+
+def _start(server: SwarmClient | Swarm, config: RunConfig | None) -> RunStatus:
+    if isinstance(server, Swarm):
+        _refuse(config)
+        return server[server.arbiter].run_status()
+    if config is not None:
+        server.sync_train_config(config)
+        server.start_engine()
+    return server.run_status()
+
+
+async def _start_async(server: AsyncClient, config: RunConfig | None) -> RunStatus:
+    if isinstance(server, AsyncSwarm):
+        _refuse(config)
+        return await server[server.arbiter].run_status()
+    if config is not None:
+        await server.sync_train_config(config)
+        await server.start_engine()
+    return await server.run_status()
+
+
+def _planned(server: SwarmClient | Swarm, asking: Asking) -> Plan:
+    try:
+        wanted = next(asking)
+        while True:
+            wanted = asking.send(server.resume(wanted))
+    except StopIteration as done:
+        made: Plan = done.value
+        return made
+
+
+async def _planned_async(server: AsyncClient, asking: Asking) -> Plan:
+    try:
+        wanted = next(asking)
+        while True:
+            wanted = asking.send(await server.resume(wanted))
+    except StopIteration as done:
+        made: Plan = done.value
+        return made
+
+
+def _total(todo: Plan, left: Resumption | None) -> int:
+    """Episodes to be rolled out."""
+    if left is None:
+        return len(todo.tasks) * todo.size
+    return sum(lacking for _, lacking in left.remaining)
+
+
+def _tell_what_is_left(status: ServerStatus) -> None:
+    """Log that the last episodes are not trained yet, where they do not fill a batch."""
+    batch = status.batch
+    if batch is None or batch.open_episodes or not 0 < batch.ready < batch.needed:
+        return
+    unit = "episodes" if batch.full_by == "episodes" else "tasks"
+    _log.warning(
+        "the open batch has %d of %d %s: they are trained once %d more are rolled out",
+        batch.ready,
+        batch.needed,
+        unit,
+        batch.needed - batch.ready,
+    )
+
+
+def _refuse(config: RunConfig | None) -> None:
+    if config is not None:
+        raise ConfigError(
+            "several models have a configuration each: give them to the swarm's sync_train_config, and start it"
+        )

@@ -1,0 +1,139 @@
+"""What the sync and the async runner have in common: the jobs, and what becomes of each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic
+
+from agentjet.client._episode import (
+    EpisodeFailure,
+    EpisodeResult,
+    EpisodeT,
+    OutcomeT,
+    RunnerReport,
+    Task,
+    traceback_text,
+)
+from ajet_core.errors import EpisodeError, RequestError
+
+# How long the episodes of a program that died stay open.
+RUNNER_LEASE_SECONDS = 60.0
+# A small request now and then tells the server that a program lives; the places of a dead one are given to others, its
+# own successor for one, after three times as long.
+_HEARTBEAT_SECONDS = 0.5
+_BEATS_PER_LEASE = 3
+
+_log = logging.getLogger("ajet.client")
+
+OnResult = Callable[[EpisodeResult[EpisodeT, OutcomeT] | EpisodeFailure], object]
+
+
+@dataclass(slots=True)
+class Job:
+    """One episode to be rolled out, however many attempts that takes."""
+
+    task: Task
+    attempts: int = 0
+
+
+def heartbeat_seconds(lease_seconds: float) -> float:
+    """How often a runner sends heartbeats."""
+    return min(_HEARTBEAT_SECONDS, lease_seconds / _BEATS_PER_LEASE)
+
+
+def as_tasks(tasks: Sequence[str | Task]) -> list[Task]:
+    """Bare ids as tasks."""
+    return [task if isinstance(task, Task) else Task(task) for task in tasks]
+
+
+def check_episodes_per_task(episodes_per_task: int) -> None:
+    """:raises RequestError: it is not positive."""
+    if episodes_per_task < 1:
+        raise RequestError(
+            f"episodes_per_task is {episodes_per_task}; it must be at least 1",
+            param="episodes_per_task",
+        )
+
+
+def make_jobs(remaining: Sequence[tuple[Task, int]]) -> list[Job]:
+    """All jobs, the episodes of a task one after the other, so that groups complete early."""
+    return [Job(task) for task, lacking in remaining for _ in range(lacking)]
+
+
+def check_concurrency(concurrency: int) -> None:
+    """:raises RequestError: it is not positive."""
+    if concurrency < 1:
+        raise RequestError(
+            f"concurrency is {concurrency}; it must be at least 1", param="concurrency"
+        )
+
+
+def concerns_one_episode(error: BaseException) -> bool:
+    """Whether `error`, raised by the server's side of an episode, leaves the others alone.
+
+    A lost server, a refused token or a run that ended concern all of them.
+    """
+    return isinstance(error, EpisodeError | RequestError)
+
+
+@dataclass
+class Ledger(Generic[EpisodeT, OutcomeT]):
+    """Collects results and decides about retries.
+
+    :param retries: further attempts after a failed one.
+    """
+
+    retries: int
+    on_result: OnResult[EpisodeT, OutcomeT] | None
+    outcomes: list[EpisodeResult[EpisodeT, OutcomeT]] = field(default_factory=list)
+    failures: list[EpisodeFailure] = field(default_factory=list)
+
+    def is_last(self, job: Job) -> bool:
+        """Whether a job is given up if its present attempt fails."""
+        return job.attempts >= self.retries
+
+    def ended(self, result: EpisodeResult[EpisodeT, OutcomeT]) -> None:
+        """Note an episode that ended."""
+        self.outcomes.append(result)
+        if self.on_result is not None:
+            self.on_result(result)
+
+    def failed(
+        self, job: Job, error: BaseException, episode: EpisodeT | None, *, outage: bool = False
+    ) -> bool:
+        """Note a failed attempt; True if the job is to be tried again.
+
+        :param outage: the server was out of reach when the attempt failed, which is then no fault of the task and not
+            counted. The next claim ends the runner if the server stays away.
+        """
+        text = traceback_text(error, episode)
+        if outage:
+            _log.warning("task %r failed during an outage of the server:\n%s", job.task.id, text)
+            return True
+        job.attempts += 1
+        _log.warning(
+            "task %r, episode %s, attempt %d of %d failed:\n%s",
+            job.task.id,
+            episode.episode_id if episode is not None else "(not claimed)",
+            job.attempts,
+            self.retries + 1,
+            text,
+        )
+        if job.attempts <= self.retries:
+            return True
+        failure = EpisodeFailure(
+            task=job.task,
+            attempts=job.attempts,
+            error=error,
+            traceback=text,
+        )
+        self.failures.append(failure)
+        if self.on_result is not None:
+            self.on_result(failure)
+        return False
+
+    def report(self, elapsed: float) -> RunnerReport[EpisodeT, OutcomeT]:
+        """All that was noted."""
+        return RunnerReport(outcomes=self.outcomes, failures=self.failures, elapsed=elapsed)

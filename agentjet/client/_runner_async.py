@@ -1,0 +1,243 @@
+"""Many episodes at a time, agents in tasks of one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from agentjet.client._episode import (
+    Episode,
+    EpisodeOutcome,
+    EpisodeResult,
+    EpisodeT,
+    OutcomeT,
+    RunnerReport,
+    Task,
+    abort_cause,
+    abort_reason,
+)
+from agentjet.client._flows import Kind
+from agentjet.client._runner import (
+    Job,
+    Ledger,
+    OnResult,
+    concerns_one_episode,
+    heartbeat_seconds,
+)
+from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
+from ajet_core.protocol import AgentCause
+
+T = TypeVar("T")
+
+AsyncAgent = Callable[[Task, Episode], Awaitable[float | EpisodeOutcome]]
+
+# Long enough to reach a living server, short enough for a person who pressed Ctrl-C.
+_ABORT_SECONDS = 5.0
+
+
+class AsyncServer(Protocol[EpisodeT]):
+    """What a runner asks of a client, be it of one server or of several."""
+
+    async def begin_episode(
+        self,
+        task_id: str,
+        *,
+        group: str | None,
+        kind: Kind,
+        tag: str,
+        lease_seconds: float,
+        heartbeat_seconds: float | None,
+    ) -> EpisodeT:
+        """Claim an episode."""
+
+    async def abort_episode(
+        self, episode: EpisodeT, reason: str, *, cause: AgentCause, final: bool, retries: int | None
+    ) -> object:
+        """Give it up."""
+
+    async def heartbeats(self, episodes: Sequence[EpisodeT]) -> object:
+        """Say that episodes are worked on; called now and then even if there are none."""
+
+
+async def run_episodes(
+    client: AsyncServer[EpisodeT],
+    jobs: Sequence[Job],
+    agent: Callable[[Task, EpisodeT], Awaitable[object]],
+    *,
+    outcome_of: Callable[[object], OutcomeT],
+    end: Callable[[EpisodeT, OutcomeT], Awaitable[object]],
+    concurrency: int,
+    kind: Kind,
+    retries: int,
+    lease_seconds: float,
+    episode_timeout: float | None,
+    on_result: OnResult[EpisodeT, OutcomeT] | None,
+    clock: Callable[[], float],
+) -> RunnerReport[EpisodeT, OutcomeT]:
+    """As `AsyncSwarmClient.run_episodes_until_all_complete`.
+
+    :param outcome_of: what it means that an agent returned something.
+    :param end: reports an outcome to the server.
+    """
+    began = clock()
+    ledger = Ledger(retries, on_result)
+    runner = _Runner(
+        client,
+        agent,
+        outcome_of=outcome_of,
+        end=end,
+        kind=kind,
+        lease_seconds=lease_seconds,
+        episode_timeout=episode_timeout,
+        ledger=ledger,
+        jobs=deque(jobs),
+    )
+    heart = asyncio.create_task(runner.beat())
+    workers = [asyncio.create_task(runner.work()) for _ in range(min(concurrency, len(jobs)))]
+    try:
+        if workers:
+            done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+            for worker in done:
+                worker.result()
+    finally:
+        # After an exception or a cancellation the workers abort their episodes, all at once.
+        for running in (heart, *workers):
+            running.cancel()
+        await asyncio.gather(heart, *workers, return_exceptions=True)
+    return ledger.report(clock() - began)
+
+
+class _Runner(Generic[EpisodeT, OutcomeT]):
+    """The tasks of one call of `run_episodes`."""
+
+    def __init__(
+        self,
+        client: AsyncServer[EpisodeT],
+        agent: Callable[[Task, EpisodeT], Awaitable[object]],
+        *,
+        outcome_of: Callable[[object], OutcomeT],
+        end: Callable[[EpisodeT, OutcomeT], Awaitable[object]],
+        kind: Kind,
+        lease_seconds: float,
+        episode_timeout: float | None,
+        ledger: Ledger[EpisodeT, OutcomeT],
+        jobs: deque[Job],
+    ) -> None:
+        self._client = client
+        self._agent = agent
+        self._kind: Kind = kind
+        self._lease_seconds = lease_seconds
+        self._beat_seconds = heartbeat_seconds(lease_seconds)
+        self._episode_timeout = episode_timeout
+        self._ledger = ledger
+        self._outcome_of = outcome_of
+        self._end = end
+        self._jobs = jobs
+        self._open: dict[str, EpisodeT] = {}
+
+    async def work(self) -> None:
+        """Take jobs until there are none left."""
+        while self._jobs:
+            job = self._jobs.popleft()
+            while await self._attempt(job):
+                pass
+
+    async def _attempt(self, job: Job) -> bool:
+        """Roll out one episode; True if that failed and is to be tried again."""
+        task = job.task
+        try:
+            episode = await self._client.begin_episode(
+                task.id,
+                group=task.group,
+                kind=self._kind,
+                tag=task.tag,
+                lease_seconds=self._lease_seconds,
+                heartbeat_seconds=self._beat_seconds,
+            )
+        except AjetError as error:
+            if not concerns_one_episode(error):
+                raise
+            return self._ledger.failed(job, error, None)
+        self._open[episode.episode_id] = episode
+        try:
+            return await self._roll_out(job, episode)
+        finally:
+            del self._open[episode.episode_id]
+
+    async def _roll_out(self, job: Job, episode: EpisodeT) -> bool:
+        try:
+            rolling = self._agent(job.task, episode)
+            if not isinstance(rolling, Awaitable):
+                raise TypeError(
+                    "the agent is not async; declare it with `async def`, or use SwarmClient, which "
+                    "runs agents in threads"
+                )
+            outcome = self._outcome_of(await self._in_time(rolling))
+        except Exception as error:  # noqa: BLE001 - an agent may raise anything; it is reported
+            told = await self._abort(episode, error, final=self._ledger.is_last(job))
+            return self._ledger.failed(job, error, episode, outage=not told)
+        except BaseException as error:
+            await self._abort(episode, error)
+            raise
+        try:
+            await self._end(episode, outcome)
+        except BaseException as error:
+            fatal = not concerns_one_episode(error)
+            final = not fatal and self._ledger.is_last(job)
+            # What is over already need not be aborted, but that nobody tries it again is to be known.
+            if final or not isinstance(error, EpisodeError):
+                await self._abort(episode, error, final=final)
+            if fatal:
+                raise
+            return self._ledger.failed(job, error, episode)
+        self._ledger.ended(EpisodeResult(task=job.task, episode=episode, outcome=outcome))
+        return False
+
+    async def _in_time(self, rolling: Awaitable[T]) -> T:
+        """The agent's result.
+
+        :raises TimeoutError: it took too long, and was cancelled.
+        """
+        limit = asyncio.timeout(self._episode_timeout)
+        try:
+            async with limit:
+                return await rolling
+        except TimeoutError as error:
+            if limit.expired():
+                raise TimeoutError(
+                    f"the agent did not finish within {self._episode_timeout:g} s"
+                ) from error
+            raise
+
+    async def _abort(self, episode: EpisodeT, error: BaseException, *, final: bool = False) -> bool:
+        """Abort an episode because of `error`; False if the server is out of reach.
+
+        :param final: the last attempt: it is worth a wait that the server hears of it.
+        """
+        try:
+            async with asyncio.timeout(None if final else _ABORT_SECONDS):
+                await self._client.abort_episode(
+                    episode,
+                    abort_reason(error, episode),
+                    cause=abort_cause(error),
+                    final=final,
+                    retries=None if final else 0,
+                )
+        except (AjetError, TimeoutError) as second:
+            # The lease ends it, if this did not.
+            error.add_note(f"(aborting episode {episode.episode_id} failed too: {second})")
+            answered = isinstance(second, AjetError)
+            return answered and not isinstance(second, ServerUnreachableError)
+        return True
+
+    async def beat(self) -> None:
+        """Tell the server that the open episodes are worked on, until cancelled."""
+        while True:
+            await asyncio.sleep(self._beat_seconds)
+            # What is over its agent hears at its next model call; and the next beat may get through, long
+            # before the lease ends.
+            with contextlib.suppress(AjetError):
+                await self._client.heartbeats(list(self._open.values()))

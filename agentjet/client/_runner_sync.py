@@ -1,0 +1,347 @@
+"""Many episodes at a time, agents in threads."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, Protocol
+
+from agentjet.client._episode import (
+    Episode,
+    EpisodeOutcome,
+    EpisodeResult,
+    EpisodeT,
+    OutcomeT,
+    RunnerReport,
+    RunnerStoppedError,
+    Task,
+    abort_cause,
+    abort_reason,
+)
+from agentjet.client._flows import Kind
+from agentjet.client._runner import (
+    Job,
+    Ledger,
+    OnResult,
+    concerns_one_episode,
+    heartbeat_seconds,
+)
+from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
+from ajet_core.protocol import AgentCause
+
+SyncAgent = Callable[[Task, Episode], float | EpisodeOutcome]
+
+_ABORT_THREADS = 16
+
+
+class SyncServer(Protocol[EpisodeT]):
+    """What a runner asks of a client, be it of one server or of several."""
+
+    def begin_episode(
+        self,
+        task_id: str,
+        *,
+        group: str | None,
+        kind: Kind,
+        tag: str,
+        lease_seconds: float,
+        heartbeat_seconds: float | None,
+    ) -> EpisodeT:
+        """Claim an episode."""
+
+    def abort_episode(
+        self, episode: EpisodeT, reason: str, *, cause: AgentCause, final: bool, retries: int | None
+    ) -> object:
+        """Give it up."""
+
+    def heartbeats(self, episodes: Sequence[EpisodeT]) -> object:
+        """Say that episodes are worked on; called now and then even if there are none."""
+
+
+@dataclass(slots=True)
+class _Attempt(Generic[EpisodeT, OutcomeT]):
+    """What a thread made of a job.
+
+    :param fatal: the error concerns all jobs.
+    :param outage: the server could not be told of it.
+    """
+
+    job: Job
+    episode: EpisodeT | None = None
+    outcome: OutcomeT | None = None
+    error: BaseException | None = None
+    fatal: bool = False
+    outage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Rolling(Generic[EpisodeT]):
+    """An episode that an agent is at work on.
+
+    :param overdue_at: clock time at which it is given up; None never.
+    :param thread: which thread its agent runs in.
+    """
+
+    job: Job
+    episode: EpisodeT
+    overdue_at: float | None
+    thread: int
+
+
+def run_episodes(
+    client: SyncServer[EpisodeT],
+    jobs: Sequence[Job],
+    agent: Callable[[Task, EpisodeT], object],
+    *,
+    outcome_of: Callable[[object], OutcomeT],
+    end: Callable[[EpisodeT, OutcomeT], object],
+    concurrency: int,
+    kind: Kind,
+    retries: int,
+    lease_seconds: float,
+    episode_timeout: float | None,
+    on_result: OnResult[EpisodeT, OutcomeT] | None,
+    clock: Callable[[], float],
+) -> RunnerReport[EpisodeT, OutcomeT]:
+    """As `SwarmClient.run_episodes_until_all_complete`.
+
+    :param outcome_of: what it means that an agent returned something.
+    :param end: reports an outcome to the server.
+    """
+    began = clock()
+    ledger = Ledger(retries, on_result)
+    runner = _Runner(
+        client,
+        agent,
+        ledger,
+        outcome_of=outcome_of,
+        end=end,
+        kind=kind,
+        lease_seconds=lease_seconds,
+        episode_timeout=episode_timeout,
+        clock=clock,
+    )
+    try:
+        runner.start(min(concurrency, len(jobs)), jobs)
+        pending = len(jobs)
+        while pending:
+            attempt = runner.results.get()
+            if attempt.fatal and attempt.error is not None:
+                raise attempt.error
+            if attempt.episode is not None and attempt.outcome is not None:
+                ledger.ended(
+                    EpisodeResult(
+                        task=attempt.job.task, episode=attempt.episode, outcome=attempt.outcome
+                    )
+                )
+            elif attempt.error is not None and ledger.failed(
+                attempt.job, attempt.error, attempt.episode, outage=attempt.outage
+            ):
+                runner.jobs.put(attempt.job)
+                continue
+            pending -= 1
+    finally:
+        # After an exception, KeyboardInterrupt included, episodes are open: their places must not
+        # stay taken until their leases end.
+        runner.stop()
+    return ledger.report(clock() - began)
+
+
+class _Runner(Generic[EpisodeT, OutcomeT]):
+    """The threads of one call of `run_episodes`.
+
+    They are daemons: an agent that hangs must not keep the interpreter from ending.
+    """
+
+    def __init__(
+        self,
+        client: SyncServer[EpisodeT],
+        agent: Callable[[Task, EpisodeT], object],
+        ledger: Ledger[EpisodeT, OutcomeT],
+        *,
+        outcome_of: Callable[[object], OutcomeT],
+        end: Callable[[EpisodeT, OutcomeT], object],
+        kind: Kind,
+        lease_seconds: float,
+        episode_timeout: float | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[_Attempt[EpisodeT, OutcomeT]] = queue.SimpleQueue()
+        self._client = client
+        self._agent = agent
+        self._ledger = ledger
+        self._outcome_of = outcome_of
+        self._end = end
+        self._kind: Kind = kind
+        self._lease_seconds = lease_seconds
+        self._beat_seconds = heartbeat_seconds(lease_seconds)
+        self._episode_timeout = episode_timeout
+        self._clock = clock
+        self._open: dict[str, _Rolling[EpisodeT]] = {}
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._workers = 0
+
+    def start(self, threads: int, jobs: Sequence[Job]) -> None:
+        """Begin with all jobs."""
+        for job in jobs:
+            self.jobs.put(job)
+        for _ in range(threads):
+            self._start_worker()
+        threading.Thread(target=self._beat, name="ajet-heartbeat", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the threads that are idle, and abort the episodes that are still open."""
+        with self._changed:
+            self._stopping = True
+            still_open = [rolling.episode for rolling in self._open.values()]
+            self._open.clear()
+            self._changed.notify_all()
+        for _ in range(self._workers):
+            self.jobs.put(None)
+        if still_open:
+            stopped = RunnerStoppedError("the runner was stopped")
+            with ThreadPoolExecutor(_ABORT_THREADS) as pool:
+                list(pool.map(lambda episode: self._abort(episode, stopped), still_open))
+
+    def _start_worker(self) -> None:
+        name = f"ajet-agent-{self._workers}"
+        self._workers += 1
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def _work(self) -> None:
+        while (job := self.jobs.get()) is not None and not self._stopping:
+            attempt: _Attempt[EpisodeT, OutcomeT] | None
+            try:
+                attempt = self._attempt(job)
+            # A thread that ended without a word would leave the caller waiting for ever.
+            except BaseException as error:  # noqa: BLE001 - it is raised again in the calling thread
+                attempt = _Attempt(job, error=error, fatal=True)
+            if attempt is None:
+                # It took so long that another thread has taken this one's place.
+                return
+            self.results.put(attempt)
+
+    def _attempt(self, job: Job) -> _Attempt[EpisodeT, OutcomeT] | None:
+        """What became of a job; None if its episode was given up meanwhile."""
+        task = job.task
+        try:
+            episode = self._client.begin_episode(
+                task.id,
+                group=task.group,
+                kind=self._kind,
+                tag=task.tag,
+                lease_seconds=self._lease_seconds,
+                heartbeat_seconds=self._beat_seconds,
+            )
+        except Exception as error:  # noqa: BLE001 - it is raised again in the calling thread
+            return _Attempt(job, error=error, fatal=not concerns_one_episode(error))
+        if not self._opened(job, episode):
+            stopped = RunnerStoppedError("the runner was stopped")
+            self._abort(episode, stopped)
+            return _Attempt(job, episode, error=stopped)
+        return self._roll_out(job, episode)
+
+    def _roll_out(self, job: Job, episode: EpisodeT) -> _Attempt[EpisodeT, OutcomeT] | None:
+        try:
+            outcome = self._outcome_of(self._agent(job.task, episode))
+        except BaseException as error:  # noqa: BLE001 - an agent may raise anything; it is reported
+            if not self._finished(episode):
+                return None
+            told = self._abort(episode, error, final=self._ledger.is_last(job))
+            # An agent that asks the program to end (SystemExit) is not tried again.
+            fatal = not isinstance(error, Exception)
+            return _Attempt(job, episode, error=error, fatal=fatal, outage=not told)
+        if not self._finished(episode):
+            return None
+        try:
+            self._end(episode, outcome)
+        except Exception as error:  # noqa: BLE001 - it is raised again in the calling thread
+            fatal = not concerns_one_episode(error)
+            final = not fatal and self._ledger.is_last(job)
+            # What is over already need not be aborted, but that nobody tries it again is to be known.
+            if final or not isinstance(error, EpisodeError):
+                self._abort(episode, error, final=final)
+            return _Attempt(job, episode, error=error, fatal=fatal)
+        return _Attempt(job, episode, outcome)
+
+    def _opened(self, job: Job, episode: EpisodeT) -> bool:
+        """Keep the lease of an episode from now on; False if the runner has stopped meanwhile."""
+        limit = self._episode_timeout
+        overdue_at = None if limit is None else self._clock() + limit
+        with self._changed:
+            if self._stopping:
+                return False
+            self._open[episode.episode_id] = _Rolling(
+                job, episode, overdue_at, threading.get_ident()
+            )
+            self._changed.notify_all()
+            return True
+
+    def _finished(self, episode: EpisodeT) -> bool:
+        """Whether it is still this thread that says what becomes of an episode."""
+        with self._changed:
+            return self._open.pop(episode.episode_id, None) is not None
+
+    def _abort(self, episode: EpisodeT, error: BaseException, *, final: bool = False) -> bool:
+        """Abort an episode because of `error`; False if the server is out of reach.
+
+        :param final: the last attempt: it is worth a wait that the server hears of it.
+        """
+        try:
+            self._client.abort_episode(
+                episode,
+                abort_reason(error, episode),
+                cause=abort_cause(error),
+                final=final,
+                retries=None if final else 0,
+            )
+        except AjetError as second:
+            # The lease ends it, if this did not.
+            error.add_note(f"(aborting episode {episode.episode_id} failed too: {second.message})")
+            return not isinstance(second, ServerUnreachableError)
+        return True
+
+    def _beat(self) -> None:
+        """Tell the server that the open episodes are worked on, until the runner stops."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping, timeout=self._beat_seconds)
+                if self._stopping:
+                    return
+                now = self._clock()
+                overdue = [
+                    rolling
+                    for rolling in self._open.values()
+                    if rolling.overdue_at is not None and rolling.overdue_at <= now
+                ]
+                for rolling in overdue:
+                    del self._open[rolling.episode.episode_id]
+                beating = [rolling.episode for rolling in self._open.values()]
+            for rolling in overdue:
+                # Not in this thread: a server that does not answer must not hold up the heartbeats.
+                threading.Thread(target=self._give_up, args=(rolling,), daemon=True).start()
+            # What is over its agent hears at its next model call; and the next beat may get through, long
+            # before the lease ends.
+            with contextlib.suppress(AjetError):
+                self._client.heartbeats(beating)
+
+    def _give_up(self, rolling: _Rolling[EpisodeT]) -> None:
+        """Abort an episode whose agent takes too long. Its thread cannot be ended; another one takes its place, and
+        its next model call will fail."""
+        error = TimeoutError(f"the agent did not finish within {self._episode_timeout:g} s")
+        if (frame := sys._current_frames().get(rolling.thread)) is not None:
+            error.add_note("It was here:\n" + "".join(traceback.format_stack(frame)).rstrip())
+        told = True
+        try:
+            told = self._abort(rolling.episode, error, final=self._ledger.is_last(rolling.job))
+        finally:
+            self.results.put(_Attempt(rolling.job, rolling.episode, error=error, outage=not told))
+            self._start_worker()

@@ -1,0 +1,213 @@
+"""``ajet inspect``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from ajet_cli.inspect.files import new_file
+from ajet_cli.inspect.page import page
+from ajet_cli.inspect.page_data import MAX_TOKENS, PageData
+from ajet_cli.inspect.run_facts import RunFacts
+from ajet_cli.inspect.summary import EpisodeSummary, summarise
+from ajet_cli.inspect.terminal import episode_table, episode_tree, fork_list
+from ajet_cli.inspect.token_texts import TokenTexts
+from ajet_cli.output import table_console
+from ajet_core.errors import RequestError
+from ajet_server.observe.forks import ForkSummary
+from ajet_server.observe.timeline_view import episode_timelines, merge_episode
+from ajet_server.store.store_reader import EpisodeQuery, StoreReader
+
+State = Literal["open", "prepared", "ended", "aborted"]
+
+_LIMIT = 20
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("episode", required=False)
+@click.option("--limit", type=click.IntRange(1), help=f"Most episodes.  [default: {_LIMIT}]")
+@click.option("--step", type=click.IntRange(1), help="Only the batch of this training step.")
+@click.option("--refused", is_flag=True, help="Only batches that the trainer refused.")
+@click.option("--task", help="Only episodes of this task.")
+@click.option(
+    "--state", type=click.Choice(["open", "prepared", "ended", "aborted"]), help="Only these."
+)
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write one page with the tokens of EPISODE, or of all episodes of --step.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    default=MAX_TOKENS,
+    show_default=True,
+    help="Most tokens of a page.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory of the tokenizer.  [default: the run's model]",
+)
+def inspect(
+    *,
+    run: Path,
+    episode: str | None,
+    limit: int | None,
+    step: int | None,
+    refused: bool,
+    task: str | None,
+    state: State | None,
+    as_json: bool,
+    html: Path | None,
+    max_tokens: int,
+    tokenizer: Path | None,
+) -> None:
+    """Look at the episodes of a run, while its server runs or after.
+
+    RUN is a run directory. Without EPISODE the newest episodes are listed; with it (the beginning of an id is
+    enough) its timelines are shown: who said what, what was sampled and what training made of it.
+    """
+    if as_json and html is not None:
+        raise click.UsageError("--json and --html cannot be combined")
+    query = EpisodeQuery(state, task, step, refused=refused)
+    if episode is not None and (limit is not None or query != EpisodeQuery()):
+        raise click.UsageError(
+            "--limit, --step, --refused, --task and --state choose episodes: leave out EPISODE"
+        )
+    if html is not None and episode is None and step is None and not refused:
+        raise click.UsageError(
+            "--html needs an EPISODE, or the --step (or --refused) whose episodes it shows"
+        )
+    with StoreReader(run) as reader:
+        facts = RunFacts.of(reader.run())
+        found = _Found(reader, facts, tokenizer or facts.model)
+        if html is not None:
+            ids = _chosen(reader, query, limit) if episode is None else [reader.find(episode)]
+            found.write_page(html, ids, step, max_tokens)
+        elif episode is not None:
+            found.show_episode(reader.find(episode), as_json)
+        else:
+            found.show_list(query, limit or _LIMIT, as_json)
+
+
+def _chosen(reader: StoreReader, query: EpisodeQuery, limit: int | None) -> list[str]:
+    ids = reader.episode_ids(query, limit=limit)
+    if not ids:
+        batch = "a refused batch" if query.refused else f"step {query.step}"
+        raise RequestError(f"no episode of {reader.path} is of {batch} and as asked for")
+    return ids
+
+
+class _Found:
+    """The episodes of one store, and what the run says about them."""
+
+    def __init__(self, reader: StoreReader, facts: RunFacts, model: Path | None) -> None:
+        self._reader = reader
+        self._facts = facts
+        self._model = model
+
+    def show_list(self, query: EpisodeQuery, limit: int, as_json: bool) -> None:
+        """The table of episodes, newest first, and their forks in sum."""
+        ids = self._reader.episode_ids(query, newest_first=True, limit=limit)
+        episodes, forks = summarise(self._reader, ids, self._facts.policy)
+        total = self._reader.count(query)
+        if as_json:
+            content = {
+                "run": self._facts.run_id,
+                "total": total,
+                "episodes": [episode.numbers for episode in episodes],
+                "forks": forks.sentences(),
+                "refused": [
+                    {"batch_id": b.batch_id, "step": b.step, "reason": b.refused}
+                    for b in self._reader.refused()
+                ],
+            }
+            click.echo(json.dumps(content, indent=2))
+            return
+        rows: list[RenderableType] = [episode_table(episodes)] if episodes else []
+        drifted = sum(episode.tokens_drifted for episode in episodes)
+        rows += [
+            Text(
+                f"step {batch.step} was first given batch {batch.batch_id} "
+                f"({len(batch.episode_ids)} episodes), which the trainer refused: {batch.refused}",
+                "red",
+            )
+            for batch in self._reader.refused()
+        ]
+        _print(table_console(), *rows, *_footer(len(episodes), total, forks, drifted))
+
+    def show_episode(self, episode_id: str, as_json: bool) -> None:
+        """The tree of one episode and its forks."""
+        stored = self._reader.load(episode_id)
+        merged = merge_episode(episode_id, stored.calls, self._facts.policy)
+        timelines = episode_timelines(stored.record, merged, stored.scores)
+        if as_json:
+            click.echo(timelines.model_dump_json(indent=2))
+            return
+        texts = TokenTexts.load(self._model)
+        problem = Text(f"\ntokens are shown as ids: {texts.problem}", style="yellow")
+        _print(
+            table_console(),
+            episode_tree(timelines, texts),
+            Text("\nforks", style="bold"),
+            fork_list(timelines),
+            *([problem] if texts.problem else []),
+        )
+
+    def write_page(
+        self, path: Path, episode_ids: Sequence[str], step: int | None, max_tokens: int
+    ) -> None:
+        """The page about episodes."""
+        about = f"step {step}" if step is not None else f"{len(episode_ids)} episodes"
+        if step is None and len(episode_ids) == 1:
+            about = f"episode {episode_ids[0]}"
+        title = f"{self._facts.run_id or self._reader.path.parent.name}: {about}"
+        data = PageData(title, self._facts.run_id, TokenTexts.load(self._model), max_tokens)
+        forks = ForkSummary()
+        for episode_id in episode_ids:
+            stored = self._reader.load(episode_id)
+            merged = merge_episode(episode_id, stored.calls, self._facts.policy)
+            forks.add(merged.seen, merged.forks)
+            timelines = episode_timelines(stored.record, merged, stored.scores)
+            data.add(EpisodeSummary.of(stored, merged), timelines)
+        content = page(data.as_json(forks.sentences())).encode()
+        with new_file(path, replace=True) as file:
+            file.write_bytes(content)
+        click.echo(f"wrote {path} ({len(content) / 2**20:.1f} MiB, {len(episode_ids)} episodes)")
+        if data.tokens_cut:
+            click.echo(
+                f"{data.tokens_cut} tokens are not in it: raise --max-tokens, or choose fewer episodes"
+            )
+        if data.texts.problem:
+            click.echo(f"tokens are shown as ids: {data.texts.problem}")
+
+
+def _footer(shown: int, total: int, forks: ForkSummary, drifted: int) -> list[RenderableType]:
+    if not total:
+        return [Text("no episodes", style="dim")]
+    of = f" of {total}" if shown < total else ""
+    rows: list[RenderableType] = [Text(f"\n{shown}{of} episodes", style="dim")]
+    sentences = forks.sentences()
+    rows += [Text(sentence) for sentence in sentences]
+    if not sentences:
+        rows.append(Text("no tokens are paid twice", style="dim"))
+    if drifted:
+        rows.append(
+            Text(
+                f"{drifted} sampled tokens would have drifted on the way through text; they were kept"
+            )
+        )
+    return rows
+
+
+def _print(console: Console, *rows: RenderableType) -> None:
+    console.print(Group(*rows))

@@ -1,0 +1,55 @@
+"""``ajet serve``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ajet_cli.state import CliState, config_option, pass_state, set_flags
+from ajet_core.errors import ConfigError
+
+
+@click.command()
+@click.option("--host", help="Address to listen on.")
+@click.option("--port", type=int, help="Port to listen on; 0 takes any free one.")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Directory of the run's files.")
+@click.option(
+    "--model-root",
+    "model_roots",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Directory that models may be in; may be repeated.",
+)
+@click.option(
+    "--public-url", help="URL that clients reach this server by, if it is behind a proxy."
+)
+@click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate chain, PEM.")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="Private key, PEM.")
+@click.option(
+    "--insecure",
+    is_flag=True,
+    default=None,
+    help="Allow an address that other machines reach, without TLS.",
+)
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
+@config_option
+@pass_state
+def serve(state: CliState, /, **options: object) -> None:
+    """Run a swarm server until it is interrupted.
+
+    Every option overrides the setting of the same name in the section server.
+    """
+    # An option that may be repeated is an empty tuple when it was not given.
+    flags = {name: None if value == () else value for name, value in options.items()}
+    settings = state.settings(set_flags("server", **flags))
+    try:
+        from ajet_server.serve import serve as run_server
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("ajet_"):
+            raise
+        raise ConfigError(
+            f"the server needs packages that are not installed (no module named {error.name!r}); "
+            "install them with: pip install 'agentjet[server]'"
+        ) from error
+    run_server(settings)

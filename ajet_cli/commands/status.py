@@ -1,0 +1,236 @@
+"""``ajet status``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import click
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from agentjet.client import SwarmClient
+from ajet_cli.output import table_console
+from ajet_cli.state import CliState, config_option, pass_state, set_flags
+from ajet_core.protocol import (
+    Evaluation,
+    Finding,
+    PreflightReport,
+    RolloutStatus,
+    ServerStatus,
+    TagProgress,
+)
+
+_RETRIES = 1
+_ABORTED = "aborted_"
+_TIMELINE_NOTES = {
+    "calls_drifted": "answers would have drifted (kept as sampled)",
+    "calls_echoed_otherwise": "answers came back in another form (kept as sampled)",
+    "tokens_altered": "tokens altered by relaxed merging",
+    "calls_dropped": "calls left out by limits",
+    "calls_alone": "over-long calls trained alone",
+}
+_TIMELINE_METRICS = (
+    "timelines",
+    "tokens_raw",
+    "tokens_merged",
+    "tokens_planned",
+    "tokens_drifted",
+    "tokens_dropped",
+    "tokens_paid_again",
+    "forks",
+    *_TIMELINE_NOTES,
+)
+
+
+@click.command()
+@click.option("--url", help="The server.  [default: AJET_URL, or http://127.0.0.1:8642]")
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.option("--watch", is_flag=True, help="Keep refreshing until interrupted.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.1), default=2.0, help="Seconds between refreshes."
+)
+@click.option("--checks", is_flag=True, help="Also show how each check of the training stands.")
+@config_option
+@pass_state
+def status(
+    state: CliState, url: str | None, as_json: bool, watch: bool, interval: float, *, checks: bool
+) -> None:
+    """Show what a swarm server is doing."""
+    if as_json and watch:
+        raise click.UsageError("--json and --watch cannot be combined")
+    settings = state.settings(set_flags("client", url=url)).client
+    token = settings.token.get_secret_value() if settings.token else None
+    # Who looks at a status wants to hear at once that the server is away.
+    with SwarmClient(settings.url, token, retries=_RETRIES) as client:
+        if as_json:
+            click.echo(client.status().model_dump_json())
+        elif not watch:
+            table_console().print(render(client.status(), client.url, checks=checks))
+        else:
+            first = render(client.status(), client.url, checks=checks)
+            with Live(first, auto_refresh=False) as live:
+                while True:
+                    time.sleep(interval)
+                    live.update(render(client.status(), client.url, checks=checks), refresh=True)
+
+
+_Row = tuple[str, str, str]
+"""Name, value, style."""
+
+
+def render(status: ServerStatus, url: str, *, checks: bool = False) -> Table:
+    """A compact table of one status.
+
+    :param checks: with how each check of the training stands.
+    """
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    rows: list[_Row] = [
+        ("server", url, ""),
+        *_condition(status),
+        *_batch(status),
+        *_last_step(status),
+        *(_checks(status) if checks else ()),
+        *(("evaluation", _evaluation(evaluation), "") for evaluation in status.evaluations),
+        *_totals(status),
+        ("up", _duration(status.uptime_seconds), ""),
+    ]
+    for name, value, style in rows:
+        table.add_row(name, Text(value, style=style))
+    return table
+
+
+def _condition(status: ServerStatus) -> Iterator[_Row]:
+    """What it does, and what is wrong with it."""
+    yield "state", status.state.value, "green" if status.state.value == "ROLLING" else "yellow"
+    if status.error is not None:
+        yield "error", f"{status.error.type}: {status.error.message}", "red"
+    if status.paused is not None:
+        yield "paused", status.paused, "red"
+    if status.preflight is not None:
+        yield "preflight", *_preflight(status.preflight)
+    for finding in status.findings:
+        if finding.code != "paused":
+            name, style = finding.code.replace("_", " "), "red" if finding.stuck else "yellow"
+            yield name, f"{finding.message}{_since(finding)}", style
+
+
+def _since(finding: Finding) -> str:
+    """Since when a finding about training holds, and where to go back to."""
+    if finding.since_step is None:
+        return ""
+    good = finding.good_step
+    where = f"checkpoint of step {good}" if good else "none, only the model that the run began with"
+    return f" (since step {finding.since_step}; last good checkpoint: {where})"
+
+
+def _checks(status: ServerStatus) -> Iterator[_Row]:
+    for kind, standing in status.checks.items():
+        style = {"ok": "green", "found": "red"}.get(standing, "yellow")
+        yield f"check {kind.replace('_', ' ')}", standing, style
+
+
+def _preflight(report: PreflightReport) -> tuple[str, str]:
+    """What did not pass, and the style."""
+    wrong = [f"{c.name}: {c.found}; {c.way_out}" for c in report.checks if c.verdict != "pass"]
+    style = {"pass": "", "warn": "yellow", "fail": "red"}[report.verdict]
+    return ". ".join([f"step {report.step}: {report.verdict}", *wrong]), style
+
+
+def _batch(status: ServerStatus) -> Iterator[_Row]:
+    """The run, and how far it is."""
+    yield "run", status.run_id or "none", ""
+    yield "model", status.model or "none", ""
+    yield "step", f"{status.step} (policy version {status.policy_version})", ""
+    if (batch := status.batch) is not None:
+        text = f"{batch.ready} of {batch.needed} {batch.full_by.replace('_', ' ')}"
+        text += f", {batch.open_episodes} episodes open"
+        text += f", {batch.set_aside} tasks set aside" if batch.set_aside else ""
+        yield "batch", text, ""
+    if status.rollout is not None:
+        yield "rollout", _rollout(status.rollout), ""
+    for tag, progress in (status.mixture or {}).items():
+        yield f"tag {tag}", _tag(progress), "yellow" if progress.blocked else ""
+
+
+def _last_step(status: ServerStatus) -> Iterator[_Row]:
+    if (step := status.last_step) is None:
+        return
+    rest = dict(step.metrics)
+    timelines = _timelines(rest, step.plan)
+    yield "last step", ", ".join(f"{key} {value:.4g}" for key, value in sorted(rest.items())), ""
+    if timelines:
+        yield "timelines", timelines, ""
+    shown = {finding.message for finding in status.findings}
+    for sentence in [*step.findings, *step.forks]:
+        if sentence not in shown:
+            yield "", sentence, "yellow"
+
+
+def _totals(status: ServerStatus) -> Iterator[_Row]:
+    counters = dict(status.counters)
+    causes = {name: counters.pop(name) for name in list(counters) if name.startswith(_ABORTED)}
+    if counters:
+        told = [f"{key} {value:.6g}" for key, value in sorted(counters.items())]
+        yield "totals", ", ".join(told), ""
+    if any(causes.values()):
+        told = [
+            f"{value:.0f} {name.removeprefix(_ABORTED).replace('_', ' ')}"
+            for name, value in sorted(causes.items())
+            if value
+        ]
+        yield "aborted", ", ".join(told), ""
+
+
+def _rollout(rollout: RolloutStatus) -> str:
+    text = str(rollout.mode)
+    if rollout.training_step is not None:
+        text += f", step {rollout.training_step} is trained"
+    if rollout.staleness_mean is not None:
+        text += f", staleness {rollout.staleness_mean:.2f} (at most {rollout.staleness_max:.0f}"
+        text += f" of {rollout.max_staleness} allowed)"
+    return text
+
+
+def _tag(progress: TagProgress) -> str:
+    text = f"{progress.ready} of {progress.places} places ready, {progress.under_way} under way"
+    text += f" (ratio {progress.ratio:g})"
+    return text + (", nobody rolls it out" if progress.blocked else "")
+
+
+def _evaluation(evaluation: Evaluation) -> str:
+    """A task set at its last step."""
+    name = f"{evaluation.tag}, " if evaluation.tag else ""
+    scores = [f"pass@{k} {value:.3f}" for k, value in evaluation.pass_at.items()]
+    if evaluation.reward_mean is not None:
+        scores.append(f"reward {evaluation.reward_mean:.4g}")
+    counts = [f"{evaluation.episodes} episodes of {evaluation.tasks} tasks"]
+    for word in ("open", "aborted", "mixed"):
+        number = getattr(evaluation, word)
+        counts += [f"{number} {word}"] * bool(number)
+    return f"{name}step {evaluation.step}: {', '.join(scores) or 'no result yet'} ({', '.join(counts)})"
+
+
+def _timelines(metrics: dict[str, float], plan: str) -> str:
+    """What became of the step's tokens; takes the metrics it tells out of `metrics`."""
+    if "tokens_raw" not in metrics:
+        return ""
+    taken = {name: metrics.pop(name, 0.0) for name in _TIMELINE_METRICS}
+    text = (
+        f"{taken['timelines']:.0f}, {taken['tokens_raw']:.0f} tokens recorded, "
+        f"{taken['tokens_merged']:.0f} distinct, {taken['tokens_planned']:.0f} computed"
+    )
+    text += f" as {plan.replace('_', ' ')}" if plan else ""
+    for name, words in _TIMELINE_NOTES.items():
+        if taken[name]:
+            text += f"; {taken[name]:.0f} {words}"
+    return text
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

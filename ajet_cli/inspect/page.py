@@ -1,0 +1,55 @@
+"""One HTML file that needs nothing else: it works from a disk, and nothing in it is fetched or sent."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+_SCRIPTS = ("model.js", "colours.js", "details.js", "tree.js", "search.js", "sidebar.js", "main.js")
+
+
+def page(data: Mapping[str, Any]) -> str:
+    """The page that shows `data`, which is what `PageData.as_json` gives.
+
+    Its security policy allows the one script and the one style sheet that are in it, by their hashes, and
+    nothing else: no request, no form, no code in attributes. Agents and models write the data.
+    """
+    script = "\n".join(_asset(name) for name in _SCRIPTS)
+    style = _asset("page.css")
+    parts = {
+        "<!--TITLE-->": html.escape(str(data["title"])),
+        "<!--POLICY-->": _policy(script, style),
+        "/*STYLE*/": style,
+        "<!--DATA-->": embedded_json(data),
+        "/*SCRIPT*/": script,
+    }
+    # In one pass: what is put in may contain the name of another place.
+    places = "|".join(re.escape(place) for place in parts)
+    return re.sub(places, lambda place: parts[place[0]], _asset("page.html"))
+
+
+def embedded_json(data: object) -> str:
+    """JSON that cannot end the script element it stands in, nor begin a comment in it."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _policy(script: str, style: str) -> str:
+    return (
+        f"default-src 'none'; script-src 'sha256-{_hash(script)}'; style-src 'sha256-{_hash(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _asset(name: str) -> str:
+    return (resources.files("ajet_cli.inspect") / "page" / name).read_text(encoding="utf-8")

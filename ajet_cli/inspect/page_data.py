@@ -1,0 +1,138 @@
+"""What the page knows: episodes as compact JSON, each token's text once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from ajet_cli.inspect.summary import EpisodeSummary
+from ajet_cli.inspect.text_diff import diff_parts
+from ajet_cli.inspect.token_texts import TokenTexts
+from ajet_core.protocol import EpisodeTimelines, TimelineCall, TimelineFork, TimelineNode
+
+MAX_TOKENS = 1_000_000
+"""Tokens of a page, about ten mebibytes; browsers open it in a second or two."""
+
+_DIGITS = 6
+
+
+@dataclass(slots=True)
+class PageData:
+    """Gathers episodes until the page is full; what comes then is shown as numbers alone.
+
+    :param title: what the page is about.
+    :param run_id: of the run; "" if none was configured.
+    :param max_tokens: most tokens the page holds.
+    :ivar tokens_cut: tokens that found no place.
+    """
+
+    title: str
+    run_id: str
+    texts: TokenTexts
+    max_tokens: int = MAX_TOKENS
+    tokens_cut: int = 0
+    _room: int = field(init=False)
+    _episodes: list[dict[str, Any]] = field(default_factory=list)
+    _ids: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._room = self.max_tokens
+
+    def add(self, summary: EpisodeSummary, episode: EpisodeTimelines) -> None:
+        """Add an episode."""
+        nodes = [self._node(node) for node in episode.nodes]
+        held = any(node["ids"] for node in nodes)
+        cut = sum(node["cut"] for node in nodes)
+        numbers = {call.call_id: number for number, call in enumerate(episode.calls)}
+        self.tokens_cut += cut
+        self._episodes.append(
+            {
+                "summary": summary.numbers,
+                "tag": episode.tag,
+                "reason": episode.reason,
+                "agentRewards": episode.agent_rewards,
+                "policy": episode.policy,
+                "altered": episode.tokens_altered,
+                "cut": cut,
+                "nodes": nodes if held else [],
+                "calls": [_call(call) for call in episode.calls] if held else [],
+                "forks": [_fork(fork, numbers) for fork in episode.forks],
+            }
+        )
+
+    def as_json(self, sentences: Sequence[str]) -> dict[str, Any]:
+        """The whole, for JSON.
+
+        :param sentences: what forks cost, in words.
+        """
+        return {
+            "title": self.title,
+            "run": self.run_id,
+            "textProblem": self.texts.problem,
+            "tokensCut": self.tokens_cut,
+            "maxTokens": self.max_tokens,
+            "sentences": list(sentences),
+            "vocabulary": dict(self._vocabulary()),
+            "episodes": self._episodes,
+        }
+
+    def _node(self, node: TimelineNode) -> dict[str, Any]:
+        ids = node.token_ids[: self._room]
+        self._room -= len(ids)
+        self._ids.update(ids)
+        return {
+            "parent": node.parent,
+            "ids": ids,
+            "cut": len(node.token_ids) - len(ids),
+            "by": [[sampling.call, sampling.start] for sampling in node.samplings],
+            "roles": [[role.start, role.end, role.role, role.name] for role in node.roles],
+        }
+
+    def _vocabulary(self) -> Iterable[tuple[str, str | list[int]]]:
+        for token_id in sorted(self._ids):
+            piece = self.texts.piece(token_id)
+            if piece is not None:
+                try:
+                    yield str(token_id), piece.decode("utf-8")
+                except UnicodeDecodeError:
+                    # A part of a character: the page shows its bytes.
+                    yield str(token_id), list(piece)
+
+
+def _call(call: TimelineCall) -> dict[str, Any]:
+    return {
+        "id": call.call_id,
+        "index": call.index,
+        "agent": call.agent,
+        "finish": call.finish_reason,
+        "temperature": call.temperature,
+        "end": call.end,
+        "prompt": call.prompt_tokens,
+        "logprobs": _rounded(call.logprobs),
+        "trainer": _rounded(call.trainer_logprobs),
+        "versions": [[version, len(list(run))] for version, run in groupby(call.policy_versions)],
+        "advantage": None if call.advantage is None else round(call.advantage, _DIGITS),
+        "reward": call.reward,
+        "drift": call.drift_tokens,
+        "echo": call.echo_fields,
+    }
+
+
+def _fork(fork: TimelineFork, numbers: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "call": numbers[fork.call_id],
+        "before": None if fork.before_call_id is None else numbers[fork.before_call_id],
+        "kind": fork.kind,
+        "message": fork.message,
+        "role": fork.role,
+        "field": fork.field,
+        "shared": fork.shared,
+        "paidAgain": fork.paid_again,
+        "diff": diff_parts(fork.before, fork.after),
+    }
+
+
+def _rounded(values: Sequence[float | None]) -> list[float | None]:
+    return [None if value is None else round(value, _DIGITS) for value in values]

@@ -1,0 +1,88 @@
+"""The numbers of an episode on one line, and the forks of many in sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ajet_core.timeline import MergePolicy
+from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS
+from ajet_server.observe.forks import ForkSummary
+from ajet_server.observe.timeline_view import MergedEpisode, merge_episode
+from ajet_server.store.store_reader import StoredEpisode, StoreReader
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSummary:
+    """One episode. Calls that were aborted count in `calls_aborted` alone, as they are not trained.
+
+    :param step: the training step that consumes it, None if it has no batch.
+    :param tokens_raw: tokens of all calls, each a sample of its own.
+    :param tokens: tokens of the tree.
+    :param paid_again: tokens that were computed twice because of forks.
+    :param tokens_drifted: sampled tokens that would be others, had the answers gone the way through text.
+    :param joint_id: of the joint episode that it is a part of, the same on all servers; None if it is of none.
+    :param role: which part of it.
+    """
+
+    episode_id: str
+    task_id: str
+    group: str
+    kind: str
+    state: str
+    step: int | None
+    reward: float | None
+    calls: int
+    calls_aborted: int
+    timelines: int
+    tokens_raw: int
+    tokens: int
+    paid_again: int
+    forks: int
+    tokens_drifted: int
+    joint_id: str | None = None
+    role: str | None = None
+
+    @classmethod
+    def of(cls, stored: StoredEpisode, merged: MergedEpisode) -> EpisodeSummary:
+        """The summary of an episode and its merged calls."""
+        record, seen = stored.record, merged.seen
+        return cls(
+            episode_id=record.episode_id,
+            task_id=record.task_id,
+            group=record.group,
+            kind=record.kind,
+            state=record.state,
+            step=stored.step,
+            reward=record.reward,
+            calls=len(seen.calls),
+            calls_aborted=len(merged.tree.calls) - len(seen.calls),
+            timelines=len(seen.leaves()),
+            tokens_raw=seen.tokens_raw,
+            tokens=seen.tokens,
+            paid_again=merged.paid_again,
+            forks=len(merged.forks),
+            tokens_drifted=sum(int(call.metadata.get(DRIFT_TOKENS, 0)) for call in seen.calls),
+            joint_id=record.joint.joint_id if record.joint else None,
+            role=record.joint.role if record.joint else None,
+        )
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def summarise(
+    reader: StoreReader, episode_ids: Iterable[str], policy: MergePolicy
+) -> tuple[list[EpisodeSummary], ForkSummary]:
+    """The summaries of episodes, read one after the other, and their forks in sum."""
+    found = []
+    forks = ForkSummary()
+    for episode_id in episode_ids:
+        stored = reader.load(episode_id)
+        merged = merge_episode(episode_id, stored.calls, policy)
+        forks.add(merged.seen, merged.forks)
+        found.append(EpisodeSummary.of(stored, merged))
+    return found, forks

@@ -1,0 +1,88 @@
+"""What token ids say, if the tokenizer of the run's model is at hand."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+
+from ajet_core.errors import AjetError
+from ajet_server.gateway.rendering.tokenizer import GatewayTokenizer, load_tokenizer, token_bytes
+
+_WORD_START = "\u2581"
+
+
+class TokenTexts:
+    """Texts of tokens; each is looked up once.
+
+    :param tokenizer: None if there is none.
+    :param problem: why there is none, in words; "" otherwise.
+    """
+
+    def __init__(self, tokenizer: GatewayTokenizer | None, problem: str = "") -> None:
+        self._tokenizer = tokenizer
+        self._pieces: dict[int, bytes | None] = {}
+        self.problem = problem
+
+    @classmethod
+    def load(cls, directory: Path | None) -> TokenTexts:
+        """The texts of a model directory's tokenizer; without one, tokens are shown as ids."""
+        if directory is None:
+            return cls(None, "no run was configured, so no model is known")
+        if not directory.is_dir():
+            return cls(None, f"the model directory {directory} is not there")
+        try:
+            return cls(load_tokenizer(directory))
+        except AjetError as error:
+            return cls(None, error.message)
+
+    def piece(self, token_id: int) -> bytes | None:
+        """The bytes a token stands for, maybe only a part of a character; None if they are not known."""
+        if token_id not in self._pieces:
+            self._pieces[token_id] = self._piece(token_id)
+        return self._pieces[token_id]
+
+    def text(self, token_ids: Iterable[int]) -> str:
+        """What tokens say together; those without a text as ``<id>``."""
+        parts = []
+        for token_id in token_ids:
+            piece = self.piece(token_id)
+            parts.append(f"<{token_id}>".encode() if piece is None else piece)
+        return b"".join(parts).decode("utf-8", "replace")
+
+    def _piece(self, token_id: int) -> bytes | None:
+        if self._tokenizer is None:
+            return None
+        try:
+            spelling = self._tokenizer.convert_ids_to_tokens(token_id)
+            text = self._tokenizer.decode([token_id])
+        except (OverflowError, IndexError, KeyError):
+            # An id that no tokenizer of this kind can have.
+            return None
+        if spelling is None:
+            return None
+        if spelling.startswith(_WORD_START) and not text.startswith(" "):
+            # SentencePiece decoders leave out the space before the first word of what they are given.
+            text = spelling.replace(_WORD_START, " ")
+        return token_bytes(self._tokenizer, token_id, text)
+
+
+def visible(text: str) -> str:
+    """`text` on one line, with nothing in it that a terminal would obey or hide."""
+    return "".join(_visible(char) for char in text)
+
+
+def _visible(char: str) -> str:
+    if char in "\n\r\t":
+        return {"\n": "\u21b5", "\r": "\u240d", "\t": "\u21e5"}[char]
+    if unicodedata.category(char) in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}:
+        return f"\\u{ord(char):04x}"
+    return char
+
+
+def shorten(text: str, width: int) -> str:
+    """`text` in at most `width` characters, its middle left out."""
+    if len(text) <= width:
+        return text
+    head = (width - 3) * 2 // 3
+    return f"{text[:head]}...{text[len(text) - (width - 3 - head) :]}"

@@ -1,0 +1,126 @@
+"""The group ``ajet``: finds subcommands without importing them, and shows errors as one line."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from typing import Any
+
+import click
+
+from ajet_cli.state import CliState, config_option
+from ajet_core.errors import AjetError, UnknownComponentError
+
+BUILT_IN: dict[str, tuple[str, str]] = {
+    "config": ("ajet_cli.commands.config:config", "Show the effective settings and their sources."),
+    "demo": ("ajet_demo.command:demo", "Train a tiny model on this machine, from end to end."),
+    "doctor": (
+        "ajet_cli.commands.doctor:doctor",
+        "Check what is installed, and say how to mend it.",
+    ),
+    "env": ("ajet_cli.commands.env:env", "Make and find Python environments for backends."),
+    "export": (
+        "ajet_cli.commands.export:export",
+        "Write a run's samples as JSON lines or Parquet.",
+    ),
+    "inspect": ("ajet_cli.commands.inspect:inspect", "Look at a run's episodes, token by token."),
+    "mixture": (
+        "ajet_cli.commands.mixture:mixture",
+        "Show or change of which tags batches are made.",
+    ),
+    "pause": ("ajet_cli.commands.pause:pause", "Let a run give out no more episodes."),
+    "plugins": (
+        "ajet_cli.commands.plugins:plugins",
+        "List installed plugins and what is wrong with any.",
+    ),
+    "preflight": ("ajet_cli.commands.preflight:preflight", "Try a batch before it is trained."),
+    "resume": ("ajet_cli.commands.pause:resume", "Resume a paused run."),
+    "serve": ("ajet_cli.commands.serve:serve", "Run a swarm server."),
+    "status": ("ajet_cli.commands.status:status", "Show what a swarm server is doing."),
+    "token": ("ajet_cli.commands.token:token", "Make, list and revoke tokens of a server."),
+    "version": ("ajet_cli.commands.version:version", "Show versions."),
+}
+"""Where each built-in subcommand is, and its summary: ``ajet --help`` imports none of them."""
+
+_INTERRUPTED = 130
+_FAILED = 2
+
+
+class AjetGroup(click.Group):
+    """Built-in subcommands and those of plugins, imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all subcommands; only the built-in ones if the settings cannot be read."""
+        return sorted([*BUILT_IN, *self._plugin_commands(ctx)[0]])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a subcommand; None if there is none of that name."""
+        if cmd_name in BUILT_IN:
+            module, _, name = BUILT_IN[cmd_name][0].partition(":")
+            found = getattr(importlib.import_module(module), name)
+            assert isinstance(found, click.Command)
+            return found
+        manager = _state(ctx).plugins
+        try:
+            spec = manager.command(cmd_name)
+        except UnknownComponentError as error:
+            if "\n" not in error.message:
+                return None
+            # It lists plugins that could not be used: one of them may have had the command.
+            raise click.UsageError(f"No such command {cmd_name!r}: {error.message}", ctx) from error
+        return manager.load_command(spec)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of subcommands from summaries alone."""
+        commands, problem = self._plugin_commands(ctx)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in BUILT_IN.items()])
+        if commands:
+            with formatter.section("Commands of plugins"):
+                formatter.write_dl(sorted(commands.items()))
+        if problem:
+            formatter.write_paragraph()
+            formatter.write_text(f"Commands of plugins are not shown: {problem}")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a subcommand; an `AjetError` becomes one message and exit status 2."""
+        try:
+            return super().invoke(ctx)
+        except AjetError as error:
+            if _state(ctx).debug:
+                traceback.print_exception(error)
+            click.echo(f"ajet: error: {error.message}", err=True)
+            ctx.exit(_FAILED)
+        except KeyboardInterrupt:
+            ctx.exit(_INTERRUPTED)
+
+    def _plugin_commands(self, ctx: click.Context) -> tuple[dict[str, str], str]:
+        try:
+            manager = _state(ctx).plugins
+            names = manager.names("command")
+            return {name: manager.command(name).summary for name in names}, ""
+        except AjetError as error:
+            # Help must work when ajet.toml does not; it says what is missing.
+            return {}, error.message
+
+
+def _state(ctx: click.Context) -> CliState:
+    return ctx.ensure_object(CliState)
+
+
+@click.group(cls=AjetGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@config_option
+@click.pass_context
+def cli(ctx: click.Context, debug: bool) -> None:
+    """Train agents by reinforcement learning, with the agent outside the trainer."""
+    _state(ctx).debug = debug
+
+
+def main() -> None:
+    """The entry point of the command ``ajet``."""
+    cli(prog_name="ajet")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""The demo's swarm client, a process of its own: ``python -m ajet_demo.client_main --url ...``.
+
+It takes the step to go on with from the server, so it may be killed and started again at any time.
+Its standard output carries the lines of `ajet_demo.lines` and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
+
+import click
+
+from agentjet.client import (
+    AsyncSwarmClient,
+    Episode,
+    EpisodeFailure,
+    EpisodeOutcome,
+    EpisodeResult,
+    RunnerReport,
+    Task,
+)
+from ajet_core.errors import AjetError
+from ajet_demo.agent import GridWalkAgent
+from ajet_demo.lines import DoneLine, EvalLine, Line, TrainLine
+from ajet_demo.recipe import (
+    EPISODES_PER_STEP,
+    ROLLOUTS_PER_TASK,
+    TEMPERATURE,
+    eval_task_ids,
+    train_task_ids,
+)
+from ajet_installation.event_loop import loop_factory
+
+_Agent = Callable[[Task, Episode], Awaitable[EpisodeOutcome]]
+
+ROUNDS = 4
+# After a crash the episodes of this client hold their places in the batch until their leases end: that is
+# how long going on then takes. Heartbeats keep them while the client lives.
+LEASE_SECONDS = 20.0
+# An evaluation costs as much as the rollouts of a step, so there is none before the training
+# episodes themselves come near the target.
+EVAL_MARGIN = 0.03
+INTERRUPTED = 130
+FAILED = 2
+
+
+class StaleStepError(RuntimeError):
+    """The episode came when the batch it was meant for had been trained already.
+
+    This happens after a restart in the middle of a batch: the server kept the episodes that had ended,
+    and needed fewer than a whole batch.
+    """
+
+
+class DemoClient:
+    """Evaluates, and rolls out one training batch after the other until the target is reached.
+
+    :param emit: takes the lines for the parent.
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        client: AsyncSwarmClient,
+        agent: GridWalkAgent,
+        *,
+        seed: int,
+        emit: Callable[[Line], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._agent = agent
+        self._seed = seed
+        self._emit = emit
+        self._clock = clock
+
+    async def run(self, *, target: float, steps: int) -> DoneLine:
+        """Train up to `steps` steps in all, those of earlier runs included."""
+        step = (await self._client.status()).step
+        success = await self.evaluate(step)
+        recent: list[float] = []
+        while step < steps and not (success >= target and step > 0):
+            recent = [*recent[-1:], await self.train(step + 1)]
+            step += 1
+            near = sum(recent) / len(recent) >= target - EVAL_MARGIN
+            if near or step == steps:
+                success = await self.evaluate(step)
+        done = DoneLine(step=step, success=success, reached=success >= target)
+        self._emit(done)
+        return done
+
+    async def evaluate(self, step: int) -> float:
+        """Success on the held-out tasks."""
+        began = self._clock()
+        report = await self._roll_out(eval_task_ids(self._seed), 1, self._agent, kind="eval")
+        line = EvalLine(
+            step=step,
+            success=_mean(report, "success"),
+            reward=report.reward_mean or 0.0,
+            episodes=len(report.outcomes),
+            seconds=self._clock() - began,
+        )
+        self._emit(line)
+        return line.success
+
+    async def train(self, step: int) -> float:
+        """Roll out the batch of `step`; returns its success."""
+
+        async def agent(task: Task, episode: Episode) -> EpisodeOutcome:
+            if episode.policy_version >= step:
+                raise StaleStepError(f"step {step} is trained already")
+            return await self._agent(task, episode)
+
+        began = self._clock()
+        report = await self._roll_out(
+            train_task_ids(self._seed, step), ROLLOUTS_PER_TASK, agent, kind="train"
+        )
+        line = TrainLine(
+            step=step,
+            success=_mean(report, "success"),
+            reward=report.reward_mean or 0.0,
+            invalid=_mean(report, "invalid"),
+            moves=_mean(report, "moves"),
+            episodes=len(report.outcomes),
+            seconds=self._clock() - began,
+        )
+        self._emit(line)
+        return line.success
+
+    async def _roll_out(
+        self,
+        task_ids: Sequence[str],
+        episodes_per_task: int,
+        agent: _Agent,
+        *,
+        kind: Literal["train", "eval"],
+    ) -> RunnerReport:
+        """Roll out all of them; a batch with holes would never be full."""
+        began = self._clock()
+        outcomes: list[EpisodeResult] = []
+        missing = [task_id for task_id in task_ids for _ in range(episodes_per_task)]
+        for _ in range(ROUNDS):
+            report = await self._client.run_episodes_until_all_complete(
+                missing,
+                agent,
+                concurrency=EPISODES_PER_STEP,
+                kind=kind,
+                retries=0,
+                lease_seconds=LEASE_SECONDS,
+            )
+            outcomes += report.outcomes
+            failures = [f for f in report.failures if not isinstance(f.error, StaleStepError)]
+            if not failures:
+                return RunnerReport(outcomes=outcomes, failures=[], elapsed=self._clock() - began)
+            missing = [failure.task.id for failure in failures]
+        raise _gave_up(failures)
+
+
+def _gave_up(failures: Sequence[EpisodeFailure]) -> AjetError:
+    first = failures[0]
+    return AjetError(
+        f"{len(failures)} episodes failed {ROUNDS} times in a row; the first, of task "
+        f"{first.task.id}:\n{first.traceback}"
+    )
+
+
+def _mean(report: RunnerReport, component: str) -> float:
+    values = [result.outcome.components[component] for result in report.outcomes]
+    return sum(values) / len(values) if values else 0.0
+
+
+async def run(url: str, *, seed: int, target: float, steps: int) -> int:
+    """Run until the end or a signal; returns the exit status."""
+    agent = GridWalkAgent(TEMPERATURE)
+    async with AsyncSwarmClient(url) as client:
+        demo = DemoClient(client, agent, seed=seed, emit=_print_line)
+        work = asyncio.create_task(demo.run(target=target, steps=steps))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # Cancelling lets the runner abort the open episodes.
+            loop.add_signal_handler(number, work.cancel)
+        try:
+            await work
+        except asyncio.CancelledError:
+            return INTERRUPTED
+        except AjetError as error:
+            click.echo(f"demo client: {error.message}", err=True)
+            return FAILED
+        finally:
+            await agent.close()
+    return 0
+
+
+def _print_line(line: Line) -> None:
+    sys.stdout.write(line.model_dump_json() + "\n")
+    sys.stdout.flush()
+
+
+@click.command()
+@click.option("--url", required=True, help="URL of the swarm server.")
+@click.option("--seed", type=int, default=0, help="Seed of the tasks.")
+@click.option("--target", type=float, default=0.9, help="Success at which to stop.")
+@click.option("--steps", type=int, default=60, help="Most steps to train.")
+def main(url: str, seed: int, target: float, steps: int) -> None:
+    """Train the demo's model on a running swarm server. The token comes from AJET_TOKEN."""
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        sys.exit(runner.run(run(url, seed=seed, target=target, steps=steps)))
+
+
+if __name__ == "__main__":
+    main()

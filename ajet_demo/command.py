@@ -1,0 +1,106 @@
+"""``ajet demo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from pydantic import BaseModel
+
+
+def _interpreters(
+    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str]:
+    """Absolute paths by component: the server that gets them has another working directory."""
+    found = {}
+    for value in values:
+        component, separator, path = value.partition("=")
+        if not separator or not Path(path).is_file():
+            raise click.BadParameter(
+                f"{value!r} is no COMPONENT=PATH of an interpreter that exists"
+            )
+        # Not resolved: the link in an environment is what makes it that environment's interpreter.
+        found[component] = str(Path(path).absolute())
+    return found
+
+
+@click.command()
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of model and tasks."
+)
+@click.option(
+    "--run-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory for everything it writes.  [default: runs/demo-seed{SEED}]",
+)
+@click.option(
+    "--steps", type=click.IntRange(1), default=60, show_default=True, help="Most training steps."
+)
+@click.option(
+    "--target",
+    type=click.FloatRange(0, 1),
+    default=0.9,
+    show_default=True,
+    help="Success at which to stop.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the summary as JSON on standard output."
+)
+@click.option("--fresh", is_flag=True, help="Begin a new run beside one that exists.")
+@click.option(
+    "--two-models",
+    is_flag=True,
+    help="Two models on two servers: a planner and an executor that have to walk together.",
+)
+@click.option("--engine", default="torch", show_default=True, help="Inference engine.")
+@click.option("--trainer", default="torch", show_default=True, help="Trainer.")
+@click.option(
+    "--python",
+    "pythons",
+    multiple=True,
+    metavar="COMPONENT=PATH",
+    callback=_interpreters,
+    help="Interpreter of a component, such as trainer:trl=.venvs/trl/bin/python; may be repeated.",
+)
+def demo(
+    *,
+    seed: int,
+    run_dir: Path | None,
+    steps: int,
+    target: float,
+    as_json: bool,
+    fresh: bool,
+    engine: str,
+    two_models: bool,
+    trainer: str,
+    pythons: dict[str, str],
+) -> None:
+    """Train a tiny model on this machine, from end to end.
+
+    Makes a model of 0.14 million parameters, starts a swarm server and a client, and trains the model to
+    walk to a goal on a small grid, on one CPU core in about a minute. Interrupted, the same command
+    goes on where it stopped.
+    """
+    from rich.console import Console
+
+    from ajet_demo.orchestrate import DemoOptions, run_demo
+
+    console = Console(stderr=as_json)
+    options = DemoOptions(
+        seed=seed,
+        run_dir=run_dir,
+        steps=steps,
+        target=target,
+        fresh=fresh,
+        engine=engine,
+        trainer=trainer,
+        python=pythons,
+    )
+    if two_models:
+        from ajet_demo.two_models import run_two_models
+
+        summary: BaseModel = run_two_models(options, console)
+    else:
+        summary = run_demo(options, console)
+    if as_json:
+        click.echo(summary.model_dump_json())

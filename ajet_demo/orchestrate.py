@@ -1,0 +1,246 @@
+"""``ajet demo``: a model, a server, a client and a plot, from nothing, and again from where it stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from ajet_core.errors import ConfigError
+from ajet_demo.display import Display
+from ajet_demo.recipe import run_config
+from ajet_demo.report import History, Summary, draw, write_json
+from ajet_demo.run_state import SUMMARY_FILE, RunState, open_run, read_summary
+from ajet_demo.server_child import DemoServer
+from ajet_demo.training import Training
+from ajet_demo.workers import check_components, worker_settings
+from ajet_installation.settings import WorkerSettings
+
+MODEL_DIR = "model"
+TRAINED_DIR = "trained_model"
+METRICS_FILE = "metrics.jsonl"
+PLOT_FILE = "reward.png"
+NEEDED = (
+    "fastapi",
+    "renderers",
+    "torch",
+    "transformers",
+    "ajet_backend_torch",
+    "openai",
+    "matplotlib",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What a user may choose.
+
+    :param run_dir: everything is written into it; None is ``runs/demo-seed{seed}``.
+    :param steps: most training steps.
+    :param target: success on the held-out tasks at which training stops.
+    :param fresh: begin a new run beside one that exists.
+    :param engine: name of the engine, as `trainer` of the trainer.
+    :param python: interpreters they run in, as the setting `workers.python`.
+    """
+
+    seed: int = 0
+    run_dir: Path | None = None
+    steps: int = 60
+    target: float = 0.9
+    fresh: bool = False
+    engine: str = "torch"
+    trainer: str = "torch"
+    python: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_demo(
+    options: DemoOptions, console: Console, clock: Callable[[], float] = time.monotonic
+) -> Summary:
+    """Run the demo, or go on with a run that was interrupted, or show one that is finished.
+
+    :raises ConfigError: packages or components are missing, or the run directory is of another run.
+    :raises WorkerError: a child process ended; the message shows its last lines.
+    :raises KeyboardInterrupt: after everything has been stopped in order.
+    """
+    began = clock()
+    check_packages()
+    chosen = options.run_dir or Path("runs") / f"demo-seed{options.seed}"
+    workers = worker_settings(chosen, options.python)
+    check_components(chosen, workers, engine=options.engine, trainer=options.trainer)
+    run_dir, state = open_run(chosen.resolve(), options.seed, fresh=options.fresh)
+    display = Display(console, target=options.target, max_steps=options.steps)
+    if state.finished and not _goes_on(read_summary(run_dir), options):
+        summary = read_summary(run_dir)
+    else:
+        before = state.seconds
+        try:
+            with terminate_as_interrupt(), display:
+                result = _train(options, run_dir, state, display, clock, workers=workers)
+                display.phase("drawing the plot")
+                draw(History(run_dir / METRICS_FILE), options.target, run_dir / PLOT_FILE)
+        except KeyboardInterrupt:
+            console.print(
+                f"Stopped. The same command goes on from here (run directory {run_dir}).",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+            raise
+        finally:
+            state.seconds = before + clock() - began
+            state.save(run_dir)
+        summary = _summary(options, run_dir, state, result)
+        write_json(run_dir / SUMMARY_FILE, summary.model_dump())
+        state.finished = True
+        state.save(run_dir)
+    display.summary(summary)
+    return summary
+
+
+def _goes_on(summary: Summary, options: DemoOptions) -> bool:
+    """Whether a finished run has more to do: the target is not reached, and more steps are allowed."""
+    return summary.success_after < options.target and summary.steps < options.steps
+
+
+def check_packages() -> None:
+    """:raises ConfigError: a package that the demo needs is not installed."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the demo needs packages that are not installed ({', '.join(missing)}): "
+            "pip install 'agentjet[demo]'"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    steps: int
+    success: float
+    reached: bool
+    episodes: int
+    calls: int
+
+
+def _train(
+    options: DemoOptions,
+    run_dir: Path,
+    state: RunState,
+    display: Display,
+    clock: Callable[[], float],
+    *,
+    workers: WorkerSettings,
+) -> _Result:
+    history = History(run_dir / METRICS_FILE)
+    for record in sorted([*history.steps(), *history.evals()], key=lambda r: r.step):
+        display.record(record)
+    with DemoServer(run_dir, workers=workers, clock=clock) as server:
+        # The server boots while the model is being made; only what is waited for afterwards counts.
+        _make_model(options, run_dir, state, display, clock)
+        display.phase("starting server and engine")
+        waited = clock()
+        config = run_config(
+            run_dir / MODEL_DIR, options.seed, engine=options.engine, trainer=options.trainer
+        )
+        server.start_run(config)
+        state.boot_seconds += clock() - waited
+        training = Training(server, history, display, state, run_dir=run_dir, clock=clock)
+        done = training.run(seed=options.seed, target=options.target, steps=options.steps)
+        counters = server.client.status().counters
+        display.phase("exporting the trained model")
+        adopt(server.stop_run(), run_dir / TRAINED_DIR)
+    return _Result(
+        steps=done.step,
+        success=done.success,
+        reached=done.reached,
+        episodes=int(counters.get("episodes", 0)),
+        calls=int(counters.get("calls", 0)),
+    )
+
+
+def _make_model(
+    options: DemoOptions,
+    run_dir: Path,
+    state: RunState,
+    display: Display,
+    clock: Callable[[], float],
+) -> None:
+    if (run_dir / MODEL_DIR).exists():
+        return
+    from ajet_demo.tiny_model import create_tiny_model
+
+    began = clock()
+    display.phase("making a tiny model")
+    create_tiny_model(
+        run_dir / MODEL_DIR,
+        seed=options.seed,
+        progress=lambda p: display.warming_up(p.step, p.steps, p.loss),
+    )
+    state.warmup_seconds += clock() - began
+
+
+def adopt(export: Path, target: Path) -> None:
+    """Make the server's export the run's trained model."""
+    if target.exists():
+        shutil.rmtree(target)
+    export.rename(target)
+
+
+def _summary(options: DemoOptions, run_dir: Path, state: RunState, result: _Result) -> Summary:
+    history = History(run_dir / METRICS_FILE)
+    update = history.total("update_seconds")
+    overhead = max(0.0, state.training_seconds - state.rollout_seconds - update)
+    before = state.success_before
+    return Summary(
+        seed=options.seed,
+        target=options.target,
+        reached=result.reached,
+        success_before=result.success if before is None else before,
+        success_after=result.success,
+        steps=result.steps,
+        episodes=result.episodes,
+        calls=result.calls,
+        tokens_raw=int(history.total("tokens_raw")),
+        tokens_trained=int(history.total("tokens_trained")),
+        seconds=round(state.seconds, 3),
+        warmup_seconds=round(state.warmup_seconds, 3),
+        boot_seconds=round(state.boot_seconds, 3),
+        training_seconds=round(state.training_seconds, 3),
+        rollout_seconds=round(state.rollout_seconds, 3),
+        update_seconds=round(update, 3),
+        overhead_seconds=round(overhead, 3),
+        overhead_share=round(overhead / max(state.training_seconds, 1e-9), 4),
+        run_dir=str(run_dir),
+        model_dir=str(run_dir / TRAINED_DIR),
+    )
+
+
+@contextlib.contextmanager
+def terminate_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM, and the end of the terminal, stop the demo as Ctrl-C does: the children must not
+    outlive it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        # The children are being ended from now on; another signal must not end that.
+        for number in previous:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    previous = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
+    for number in previous:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,167 @@
+"""The demo's swarm server: a child process that listens on a free port of this machine."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from agentjet.client import SwarmClient
+from ajet_core.errors import AjetError, DeadlineError, StateError
+from ajet_core.files import read_json
+from ajet_core.protocol import RunConfig, ServerState
+from ajet_demo.processes import Child, child_environment
+from ajet_demo.workers import worker_settings
+from ajet_installation.settings import WorkerSettings
+
+START_SECONDS = 60.0
+# Servers of large engines import for minutes on a busy machine.
+BOOT_SECONDS = 900.0
+STOP_SECONDS = 120.0
+# Ctrl-C must not take long; without the checkpoint of a clean stop the last few steps are done again.
+INTERRUPT_SECONDS = 20.0
+POLL_SECONDS = 0.05
+
+
+class DemoServer:
+    """``ajet serve`` for the length of a ``with`` block.
+
+    Everything it writes is in ``<run_dir>/server``. It gets tokens of this session, and of the user's settings only what
+    says where environments are.
+
+    :param workers: interpreters of components, and where environments are looked for.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        workers: WorkerSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._run_dir = run_dir
+        self._directory = run_dir / "server"
+        self._workers = workers or worker_settings(run_dir)
+        self._clock = clock
+        self._sleep = sleep
+        self._control_token = secrets.token_urlsafe(32)
+        self.client_token = secrets.token_urlsafe(32)
+        self._child: Child | None = None
+        self._client: SwarmClient | None = None
+        self._rolling = False
+
+    @property
+    def child(self) -> Child:
+        """The process."""
+        assert self._child is not None, "the server is started on entering the block"
+        return self._child
+
+    @property
+    def client(self) -> SwarmClient:
+        """A client with the control token; waits until the server listens.
+
+        :raises WorkerError: the server ended instead.
+        """
+        if self._client is None:
+            self._client = SwarmClient(self._wait_for_url(), self._control_token)
+        return self._client
+
+    def observer(self) -> SwarmClient:
+        """A second client, for a thread that follows the events: it gives up soon after the server ended."""
+        return SwarmClient(self.client.url, self._control_token, retries=1)
+
+    def __enter__(self) -> Self:
+        self._directory.mkdir(exist_ok=True)
+        # What a server that was killed left here names a port that may be anybody's by now.
+        self._note.unlink(missing_ok=True)
+        self._child = Child(
+            "server",
+            [
+                "-m",
+                "ajet_cli.main",
+                "serve",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                "0",
+                "--run-dir",
+                str(self._directory),
+                "--model-root",
+                str(self._run_dir),
+            ],
+            log=self._run_dir / "server.log",
+            cwd=self._directory,
+            environment=child_environment(
+                AJET_SERVER__CONTROL_TOKEN=self._control_token,
+                AJET_SERVER__CLIENT_TOKEN=self.client_token,
+                AJET_WORKERS=self._workers.model_dump_json(),
+                XDG_STATE_HOME=str(self._directory / "state"),
+                AJET_SERVER__BOOT_TIMEOUT_SECONDS=str(BOOT_SECONDS),
+                HF_HUB_OFFLINE="1",
+                TOKENIZERS_PARALLELISM="false",
+            ),
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if isinstance(error, KeyboardInterrupt) and self._rolling and self._client is not None:
+                self._client.stop_engine(INTERRUPT_SECONDS)
+        except AjetError as second:
+            assert error is not None, "only an interrupt stops the run here"
+            error.add_note(f"(the run was not stopped in order: {second.message})")
+        finally:
+            if self._client is not None:
+                self._client.close()
+            self.child.end()
+
+    def start_run(self, config: RunConfig) -> None:
+        """Configure and start the run, and wait until episodes can be claimed.
+
+        A run that the server took up by itself, after the last session was killed, is joined.
+        """
+        try:
+            if self.client.status().state is ServerState.OFFLINE:
+                self.client.sync_train_config(config)
+            self.client.start_engine(BOOT_SECONDS)
+        except AjetError:
+            # If the process is gone, its log says more than a refused connection.
+            self.child.check()
+            raise
+        self._rolling = True
+
+    def stop_run(self) -> Path:
+        """Stop the run; returns the directory of the exported model.
+
+        :raises StateError: the server exported none.
+        """
+        status = self.client.stop_engine(STOP_SECONDS)
+        self._rolling = False
+        if status.export_dir is None:
+            raise StateError("the server stopped the run without exporting its model")
+        return Path(status.export_dir)
+
+    @property
+    def _note(self) -> Path:
+        return self._directory / "server.json"
+
+    def _wait_for_url(self) -> str:
+        deadline = self._clock() + START_SECONDS
+        while not self._note.exists():
+            self.child.check()
+            if self._clock() > deadline:
+                raise DeadlineError(
+                    f"the demo's server does not listen after {START_SECONDS:g} s; its last lines:\n"
+                    f"{self.child.tail()}"
+                )
+            self._sleep(POLL_SECONDS)
+        return str(read_json(self._note)["url"])

@@ -1,0 +1,74 @@
+"""Where the demo's workers run: the user's settings, made good for a server with another working directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ajet_core.errors import ConfigError
+from ajet_installation.environment import (
+    DIRECTORY,
+    create_command,
+    environments_in,
+    find_environments,
+)
+from ajet_installation.interpreters import (
+    PREFIX,
+    choose_interpreters,
+    find_engine,
+    find_trainer,
+    plugin_manager,
+    why_not_here,
+)
+from ajet_installation.recipes import recipe_of_component
+from ajet_installation.settings import Settings, WorkerSettings
+
+
+def worker_settings(run_dir: Path, python: Mapping[str, str] | None = None) -> WorkerSettings:
+    """The section `workers` of the user's settings, with absolute paths.
+
+    Environments of the working directory are found too if the run directory is somewhere else.
+
+    :param python: interpreters by component that win over those of the settings.
+    :raises ConfigError: the settings are wrong.
+    """
+    said = Settings().workers
+    environments = said.environments
+    if environments is None and Path.cwd() not in run_dir.absolute().parents:
+        here = Path.cwd() / DIRECTORY
+        environments = here if environments_in([here]) else None
+    chosen = {**said.python, **(python or {})}
+    return WorkerSettings(
+        python={component: _absolute(path) for component, path in chosen.items()},
+        environments=None if environments is None else environments.absolute(),
+    )
+
+
+def _absolute(python: str) -> str:
+    # A name without a directory is looked for on the path.
+    return (
+        python if python.startswith(PREFIX) or "/" not in python else str(Path(python).absolute())
+    )
+
+
+def check_components(run_dir: Path, workers: WorkerSettings, *, engine: str, trainer: str) -> None:
+    """What the server would refuse after a model has been made for nothing.
+
+    :raises ConfigError: a component is not there; the message says how to get it.
+    """
+    settings = Settings(
+        workers=workers.model_dump(), server={"run_dir": run_dir}, plugins={"blocked": []}
+    )
+    plugins = plugin_manager(settings)
+    found, other = find_engine(plugins, engine), find_trainer(plugins, trainer)
+    chosen = choose_interpreters(settings, plugins, found, other)
+    for kind, spec in (("engine", found), ("trainer", other)):
+        recipe = recipe_of_component(spec.name)
+        if kind in chosen or recipe is None or recipe.name in find_environments(settings):
+            continue
+        if why := why_not_here(recipe.plugin):
+            raise ConfigError(
+                f"the {kind} {spec.name!r} cannot run in this interpreter ({why}): make an environment for it: "
+                f"{create_command(recipe.name, None)}",
+                param="workers.python",
+            )

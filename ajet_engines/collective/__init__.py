@@ -1,0 +1,22 @@
+"""The weight channel ``collective``: a trainer broadcasts its weights into the memory of model servers.
+
+The trainer has a `WeightSender`. Its updates say where it listens; for each server, a `WeightReceiver` in the engine talks
+to it, and has the server join a group with it (``torch.distributed``: NCCL between GPUs, gloo otherwise). The engine needs
+no torch for it.
+"""
+
+from ajet_engines.collective.receiver import GroupMember, WeightReceiver
+from ajet_engines.collective.sender import WeightSender, file_tensors
+from ajet_engines.collective.wire import CHANNEL, Backend, Group, TensorSpec, tensors_of
+
+__all__ = [
+    "CHANNEL",
+    "Backend",
+    "Group",
+    "GroupMember",
+    "TensorSpec",
+    "WeightReceiver",
+    "WeightSender",
+    "file_tensors",
+    "tensors_of",
+]

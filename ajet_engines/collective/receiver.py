@@ -1,0 +1,221 @@
+"""The engine's end of the weight channel ``collective``: it tells a model server to join a sender's group and to receive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from ajet_core.errors import EngineError, WeightsGoneError
+from ajet_core.interfaces import WeightUpdate
+from ajet_engines.collective.wire import (
+    MOST_LINE,
+    Answer,
+    Backend,
+    Done,
+    Failed,
+    Gone,
+    Group,
+    Join,
+    Ready,
+    Request,
+    Send,
+    TensorSpec,
+    encoded,
+    read_answer,
+    tensors_of,
+)
+
+T = TypeVar("T")
+
+_CONNECT_SECONDS = 10.0
+_JOIN_SECONDS = 60.0
+_LEAVE_SECONDS = 5.0
+# The sender answers at once whether it has the weights.
+_ASK_SECONDS = 60.0
+
+
+class GroupMember(ABC):
+    """A model server, as the one who is sent weights.
+
+    Its methods raise `EngineError` and `ajet_engines.served.http.ServerGoneError`.
+    """
+
+    @abstractmethod
+    def ranks(self) -> int:
+        """How many of its processes receive."""
+
+    @abstractmethod
+    def backends(self) -> list[Backend]:
+        """Collectives that they can use, best first."""
+
+    @abstractmethod
+    async def join(self, group: Group) -> None:
+        """Have the processes join as the ranks from 1 on; returns when all have met."""
+
+    @abstractmethod
+    async def take(self, tensors: Sequence[TensorSpec]) -> None:
+        """Have them receive these tensors, in this order, and serve them."""
+
+    @abstractmethod
+    async def leave(self) -> None:
+        """Have them leave the group; its sender is gone."""
+
+
+class WeightReceiver:
+    """Brings weights into one model server.
+
+    The group is made at the first update and kept, and made again for another sender.
+    """
+
+    def __init__(self, member: GroupMember) -> None:
+        self._member = member
+        self._sender = ("", "")
+        self._joined = False
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def receive(self, update: WeightUpdate) -> None:
+        """Have the server serve the update's weights.
+
+        :raises WeightsGoneError: the sender cannot be reached, and the server serves what it did.
+        :raises EngineError: it failed, and what the server serves is not known.
+        """
+        tensors = tensors_of(update)
+        sender = update.location, update.metadata.get("token", "")
+        kept = self._sender == sender
+        if not kept:
+            await self._join(update)
+            self._sender = sender
+        try:
+            await self._offered(update)
+        except WeightsGoneError:
+            if not kept or self._writer is not None:
+                raise
+            # A connection that nothing went over for long may be cut by what lies between.
+            await self._join(update)
+            self._sender = sender
+            await self._offered(update)
+        await self._both(self._member.take(tensors), self._answered("sending the weights"))
+
+    async def _offered(self, update: WeightUpdate) -> None:
+        """Ask for weights; what comes next are they.
+
+        :raises WeightsGoneError: there are none. Where nobody answers, the connection is closed.
+        """
+        try:
+            await self._ask(Send(policy_version=update.policy_version))
+            async with asyncio.timeout(_ASK_SECONDS):
+                answer = await self._answer_if_there()
+        except BaseException as error:
+            # An answer that comes after all would be taken for one to another question.
+            self._hang_up()
+            if isinstance(error, TimeoutError):
+                raise WeightsGoneError("the sender of weights does not answer") from error
+            raise
+        match answer:
+            case Ready():
+                pass
+            case Gone():
+                raise WeightsGoneError(
+                    f"the weights of policy version {update.policy_version} are not offered any more"
+                )
+            case other:
+                raise EngineError(f"the sender of weights said {other!r} when asked for some")
+
+    async def close(self) -> None:
+        """Hang up, and have the server leave the group, as the sender does then."""
+        self._hang_up()
+        if self._joined:
+            self._joined = False
+            # One that is gone, or hangs, has left as far as anybody can say.
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(_LEAVE_SECONDS):
+                    await self._member.leave()
+
+    def _hang_up(self) -> None:
+        writer, self._writer, self._reader, self._sender = self._writer, None, None, ("", "")
+        if writer is not None:
+            writer.close()
+
+    async def _join(self, update: WeightUpdate) -> None:
+        self._hang_up()
+        if self._joined:
+            self._joined = False
+            await self._member.leave()
+        address = urlsplit(update.location)
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                self._reader, self._writer = await asyncio.open_connection(
+                    address.hostname, address.port, limit=MOST_LINE
+                )
+        except (OSError, TimeoutError) as error:
+            raise WeightsGoneError(
+                f"the trainer does not send weights at {update.location} any more: {error}"
+            ) from error
+        member = self._member
+        await self._ask(
+            Join(token=update.metadata["token"], ranks=member.ranks(), backends=member.backends())
+        )
+        try:
+            async with asyncio.timeout(_JOIN_SECONDS):
+                group = await self._answer("joining the group")
+        except TimeoutError:
+            self._hang_up()
+            raise EngineError("the sender of weights named no group in time") from None
+        if not isinstance(group, Group):
+            raise EngineError(f"the sender of weights named no group but said {group!r}")
+        self._joined = True
+        await self._both(member.join(group), self._answered("meeting the group"))
+
+    async def _both(self, ours: Awaitable[None], theirs: Awaitable[None]) -> None:
+        """Wait for both ends; the first that fails is told, because the other would wait for it."""
+        tasks = [asyncio.ensure_future(ours), asyncio.ensure_future(theirs)]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._hang_up()
+            raise
+
+    async def _answered(self, doing: str) -> None:
+        answer = await self._answer(doing)
+        if not isinstance(answer, Done):
+            raise EngineError(f"the sender of weights said {answer!r} while {doing}")
+
+    async def _ask(self, request: Request) -> None:
+        assert self._writer is not None, "it was joined"
+        self._writer.write(encoded(request))
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            self._hang_up()
+            raise WeightsGoneError(f"the sender of weights is gone: {error}") from error
+
+    async def _answer_if_there(self) -> Answer:
+        """What the sender says before any server was told of anything.
+
+        :raises WeightsGoneError: it says nothing any more.
+        """
+        try:
+            return await self._answer("asking for weights")
+        except EngineError as error:
+            raise WeightsGoneError(error.message) from error
+
+    async def _answer(self, doing: str) -> Answer:
+        assert self._reader is not None, "it was joined"
+        try:
+            line = await self._reader.readline()
+            answer = read_answer(line) if line else None
+        except (OSError, ValueError) as error:
+            raise EngineError(f"the sender of weights was lost while {doing}: {error}") from error
+        if answer is None:
+            raise EngineError(f"the sender of weights was lost while {doing}")
+        if isinstance(answer, Failed):
+            raise EngineError(f"the sender of weights failed while {doing}: {answer.error}")
+        return answer

@@ -1,0 +1,61 @@
+"""The proof that an engine serves what its trainer published: checksums of each tensor at both ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ajet_core.errors import SealError
+from ajet_core.interfaces import WeightUpdate
+from ajet_engines.in_server.ajet_checksums import OTHERWISE
+
+_SHOWN = 3
+
+
+def check_seal(
+    update: WeightUpdate,
+    served: Mapping[str, str],
+    who: str,
+    before: WeightUpdate | None = None,
+) -> None:
+    """Compare the checksums of what is served with those that were published.
+
+    :param served: by the name that a tensor has in files.
+    :param who: serves it, for the message.
+    :param before: the update before, which a server that took nothing still serves.
+    :raises SealError: names the tensors that differ, and says what they look like.
+    """
+    expected = update.checksums
+    wrong = [name for name in expected if served.get(name) not in expected[name]]
+    if not wrong:
+        return
+    shown = ", ".join(wrong[:_SHOWN]) + (", ..." if len(wrong) > _SHOWN else "")
+    raise SealError(
+        f"{who} does not serve the weights of policy version {update.policy_version}: {len(wrong)} of "
+        f"{len(expected)} tensors are not as they were published ({shown}); "
+        f"{_diagnosis(expected, served, wrong, before)}"
+    )
+
+
+def _diagnosis(
+    expected: Mapping[str, tuple[str, ...]],
+    served: Mapping[str, str],
+    wrong: list[str],
+    before: WeightUpdate | None,
+) -> str:
+    """What the tensors that differ look like."""
+    missing = [name for name in wrong if name not in served]
+    if missing:
+        return f"{len(missing)} of them were never loaded"
+    damaged = [name for name in wrong if served[name] == OTHERWISE]
+    if damaged:
+        return f"{len(damaged)} of them have changed in the server's memory since they were loaded"
+    old = before.checksums if before is not None else {}
+    stale = [name for name in wrong if served[name] in old.get(name, ())]
+    if stale:
+        assert before is not None, "it has checksums"
+        return f"{len(stale)} of them are those of policy version {before.policy_version}"
+    places = {found: name for name in wrong for found in expected[name]}
+    swapped = next((name for name in wrong if served[name] in places), None)
+    if swapped is not None:
+        return f"{swapped} holds what was published as {places[served[swapped]]}"
+    return "they match no known version"

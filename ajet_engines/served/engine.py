@@ -1,0 +1,444 @@
+"""An engine over model servers: requests, changes of weights, and pauses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from ajet_core.errors import AjetError, EngineError, SealError, WeightsGoneError
+from ajet_core.interfaces import (
+    ComponentSettings,
+    Engine,
+    EngineInfo,
+    EngineStats,
+    GenerateChunk,
+    GenerateRequest,
+    SealReport,
+    WeightUpdate,
+    WorkerContext,
+    check_request,
+)
+from ajet_core.protocol.run import ModelConfig
+from ajet_engines.served.fleet import Fleet
+from ajet_engines.served.flight import Flight
+from ajet_engines.served.http import ServerGoneError
+from ajet_engines.served.metrics import labelled
+from ajet_engines.served.replica import Launched, Replica
+from ajet_engines.served.sealing import Sealing
+from ajet_engines.served.totals import BusyClock
+from ajet_engines.served.weights import check_update
+
+if TYPE_CHECKING:
+    from ajet_engines.shaping import Shapings
+
+_log = logging.getLogger("ajet.served")
+
+_SERVERS_LOST_BY_ONE_REQUEST = 3
+
+
+class ServedEngine(Engine):
+    """Serves a model by one or more servers, each a process of its own.
+
+    Servers are not trusted with versions: before weights change every request is ended, and goes on afterwards as a new
+    one from its prompt and what it has sampled. So all tokens of one HTTP request have one version, and nothing
+    is computed from keys and values of other weights. In the same way requests survive the death of a server, which is
+    replaced by another one with the latest weights.
+
+    :cvar name: of the engine.
+    :cvar weight_channels: that `ModelServer.load` understands.
+    :cvar shapes: whether `ModelServer.sample` honours penalties, biases and grammars.
+    :ivar patience: seconds that a server may take to load weights, and for anything else it is asked for but tokens.
+    """
+
+    name: ClassVar[str]
+    weight_channels: ClassVar[tuple[str, ...]]
+    max_top_logprobs: ClassVar[int]
+    shapes: ClassVar[bool] = False
+
+    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+        super().__init__(settings, context)
+        self.patience = 900.0
+        self._fleet: Fleet | None = None
+        self._info: EngineInfo | None = None
+        self._shapings: Shapings | None = None
+        self._update: WeightUpdate | None = None
+        self._policy_version = 0
+        self._sealing = Sealing(self.name)
+        self._paused = self._updating = self._closed = False
+        # Set when requests may be sent, or when there is no hope that they ever may be.
+        self._open = asyncio.Event()
+        # Held while weights change, and while a new server is given the latest.
+        self._weights = asyncio.Lock()
+        # Set when there are other weights than before, and made anew by whoever waits for it.
+        self._changed = asyncio.Event()
+        # How often requests were ended on purpose.
+        self._halts = 0
+        self._requests = self._active = 0
+        self._busy = BusyClock()
+
+    @abstractmethod
+    async def launch(self, replica: Replica, model: ModelConfig) -> Launched:
+        """Start a server, or connect to the one that is there; it answers then.
+
+        :raises EngineError: it did not come up.
+        """
+
+    async def check_update(self, update: WeightUpdate) -> None:
+        """Look at an update before any server is told of it: one that is told to load what does not fit may die of it.
+
+        :raises EngineError: there are no such weights, or they do not fit.
+        """
+        await asyncio.to_thread(check_update, update, Path(self._model.path))
+
+    def replicas(self) -> int:
+        """How many servers there are to be."""
+        return len(self.context.servers.urls) or 1
+
+    @property
+    def fleet(self) -> Fleet:
+        """Its servers.
+
+        :raises EngineError: the engine is not running.
+        """
+        if self._closed or self._fleet is None:
+            raise EngineError(
+                f"the engine {self.name!r} is not running: it was not started, or is closed"
+            )
+        return self._fleet
+
+    async def start(self, model: ModelConfig) -> EngineInfo:
+        """Start all servers, or connect to them.
+
+        :raises EngineError: one did not come up; none is left.
+        """
+        if self._fleet is not None:
+            raise EngineError(f"the engine {self.name!r} was started already")
+        self._model = model
+        self._fleet = Fleet(
+            self.name,
+            self.replicas(),
+            launch=lambda one: self.launch(one, model),
+            welcome=self._welcome,
+            changed=self._refresh,
+            patience=self.patience,
+        )
+        try:
+            await self._fleet.start()
+        except BaseException:
+            await self.close()
+            raise
+        assert self._info is not None, "the servers said so"
+        if self.shapes:
+            self._shapings = _shapings(model, self._info)
+        return self._info
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        """Sample one completion; closing the generator cancels it in the server.
+
+        :raises ContextLengthError: the prompt leaves no room for a token.
+        :raises RequestError: a token id or parameter that the model or the server does not have.
+        :raises EngineError: no server can be brought back, or the engine is not running.
+        """
+        fleet = self._running()
+        assert self._info is not None
+        check_request(
+            request, self._info, self.max_top_logprobs, penalties=self.shapes, grammar=self.shapes
+        )
+        if self._shapings is not None:
+            # Looked at here, where a refusal is one: in the server it would be too late.
+            await self._shapings.prepared(request)
+        room = self._info.max_context - len(request.prompt_ids)
+        limit = min(request.sampling.max_tokens, room)
+        request = replace(request, sampling=replace(request.sampling, max_tokens=limit))
+        sampled: list[int] = []
+        lost = 0
+        self._requests += 1
+        self._active += 1
+        try:
+            while True:
+                # Whoever opened may have closed again before this goes on.
+                while not self._open.is_set():
+                    await self._open.wait()
+                if self._closed:
+                    yield GenerateChunk([], [], self._policy_version, "abort")
+                    return
+                rest = request.continued(sampled)
+                chosen = fleet.choose(rest.prompt_ids)
+                flight, halts = self._begin(fleet, chosen, rest), self._halts
+                try:
+                    async for piece in flight.pieces():
+                        sampled += piece.token_ids
+                        yield GenerateChunk(
+                            piece.token_ids,
+                            piece.logprobs,
+                            flight.policy_version,
+                            piece.finish_reason,
+                            piece.top_logprobs,
+                        )
+                        if piece.finish_reason is not None:
+                            return
+                    if not (flight.heard or self._halts > halts or self._closed):
+                        # To ask again and again would be to wait for ever.
+                        raise EngineError(
+                            f"server {chosen.number} of {self.name} ended a request that had no token yet, and gave no "
+                            "reason"
+                        )
+                except ServerGoneError as error:
+                    lost += 1
+                    await fleet.doubt(chosen, str(error))
+                    if lost >= _SERVERS_LOST_BY_ONE_REQUEST:
+                        raise EngineError(
+                            f"{lost} servers of {self.name} failed at one request; the last: {error}"
+                        ) from error
+                finally:
+                    self._end(fleet, chosen, flight)
+                    await flight.end()
+                if len(sampled) >= limit:
+                    # It was interrupted after its last token.
+                    yield GenerateChunk([], [], flight.policy_version, "length")
+                    return
+        finally:
+            self._active -= 1
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Serve other weights on all servers, or on none.
+
+        :raises EngineError: there are no such weights or they do not fit, and the old ones are served; or no server
+            came through it.
+        :raises SealError: no server has what was published; all are started again with the weights before.
+        """
+        fleet = self._running()
+        if update.channel not in self.weight_channels:
+            raise EngineError(
+                f"the engine {self.name!r} has no weight channel {update.channel!r}, only "
+                f"{', '.join(self.weight_channels)}"
+            )
+        await self.check_update(update)
+        async with self._weights:
+            self._updating = True
+            self._refresh()
+            up = fleet.up
+            try:
+                await self._halt(fleet)
+                errors = await asyncio.gather(*(self._load(fleet, one, update) for one in up))
+                refused = [error for error in errors if isinstance(error, EngineError)]
+                taken = not refused or None in errors
+                if taken:
+                    self._update, self._policy_version = update, update.policy_version
+                    self._changed.set()
+                    fleet.router.forget()
+                for one, error in zip(up, errors, strict=True):
+                    # A server that could not even be told of weights serves the old ones, which others may not do any more.
+                    untouched = isinstance(error, WeightsGoneError) and not taken
+                    if error is not None and not untouched:
+                        fleet.lose(one, str(error))
+                if not self._paused:
+                    await self._go_on(fleet)
+            except BaseException:
+                # Whoever asked gave up, and how far the servers have come nobody knows.
+                for one in up:
+                    fleet.lose(one, "a change of its weights was broken off")
+                raise
+            finally:
+                self._updating = False
+                self._refresh()
+        if not taken and isinstance(refused[0], SealError):
+            raise refused[0]
+        if not taken:
+            raise EngineError(
+                f"the weights of policy version {update.policy_version} were refused: {refused[0]}; the servers of "
+                f"{self.name} serve the weights before, and are started again for it where that is necessary"
+            )
+        await fleet.until_up()
+
+    async def seal(self) -> SealReport:
+        """What the servers that are up have proven; servers that could not are named, and were replaced."""
+        return self._sealing.report(self._policy_version, self._running().up)
+
+    async def pause(self) -> None:
+        """End all requests in the servers; they go on after `resume`."""
+        fleet = self._running()
+        async with self._weights:
+            self._paused = True
+            self._refresh()
+            await self._halt(fleet)
+
+    async def resume(self) -> None:
+        """Go on sampling."""
+        fleet = self._running()
+        async with self._weights:
+            await self._go_on(fleet)
+            self._paused = False
+            self._refresh()
+
+    async def sleep(self) -> None:
+        """Free the servers' device memory; no requests are answered meanwhile, and no server is started.
+
+        :raises EngineError: a server cannot.
+        """
+        fleet = self._running()
+        try:
+            await fleet.rest()
+            await self.pause()
+        except BaseException:
+            fleet.awake.set()
+            raise
+        for one in fleet.replicas:
+            if one.up:
+                await fleet.tell(one, one.server.sleep())
+
+    async def wake(self) -> None:
+        """Undo `sleep`.
+
+        :raises EngineError: a server cannot.
+        """
+        fleet = self.fleet
+        fleet.awake.set()
+        for one in fleet.replicas:
+            if one.up:
+                await fleet.tell(one, one.server.wake())
+        await self.resume()
+
+    async def stats(self) -> EngineStats:
+        """Counters of all servers together, those of servers that died included.
+
+        ``forward_seconds`` is the time during which a server had a request, which is all that can be seen from outside.
+
+        :raises EngineError: no server can be brought back.
+        """
+        fleet = self._running()
+        await fleet.look()
+        latest = [one.totals.latest for one in fleet.replicas]
+        running = sum(stats.running for stats in latest)
+
+        def total(name: str) -> int:
+            return sum(one.totals.counter(name) for one in fleet.replicas)
+
+        return EngineStats(
+            running=running,
+            waiting=max(0, self._active - running),
+            requests=self._requests,
+            prompt_tokens=total("prompt_tokens"),
+            cached_tokens=total("cached_tokens"),
+            sampled_tokens=total("sampled_tokens"),
+            forward_seconds=self._busy.seconds,
+        )
+
+    async def metrics(self) -> str:
+        """What its servers measure, with the number of the server in the label ``replica``; those that are up."""
+        up = self._fleet.up if self._fleet is not None else []
+        texts = await asyncio.gather(*(one.server.metrics() for one in up), return_exceptions=True)
+        found = {
+            one.number: text for one, text in zip(up, texts, strict=True) if isinstance(text, str)
+        }
+        return await asyncio.to_thread(labelled, found)
+
+    async def close(self) -> None:
+        """End all servers that were started; closing twice is harmless."""
+        self._closed = True
+        self._refresh()
+        if self._fleet is not None:
+            await self._fleet.close()
+
+    def _running(self) -> Fleet:
+        fleet = self.fleet
+        fleet.check()
+        return fleet
+
+    def _refresh(self) -> None:
+        """Say who may go on, after anything that could change it."""
+        fleet = self._fleet
+        hopeless = self._closed or fleet is None or fleet.hopeless
+        going = not (self._paused or self._updating) and fleet is not None and bool(fleet.up)
+        if going or hopeless:
+            self._open.set()
+        else:
+            self._open.clear()
+
+    def _begin(self, fleet: Fleet, one: Replica, request: GenerateRequest) -> Flight:
+        """Send a request. Nothing is awaited since `_open` was seen, so its version is the one that is served."""
+        flight = Flight(one.server.sample(request), self._policy_version)
+        one.flights.add(flight)
+        fleet.router.begin(one.number, request.prompt_ids)
+        self._busy.begin()
+        return flight
+
+    def _end(self, fleet: Fleet, one: Replica, flight: Flight) -> None:
+        one.forget(flight)
+        fleet.router.end(one.number)
+        self._busy.end()
+
+    async def _welcome(self, one: Replica) -> None:
+        """Bring a server that has started to where the others are."""
+        async with self.fleet.patient(one):
+            info = await one.server.prepare()
+        while not await self._brought_up(one, info):
+            _log.warning(
+                "server %d of %s waits for weights of a new trainer", one.number, self.name
+            )
+            await self._changed.wait()
+
+    async def _brought_up(self, one: Replica, info: EngineInfo) -> bool:
+        """Give a server the latest weights and requests; False if whoever published them is gone."""
+        async with self._weights, self.fleet.patient(one):
+            self._changed.clear()
+            if (update := self._latest(one)) is not None:
+                await one.server.halt()
+                try:
+                    await one.server.load(update)
+                except WeightsGoneError:
+                    return False
+                await self._sealing.prove(one, update, None)
+                await one.server.go_on()
+            one.totals.begin(await one.server.stats())
+            self._info = info
+            self.fleet.enter(one)
+        return True
+
+    def _latest(self, one: Replica) -> WeightUpdate | None:
+        """The weights that a new server has to be given; None if it was started with them."""
+        assert one.launched is not None
+        if self._update is None and one.launched.process is None:
+            # Who knows what it has served before.
+            return WeightUpdate("safetensors_dir", 0, self._model.path)
+        return self._update
+
+    async def _halt(self, fleet: Fleet) -> None:
+        """Let nothing be sampled any more; what was sampled is read."""
+        self._halts += 1
+
+        async def halt(one: Replica) -> None:
+            await fleet.ask(one, one.server.halt())
+            for flight in one.flights:
+                flight.drop_unless_begun()
+            await asyncio.gather(*(flight.over() for flight in one.flights))
+
+        await asyncio.gather(*map(halt, fleet.up))
+
+    async def _go_on(self, fleet: Fleet) -> None:
+        await asyncio.gather(*(fleet.ask(one, one.server.go_on()) for one in fleet.up))
+
+    async def _load(self, fleet: Fleet, one: Replica, update: WeightUpdate) -> Exception | None:
+        """Give a server weights; what went wrong. What is said of one that was lost meanwhile is no refusal."""
+        if not one.up:
+            return ServerGoneError("it was lost while it was halted")
+        try:
+            async with fleet.patient(one):
+                await one.server.load(update)
+                await self._sealing.prove(one, update, self._update)
+        except (AjetError, ServerGoneError) as error:
+            refusal = one.up and isinstance(error, EngineError)
+            return error if refusal else ServerGoneError(str(error))
+        return None
+
+
+def _shapings(model: ModelConfig, info: EngineInfo) -> Shapings:
+    # Here: it needs numpy, which engines without it do without.
+    from ajet_engines.shaping import Shapings
+
+    return Shapings(model.path, info.vocab_size)

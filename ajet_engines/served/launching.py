@@ -1,0 +1,145 @@
+"""What it takes to start a model server, whatever its kind: interpreter, environment, GPUs, and advice if it fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from ajet_core.errors import ConfigError, EngineError
+from ajet_core.model_config import read_model_config
+from ajet_core.protocol.run import ModelConfig
+
+SHARED_IN_SERVER = Path(__file__).parents[1] / "in_server"
+"""Modules that are ours in servers of every kind."""
+
+_NO_MEMORY = (
+    r"out of memory|No available memory for the cache|larger than the available KV cache|not enough memory|"
+    r"less than desired GPU memory utilization|can(no|')t allocate memory"
+)
+_HOW_TO_FIT = (
+    "the model does not fit: set model.max_context lower or model.dtype to bfloat16, or in engine.settings use more "
+    "GPUs for a server, or no more of their memory than is free"
+)
+
+
+def find_python(module: str, chosen: str | None, run_dir: Path) -> str:
+    """The interpreter that has a server's module: the operator's, this one, or that of the environment of its name.
+
+    :param chosen: by the operator.
+    :param run_dir: environments are looked for in ``.venvs`` of the working directory and of those above it.
+    :raises EngineError: there is none.
+    """
+    if chosen is not None:
+        if not Path(chosen).is_file():
+            raise EngineError(f"servers.{module}.python: there is no interpreter at {chosen}")
+        return chosen
+    if importlib.util.find_spec(module) is not None:
+        return sys.executable
+    # Workers import this module, and few get here.
+    from ajet_installation.environment import environments_in, implied_roots, is_unfinished
+
+    roots = implied_roots(run_dir)
+    if (made := environments_in(roots).get(module)) is not None:
+        return str(made.python)
+    half = next((root / module for root in roots if is_unfinished(root / module)), None)
+    found = "" if half is None else f" ({half} is not finished)"
+    raise EngineError(f"there is no interpreter with {module}{found}: {how_to_install(module)}")
+
+
+def how_to_install(module: str) -> str:
+    """What to do about an interpreter that is missing."""
+    return (
+        f"make an environment for it (ajet env create {module}), or name an interpreter that has it in ajet.toml: "
+        f'[servers.{module}] python = ".../bin/python"'
+    )
+
+
+def explained(error: EngineError, module: str) -> EngineError:
+    """The error of a server that did not start, with what to do about it if that is known."""
+    advice = (
+        (
+            rf"No module named '?{module}\b",
+            f"this interpreter has no {module}: {how_to_install(module)}",
+        ),
+        (
+            _NO_MEMORY,
+            _HOW_TO_FIT,
+        ),
+    )
+    for pattern, what in advice:
+        if re.search(pattern, error.message, re.IGNORECASE):
+            return EngineError(f"{what}\n{error.message}")
+    return error
+
+
+def check_arguments(engine: str, arguments: tuple[str, ...], denied: Collection[str]) -> None:
+    """Refuse arguments of the operator that would undo what agentjet depends on.
+
+    :raises ConfigError: names the argument.
+    """
+    for argument in arguments:
+        flag = re.split(r"[=.]", argument, maxsplit=1)[0].replace("_", "-")
+        # The beginning of a long flag stands for all of it.
+        begins = len(flag) > 2 and any(one.startswith(flag) for one in denied)
+        if flag in denied or (flag.startswith("--") and begins):
+            raise ConfigError(
+                f"servers.{engine}.arguments must not have {argument!r}: agentjet sets or excludes it",
+                param=f"servers.{engine}.arguments",
+            )
+
+
+def server_environment(python_path: Path) -> dict[str, str]:
+    """Ours without our settings and modules, offline; the path has what all servers are given too.
+
+    :param python_path: directory of the modules that are ours in the server.
+    """
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AJET_", "PYTHON"))}
+    return kept | {
+        "PYTHONPATH": f"{python_path}{os.pathsep}{SHARED_IN_SERVER}",
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def has_gpu() -> bool:
+    """Whether there is a GPU of NVIDIA or AMD."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
+
+
+def gpus_of(replica: int, replicas: int, each: int) -> str:
+    """``CUDA_VISIBLE_DEVICES`` of one of several servers: the next ones of those that are visible here.
+
+    :raises ConfigError: there are too few.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = given.split(",") if given else [str(n) for n in range(each * replicas)]
+    mine = gpus[replica * each : (replica + 1) * each]
+    if len(mine) < each:
+        raise ConfigError(
+            f"{replicas} replicas with {each} GPUs each need {each * replicas}, and CUDA_VISIBLE_DEVICES has "
+            f"{len(gpus)}",
+            param="engine.settings.replicas",
+        )
+    return ",".join(mine)
+
+
+def dtype_of(model: ModelConfig) -> str:
+    """That of the files if the run says ``auto``, of which servers would make bfloat16 if it is float32."""
+    if model.dtype != "auto":
+        return model.dtype
+    config = model_config(model)
+    return str(config.get("dtype") or config.get("torch_dtype") or "auto")
+
+
+def model_config(model: ModelConfig) -> dict[str, Any]:
+    """The ``config.json`` of the model, or the part of it that says how large its language model is."""
+    config = read_model_config(Path(model.path))
+    found: dict[str, Any] = config.get("text_config") or config
+    return found

@@ -1,0 +1,145 @@
+"""One of the model servers behind an engine, over all its lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ajet_core.errors import EngineError
+from ajet_core.interfaces import EngineStats
+from ajet_engines.served.api import ModelServer
+from ajet_engines.served.flight import Flight
+from ajet_engines.served.process import ServerProcess
+from ajet_engines.served.totals import ServerTotals
+
+_log = logging.getLogger("ajet.served")
+
+_LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A server that answers.
+
+    :param process: None for one that somebody else has started.
+    """
+
+    server: ModelServer
+    process: ServerProcess | None
+
+
+async def attach(server: ModelServer, url: str, timeout: float) -> Launched:
+    """Wait for a server that somebody else has started.
+
+    :raises EngineError: it does not answer in time.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            while not await server.healthy():  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK_SECONDS)
+    except BaseException as error:
+        await server.close()
+        if isinstance(error, TimeoutError):
+            raise EngineError(f"no model server answered at {url} within {timeout:g} s") from None
+        raise
+    return Launched(server, None)
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One model server.
+
+    :param number: from 0.
+    :ivar launched: the present server, None between two of them.
+    :ivar up: it may be sent requests.
+    :ivar failure: why it was given up, "" if it was not.
+    :ivar lives: how many servers there have been.
+    :ivar flights: its requests.
+    :ivar asked: how often it is being asked for what any server does at once.
+    """
+
+    number: int
+    launched: Launched | None = None
+    up: bool = False
+    failure: str = ""
+    lives: int = 0
+    flights: set[Flight] = field(default_factory=set)
+    asked: int = 0
+    _over: int = 0
+    totals: ServerTotals = field(default_factory=ServerTotals)
+    _ending: asyncio.Task[None] | None = None
+
+    @property
+    def server(self) -> ModelServer:
+        """The present server."""
+        assert self.launched is not None, "a replica is asked only while it has a server"
+        return self.launched.server
+
+    @property
+    def heard(self) -> int:
+        """Pieces that have come, and requests that have ended."""
+        return self._over + sum(flight.heard for flight in self.flights)
+
+    def forget(self, flight: Flight) -> None:
+        """A request is over."""
+        self.flights.discard(flight)
+        self._over += flight.heard + 1
+
+    def take(self, launched: Launched, died: Callable[[str], None]) -> None:
+        """Have a server; `died` is called with the last lines of its log when it ends by itself."""
+        self.launched = launched
+        self.lives += 1
+        if (process := launched.process) is not None:
+
+            def tell(_: object) -> None:
+                if self.launched is launched:
+                    died(process.died.result())
+
+            process.died.add_done_callback(tell)
+
+    async def healthy(self) -> bool:
+        """Whether the present server lives and answers."""
+        launched = self.launched
+        if launched is None or (launched.process is not None and launched.process.died.done()):
+            return False
+        try:
+            return await launched.server.healthy()
+        # Whatever it says, it is not that it is well.
+        except Exception as error:  # noqa: BLE001
+            _log.warning("server %d does not say how it is: %r", self.number, error)
+            return False
+
+    async def look(self) -> EngineStats:
+        """Ask for its counters.
+
+        :raises ServerGoneError: it does not answer.
+        """
+        launched = self.launched
+        stats = await self.server.stats()
+        # What it did is counted already, if it was discarded meanwhile.
+        if self.launched is launched:
+            self.totals.latest = stats
+        return self.totals.latest
+
+    async def discard(self) -> None:
+        """Returns when the present server has ended, if there is one, and those before it; it ends also if this is cancelled."""
+        launched, self.launched = self.launched, None
+        if launched is not None:
+            self.totals.lose()
+            self._ending = asyncio.create_task(self._end(launched, self._ending))
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+
+    async def _end(self, launched: Launched, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        try:
+            await launched.server.close()
+        # It is given up, and its process is to end whatever it says to that.
+        except Exception as error:  # noqa: BLE001
+            _log.warning("server %d was not closed in peace: %r", self.number, error)
+        finally:
+            if launched.process is not None:
+                await launched.process.close()

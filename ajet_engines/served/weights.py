@@ -1,0 +1,106 @@
+"""Whether weights are those of a model, before a server that would die of it is told to load them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pydantic_core
+
+from ajet_core.errors import EngineError
+from ajet_core.files import read_json
+from ajet_core.interfaces import WeightUpdate
+from ajet_engines.collective import CHANNEL, tensors_of
+
+_LENGTH_BYTES = 8
+_MOST_HEADER = 100 * 1024 * 1024
+# Files may hold the output matrix or leave it out where it is the embedding.
+_TIED = "lm_head.weight"
+
+
+def check_update(update: WeightUpdate, model: Path) -> None:
+    """Compare the tensors of an update on any channel with those of `model`.
+
+    :raises EngineError: as `check_weights`.
+    """
+    if update.channel != CHANNEL:
+        check_weights(Path(update.location), model)
+        return
+    found = {tensor.name: tensor.shape for tensor in tensors_of(update)}
+    try:
+        expected = tensor_shapes(model)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"the model in {model} cannot be read: {error}") from error
+    _compare(update.location, found, model, expected, model)
+
+
+def check_weights(directory: Path, model: Path) -> None:
+    """Compare the tensors of `directory` with those of `model`, by name and shape; reads the heads of the files.
+
+    :raises EngineError: it has other tensors, a file is not whole, or it cannot be read.
+    """
+    try:
+        found, expected = tensor_shapes(directory), tensor_shapes(model)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"the weights in {directory} cannot be read: {error}") from error
+    _compare(directory, found, model, expected, directory)
+
+
+def _compare(
+    where: object,
+    found: dict[str, tuple[int, ...]],
+    model: Path,
+    expected: dict[str, tuple[int, ...]],
+    configured: Path,
+) -> None:
+    if _config(configured, model).get("tie_word_embeddings", True):
+        for shapes in (found, expected):
+            shapes.pop(_TIED, None)
+    if found != expected:
+        names = sorted(n for n in found.keys() | expected.keys() if found.get(n) != expected.get(n))
+        raise EngineError(
+            f"the weights in {where} are of another model than {model}: {names[0]} is "
+            f"{found.get(names[0], 'missing')}, not {expected.get(names[0], 'there')} ({len(names)} tensors differ)"
+        )
+
+
+def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors in the safetensors files of a directory.
+
+    :raises OSError: a file cannot be read.
+    :raises ValueError: a file is none of safetensors or cut off, or there is none.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise ValueError("no *.safetensors file is in it")
+    for file in files:
+        shapes |= _file_shapes(file)
+    return shapes
+
+
+def _file_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if length > min(size, _MOST_HEADER):
+            raise ValueError(f"{path.name} is no safetensors file")
+        header = pydantic_core.from_json(file.read(length))
+    try:
+        header.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"{path.name} is no safetensors file") from error
+    if _LENGTH_BYTES + length + end != size:
+        raise ValueError(f"{path.name} is cut off or too long")
+    return shapes
+
+
+def _config(directory: Path, model: Path) -> Mapping[str, Any]:
+    for path in (directory / "config.json", model / "config.json"):
+        with contextlib.suppress(FileNotFoundError):
+            return read_json(path)
+    return {}

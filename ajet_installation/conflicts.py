@@ -1,0 +1,181 @@
+"""Distributions that are installed together and do not accept each other: which two, over what, and what mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import Distribution
+from itertools import combinations
+
+from packaging.specifiers import SpecifierSet
+from packaging.utils import NormalizedName, canonicalize_name
+
+from ajet_core.plugin.targets import CORE_DISTRIBUTION
+from ajet_installation.recipes import Recipe, recipes
+from ajet_installation.requirements import compatible, fits, needs, requirements_of
+
+Packages = Mapping[NormalizedName, Distribution]
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a distribution accepts of another one.
+
+    :param name: of the distribution that has the requirement.
+    :param by: it, with its version.
+    """
+
+    name: NormalizedName
+    by: str
+    package: NormalizedName
+    accepted: SpecifierSet
+
+    def __str__(self) -> str:
+        return f"{self.by} needs {self.package}{self.accepted}"
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A distribution that is installed in a version that another one does not accept.
+
+    :param unmet: who does not accept it.
+    :param wants: all who have something to say of it, those among them.
+    """
+
+    package: NormalizedName
+    found: str
+    unmet: tuple[Want, ...]
+    wants: tuple[Want, ...]
+
+    @property
+    def accepted(self) -> SpecifierSet:
+        """What all of them accept; it may be nothing."""
+        both = SpecifierSet()
+        for want in self.wants:
+            both &= want.accepted
+        return both
+
+    @property
+    def exclusive(self) -> tuple[Want, Want] | None:
+        """Two of them that no version suits, one of which is not content; None if there is a version for all."""
+        pairs = [pair for pair in combinations(self.wants, 2) if not _share(*pair)]
+        # The backends themselves say more than our plugins for them.
+        pairs.sort(
+            key=lambda pair: (
+                not set(pair) & set(self.unmet),
+                any(want.name.startswith(CORE_DISTRIBUTION) for want in pair),
+            )
+        )
+        if not pairs:
+            return None
+        first, second = pairs[0]
+        return (first, second) if first in self.unmet else (second, first)
+
+    def __str__(self) -> str:
+        if (pair := self.exclusive) is not None:
+            first, second = pair
+            return f"{first}, and {second}: no version suits both ({self.found} is installed)"
+        return f"{'; '.join(map(str, self.unmet))}; {self.found} is installed"
+
+    @property
+    def pip_argument(self) -> str:
+        """What pip is told to install, if there is a version for all."""
+        pins = [one for one in self.accepted if one.operator == "==" and "*" not in one.version]
+        return f"{self.package}{pins[0] if pins else self.accepted}"
+
+
+def find_conflicts(packages: Packages, as_made: Mapping[str, str] | None = None) -> list[Conflict]:
+    """The conflicts among agentjet, its plugins, their backends, and all that these need.
+
+    :param packages: what is installed.
+    :param as_made: versions by name that were tried together when an environment was made, whatever they say of each other.
+    """
+    tried = {
+        name for name, version in (as_made or {}).items() if _version(name, packages) == version
+    }
+    concerned = set().union(*(its for _, its in _reach(packages)))
+    wants: dict[NormalizedName, list[Want]] = {}
+    for name in packages:
+        for want in _wants_of(name, packages):
+            wants.setdefault(want.package, []).append(want)
+    found = []
+    for package, its in sorted(wants.items()):
+        version = packages[package].version
+        unmet = [
+            want
+            for want in its
+            if want.name in concerned
+            and not fits(version, want.accepted)
+            and not {package, want.name} <= tried
+        ]
+        if unmet:
+            found.append(Conflict(package, version, tuple(unmet), tuple(its)))
+    return found
+
+
+def _version(name: str, packages: Packages) -> str | None:
+    found = packages.get(canonicalize_name(name))
+    return None if found is None else found.version
+
+
+def backends_of(want: Want, packages: Packages) -> list[Recipe]:
+    """The backends that need the distribution which has the requirement; none if agentjet itself does."""
+    reached = _reach(packages)
+    if any(recipe is None and want.name in its for recipe, its in reached):
+        return []
+    return [recipe for recipe, its in reached if recipe is not None and want.name in its]
+
+
+def backend_distributions(recipe: Recipe, packages: Packages) -> list[NormalizedName]:
+    """What a backend itself is called where it is installed, the plugin left out."""
+    # Others need torch too.
+    if recipe.name == "torch":
+        return []
+    names = {recipe.name, recipe.cpu.provides.get(recipe.name, recipe.name)}
+    return sorted(name for name in map(canonicalize_name, names) if name in packages)
+
+
+def _share(first: Want, second: Want) -> bool:
+    return compatible(str(first.accepted), str(second.accepted))
+
+
+def _reach(packages: Packages) -> list[tuple[Recipe | None, set[NormalizedName]]]:
+    """All that agentjet needs, as None, and all that each backend needs with its plugin; what is not installed is left out."""
+    core = canonicalize_name(CORE_DISTRIBUTION)
+    found: list[tuple[Recipe | None, set[NormalizedName]]] = [(None, _closure([core], packages))]
+    for recipe in recipes().values():
+        roots = [*backend_distributions(recipe, packages), canonicalize_name(recipe.plugin)]
+        found.append((recipe, _closure(roots, packages)))
+    return found
+
+
+def _closure(roots: Iterable[NormalizedName], packages: Packages) -> set[NormalizedName]:
+    return set().union(*(needs(root, packages) for root in roots if root in packages))
+
+
+def _wants_of(name: NormalizedName, packages: Packages) -> list[Want]:
+    distribution = packages[name]
+    by = f"{distribution.name} {distribution.version}"
+    found = [(by, requirement) for requirement in requirements_of(distribution)]
+    if name == canonicalize_name(CORE_DISTRIBUTION):
+        backends = {one for r in recipes().values() for one in backend_distributions(r, packages)}
+        found += [
+            (f"{CORE_DISTRIBUTION}[{extra}]", requirement)
+            for extra in distribution.metadata.get_all("Provides-Extra") or []
+            for requirement in requirements_of(distribution, frozenset([extra]))
+            if _called(requirement.name, packages) in backends
+        ]
+    return [
+        Want(name, by, _called(requirement.name, packages), requirement.specifier)
+        for by, requirement in found
+        if str(requirement.specifier) and _called(requirement.name, packages) in packages
+    ]
+
+
+def _called(name: str, packages: Packages) -> NormalizedName:
+    """What a distribution is called here: some builds have names of their own."""
+    usual = canonicalize_name(name)
+    if usual in packages:
+        return usual
+    others = (canonicalize_name(r.cpu.provides.get(usual, usual)) for r in recipes().values())
+    return next((other for other in others if other in packages), usual)

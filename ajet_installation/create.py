@@ -1,0 +1,274 @@
+"""Makes an environment for a backend."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import distributions
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from ajet_core import __version__
+from ajet_core.errors import BackendEnvironmentError, ConfigError
+from ajet_installation.environment import (
+    PLUGINS,
+    UNFINISHED,
+    Environment,
+    EnvironmentRecord,
+    create_command,
+    installed_in,
+    site_packages,
+)
+from ajet_installation.installers import Installer, InstallerName, find_installer
+from ajet_installation.place import in_place_of, locked, recover
+from ajet_installation.pythons import Python
+from ajet_installation.recipes import Build, Device, Recipe, Step
+from ajet_installation.requirements import by_name, unmet
+from ajet_installation.running import Runner
+from ajet_installation.sources import Source
+
+_GIGABYTE = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be made.
+
+    :param directory: where.
+    :param python: the interpreter it is made with.
+    :param force: put it in the place of an environment that is there.
+    :param pinned: install the very versions of the recipe's constraints.
+    :param installer: what installs, if it is not to be found out.
+    """
+
+    recipe: Recipe
+    device: Device
+    directory: Path
+    python: Python
+    source: Source
+    force: bool = False
+    pinned: bool = True
+    installer: InstallerName | None = None
+
+    @property
+    def build(self) -> Build:
+        """The recipe's part for the device."""
+        return self.recipe.build(self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Who is told how it goes on.
+
+    :param step: a new step begins.
+    :param line: the running step has said something.
+    """
+
+    step: Callable[[str], None]
+    line: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """An order that is carried out.
+
+    :param installer: found when the environment has pip, whose configuration it follows.
+    """
+
+    order: Order
+    runner: Runner
+    progress: Progress
+    installer: Installer
+
+    @classmethod
+    def begin(cls, order: Order, runner: Runner, progress: Progress) -> _Making:
+        """Find what installs; the environment has pip by now."""
+        installer = find_installer(order.installer, _python(order))
+        progress.step(
+            f"{installer.name} installs" + (f": {installer.why}" if installer.why else "")
+        )
+        return cls(order, runner, progress, installer)
+
+    def install(self, what: str, *arguments: str) -> None:
+        """Install something in the environment, with the recipe's versions."""
+        order = self.order
+        command = self.installer.install(_python(order))
+        if order.pinned and order.build.constraints is not None:
+            command += ["-c", str(order.recipe.directory / order.build.constraints)]
+        self.runner.run(f"installing {what}", [*command, *arguments], self.installer.variables)
+
+
+def create_environment(order: Order, progress: Progress) -> Environment:
+    """Make an environment, or finish one: what is there and was made by the same recipe is only completed.
+
+    It counts as made when its record is there, which is written last. A failure leaves nothing but a log
+    beside the directory; an environment that was to be replaced is as before then.
+
+    :raises BackendEnvironmentError: it could not be made; the message says what to do.
+    :raises ConfigError: there is something else in the directory.
+    """
+    with locked(order.directory) as descriptor:
+        log = order.directory.with_name(f"{order.directory.name}.log")
+        runner = Runner(log, progress.line, descriptor)
+        there = _what_is_there(order)
+        if there is not None and not order.force:
+            return _completed(there, order, runner, progress)
+        log.unlink(missing_ok=True)
+        _check_space(order)
+        with in_place_of(order.directory):
+            return _made(order, runner, progress)
+
+
+def _what_is_there(order: Order) -> Environment | None:
+    """The finished environment; what another process left half-made is removed.
+
+    :raises ConfigError: the directory holds something else.
+    """
+    directory, there = order.directory, recover(order.directory)
+    if there is not None and not order.force:
+        digest = order.recipe.digest(order.device)
+        if (there.name, there.record.device) != (order.recipe.name, order.device):
+            raise ConfigError(
+                f"{directory} is the environment {there.name} for {there.record.device}: give another --path, "
+                "or put the new one in its place with --force"
+            )
+        if there.record.digest != digest:
+            raise ConfigError(
+                f"{directory} was made by another version of the recipe, agentjet {there.record.agentjet}: make it "
+                f"anew with {create_command(order.recipe.name, order.device, directory, force=True)}"
+            )
+    if there is None and directory.exists() and any(directory.iterdir()):
+        if not (directory / "pyvenv.cfg").is_file():
+            raise ConfigError(f"{directory} holds something else: give another --path")
+        if not order.force:
+            raise ConfigError(
+                f"{directory} is an environment that ajet has not made: give another --path, or put the new one "
+                "in its place with --force"
+            )
+    return there
+
+
+def _check_space(order: Order) -> None:
+    needed, free = order.build.gigabytes, shutil.disk_usage(order.directory.parent).free / _GIGABYTE
+    if free < needed:
+        raise BackendEnvironmentError(
+            f"{order.recipe.name} for {order.device} takes about {needed:g} GB and {order.directory.parent} has "
+            f"{free:.1f} GB free: make room, or give a --path on another disk"
+        )
+
+
+def _made(order: Order, runner: Runner, progress: Progress) -> Environment:
+    began = time.monotonic()
+    build, directory = order.build, order.directory
+    progress.step(f"new environment with Python {order.python.version}")
+    runner.run("making the environment", [order.python.path, "-m", "venv", str(directory)])
+    making = _Making.begin(order, runner, progress)
+    for number, step in enumerate(build.steps, 1):
+        progress.step(f"step {number} of {len(build.steps)}: {_described(step)}")
+        making.install(_described(step), *_arguments(order, step))
+    plugins = _install_agentjet(making)
+    _check(order, plugins, runner, progress)
+    record = EnvironmentRecord(
+        name=order.recipe.name,
+        device=order.device,
+        digest=order.recipe.digest(order.device),
+        agentjet=__version__,
+        python=order.python.version,
+        packages=installed_in(directory),
+        provides=build.provides,
+        variables=build.variables,
+        plugins=plugins,
+        note=order.source.note,
+        seconds=round(time.monotonic() - began, 1),
+        bytes=_size(directory),
+    )
+    made = Environment(directory.absolute(), record)
+    made.write()
+    (directory / UNFINISHED).unlink()
+    return made
+
+
+def _completed(there: Environment, order: Order, runner: Runner, progress: Progress) -> Environment:
+    """The environment with the plugin, if it lacks it and there is one by now."""
+    if there.record.plugins or not order.source.plugin:
+        return there
+    plugins = _install_agentjet(_Making.begin(order, runner, progress))
+    _check(order, plugins, runner, progress)
+    packages = installed_in(there.directory)
+    record = replace(there.record, plugins=plugins, packages=packages, note="")
+    made = Environment(there.directory, record)
+    made.write()
+    return made
+
+
+def _described(step: Step) -> str:
+    parts = [*step.packages, *([step.requirements] if step.requirements else [])]
+    shown = ", ".join(parts[:4])
+    return shown if len(parts) <= 4 else f"{shown} and {len(parts) - 4} more"
+
+
+def _python(order: Order) -> Path:
+    return order.directory.absolute() / "bin" / "python"
+
+
+def _arguments(order: Order, step: Step) -> list[str]:
+    arguments = list(step.packages)
+    if step.requirements is not None:
+        arguments += ["-r", str(order.recipe.directory / step.requirements)]
+    return [*arguments, "--no-deps"] if step.no_deps else arguments
+
+
+def _install_agentjet(making: _Making) -> list[str]:
+    """Install agentjet and the plugin; gives the distributions of plugins."""
+    order = making.order
+    source, name = order.source, order.recipe.plugin
+    if source.core:
+        making.progress.step("agentjet")
+        making.install("agentjet", *source.core)
+    if not source.plugin:
+        return []
+    making.progress.step(f"the plugin {name}")
+    # Its own requirements may name a distribution that goes by another name here.
+    making.install(name, "--no-deps", *source.plugin)
+    if missing := _unmet(making):
+        making.install(f"what {name} needs", *missing)
+    target = ["--upgrade", "--target", str(order.directory.absolute() / PLUGINS)]
+    making.install(f"{name} for servers", "--no-deps", *target, *source.plugin)
+    return list(source.distributions)
+
+
+def _unmet(making: _Making) -> list[str]:
+    order = making.order
+    packages = by_name(distributions(path=[str(path) for path in site_packages(order.directory)]))
+    wanted: dict[str, None] = {}
+    for name in order.source.distributions:
+        if canonicalize_name(name) not in packages:
+            raise BackendEnvironmentError(
+                f"{making.installer.name} did not install {name}, though it said so"
+            )
+        problems = unmet(name, packages, provides=order.build.provides)
+        wanted.update(dict.fromkeys(problem.wanted for problem in problems))
+    return [requirement for requirement in wanted if not requirement.startswith("agentjet")]
+
+
+def _check(order: Order, plugins: list[str], runner: Runner, progress: Progress) -> None:
+    progress.step("is everything importable?")
+    python = str(_python(order))
+    imports = (f"import {module}" for module in order.build.imports)
+    statements = "\n".join([order.build.prepare, *imports])
+    variables = order.build.variables
+    runner.run(f"importing {', '.join(order.build.imports)}", [python, "-c", statements], variables)
+    for plugin in plugins:
+        command = [python, "-m", "ajet_installation.check_plugin", plugin]
+        runner.run(f"importing what {plugin} registers", command, variables)
+
+
+def _size(directory: Path) -> int:
+    return sum(
+        path.lstat().st_size
+        for path in directory.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    )

@@ -1,0 +1,247 @@
+"""What is installed, what is wrong with it, and the line that mends it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distributions, metadata
+from pathlib import Path
+from typing import Literal
+
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from ajet_core import __version__
+from ajet_core.plugin import PluginInfo, PluginManager
+from ajet_core.plugin.targets import CORE_DISTRIBUTION, install_hint
+from ajet_installation.conflicts import Packages, find_conflicts
+from ajet_installation.environment import (
+    PLUGINS,
+    Environment,
+    create_command,
+    environment_roots,
+    find_environments,
+    is_unfinished,
+    python_version,
+    site_packages,
+)
+from ajet_installation.interpreters import installed_here, is_installed_here, why_not_here
+from ajet_installation.mending import Mending
+from ajet_installation.recipes import Device, Recipe, recipe_of_plugin, recipes
+from ajet_installation.requirements import by_name, unmet
+from ajet_installation.settings import Settings
+
+State = Literal["ok", "absent", "wrong"]
+_SECONDS = 60
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found of one thing.
+
+    :param state: ``ok``; ``absent``: it is not installed, which is no fault; ``wrong``: it is there and does not work.
+    :param remedy: the command that mends it, "" if there is nothing to mend.
+    """
+
+    what: str
+    version: str
+    state: State
+    detail: str
+    remedy: str = ""
+
+
+def examine(settings: Settings, plugins: PluginManager, device: Device) -> list[Finding]:
+    """Look at Python, agentjet, every plugin and every environment.
+
+    :param device: what environments would be made for.
+    """
+    environments = find_environments(settings)
+    packages = installed_here()
+    here = Environment.read(Path(sys.prefix))
+    conflicts = find_conflicts(packages, here.record.packages if here is not None else {})
+    mending = Mending(packages, conflicts, environments, device)
+    findings = [_python(), _core(mending)]
+    infos = [info for info in plugins.plugins(load=True) if info.distribution != CORE_DISTRIBUTION]
+    findings += [_plugin(info, mending) for info in infos]
+    findings += [
+        Finding(
+            f"conflict over {one.package}", one.found, "wrong", str(one), mending.of_conflict(one)
+        )
+        for one in conflicts
+    ]
+    plugged = {info.distribution for info in infos}
+    for recipe in recipes().values():
+        environment = environments.get(recipe.name)
+        if environment is not None:
+            findings.append(_environment(recipe, environment))
+            continue
+        half = [
+            r / recipe.name for r in environment_roots(settings) if is_unfinished(r / recipe.name)
+        ]
+        findings.append(_no_environment(recipe, half, plugged, device))
+    return findings
+
+
+def _python() -> Finding:
+    version = python_version()
+    try:
+        wanted = (metadata(CORE_DISTRIBUTION).get_all("Requires-Python") or [""])[0]
+    except PackageNotFoundError:
+        wanted = ""
+    if wanted and not SpecifierSet(wanted).contains(version):
+        return Finding("Python", version, "wrong", f"agentjet needs Python {wanted}")
+    return Finding("Python", version, "ok", sys.executable)
+
+
+def _core(mending: Mending) -> Finding:
+    packages = mending.packages
+    name = canonicalize_name(CORE_DISTRIBUTION)
+    if name not in packages:
+        return Finding("agentjet", "", "wrong", "its metadata is not there", "pip install agentjet")
+    version = packages[name].version
+    if problems := unmet(name, packages, deep=True):
+        lines = "; ".join(map(str, problems[:_SHOWN]))
+        return Finding("agentjet", version, "wrong", lines, mending.of_unmet(problems))
+    extras, missing = _extras(packages)
+    detail = f"with {', '.join(extras)}" if extras else "for clients"
+    if missing:
+        detail += f"; without {', '.join(missing)}"
+    remedy = f"pip install '{CORE_DISTRIBUTION}[server]'" if "server" in missing else ""
+    return Finding("agentjet", version, "ok", detail, remedy)
+
+
+def _extras(packages: Packages) -> tuple[list[str], list[str]]:
+    """The extras of agentjet that are complete here, and the others."""
+    there: list[str] = []
+    missing: list[str] = []
+    for extra in sorted(metadata(CORE_DISTRIBUTION).get_all("Provides-Extra") or []):
+        problems = unmet(CORE_DISTRIBUTION, packages, extras=[extra])
+        (missing if problems else there).append(extra)
+    return there, missing
+
+
+def _plugin(info: PluginInfo, mending: Mending) -> Finding:
+    what = f"plugin {info.name}"
+    version = f"{info.distribution} {info.version}"
+    if info.blocked:
+        return Finding(what, version, "absent", info.problem)
+    its = [e for e in mending.environments.values() if info.distribution in e.record.plugins]
+    why = why_not_here(info.distribution)
+    if info.problem:
+        remedy = f"pip install --upgrade {info.distribution}"
+        if its and not is_installed_here(info.distribution):
+            remedy = its[0].create_command(force=True)
+        return Finding(what, version, "wrong", info.problem, remedy)
+    if not why:
+        return _plugin_here(info, what, version, mending)
+    if its:
+        return Finding(what, version, "ok", f"runs in {its[0].directory}: {why}")
+    return Finding(what, version, "wrong", why, _remedy(info.distribution, mending.device))
+
+
+def _plugin_here(info: PluginInfo, what: str, version: str, mending: Mending) -> Finding:
+    packages = mending.packages
+    recipe = recipe_of_plugin(info.distribution)
+    provides = recipe.cpu.provides if recipe is not None else {}
+    if canonicalize_name(info.distribution) not in packages:
+        return Finding(what, version, "ok", "runs here")
+    problems = unmet(info.distribution, packages, provides=provides, deep=True)
+    if problems:
+        lines = "; ".join(map(str, problems[:_SHOWN]))
+        return Finding(what, version, "wrong", lines, mending.of_unmet(problems))
+    return Finding(what, version, "ok", "runs here")
+
+
+def _remedy(distribution: str, device: Device) -> str:
+    recipe = recipe_of_plugin(distribution)
+    if recipe is None:
+        return install_hint(distribution)
+    return create_command(recipe.name, device)
+
+
+def _no_environment(recipe: Recipe, half: list[Path], plugged: set[str], device: Device) -> Finding:
+    what = f"environment {recipe.name}"
+    if half:
+        detail = f"{half[0]} is not finished: it is being made, or that was ended in the middle"
+        return Finding(what, "", "wrong", detail, create_command(recipe.name, device, half[0]))
+    here = recipe.plugin in plugged and not why_not_here(recipe.plugin)
+    detail = "not needed: the plugin runs here" if here else "not made"
+    remedy = "" if here else create_command(recipe.name, device)
+    return Finding(what, "", "absent", detail, remedy)
+
+
+def _environment(recipe: Recipe, environment: Environment) -> Finding:
+    what = f"environment {recipe.name}"
+    record = environment.record
+    version = f"{record.device}, Python {record.python}"
+    if problem := _broken(environment):
+        return Finding(what, version, "wrong", problem, environment.create_command(force=True))
+    if record.digest != recipe.digest(record.device):
+        return Finding(
+            what,
+            version,
+            "ok",
+            f"{environment.directory}, by the recipe of agentjet {record.agentjet}; this one has a newer recipe",
+            environment.create_command(force=True),
+        )
+    if not record.plugins:
+        return Finding(
+            what,
+            version,
+            "ok",
+            f"{environment.directory}; {record.note}",
+            environment.create_command(),
+        )
+    return Finding(what, version, "ok", str(environment.directory))
+
+
+_LOOK = """
+import json, platform
+try:
+    from ajet_core import __version__
+except ImportError:
+    __version__ = None
+print(json.dumps([platform.python_version(), __version__]))
+"""
+
+
+def _broken(environment: Environment) -> str:
+    """What has changed since all of it could be imported."""
+    record = environment.record
+    try:
+        done = subprocess.run(  # noqa: S603
+            [str(environment.python), "-c", _LOOK],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=True,
+        )
+        python, agentjet = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return f"its Python does not run: {error}"
+    if python != record.python:
+        return f"its Python was {record.python} and is {python}"
+    if record.plugins and agentjet != __version__:
+        has = "no agentjet that can be imported" if agentjet is None else f"agentjet {agentjet}"
+        return f"it has {has}, and this is agentjet {__version__}"
+    return _changed(environment)
+
+
+def _changed(environment: Environment) -> str:
+    record, now = environment.record, environment.installed()
+    changed = [
+        f"{name} was {before} and is {now.get(name, 'gone')}"
+        for name, before in record.packages.items()
+        if now.get(name) != before
+    ]
+    if record.plugins and not environment.plugin_directory.is_dir():
+        changed.append(f"{PLUGINS} is gone")
+    if not changed:
+        return ""
+    more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+    packages = by_name(distributions(path=[str(p) for p in site_packages(environment.directory)]))
+    conflicts = "".join(f"; {one}" for one in find_conflicts(packages, record.packages)[:_SHOWN])
+    return f"changed since it was made: {', '.join(changed[:_SHOWN])}{more}{conflicts}"

@@ -1,0 +1,97 @@
+"""The lines that mend what `ajet doctor` finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from ajet_core.plugin.targets import CORE_DISTRIBUTION
+from ajet_installation.conflicts import (
+    Conflict,
+    Packages,
+    Want,
+    backend_distributions,
+    backends_of,
+)
+from ajet_installation.environment import Environment, create_command
+from ajet_installation.recipes import Device, Recipe
+from ajet_installation.requirements import Unmet, compatible
+
+
+@dataclass(frozen=True, slots=True)
+class Mending:
+    """What is known when a line has to be found.
+
+    :param packages: what is installed here.
+    :param environments: those there are, by name.
+    :param device: what environments would be made for.
+    """
+
+    packages: Packages
+    conflicts: Sequence[Conflict]
+    environments: Mapping[str, Environment]
+    device: Device
+
+    def of_conflict(self, conflict: Conflict) -> str:
+        """A version for all, versions of two backends that fit, or one backend moves into an environment."""
+        pair = conflict.exclusive
+        if pair is not None:
+            return self._of_pair(pair)
+        # Whoever moves out for another reason need not be suited here.
+        unsuited = {want.name for want in conflict.unmet}
+        for other in self.conflicts:
+            if other.exclusive is not None and unsuited <= {other.exclusive[0].name}:
+                return self._of_pair(other.exclusive)
+        return pip_line([conflict.pip_argument])
+
+    def _of_pair(self, pair: tuple[Want, Want]) -> str:
+        mine, others = (backends_of(want, self.packages) for want in pair)
+        for two in product(mine, others):
+            if two[0] is not two[1] and self.device == "gpu" and not cannot_share(two, self.device):
+                extras = ",".join(recipe.with_backend for recipe in two)
+                return f"pip install '{CORE_DISTRIBUTION}[{extras}]'"
+        for moved in (*mine, *others):
+            if names := backend_distributions(moved, self.packages):
+                uninstall = f"pip uninstall --yes {' '.join(names)}"
+                if moved.name in self.environments:
+                    return uninstall
+                return f"{create_command(moved.name, self.device)} && {uninstall}"
+        return f"pip install --upgrade {' '.join(dict.fromkeys(want.name for want in pair))}"
+
+    def of_unmet(self, problems: Iterable[Unmet]) -> str:
+        """One line for all requirements of a distribution that are not met."""
+        conflicts = {conflict.package: conflict for conflict in self.conflicts}
+        wanted = []
+        for problem in problems:
+            conflict = conflicts.get(canonicalize_name(Requirement(problem.wanted).name))
+            if conflict is not None and conflict.exclusive is not None:
+                return self.of_conflict(conflict)
+            wanted.append(problem.wanted if conflict is None else conflict.pip_argument)
+        return pip_line(wanted)
+
+
+def cannot_share(chosen: Iterable[Recipe], device: Device) -> list[str]:
+    """Why backends cannot be installed in one environment, for each pair that cannot."""
+    reasons = []
+    for first, second in combinations(chosen, 2):
+        one, other = first.build(device).needs, second.build(device).needs
+        clashes = [
+            f"{first.name} needs {package} {one[package]} and {second.name} {other[package]}"
+            for package in sorted(set(one) & set(other))
+            if not compatible(one[package], other[package])
+        ]
+        if clashes:
+            reasons.append(
+                f"agentjet[{first.name},{second.name}] cannot be installed together: {'; '.join(clashes)}. "
+                f"Make an environment for each: ajet env create {first.name}, ajet env create {second.name}"
+            )
+    return reasons
+
+
+def pip_line(wanted: Iterable[str]) -> str:
+    """The command that installs requirements."""
+    return "pip install " + " ".join(f"'{requirement}'" for requirement in dict.fromkeys(wanted))

@@ -1,0 +1,88 @@
+"""The directory that an environment is made in: one process at a time has it, and what a killed one left is put right."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ajet_core.errors import BackendEnvironmentError
+from ajet_core.files import lock_file
+from ajet_installation.environment import UNFINISHED, Environment
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[int]:
+    """Have the directory alone; gives the open descriptor of the lock.
+
+    :raises BackendEnvironmentError: another process has it, or the disk does not let anything be made.
+    """
+    lock = directory.with_name(f".{directory.name}.lock")
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = lock_file(lock)
+    except BlockingIOError as error:
+        raise BackendEnvironmentError(
+            f"process {error} is making {directory} already: wait for it, or give another --path"
+        ) from error
+    except OSError as error:
+        raise BackendEnvironmentError(f"nothing can be made in {lock.parent}: {error}") from error
+    try:
+        yield descriptor
+    except OSError as error:
+        raise BackendEnvironmentError(f"{directory} cannot be made: {error}") from error
+    finally:
+        # Not by closing alone: a program that outlives its parent would go on holding it.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def recover(directory: Path) -> Environment | None:
+    """The finished environment in a directory; what killed processes left half-made or half-removed is gone."""
+    before = _before(directory)
+    there = Environment.read(directory)
+    if there is not None:
+        # Whoever made it may have been killed right after.
+        (directory / UNFINISHED).unlink(missing_ok=True)
+        _remove(before, directory)
+        return there
+    unfinished = (directory / UNFINISHED).exists()
+    if unfinished or not directory.exists() or not any(directory.iterdir()):
+        _remove(directory, directory)
+        if before.exists():
+            before.rename(directory)
+    return Environment.read(directory)
+
+
+@contextmanager
+def in_place_of(directory: Path) -> Iterator[None]:
+    """An empty directory; if what is made in it fails, what was there before is back."""
+    before = _before(directory)
+    if directory.exists():
+        directory.rename(before)
+    try:
+        directory.mkdir()
+        (directory / UNFINISHED).touch()
+        yield
+    except BaseException:
+        _remove(directory, directory)
+        with suppress(FileNotFoundError):
+            before.rename(directory)
+        raise
+    _remove(before, directory)
+
+
+def _before(directory: Path) -> Path:
+    return directory.with_name(f".{directory.name}.before")
+
+
+def _remove(directory: Path, place: Path) -> None:
+    """Remove a directory of those of `place`; what a killed process leaves of it looks like nothing else."""
+    gone = place.with_name(f".{place.name}.removed")
+    shutil.rmtree(gone, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        directory.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,69 @@
+"""Where agentjet itself and a backend's plugin are installed from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import ajet_core
+from ajet_core.errors import ConfigError
+from ajet_core.files import read_toml
+from ajet_installation.recipes import Recipe, recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What pip is given.
+
+    :param core: arguments that install agentjet; none leave it out.
+    :param plugin: arguments that install the plugin and those it needs.
+    :param distributions: what these install.
+    :param note: why there is no plugin.
+    """
+
+    core: tuple[str, ...] = ()
+    plugin: tuple[str, ...] = ()
+    distributions: tuple[str, ...] = ()
+    note: str = ""
+
+
+def source_tree() -> Path | None:
+    """The source tree this agentjet runs from, if it does."""
+    directory = Path(ajet_core.__file__).parents[1]
+    return directory if _is_tree(directory) else None
+
+
+def source_of(wanted: Recipe, tree: Path | None, find_links: Path | None) -> Source:
+    """agentjet and the plugins of a recipe: of a source tree, else as wheels.
+
+    :param tree: a source tree; packages are installed in place, so that changes to it are seen.
+    :param find_links: a directory of wheels.
+    :raises ConfigError: `tree` is none.
+    """
+    parts = [wanted, *map(recipe, wanted.companions)]
+    names = tuple(part.plugin for part in parts)
+    if tree is not None:
+        if not _is_tree(tree):
+            raise ConfigError(f"{tree} is no source tree of agentjet")
+        core = ("-e", f"{tree.absolute()}[server]")
+        directories = [tree.absolute() / part.source for part in parts]
+        for directory in directories:
+            if not (directory / "pyproject.toml").is_file():
+                note = f"the plugin {wanted.plugin} is left out: there is no {directory}"
+                return Source(core, note=note)
+        plugins = [word for directory in directories for word in ("-e", str(directory))]
+        return Source(core, tuple(plugins), names)
+    links = ("--find-links", str(find_links.absolute())) if find_links is not None else ()
+    core = (*links, f"agentjet[server]=={ajet_core.__version__}")
+    pattern = f"{wanted.plugin.replace('-', '_')}-*.whl"
+    if find_links is not None and not any(find_links.glob(pattern)):
+        note = f"the plugin {wanted.plugin} is left out: no {pattern} in {find_links}"
+        return Source(core, note=note)
+    return Source(core, (*links, *(f"{name}>=0.1" for name in names)), names)
+
+
+def _is_tree(directory: Path) -> bool:
+    try:
+        return bool(read_toml(directory / "pyproject.toml")["project"]["name"] == "agentjet")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -1,0 +1,139 @@
+"""Notices which tags of a mixture nobody rolls out, and lets the others have their places."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+
+from ajet_core.protocol import ServerState
+from ajet_server.admission.batching import BatchBuilder
+from ajet_server.episodes.registry import EpisodeRegistry
+from ajet_server.observe.events import EventLog
+from ajet_server.run.state import StateBoard
+
+_log = logging.getLogger("ajet.server")
+
+_LOOKS_PER_GRACE = 5
+_LONGEST_PAUSE = 1.0
+_SHORTEST_PAUSE = 0.05
+
+
+@dataclass(slots=True)
+class TagWatch:
+    """Says which tags give their places to the others.
+
+    Only time counts in which somebody could roll out, and a tag that was gone when a batch was made is still gone when
+    the next one begins: its grace time is waited for once.
+
+    :ivar deserted: at the last look nobody had wanted any of the tags for their grace time.
+    """
+
+    deserted: bool = field(default=False, init=False)
+    _absent: dict[str, float] = field(default_factory=dict)
+    _looked_at: float = 0.0
+
+    def look(
+        self,
+        tags: Set[str],
+        wanted: Set[str],
+        now: float,
+        *,
+        grace_seconds: float,
+        blocked: Set[str] = frozenset(),
+    ) -> Set[str]:
+        """Those of `tags` whose places go to the others.
+
+        :param tags: that have places in the batch.
+        :param wanted: that somebody rolls out, or waits to.
+        :param now: seconds, monotonic.
+        :param blocked: the answer of the last look at this batch. Those that come back wait for the next one: what is
+            given away is given away.
+        """
+        passed = now - self._looked_at
+        self._looked_at = now
+        self._absent = {
+            tag: 0.0 if tag in wanted or tag not in self._absent else self._absent[tag] + passed
+            for tag in tags
+        }
+        gone = {tag for tag in tags - wanted if self._absent[tag] >= grace_seconds}
+        self.deserted = tags <= gone
+        if not tags <= gone | blocked:
+            return gone | blocked
+        # With nobody left, those that were gone are welcome back: the batch must not wait for others.
+        return blocked if self.deserted else gone
+
+    def rest(self, now: float) -> None:
+        """Nobody could roll out since the last look, or nobody had to."""
+        self._looked_at = now
+
+
+class TagKeeper:
+    """Gives the places of tags that nobody rolls out to the others.
+
+    :param clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        builder: BatchBuilder,
+        episodes: EpisodeRegistry,
+        board: StateBoard,
+        events: EventLog,
+        clock: Callable[[], float],
+    ) -> None:
+        self._builder, self._episodes = builder, episodes
+        self._board, self._events = board, events
+        self._clock = clock
+        self._watch = TagWatch()
+        self._known: Set[str] = frozenset()
+
+    async def keep(self) -> None:
+        """Look again and again, until it is cancelled."""
+        while True:
+            try:
+                self.look()
+            # Whatever is wrong once must not end the watch: a tag without clients would hold everybody up.
+            except Exception:  # noqa: BLE001
+                _log.exception("looking for tags that nobody rolls out failed")
+            await asyncio.sleep(
+                min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, self._grace / _LOOKS_PER_GRACE))
+            )
+
+    def look(self) -> None:
+        """Block what nobody has wanted for its grace time."""
+        builder, places = self._builder, self._builder.places
+        rolling = places.mixture is not None and self._board.state is ServerState.ROLLING
+        # Places of a full batch are not shared out anew: rounding might ask for what is not ready, when nothing
+        # may begin any more.
+        if not rolling or builder.is_full():
+            self._watch.rest(self._clock())
+            return
+        before, wanted = places.blocked, self._episodes.wanted_tags()
+        tags = {tag for tag, ratio in places.ratios.items() if ratio > 0}
+        blocked = self._watch.look(
+            tags, wanted, self._clock(), grace_seconds=self._grace, blocked=before
+        )
+        if self._watch.deserted and builder.hand_over(wanted):
+            self._tell(tags, "whoever waits for a later batch")
+            blocked = tags
+        elif blocked != before:
+            builder.block(blocked)
+            self._tell(blocked - before, "the others")
+        self._known = (self._known | blocked) - wanted
+
+    def _tell(self, tags: Set[str], heirs: str) -> None:
+        """The places of tags that nobody rolls out are given away."""
+        # Once, and not for every batch in which they are gone.
+        if not tags <= self._known:
+            _log.warning("nobody rolls out %s: their places go to %s", sorted(tags), heirs)
+        told = {"what": "blocked", "tags": sorted(tags), "places": self._builder.places.quotas}
+        self._events.emit("mixture", told)
+        self._episodes.freed()
+        self._board.touch()
+
+    @property
+    def _grace(self) -> float:
+        mixture = self._builder.places.mixture
+        return mixture.grace_seconds if mixture is not None else _LONGEST_PAUSE

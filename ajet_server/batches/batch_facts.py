@@ -1,0 +1,112 @@
+"""Figures of a batch that tell whether it is fit to be trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from ajet_core.interfaces import EpisodeRecord
+from ajet_core.timeline import Call, TrainCall, rewards_differ
+from ajet_server.averages import mean
+from ajet_server.gateway.rendering.call_metadata import MALFORMED_CALLS
+
+TAG_FACTS = (
+    "tasks",
+    "episodes",
+    "reward_mean",
+    "reward_std",
+    "calls",
+    "calls_malformed",
+    "tokens_per_call",
+)
+"""What `tag_facts` tells of a tag."""
+
+
+def batch_facts(
+    records: Sequence[EpisodeRecord], calls: Sequence[Call], credited: Sequence[TrainCall]
+) -> dict[str, float]:
+    """Numbers for the step's summary, named as `StepSummary` says.
+
+    :param calls: of all episodes, those left out that were aborted.
+    :param credited: those of them that are trained, with their advantages before these are balanced: afterwards their sum
+        is 0, whatever is missing.
+    """
+    groups: dict[str, list[EpisodeRecord]] = {}
+    for record in records:
+        groups.setdefault(record.group, []).append(record)
+    equal = sum(not differ(members) for members in groups.values())
+    return {
+        "tasks": float(len(groups)),
+        "tasks_equal": float(equal),
+        "no_signal": float(not any(call.advantage for call in credited)),
+        **_rewards(records),
+        "advantage_bias": _bias([(call.advantage, len(call.logprobs)) for call in credited]),
+        "calls_cut_off": float(sum(call.finish_reason == "length" for call in calls)),
+        **_answers(calls),
+    }
+
+
+def tag_facts(
+    tags: Iterable[str], records: Sequence[EpisodeRecord], calls: Sequence[Sequence[Call]]
+) -> dict[str, float]:
+    """`TAG_FACTS` by tag, named ``NAME/TAG``; of a tag without episodes, that it has none.
+
+    :param tags: all that are to be named; those of `records` are in any case.
+    :param calls: of each of `records`.
+    """
+    found: dict[str, float] = {}
+    for tag in sorted({*tags, *(record.tag for record in records)}):
+        own = [number for number, record in enumerate(records) if record.tag == tag]
+        episodes = [records[number] for number in own]
+        figures = {
+            "tasks": float(len({record.group for record in episodes})),
+            "episodes": float(len(episodes)),
+        }
+        if made := [call for number in own for call in calls[number]]:
+            figures |= {"calls": float(len(made)), **_answers(made)}
+        if episodes:
+            figures |= _rewards(episodes)
+        found |= {f"{name}/{tag}": value for name, value in figures.items()}
+    return found
+
+
+def _rewards(records: Sequence[EpisodeRecord]) -> dict[str, float]:
+    rewards = [record.reward or 0.0 for record in records]
+    return {"reward_mean": _mean(rewards), "reward_std": _std(rewards)}
+
+
+def _answers(calls: Sequence[Call]) -> dict[str, float]:
+    sampled = sum(len(call.sampled_ids) for call in calls)
+    return {
+        "calls_malformed": float(sum(MALFORMED_CALLS in call.metadata for call in calls)),
+        "tokens_per_call": sampled / len(calls) if calls else 0.0,
+    }
+
+
+def differ(members: Sequence[EpisodeRecord]) -> bool:
+    """Whether the rewards of a task's episodes give any of them an advantage."""
+    return rewards_differ((r.reward or 0.0, r.call_rewards, r.agent_rewards) for r in members)
+
+
+def _bias(advantages: Sequence[tuple[float, int]]) -> float:
+    """The sum over tokens of the advantages of calls of so many tokens, over that of their absolute values."""
+    scale = max((abs(advantage) for advantage, _ in advantages), default=0.0)
+    if scale == 0:
+        return 0.0
+    weighed = [advantage / scale * tokens for advantage, tokens in advantages]
+    weight = math.fsum(map(abs, weighed))
+    return math.fsum(weighed) / weight if weight else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return mean(values) if values else 0.0
+
+
+def _std(values: Sequence[float]) -> float:
+    """The standard deviation of the population; no square can overflow."""
+    scale = max(map(abs, values), default=0.0)
+    if scale == 0:
+        return 0.0
+    scaled = [value / scale for value in values]
+    middle = mean(scaled)
+    return scale * math.sqrt(mean([(value - middle) ** 2 for value in scaled]))

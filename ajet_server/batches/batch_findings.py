@@ -1,0 +1,85 @@
+"""What is wrong with a batch, in words: batches that are empty or carry no signal train nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from ajet_core.interfaces import EpisodeRecord
+from ajet_core.timeline import Call, TrainBatch
+from ajet_server.batches.batch_facts import differ
+
+BatchFault = Literal["stale", "empty", "silent", "no_signal", "flat"]
+
+_SHOWN = 4
+
+
+def batch_findings(
+    records: Sequence[EpisodeRecord],
+    calls: Mapping[str, Sequence[Call]],
+    batch: TrainBatch,
+    *,
+    stale: Sequence[EpisodeRecord] = (),
+) -> dict[BatchFault, str]:
+    """Sentences about a batch's episodes and what is trained of them, by kind, the worst first.
+
+    :param records: of the episodes that are trained.
+    :param calls: by episode id.
+    :param stale: episodes of the batch that are too old to be trained.
+    """
+    found: dict[BatchFault, str] = {}
+    if stale:
+        found["stale"] = (
+            f"{_of(stale, [*records, *stale])} have tokens older than rollout.max_staleness allows and were left out"
+        )
+        if not records:
+            return found
+    silent = [
+        r for r in records if not any(c.finish_reason != "abort" for c in calls[r.episode_id])
+    ]
+    if records and len(silent) == len(records):
+        found["empty"] = (
+            f"none of the batch's {len(records)} episodes made a model call, so there is nothing to train: does "
+            "the agent use the base_url and api_key of its episode?"
+        )
+        return found
+    if silent:
+        found["silent"] = (
+            f"{_of(silent, records)} made no model call and add only their reward to the baseline"
+        )
+    if not any(call.advantage for call in batch.calls):
+        found["no_signal"] = _no_signal(records)
+    else:
+        groups: dict[str, list[EpisodeRecord]] = {}
+        for record in records:
+            groups.setdefault(record.group, []).append(record)
+        flat = [g for g, members in groups.items() if not differ(members)]
+        if flat and 2 * len(flat) >= len(groups):
+            found["flat"] = (
+                f"{len(flat)} of {len(groups)} tasks have equal rewards in all their episodes and train nothing "
+                f"({_listed(flat)}): they are too easy or too hard; batch.full_by = "
+                '"differing_tasks" fills batches with others'
+            )
+    return found
+
+
+def _no_signal(records: Sequence[EpisodeRecord]) -> str:
+    rewards = [record.reward or 0.0 for record in records]
+    if len(set(rewards)) == 1:
+        return (
+            f"all {len(rewards)} rewards of the batch are {rewards[0]:g}, so nothing tells good from bad and nothing "
+            "is learned: look at the reward function, or at tasks that are all too easy or too hard"
+        )
+    return (
+        "within each task all rewards are equal, so that no episode is better than its baseline and nothing is "
+        "learned: episodes of one task need different outcomes (is the sampling temperature above 0?)"
+    )
+
+
+def _of(some: Sequence[EpisodeRecord], all_: Sequence[EpisodeRecord]) -> str:
+    return f"{len(some)} of {len(all_)} episodes ({_listed([r.episode_id for r in some])})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"

@@ -1,0 +1,182 @@
+"""From a stored batch to what its trainer is given, and to all that its step's summary says of it.
+
+Everything that is computed from what clients sent happens here, before the trainer sees the batch. If it
+fails, the episodes it fails for are found, so that the others are trained without them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ajet_core.errors import DamagedRecordError, StepRefusedError, WeightsLostError, WorkerError
+from ajet_core.interfaces import BatchRecord, EpisodeRecord, SampleStore, StepReport, TrainerInfo
+from ajet_core.protocol import StepSummary
+from ajet_core.timeline import Call, TrainBatch
+from ajet_server.batches.culprits import find_culprits
+from ajet_server.batches.training_data import TrainingData, training_data
+from ajet_server.run.run_setup import ResolvedRun
+
+_log = logging.getLogger("ajet.server")
+
+_REASON_CHARACTERS = 500
+# Of the episodes of one client. Each takes as long as a step: enough to find a single one of 64.
+_REHEARSALS = 16
+
+
+class UnprocessableError(Exception):
+    """Episodes of a batch cannot be processed, or not be trained; it never leaves the server's process.
+
+    :ivar refusal: the reason to keep with them.
+    :ivar episode_ids: those to leave out, so that the rest can be trained; empty if all of them worked when they
+        were tried again.
+    """
+
+    def __init__(self, refusal: StepRefusedError, episode_ids: Iterable[str]) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+        self.episode_ids = frozenset(episode_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBatch:
+    """A batch ready to train.
+
+    :param summary: of its step, without what training will measure.
+    """
+
+    data: TrainingData
+    summary: StepSummary
+
+
+@dataclass(frozen=True, slots=True)
+class _Episode:
+    record: EpisodeRecord
+    calls: list[Call]
+
+
+async def prepare_batch(
+    run: ResolvedRun, store: SampleStore, record: BatchRecord, trainer: TrainerInfo
+) -> PreparedBatch:
+    """The training data of a batch, made on a thread.
+
+    :raises UnprocessableError: it cannot be made of some of its episodes.
+    :raises StoreError: the store cannot be read.
+    """
+    episodes = await _load(store, record)
+
+    def prepare(some: Sequence[_Episode]) -> PreparedBatch:
+        return _prepare(run, record, some, trainer)
+
+    async def works(some: Sequence[_Episode]) -> bool:
+        try:
+            await asyncio.to_thread(prepare, some)
+        except Exception:  # noqa: BLE001 - as below
+            return False
+        return True
+
+    try:
+        return await asyncio.to_thread(prepare, episodes)
+    # What clients sent goes through merging, planning and plugins: nothing that these raise may end the run.
+    except Exception as error:
+        _log.error("batch %s cannot be processed", record.batch_id, exc_info=error)
+        culprits = await find_culprits(episodes, _client, works)
+        raise _unprocessable(error, [e.record.episode_id for e in culprits]) from error
+
+
+async def untrainable_episodes(
+    run: ResolvedRun,
+    store: SampleStore,
+    record: BatchRecord,
+    trainer: TrainerInfo,
+    rehearse: Callable[[TrainBatch], Awaitable[StepReport]],
+) -> frozenset[str]:
+    """Ids of the episodes for which the trainer refuses a batch, found by rehearsals of parts of it.
+
+    :param rehearse: as `Trainer.rehearse`.
+    :return: all of them if nothing can be trained; none if it refuses nothing when it rehearses.
+    :raises WeightsLostError: the trainer has to be put back to a checkpoint.
+    :raises WorkerError: the trainer's worker has to be replaced.
+    """
+    episodes = await _load(store, record)
+
+    async def works(some: Sequence[_Episode]) -> bool:
+        try:
+            prepared = await asyncio.to_thread(_prepare, run, record, some, trainer)
+            await rehearse(prepared.data.batch)
+        except (WeightsLostError, WorkerError):
+            raise
+        except Exception:  # noqa: BLE001 - as above
+            return False
+        return True
+
+    culprits = await find_culprits(episodes, _client, works, _REHEARSALS)
+    return frozenset(episode.record.episode_id for episode in culprits)
+
+
+def _client(episode: _Episode) -> str:
+    return episode.record.client_id
+
+
+async def _load(store: SampleStore, record: BatchRecord) -> list[_Episode]:
+    try:
+        calls = await store.calls(record.episode_ids)
+        found = [await store.get_episode(episode_id) for episode_id in record.episode_ids]
+    except DamagedRecordError as error:
+        _log.error("batch %s cannot be read: %s", record.batch_id, error.message)
+        return await _load_each(store, record)
+    return [_Episode(episode, calls[episode.episode_id]) for episode in found if episode]
+
+
+async def _load_each(store: SampleStore, record: BatchRecord) -> list[_Episode]:
+    """The episodes one by one, where something is wrong with the records of some."""
+    found: list[_Episode] = []
+    unreadable: dict[str, DamagedRecordError] = {}
+    for episode_id in record.episode_ids:
+        try:
+            calls = await store.calls([episode_id])
+            if (episode := await store.get_episode(episode_id)) is not None:
+                found.append(_Episode(episode, calls[episode_id]))
+        except DamagedRecordError as error:
+            unreadable[episode_id] = error
+    if unreadable:
+        raise _unprocessable(next(iter(unreadable.values())), list(unreadable))
+    return found
+
+
+def _unprocessable(error: Exception, episode_ids: Sequence[str]) -> UnprocessableError:
+    said = f"{type(error).__name__}: {error}"
+    refusal = StepRefusedError(f"the server cannot process it: {said[:_REASON_CHARACTERS]}")
+    return UnprocessableError(refusal, episode_ids)
+
+
+def _prepare(
+    run: ResolvedRun, record: BatchRecord, episodes: Sequence[_Episode], trainer: TrainerInfo
+) -> PreparedBatch:
+    data = training_data(
+        record.batch_id,
+        record.step,
+        [episode.record for episode in episodes],
+        {episode.record.episode_id: episode.calls for episode in episodes},
+        config=run.config,
+        merger=run.merger,
+        trainer=trainer,
+    )
+    batch = data.batch
+    for call in batch.calls:
+        if not math.isfinite(call.advantage):
+            raise ValueError(f"the advantage of call {call.call_id} is {call.advantage}")
+    summary = StepSummary(
+        step=record.step,
+        policy_version=record.step,
+        metrics=data.metrics(),
+        plan=data.plan.chosen,
+        forks=data.forks.sentences(),
+        findings=list(data.findings.values()),
+    )
+    # What cannot be written must be found out before the step is trained.
+    summary.model_dump_json()
+    return PreparedBatch(data, summary)

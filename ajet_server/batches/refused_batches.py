@@ -1,0 +1,156 @@
+"""Batches, and episodes of batches, that are set aside instead of being trained: kept in the store with the reason."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Set
+from dataclasses import replace
+
+from ajet_core.errors import DamagedRecordError, StepRefusedError
+from ajet_core.interfaces import BatchRecord
+from ajet_server.batches.refusals import Refusals
+from ajet_server.batches.sharing import Sharing
+from ajet_server.run.rollouts import Rollouts
+from ajet_server.run.run_parts import RunParts
+
+_log = logging.getLogger("ajet.server")
+
+_SHOWN = 8
+
+
+class RefusedBatches:
+    """Sets batches aside and says so. When there are too many in a row it pauses the run; if they are one client's, and
+    others share the run, it sets that client aside instead.
+
+    :param refusals: counts them.
+    :param rollouts: are paused, or go on without a client.
+    """
+
+    def __init__(
+        self, parts: RunParts, refusals: Refusals, rollouts: Rollouts, sharing: Sharing
+    ) -> None:
+        self._store, self._events = parts.store, parts.events
+        self._refusals = refusals
+        self._rollouts = rollouts
+        self._sharing = sharing
+
+    async def refuse(self, record: BatchRecord, error: StepRefusedError) -> BatchRecord | None:
+        """Set a batch aside.
+
+        :return: the batch if it was trained before, so that the trainer, not the batch, is at fault: it stays to be
+            trained, and the run is paused.
+        """
+        if self._refusals.spares(record.batch_id):
+            await self._rollouts.pause_itself(
+                f"batch {record.batch_id}, which was trained before the last restart, cannot be trained now: "
+                f"{error.message}. Look at the machine and the checkpoint; resuming tries it once more"
+            )
+            return record
+        clients = await self._clients(record.episode_ids)
+        reason = _reason(clients, error)
+        await self._store.refuse_batch(record.batch_id, reason)
+        self._refusals.refused(clients.keys())
+        self._tell(replace(record, refused=reason), error)
+        if len(clients) == 1:
+            # Of the others nothing is known: they may be there by chance.
+            self._accuse(record.batch_id, clients.keys(), error)
+        if self._refusals.too_many:
+            await self._rollouts.pause_itself(
+                f"{self._refusals.in_a_row} batches in a row could not be trained, the last one because: {reason}. "
+                "The batches are kept: `ajet inspect --refused` shows their episodes"
+            )
+        return None
+
+    async def leave_out(
+        self, record: BatchRecord, culprits: Set[str], error: StepRefusedError
+    ) -> BatchRecord:
+        """Set some episodes of a batch aside, as a refused batch of their own.
+
+        :return: the batch without them.
+        """
+        kept, clients = await self._split(record, culprits, error)
+        self._accuse(record.batch_id, clients.keys(), error)
+        return kept
+
+    async def are_one_clients(self, episode_ids: Iterable[str]) -> bool:
+        """Whether these are episodes of one client, and others share the run."""
+        clients = await self._clients(episode_ids)
+        return len(clients) == 1 and self._sharing.others(clients.keys())
+
+    async def without_set_aside(self, record: BatchRecord) -> BatchRecord | None:
+        """Set the episodes of clients that are set aside themselves aside, which ended after it or just before.
+
+        :return: the batch without them, None if it has no others.
+        """
+        clients = self._rollouts.clients_set_aside
+        if not clients or self._refusals.was_trained(record.batch_id):
+            return record
+        theirs = {i for i in record.episode_ids if await self._client(i) in clients}
+        error = StepRefusedError("their client is set aside")
+        if len(theirs) < len(record.episode_ids):
+            return (await self._split(record, theirs, error))[0] if theirs else record
+        reason = _reason(await self._clients(theirs), error)
+        await self._store.refuse_batch(record.batch_id, reason)
+        self._tell(replace(record, refused=reason), error)
+        return None
+
+    async def _split(
+        self, record: BatchRecord, culprits: Set[str], error: StepRefusedError
+    ) -> tuple[BatchRecord, Counter[str]]:
+        """The batch without some episodes, and how many of these are whose."""
+        clients = await self._clients(culprits)
+        aside = BatchRecord(
+            batch_id=secrets.token_hex(8),
+            step=record.step,
+            episode_ids=[i for i in record.episode_ids if i in culprits],
+            created_at=record.created_at,
+            refused=_reason(clients, error),
+        )
+        await self._store.split_batch(record.batch_id, aside)
+        self._tell(aside, error)
+        kept = [i for i in record.episode_ids if i not in culprits]
+        return replace(record, episode_ids=kept), clients
+
+    def _accuse(self, batch_id: str, clients: Iterable[str], error: StepRefusedError) -> None:
+        """Set clients aside whose episodes were it too often, unless nobody else shares the run."""
+        for client in clients:
+            if self._refusals.accuse(client, batch_id) and self._sharing.others({client}):
+                self._refusals.blame(client)
+                self._rollouts.set_client_aside(client, error.message)
+
+    async def _clients(self, episode_ids: Iterable[str]) -> Counter[str]:
+        """How many episodes each client has."""
+        found: Counter[str] = Counter()
+        for episode_id in episode_ids:
+            found[await self._client(episode_id)] += 1
+        return found
+
+    async def _client(self, episode_id: str) -> str:
+        try:
+            episode = await self._store.get_episode(episode_id)
+        except DamagedRecordError:
+            # That may be what it is set aside for.
+            return "unknown"
+        return episode.client_id if episode is not None else "unknown"
+
+    def _tell(self, record: BatchRecord, error: StepRefusedError) -> None:
+        _log.error("batch %s was refused: %s", record.batch_id, record.refused)
+        self._events.emit(
+            "refused",
+            {
+                "batch_id": record.batch_id,
+                "step": record.step,
+                "episodes": len(record.episode_ids),
+                "reason": record.refused,
+                "error": error.to_payload(),
+            },
+        )
+
+
+def _reason(clients: Counter[str], error: StepRefusedError) -> str:
+    """Why episodes are not trained, and whose they are."""
+    whose = ", ".join(f"{n} of client {client}" for client, n in clients.most_common(_SHOWN))
+    more = ", and others" if len(clients) > _SHOWN else ""
+    return f"{error.message} (episodes: {whose or 'none'}{more})"

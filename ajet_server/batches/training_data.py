@@ -1,0 +1,283 @@
+"""From the records of a batch to what its trainer is given. Pure: runs on any thread."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ajet_core.interfaces import EpisodeRecord, Merger, TrainerInfo
+from ajet_core.protocol import RunConfig
+from ajet_core.timeline import (
+    LAYOUTS,
+    LINEAR_LAYOUTS,
+    Call,
+    Layout,
+    TokenTree,
+    TrainBatch,
+    TrainCall,
+    TrainEpisode,
+    TrainTree,
+    balanced,
+    call_advantages,
+    lay_out,
+)
+from ajet_server.batches.batch_facts import batch_facts, tag_facts
+from ajet_server.batches.batch_findings import BatchFault, batch_findings
+from ajet_server.batches.limits import limit_timelines
+from ajet_server.batches.staleness import keep_fresh
+from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
+from ajet_server.observe.forks import ForkSummary, find_forks
+from ajet_training.minibatches import deals_groups
+from ajet_training.planner import Plan, choose_plan
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """A batch ready to train, and what it was made of.
+
+    :param calls_made: number of the batch's calls by finish reason.
+    :param plan: the layout that was chosen and what it was weighed against.
+    :param findings: in words, what is wrong with the batch, by kind.
+    :param client_of: [len(batch.episodes)] the client of each episode.
+    :param clients: the facts of each client's part of the batch, by its id.
+    """
+
+    batch: TrainBatch
+    plan: Plan
+    forks: ForkSummary
+    calls_made: Counter[str]
+    counts: dict[str, float] = field(default_factory=dict)
+    findings: dict[BatchFault, str] = field(default_factory=dict)
+    client_of: list[str] = field(default_factory=list)
+    clients: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers for the step's summary, named as `StepSummary` says."""
+        chosen = self.plan.costs[self.plan.chosen]
+        predicted = {"plan_seconds": chosen.seconds} if chosen.seconds is not None else {}
+        return {
+            "tokens_raw": float(self.batch.tokens_raw),
+            "tokens_planned": float(chosen.tokens),
+            "tokens_paid_again": float(self.forks.paid_again.total()),
+            "forks": float(self.forks.forks.total()),
+            "episodes": float(len(self.batch.episodes)),
+            "calls": float(self.calls_made.total()),
+            "calls_aborted": float(self.calls_made["abort"]),
+            **predicted,
+            **self.counts,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Episode:
+    """An episode's calls within the limits: `tree` holds those that are merged, each of `alone` one that is a
+    sample of its own."""
+
+    tree: TokenTree
+    alone: list[TokenTree]
+
+    @property
+    def calls(self) -> list[Call]:
+        return [call for tree in (self.tree, *self.alone) for call in tree.calls]
+
+
+def training_data(
+    batch_id: str,
+    step: int,
+    records: Sequence[EpisodeRecord],
+    calls: Mapping[str, Sequence[Call]],
+    *,
+    config: RunConfig,
+    merger: Merger,
+    trainer: TrainerInfo,
+) -> TrainingData:
+    """Merge, limit, credit and lay out the calls of a batch.
+
+    Episodes that are too old are left out, from the baseline of their task as well: it would not be that of what is
+    trained, and the advantages of a task would not sum to 0.
+
+    :param calls: by episode id.
+    """
+    # A call whose client went away was never seen by its agent: the reward is not about it.
+    known = {
+        r.episode_id: [c for c in calls[r.episode_id] if c.finish_reason != "abort"]
+        for r in records
+    }
+    fresh = keep_fresh(records, known, step - 1, config.rollout.max_staleness)
+    seen = [known[record.episode_id] for record in fresh.episodes]
+    episodes = [_train_episode(record) for record in fresh.episodes]
+    algorithm = config.algorithm
+    credit = call_advantages(
+        episodes, seen, algorithm.advantage, algorithm.discount, algorithm.call_credit
+    )
+    advantages = {
+        call.call_id: advantage
+        for made, given in zip(seen, credit, strict=True)
+        for call, advantage in zip(made, given, strict=True)
+    }
+    forks = ForkSummary()
+    counts: Counter[str] = Counter()
+    merged = []
+    for record, made in zip(fresh.episodes, seen, strict=True):
+        tree = merger.merge(record.episode_id, made, config.timelines.policy)
+        forks.add(tree, find_forks(tree))
+        merged.append(_limited(tree, config, merger, counts))
+        _count(counts, tree)
+    train_calls = [
+        TrainCall.of(call, number, advantages[call.call_id])
+        for number, episode in enumerate(merged)
+        for call in episode.calls
+    ]
+    credited = train_calls
+    if config.importance == "truncated":
+        train_calls = balanced(train_calls, episodes, algorithm.aggregation)
+    plan = _plan(episodes, merged, train_calls, config, trainer)
+    batch = TrainBatch(
+        batch_id=batch_id,
+        step=step,
+        episodes=episodes,
+        calls=train_calls,
+        trees=plan.trees,
+        tokens_raw=sum(call.length for made in seen for call in made),
+    )
+    reasons = Counter(c.finish_reason for r in records for c in calls[r.episode_id])
+    findings = batch_findings(fresh.episodes, calls, batch, stale=fresh.stale)
+    # The mixture may have been changed since the batch was made.
+    tags = config.mixture.at(step) if config.mixture is not None else None
+    client_of = [record.client_id for record in fresh.episodes]
+    of_clients: dict[str, list[int]] = {}
+    for number, client in enumerate(client_of):
+        of_clients.setdefault(client, []).append(number)
+    figures = {
+        **{k: float(v) for k, v in counts.items()},
+        **fresh.metrics(),
+        "tokens_sampled": float(fresh.stale_tokens + fresh.staleness.total()),
+        **_facts(range(len(seen)), fresh.episodes, seen, credited, tags),
+    }
+    clients = {
+        client: {
+            **_facts(own, fresh.episodes, seen, credited, tags),
+            "calls": float(sum(len(seen[number]) for number in own)),
+        }
+        for client, own in of_clients.items()
+    }
+    return TrainingData(batch, plan, forks, reasons, figures, findings, client_of, clients)
+
+
+def _facts(
+    own: Sequence[int],
+    records: Sequence[EpisodeRecord],
+    seen: Sequence[Sequence[Call]],
+    credited: Sequence[TrainCall],
+    tags: Iterable[str] | None,
+) -> dict[str, float]:
+    """The facts of some episodes of a batch, by tag too.
+
+    :param own: which they are.
+    :param tags: of the mixture; None without one.
+    """
+    some = [records[number] for number in own]
+    made = [seen[number] for number in own]
+    chosen = set(own)
+    trained = [call for call in credited if call.episode in chosen]
+    facts = batch_facts(some, [call for calls in made for call in calls], trained)
+    return facts if tags is None else {**facts, **tag_facts(tags, some, made)}
+
+
+def _train_episode(record: EpisodeRecord) -> TrainEpisode:
+    return TrainEpisode(
+        record.episode_id,
+        record.group,
+        record.reward if record.reward is not None else 0.0,
+        record.tag,
+        dict(record.call_rewards),
+        dict(record.agent_rewards),
+    )
+
+
+def _limited(tree: TokenTree, config: RunConfig, merger: Merger, counts: Counter[str]) -> _Episode:
+    """The trees of an episode within the limits of `TimelineConfig`; what is left out is counted."""
+    timelines = config.timelines
+    limited = limit_timelines(
+        tree,
+        max_timelines=timelines.max_timelines,
+        max_tokens=timelines.max_tokens,
+        over_long=timelines.over_long,
+    )
+    dropped = [tree.calls[i] for i in limited.dropped]
+    counts["calls_dropped"] += len(dropped)
+    counts["tokens_dropped"] += sum(len(call.sampled_ids) for call in dropped)
+    counts["calls_alone"] += len(limited.alone)
+    if not dropped and not limited.alone:
+        return _Episode(tree, [])
+
+    def merge(indices: Sequence[int]) -> TokenTree:
+        return merger.merge(tree.episode_id, [tree.calls[i] for i in indices], timelines.policy)
+
+    return _Episode(merge(limited.together), [merge([index]) for index in limited.alone])
+
+
+def _count(counts: Counter[str], tree: TokenTree) -> None:
+    counts["tokens_merged"] += tree.tokens
+    counts["tokens_altered"] += tree.tokens_altered
+    counts["timelines"] += len(tree.leaves())
+    for call in tree.calls:
+        counts["calls_drifted"] += DRIFT_TOKENS in call.metadata
+        counts["tokens_drifted"] += int(call.metadata.get(DRIFT_TOKENS, 0))
+        counts["calls_echoed_otherwise"] += ECHO_FIELDS in call.metadata
+
+
+def _plan(
+    episodes: Sequence[TrainEpisode],
+    merged: Sequence[_Episode],
+    calls: Sequence[TrainCall],
+    config: RunConfig,
+    trainer: TrainerInfo,
+) -> Plan:
+    """Lay out all trees in each way the trainer can do, and choose."""
+    # With a KL or entropy term every token has a loss, otherwise only those with an advantage.
+    algorithm = config.algorithm
+    everything = algorithm.kl_coef > 0 or algorithm.entropy_coef > 0
+    trains = [everything or call.advantage != 0 for call in calls]
+    first_calls: list[int] = []
+    total = 0
+    for episode in merged:
+        first_calls.append(total)
+        total += len(episode.calls)
+    groups: dict[str, list[int]] = {}
+    for number, train_episode in enumerate(episodes):
+        groups.setdefault(train_episode.group, []).append(number)
+    options: dict[str, list[list[TrainTree]]] = {
+        layout: [
+            _lay_out_group(layout, [merged[i] for i in members], [first_calls[i] for i in members])
+            for members in groups.values()
+        ]
+        for layout in _layouts(episodes, config, trainer)
+    }
+    return choose_plan(options, trainer.costs, trainer.token_budget, trains, divide=trainer.trees)
+
+
+def _lay_out_group(
+    layout: Layout, episodes: Sequence[_Episode], first_calls: Sequence[int]
+) -> list[TrainTree]:
+    units = lay_out(layout, [episode.tree for episode in episodes], first_calls)
+    for episode, first in zip(episodes, first_calls, strict=True):
+        first_alone = first + len(episode.tree.calls)
+        numbers = range(first_alone, first_alone + len(episode.alone))
+        units += lay_out("separate", episode.alone, numbers)
+    return units
+
+
+def _layouts(
+    episodes: Sequence[TrainEpisode], config: RunConfig, trainer: TrainerInfo
+) -> list[Layout]:
+    """The layouts to weigh: those the run allows and the trainer can do."""
+    wanted = config.timelines.layout
+    found = list(LAYOUTS) if wanted == "auto" else [wanted]
+    if not trainer.trees:
+        found = [layout for layout in found if layout in LINEAR_LAYOUTS]
+    if not deals_groups(episodes, config.algorithm.minibatches):
+        # Episodes of a group are in different minibatches, so they cannot share a tree.
+        found = [layout for layout in found if layout != "group_tree"]
+    return found or ["tree" if trainer.trees else "linear"]

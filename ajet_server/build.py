@@ -1,0 +1,108 @@
+"""Puts a server together from its settings."""
+
+from __future__ import annotations
+
+import time
+
+from ajet_core.errors import ConfigError
+from ajet_core.interfaces import MetricsLogger, SampleStore, WorkerContext
+from ajet_core.plugin import PluginManager
+from ajet_installation.settings import Settings
+from ajet_server.admission.claims import ClaimDesk, EpisodeLimits
+from ajet_server.episodes.evaluations import Evaluations
+from ajet_server.episodes.joint import JointDesk
+from ajet_server.episodes.joint_peers import JointPeers
+from ajet_server.episodes.registry import EpisodeRegistry
+from ajet_server.observe.events import EventLog
+from ajet_server.observe.metrics_loggers import MetricsLoggers
+from ajet_server.run.coordinator import Coordinator
+from ajet_server.run.run_parts import RunParts
+from ajet_server.run.state import StateBoard
+from ajet_server.security.tenants import TenantLimits, Tenants
+from ajet_server.security.tokens import TokenBook
+from ajet_server.service import SwarmService
+
+
+def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
+    """Put a server together.
+
+    :raises ConfigError: an unknown store or logger, or a run directory that cannot be made.
+    """
+    run_dir = settings.server.run_dir.resolve()
+    try:
+        # Everything that agents say is stored in it.
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the run directory {run_dir}: {error}", param="server.run_dir"
+        ) from error
+    context = WorkerContext(run_dir=run_dir)
+    store_spec = plugins.store(settings.store.name)
+    store_settings = plugins.validate_settings(store_spec, settings.store.settings)
+    store: SampleStore = plugins.load_target(store_spec)(store_settings, context)
+    loggers: list[MetricsLogger] = []
+    for name in settings.loggers:
+        spec = plugins.logger(name)
+        loggers.append(plugins.load_target(spec)(plugins.validate_settings(spec, {}), context))
+    told = MetricsLoggers(loggers)
+    events = EventLog(time.time)
+    board = StateBoard(events, time.monotonic)
+    board.listen(lambda state: plugins.notify("ajet_state_changed", state=state))
+    server = settings.server
+    limits = EpisodeLimits(server.max_open_episodes, server.max_waiting_claims)
+    tokens = TokenBook(run_dir)
+    tenants = Tenants(
+        tokens,
+        TenantLimits(
+            server.max_open_episodes,
+            server.max_calls_at_once,
+            server.max_calls_per_episode,
+            server.max_event_streams,
+        ),
+    )
+    episodes = EpisodeRegistry(
+        store,
+        board,
+        events,
+        tenants,
+        clock=time.monotonic,
+        wall_clock=time.time,
+        max_seconds=server.max_episode_seconds,
+    )
+    evaluations = Evaluations()
+    episodes.opened = evaluations.opened
+    episodes.observers.append(evaluations.finished)
+    episodes.observers.append(
+        lambda episode: plugins.notify("ajet_episode_finished", episode=episode)
+    )
+    claims = ClaimDesk(store, board, episodes, limits, tenants, wall_clock=time.time)
+    parts = RunParts(
+        settings=settings.server,
+        store=store,
+        plugins=plugins,
+        board=board,
+        events=events,
+        episodes=episodes,
+        evaluations=evaluations,
+        loggers=told,
+        clock=time.monotonic,
+        wall_clock=time.time,
+    )
+    coordinator = Coordinator(settings, parts)
+    episodes.observers.append(coordinator.episode_finished)
+    return SwarmService(
+        settings=settings,
+        plugins=plugins,
+        store=store,
+        loggers=told,
+        events=events,
+        board=board,
+        episodes=episodes,
+        claims=claims,
+        coordinator=coordinator,
+        evaluations=evaluations,
+        tokens=tokens,
+        tenants=tenants,
+        joint=JointDesk(store, episodes),
+        peers=JointPeers(episodes.joint, server.peers),
+    )

@@ -1,0 +1,90 @@
+"""The components that come with the core, registered as any plugin's are. Light: imports none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_core.plugin.components import LoggerSpec, MergerSpec, StoreSpec, WorldSpec
+from ajet_core.plugin.spec import hookimpl
+
+
+@hookimpl
+def ajet_register_stores() -> Sequence[StoreSpec]:
+    """The store ``sqlite``."""
+    return (
+        StoreSpec(
+            name="sqlite",
+            target="ajet_server.store.sqlite_store:SqliteStore",
+            settings="ajet_server.embedded.settings:SqliteStoreSettings",
+            summary="One SQLite file in the run directory, written in groups",
+        ),
+    )
+
+
+@hookimpl
+def ajet_register_mergers() -> Sequence[MergerSpec]:
+    """The merger ``trie``."""
+    return (
+        MergerSpec(
+            name="trie",
+            target="ajet_server.embedded.trie_merger:TrieMerger",
+            summary="A token tree: every distinct context of an episode once",
+        ),
+    )
+
+
+@hookimpl
+def ajet_register_loggers() -> Sequence[LoggerSpec]:
+    """The logger ``jsonl``."""
+    return (
+        LoggerSpec(
+            name="jsonl",
+            target="ajet_server.embedded.jsonl_logger:JsonlLogger",
+            settings="ajet_server.embedded.settings:JsonlLoggerSettings",
+            summary="One JSON line a step in metrics.jsonl",
+        ),
+    )
+
+
+@hookimpl
+def ajet_register_worlds() -> Sequence[WorldSpec]:
+    """The worlds of the learning suite."""
+    return (
+        WorldSpec(
+            name="bandit",
+            target="ajet_worlds.bandit:BanditWorld",
+            summary="One turn: which arm pays for which lamp is found out by pulling",
+            ability="one turn, learned from noisy rewards alone",
+        ),
+        WorldSpec(
+            name="grid",
+            target="ajet_worlds.grid:GridWorld",
+            summary="Walk to a goal on a 4 x 4 grid with a tool",
+            ability="several turns with a tool, one reward at the end",
+        ),
+        WorldSpec(
+            name="memory",
+            target="ajet_worlds.memory:MemoryWorld",
+            summary="A key that is asked for 20 turns later, with a history that is compacted",
+            ability="keeping what matters through rewritten histories",
+        ),
+        WorldSpec(
+            name="mine",
+            target="ajet_worlds.mine:MineWorld",
+            summary="The right tool for each rock, at a cost per call, and to stop in time",
+            ability="choosing tools and stopping, with rewards of single calls",
+        ),
+        WorldSpec(
+            name="pair",
+            target="ajet_worlds.pair:PairWorld",
+            summary="A guide and a follower, each with a reward of its own",
+            ability="two agents, each trained on its own reward",
+        ),
+        WorldSpec(
+            name="slow-grid",
+            target="ajet_worlds.grid:SlowGridWorld",
+            settings="ajet_worlds.grid:SlowGridSettings",
+            summary="The grid with a tool that is quick most of the time and now and then very slow",
+            ability="the same, while few episodes hold up many",
+        ),
+    )

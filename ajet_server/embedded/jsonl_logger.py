@@ -1,0 +1,90 @@
+"""The metrics logger that is always on: one JSON line for a step, and one for an evaluation."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from io import FileIO
+from pathlib import Path
+
+from ajet_core.errors import StoreError
+from ajet_core.interfaces import ComponentSettings, MetricsLogger, WorkerContext
+from ajet_core.protocol import Evaluation
+from ajet_server.embedded.settings import JsonlLoggerSettings
+
+
+class JsonlLogger(MetricsLogger):
+    """Appends ``{"step": 3, "loss": 0.1, ...}`` to ``<run_dir>/metrics.jsonl``, and evaluations to ``evaluations.jsonl``.
+
+    A step that is trained again after a crash is appended again, and so is an evaluation that went on: the last line of a
+    step (of a client and tag) is the one that counts. Numbers that JSON does not have (NaN, infinity) become null.
+    """
+
+    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+        super().__init__(settings, context)
+        checked = JsonlLoggerSettings.model_validate(settings.model_dump())
+        self._steps = _Lines(context.run_dir / checked.file)
+        self._evaluations = _Lines(context.run_dir / checked.evaluations_file)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line; other processes see it when this returns.
+
+        :raises StoreError: the file cannot be written.
+        """
+        self._steps.append(
+            {"step": step} | {k: _finite(v) for k, v in metrics.items() if k != "step"}
+        )
+
+    def log_evaluation(self, evaluation: Evaluation) -> None:
+        """Append one line, as `log` does."""
+        self._evaluations.append(evaluation.model_dump(mode="json"))
+
+    def close(self) -> None:
+        """Close the files."""
+        self._steps.close()
+        self._evaluations.close()
+
+
+class _Lines:
+    """A file of JSON lines; it is made when the first is appended."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: FileIO | None = None
+
+    def append(self, line: Mapping[str, object]) -> None:
+        """Append one line.
+
+        :raises StoreError: the file cannot be written.
+        """
+        text = json.dumps(line)
+        try:
+            if self._file is None:
+                self._file = self._open()
+            self._file.write(f"{text}\n".encode())
+        except OSError as error:
+            # What was written of the line is ended by the newline of the next opening.
+            self.close()
+            raise StoreError(f"cannot append to {self._path}: {error}") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> FileIO:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = FileIO(self._path, "a+")
+        size = file.seek(0, 2)
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                # A process that died while writing left half a line; ours must not be joined to it.
+                file.write(b"\n")
+        return file
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

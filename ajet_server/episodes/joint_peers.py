@@ -1,0 +1,115 @@
+"""A server asks the others how joint episodes ended whose clients are gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from ajet_core.credentials import find_local
+from ajet_core.protocol import JointOutcomes, JointOutcomesRequest
+from ajet_installation.settings import PeerSettings
+from ajet_server.episodes.joint_parts import JointParts, PreparedEpisode
+
+if TYPE_CHECKING:
+    import httpx
+
+# A client that lives says it sooner.
+_PATIENCE_SECONDS = 2.0
+_LOOK_SECONDS = 1.0
+_ANSWER_SECONDS = 5.0
+_IDS_AT_ONCE = 1024
+
+
+class JointPeers:
+    """Resolves what is in doubt. Whom it asks is in the settings alone: no client can name an address.
+
+    :param transport: instead of the network.
+    """
+
+    def __init__(
+        self,
+        parts: JointParts,
+        peers: Mapping[str, PeerSettings],
+        *,
+        patience: float = _PATIENCE_SECONDS,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._parts = parts
+        self._peers = peers
+        self._patience = patience
+        self._transport = transport
+
+    async def look(self) -> float:
+        """Ask about all that has waited for a while; seconds until the next look."""
+        waiting = [part for part in self._parts if self._parts.waited(part) >= self._patience]
+        by_arbiter: dict[str, list[PreparedEpisode]] = {}
+        for part in waiting:
+            by_arbiter.setdefault(part.joint.arbiter, []).append(part)
+        await asyncio.gather(*(self._ask(name, parts) for name, parts in by_arbiter.items()))
+        return _LOOK_SECONDS
+
+    async def _ask(self, arbiter: str, parts: list[PreparedEpisode]) -> None:
+        peer = self._peers.get(arbiter)
+        if peer is None:
+            doubt = (
+                "its client has not said what was decided, and this server cannot ask (no setting "
+                f"server.peers.{arbiter}); any Swarm of the same token resolves it"
+            )
+            for part in parts:
+                part.doubt = doubt
+            return
+        for start in range(0, len(parts), _IDS_AT_ONCE):
+            await self._ask_some(peer, parts[start : start + _IDS_AT_ONCE])
+
+    async def _ask_some(self, peer: PeerSettings, parts: Sequence[PreparedEpisode]) -> None:
+        answer = await self._outcomes(peer, [part.joint.joint_id for part in parts])
+        for part in parts:
+            if isinstance(answer, str):
+                part.doubt = answer
+            elif answer.run_id != part.joint.arbiter_run:
+                part.doubt = f"{peer.url} has run {answer.run_id}, not {part.joint.arbiter_run}, which decides it"
+            else:
+                await self._resolve(part, answer.outcomes.get(part.joint.joint_id, "open"))
+
+    async def _resolve(self, part: PreparedEpisode, outcome: str) -> None:
+        arbiter = part.joint.arbiter
+        if outcome == "ended":
+            await self._parts.commit(part.record.episode_id)
+        elif outcome == "open":
+            part.doubt = "it is open there, until its client decides or its lease ends"
+        else:
+            reason = f"its joint episode was aborted: {arbiter!r} says {outcome}"
+            await self._parts.drop(part.record, reason, "cancelled")
+
+    async def _outcomes(self, peer: PeerSettings, joint_ids: list[str]) -> JointOutcomes | str:
+        """What a peer says, or why it says nothing."""
+        import httpx
+
+        body = JointOutcomesRequest(joint_ids=joint_ids)
+        try:
+            async with httpx.AsyncClient(
+                transport=self._transport, timeout=_ANSWER_SECONDS, follow_redirects=False
+            ) as http:
+                answer = await http.post(
+                    f"{peer.url.rstrip('/')}/v1/joint/outcomes",
+                    headers={"authorization": f"Bearer {_token(peer)}"},
+                    json=body.model_dump(),
+                )
+        except httpx.HTTPError as error:
+            return f"{peer.url} does not answer ({type(error).__name__})"
+        if answer.status_code != httpx.codes.OK:
+            return f"{peer.url} answers with HTTP {answer.status_code}"
+        try:
+            return JointOutcomes.model_validate_json(answer.content, extra="ignore")
+        except ValidationError:
+            return f"{peer.url} does not answer as a swarm server does"
+
+
+def _token(peer: PeerSettings) -> str:
+    if peer.token is not None:
+        return peer.token.get_secret_value()
+    local = find_local(peer.url.rstrip("/"))
+    return local.client if local is not None else ""

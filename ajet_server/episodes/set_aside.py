@@ -1,0 +1,115 @@
+"""Tasks that fail again and again, whoever tries them: pure bookkeeping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
+
+from ajet_core.interfaces import EpisodeRecord
+from ajet_core.protocol import SetAside
+from ajet_server.security.tenants import shown_group
+
+# Tasks of two tokens are two, whatever they are called.
+_Key = tuple[str, str]
+
+_MOST_TASKS = 10_000
+_REASON_CHARACTERS = 500
+
+# Giving an episode up on purpose says nothing about its task.
+_NO_FAILURES = frozenset({"cancelled", "run_stopped", "token_revoked", "late"})
+
+
+def counts_as_failure(record: EpisodeRecord) -> bool:
+    """Whether an aborted episode speaks against its task; a client that died with it does."""
+    return record.cause not in _NO_FAILURES
+
+
+def _key(record: EpisodeRecord) -> _Key:
+    return record.client_id, record.task_id
+
+
+@dataclass(slots=True)
+class TaskFailures:
+    """Counts the failures of each task since its last success, over all batches and all programs of a client.
+
+    Clients whose episodes cannot be trained are set aside as a whole.
+
+    :param limit: a task with more of them is set aside.
+    """
+
+    limit: int
+    _counts: dict[_Key, int] = field(default_factory=dict)
+    _aside: dict[_Key, SetAside] = field(default_factory=dict)
+
+    _clients: dict[str, SetAside] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[SetAside]:
+        return iter([*self._clients.values(), *self._aside.values()])
+
+    def __len__(self) -> int:
+        return len(self._aside)
+
+    def succeeded(self, record: EpisodeRecord) -> None:
+        """An episode ended with a reward."""
+        key = _key(record)
+        self._counts.pop(key, None)
+        self._aside.pop(key, None)
+
+    def failed(self, record: EpisodeRecord) -> SetAside | None:
+        """An episode was aborted; the note if its task is set aside because of it."""
+        if not counts_as_failure(record):
+            return None
+        key = _key(record)
+        # Those that failed last are at the end; tasks are as many as clients care to name.
+        count = self._counts.pop(key, 0) + 1
+        self._counts[key] = count
+        for table in (self._counts, self._aside):
+            if len(table) > _MOST_TASKS:
+                del table[next(iter(table))]
+        if count <= self.limit:
+            return None
+        newly = key not in self._aside
+        aside = SetAside(
+            client_id=record.client_id,
+            task_id=record.task_id,
+            group=shown_group(record.group),
+            aborts=count,
+            reason=record.reason[:_REASON_CHARACTERS],
+        )
+        self._aside[key] = aside
+        return aside if newly else None
+
+    @property
+    def clients(self) -> Set[str]:
+        """Clients of which no task is tried any more."""
+        return self._clients.keys()
+
+    def set_client_aside(self, client_id: str, reason: str) -> SetAside:
+        """Try no task of a client any more."""
+        aside = SetAside(
+            client_id=client_id, task_id="", group="", aborts=0, reason=reason[:_REASON_CHARACTERS]
+        )
+        self._clients[client_id] = aside
+        return aside
+
+    def forget(self) -> None:
+        """Give every task and every client another chance."""
+        self._counts.clear()
+        self._aside.clear()
+        self._clients.clear()
+
+    def refusal(self, client_id: str, task_id: str) -> str | None:
+        """Why a client's task is not tried, if it is set aside."""
+        if (client := self._clients.get(client_id)) is not None:
+            return (
+                "the train episodes of this client are set aside, because those of several batches in a row could not be "
+                f"trained, the last ones because: {client.reason} (setting failures.max_refused; the operator gives it "
+                "another chance by resuming the run)"
+            )
+        aside = self._aside.get((client_id, task_id))
+        if aside is None:
+            return None
+        return (
+            f"task {task_id!r} is set aside: its last {aside.aborts} episodes failed and none ended, the last one "
+            f"because: {aside.reason} (setting batch.max_aborts_per_task; resuming the run gives it another chance)"
+        )

@@ -1,0 +1,97 @@
+"""Between the dialects and the engine: calls wait for a live worker and survive its death."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from ajet_core.errors import DeadlineError, EngineError, WorkerDiedError, WorkerError
+from ajet_core.interfaces import GenerateChunk, GenerateRequest
+from ajet_core.protocol import ServerState
+from ajet_server.run.state import StateBoard
+from ajet_server.workers.process import WorkerProcess
+
+_log = logging.getLogger("ajet.server")
+
+
+class EngineGate:
+    """Hands calls to the engine's worker.
+
+    While the server boots or its worker is being replaced, calls wait. A call whose worker died goes on
+    in the next one from the tokens that were sampled so far, so its client notices only a pause.
+
+    :param deadline: seconds a call may wait for a worker.
+    :ivar running: calls that an engine has and has not finished.
+    """
+
+    def __init__(self, board: StateBoard, deadline: float) -> None:
+        self._board = board
+        self._deadline = deadline
+        self._worker: WorkerProcess | None = None
+        self.running = 0
+
+    def open(self, worker: WorkerProcess) -> None:
+        """Send calls to `worker` from now on."""
+        self._worker = worker
+        self._board.touch()
+
+    def shut(self) -> None:
+        """Let calls wait."""
+        self._worker = None
+        self._board.touch()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        """As `ajet_core.interfaces.Engine.generate`.
+
+        :raises NotRollingError: no run is active.
+        :raises DeadlineError: no worker came in time.
+        """
+        sampled: list[int] = []
+        version = 0
+        while True:
+            rest = request.continued(sampled)
+            if rest.sampling.max_tokens <= 0:
+                yield GenerateChunk([], [], version, "length")
+                return
+            worker = await self._alive()
+            chunks = worker.generate(rest)
+            self.running += 1
+            try:
+                async for chunk in chunks:
+                    version = chunk.policy_version
+                    sampled += chunk.token_ids
+                    yield chunk
+                return
+            except WorkerDiedError:
+                if self._worker is worker:
+                    self.shut()
+            except WorkerError as error:
+                # It holds a traceback, and maybe what others said: for the log, not for an agent.
+                _log.error("a call failed in worker %d: %s", worker.pid, error.message)
+                raise EngineError("the engine failed; the server's log says how") from None
+            finally:
+                self.running -= 1
+                # Closing at once, not at garbage collection, is what cancels the call in the worker.
+                if isinstance(chunks, AsyncGenerator):
+                    await chunks.aclose()
+
+    async def _alive(self) -> WorkerProcess:
+        if (worker := self._worker) is not None:
+            return worker
+
+        def decided() -> bool:
+            return self._worker is not None or self._board.state is ServerState.OFFLINE
+
+        try:
+            async with asyncio.timeout(self._deadline):
+                await self._board.wait_until(decided)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"no engine was ready within {self._deadline:.0f} s "
+                f"(the server is {self._board.state}; setting server.call_deadline_seconds)",
+                retry_after=5.0,
+            ) from error
+        if self._worker is None:
+            raise self._board.not_running()
+        return self._worker

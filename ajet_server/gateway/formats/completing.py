@@ -1,0 +1,347 @@
+"""Answers of a token-level engine to requests of any dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from ajet_core.errors import ContextLengthError, UnsupportedError
+from ajet_core.interfaces.engine import (
+    EngineCapabilities,
+    EngineInfo,
+    GenerateRequest,
+    SamplingParams,
+)
+from ajet_server.gateway.formats.answer import Answer, TokenHex, make_answer, random_hex
+from ajet_server.gateway.formats.constraints import Constraints
+from ajet_server.gateway.formats.deltas import DeltaStream
+from ajet_server.gateway.formats.events import Choice, Event, Grown, Started
+from ajet_server.gateway.formats.exchange import Exchange, Record, Session
+from ajet_server.gateway.formats.generation import EngineHandle, Generation, sample
+from ajet_server.gateway.formats.merging import gathered, merged
+from ajet_server.gateway.formats.recording import CallRecorder
+from ajet_server.gateway.formats.request import ModelRequest
+from ajet_server.gateway.formats.stopping import StopScanner
+from ajet_server.gateway.rendering.messages import ChatMessage, without_names
+from ajet_server.gateway.rendering.parsing import Parsed
+from ajet_server.gateway.rendering.prompting import Prompt, Written
+from ajet_server.gateway.rendering.renderer import ChatRenderer
+
+T = TypeVar("T")
+
+_log = logging.getLogger("ajet.server")
+
+# Threads that make prompts of long requests.
+_RENDERING_AT_ONCE = 2
+
+_UNREAD_CALLS = (
+    "agents offer tools, but get the model's tool calls as text: no known parser reads what its chat template writes "
+    "for a call. Set model.renderer to the family whose format the model was trained on, or put a chat template that "
+    "writes calls in a known format into the model directory"
+)
+
+Begun = Exchange | Callable[[], Awaitable[Exchange]]
+"""An exchange; or, if making its prompt takes long, what makes it without stopping the event loop."""
+
+
+class CompletionService:
+    """Answers requests for the episodes of a run.
+
+    :param model_name: what answers say the model is, whatever the request called it.
+    :param clock: unix seconds.
+    :ivar unread_calls: why calls of tools that were offered are not told from text, "" if none were or they are.
+    :param token_hex: source of the random ids of completions and tool calls.
+    """
+
+    def __init__(  # noqa: PLR0917 - all are needed, in the order of a request's way
+        self,
+        renderer: ChatRenderer,
+        engine: EngineHandle,
+        model_name: str,
+        info: EngineInfo,
+        capabilities: EngineCapabilities,
+        clock: Callable[[], float],
+        *,
+        token_hex: TokenHex = random_hex,
+    ) -> None:
+        self.model_name = model_name
+        self._renderer = renderer
+        self._engine = engine
+        self._info = info
+        self._capabilities = capabilities
+        self._clock = clock
+        self._token_hex = token_hex
+        self._recorder = CallRecorder(renderer)
+        self.unread_calls = ""
+        self._constraints = Constraints(renderer)
+        # They share the interpreter with the event loop, which is to have its part of it.
+        self._rendering = asyncio.Semaphore(_RENDERING_AT_ONCE)
+
+    def begin(
+        self, session: Session, request: ModelRequest, record: Record, agent: str = ""
+    ) -> Begun:
+        """Make the prompt.
+
+        :param agent: name of the agent that asks.
+        :raises ContextLengthError: the prompt leaves no room for an answer in the model's context.
+        :raises UnsupportedError: the engine cannot do what is asked.
+        :raises RequestError: the model's template cannot express the messages.
+        """
+        self._check_engine(request)
+        self._note_tools(request)
+        grammar = self._grammar(request)
+        if request.prompt is not None:
+            prompt = session.index.raw(self._raw_ids(request.prompt))
+            return self._exchange(session, request, record, agent, prompt, grammar)
+        asked = session.index.asked(self._messages(request), request.tools)
+        work = asked.write_or_defer(self._renderer, self._renderer.quick_characters)
+        if isinstance(work, Written):
+            prompt = session.index.made(asked, work)
+            return self._exchange(session, request, record, agent, prompt, grammar)
+
+        async def begin() -> Exchange:
+            async with self._rendering:
+                written = await asyncio.to_thread(work)
+            prompt = session.index.made(asked, written)
+            return self._exchange(session, request, record, agent, prompt, grammar)
+
+        return begin
+
+    async def count(self, session: Session, request: ModelRequest) -> int:
+        """Tokens of a request's prompt.
+
+        :raises RequestError: the model's template cannot express the messages.
+        """
+        asked = session.index.asked(self._messages(request), request.tools)
+        work = asked.write_or_defer(self._renderer, self._renderer.quick_characters)
+        if isinstance(work, Written):
+            return len(work.ids)
+        async with self._rendering:
+            return len((await asyncio.to_thread(work)).ids)
+
+    async def complete(self, exchange: Exchange) -> list[Choice]:
+        """All choices, each of them a call of the episode.
+
+        If one of them fails, or this is cancelled before all are sampled, what was sampled so far is recorded with
+        the finish reason "abort": nobody sees any of it. Once they are being recorded the choices are there, and
+        are returned, also if this is cancelled.
+
+        :raises EngineError: the engine failed.
+        """
+        generations = [self._generation(exchange, i) for i in range(exchange.request.n)]
+        try:
+            if len(generations) == 1:
+                await self._sampled(generations[0])
+            else:
+                await gathered(self._sampled(generation) for generation in generations)
+        except BaseException:
+            await self._aborted(exchange, generations)
+            raise
+        return await _finishing(self._choices(exchange, generations))
+
+    def events(self, exchange: Exchange) -> AsyncGenerator[Event, None]:
+        """The same, as it happens. Closing the generator ends the calls, as cancelling does.
+
+        A choice is recorded before its end is told, and remains if another one fails after that.
+        """
+        return merged([self._events(exchange, i) for i in range(exchange.request.n)])
+
+    def without_effect(self, request: ModelRequest) -> tuple[str, ...]:
+        """Names of what a request says in vain to this model."""
+        in_vain = request.has_names and not self._renderer.writes_names
+        return ("messages.name",) if in_vain else ()
+
+    def _messages(self, request: ModelRequest) -> tuple[ChatMessage, ...]:
+        """The messages with what the model is shown of them, so that nothing else tells conversations apart."""
+        if self.without_effect(request):
+            return without_names(request.messages)
+        return request.messages
+
+    def _note_tools(self, request: ModelRequest) -> None:
+        if request.tools and not self._renderer.reads_calls and not self.unread_calls:
+            self.unread_calls = _UNREAD_CALLS
+            _log.warning("%s", _UNREAD_CALLS)
+
+    def _check_engine(self, request: ModelRequest) -> None:
+        if request.seed is not None and not self._capabilities.seed:
+            raise UnsupportedError(
+                "seed is not supported by this server's engine: leave it out", param="seed"
+            )
+        if request.top_logprobs > self._capabilities.max_top_logprobs:
+            raise UnsupportedError(
+                f"top_logprobs: this server's engine lists at most "
+                f"{self._capabilities.max_top_logprobs} tokens",
+                param="top_logprobs",
+            )
+        for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
+            if getattr(request, name) and not self._capabilities.penalties:
+                raise UnsupportedError(
+                    f"{name} is not supported by this server's engine: leave it out", param=name
+                )
+
+    def _grammar(self, request: ModelRequest) -> str:
+        """What the answer is held to, "" if it may be anything."""
+        choice, wanted, tools = request.tool_choice, request.answer_format, request.tools
+        must = tools is not None and not choice.is_free
+        if not must and wanted is None:
+            return ""
+        param = choice.param if must or wanted is None else wanted.param
+        if not self._capabilities.grammar:
+            raise UnsupportedError(
+                f"{param}: this server's engine cannot force what the model writes; leave it to the model",
+                param=param,
+            )
+        if tools is None:
+            assert wanted is not None, "one of the two is asked for"
+            return self._constraints.answer(wanted)
+        # Who must call a tool has no other answer that could have a format.
+        if wanted is None or choice.forced:
+            return self._constraints.calls(choice, tools)
+        return self._constraints.calls_or_answer(choice, tools, wanted)
+
+    def _raw_ids(self, prompt: str | tuple[int, ...]) -> list[int]:
+        if isinstance(prompt, str):
+            return self._renderer.encode(prompt)
+        if prompt and not 0 <= min(prompt) <= max(prompt) < self._info.vocab_size:
+            raise UnsupportedError(
+                f"prompt: token ids are below {self._info.vocab_size}", param="prompt"
+            )
+        return list(prompt)
+
+    def _exchange(  # noqa: PLR0917 - what `begin` was given, and what it made
+        self,
+        session: Session,
+        request: ModelRequest,
+        record: Record,
+        agent: str,
+        prompt: Prompt,
+        grammar: str,
+    ) -> Exchange:
+        room = self._room(len(prompt.ids))
+        limits = (room, request.max_tokens, request.most_tokens)
+        created_at = self._clock()
+        # Names that begin with the time lie together in a store's index; random ones each touch a page of their own.
+        milliseconds = int(created_at * 1000)
+        return Exchange(
+            session=session,
+            request=request,
+            prompt=prompt,
+            max_tokens=min(limit for limit in limits if limit is not None),
+            grammar=grammar,
+            record=record,
+            agent=agent,
+            model_name=self.model_name,
+            completion_id=f"{request.id_prefix}{milliseconds:012x}{self._token_hex(6)}",
+            created_at=created_at,
+        )
+
+    def _room(self, prompt: int) -> int:
+        """Tokens that the context has left for an answer; at least 1."""
+        limit = self._info.max_context
+        if prompt >= limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit} tokens. However, your messages "
+                f"resulted in {prompt} tokens. Please reduce the length of the messages.",
+                param="messages",
+                prompt_tokens=prompt,
+                max_context=limit,
+            )
+        return limit - prompt
+
+    def _generation(self, exchange: Exchange, choice: int) -> Generation:
+        request = exchange.request
+        sampling = SamplingParams(
+            max_tokens=exchange.max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            seed=None if request.seed is None else request.seed + choice,
+            stop_token_ids=self._renderer.stop_token_ids,
+            top_logprobs=request.top_logprobs,
+            frequency_penalty=request.frequency_penalty,
+            presence_penalty=request.presence_penalty,
+            logit_bias=request.logit_bias,
+            grammar=exchange.grammar,
+        )
+        asked = GenerateRequest(
+            request_id=exchange.call_id(choice),
+            prompt_ids=exchange.prompt.ids,
+            sampling=sampling,
+            stream=request.stream or bool(request.stop),
+        )
+        scanner = StopScanner(self._renderer, request.stop) if request.stop else None
+        return Generation(asked, self._renderer, scanner)
+
+    async def _sampled(self, generation: Generation) -> None:
+        async with aclosing(sample(self._engine, generation)) as progress:
+            async for _ in progress:
+                pass
+
+    async def _aborted(self, exchange: Exchange, generations: Sequence[Generation]) -> None:
+        """Record what nobody will see."""
+        await asyncio.gather(
+            *(self._recorder.aborted(exchange, generation) for generation in generations)
+        )
+
+    async def _choices(self, exchange: Exchange, generations: Sequence[Generation]) -> list[Choice]:
+        """Record choices that are complete."""
+        answers = [self._answer(exchange, generation) for generation in generations]
+        pairs = list(zip(generations, answers, strict=True))
+        await asyncio.gather(
+            *(self._recorder.finished(exchange, one, answer) for one, answer in pairs)
+        )
+        return [
+            Choice(i, generation, answer, _reason(generation, answer))
+            for i, (generation, answer) in enumerate(pairs)
+        ]
+
+    async def _events(self, exchange: Exchange, choice: int) -> AsyncGenerator[Event, None]:
+        generation = self._generation(exchange, choice)
+        deltas = DeltaStream(generation, exchange.request, self._token_hex)
+        started = False
+        try:
+            async with aclosing(sample(self._engine, generation)) as progress:
+                async for _ in progress:
+                    if not started:
+                        started = True
+                        yield Started(choice, generation)
+                    yield Grown(choice, deltas.grown())
+        except BaseException:
+            # What was sent before an error counts no more than what was sent to somebody who hung up.
+            await self._recorder.aborted(exchange, generation)
+            raise
+        answer = deltas.given(self._parsed(exchange, generation))
+        await self._recorder.finished(exchange, generation, answer)
+        if last := deltas.completed(answer):
+            yield Grown(choice, last)
+        yield Choice(choice, generation, answer, _reason(generation, answer), deltas.rest(answer))
+
+    def _answer(self, exchange: Exchange, generation: Generation) -> Answer:
+        offered = exchange.request.tools is not None
+        parsed = self._parsed(exchange, generation)
+        return make_answer(parsed, tools_offered=offered, token_hex=self._token_hex)
+
+    def _parsed(self, exchange: Exchange, generation: Generation) -> Parsed:
+        if exchange.request.prompt is not None:
+            return Parsed(self._renderer.decode(generation.text_ids()))
+        return self._renderer.parse(
+            generation.visible_ids(), exchange.prompt.ids, exchange.request.tools
+        )
+
+
+async def _finishing(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which goes on if this is cancelled."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        return await task
+
+
+def _reason(generation: Generation, answer: Answer) -> str:
+    reason = generation.finish_reason or "abort"
+    called = answer.tool_calls and reason == "stop" and not generation.stopped_by_text
+    return "tool_calls" if called else reason

@@ -1,0 +1,206 @@
+"""An answer as deltas: text goes out as soon as no later token can change it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ajet_server.gateway.formats.answer import Answer, TokenHex, make_answer
+from ajet_server.gateway.formats.events import NOTHING, CallDelta, Delta
+from ajet_server.gateway.formats.generation import Generation
+from ajet_server.gateway.formats.request import ModelRequest
+from ajet_server.gateway.rendering.begun_calls import BegunCall, begun_call
+from ajet_server.gateway.rendering.messages import ToolCall
+from ajet_server.gateway.rendering.parsing import Parsed
+from ajet_server.gateway.rendering.settling import Settling, settled_text
+
+# An answer of n tokens is parsed again after n/64 new ones, so all parses together are linear in n.
+_PARSES_PER_DOUBLING = 64
+
+# So many tokens at the end of a prompt tell whether it begins the answer's reasoning.
+_PREFILLED = 16
+
+
+@dataclass(slots=True)
+class DeltaStream:
+    """Turns a growing generation into deltas whose sum is the finished message."""
+
+    generation: Generation
+    request: ModelRequest
+    token_hex: TokenHex
+    _content: str = ""
+    _reasoning: str = ""
+    _calls: list[ToolCall] = field(default_factory=list)
+    _begun: ToolCall | None = None  # the next call, with its arguments as far as they were told
+    _torn: bool = False  # it was not what it seemed
+    _parsed_tokens: int = 0
+
+    def grown(self) -> Delta:
+        """What is certain by now and was not before."""
+        generation = self.generation
+        settling = generation.renderer.settling
+        raw = self.request.prompt is not None
+        if generation.finish_reason is not None or (settling is None and not raw):
+            return NOTHING
+        tokens = len(generation.sampled_ids)
+        if tokens - self._parsed_tokens < max(1, tokens // _PARSES_PER_DOUBLING):
+            return NOTHING
+        self._parsed_tokens = tokens
+        if raw or settling is None:
+            text = generation.renderer.decode(generation.text_ids())
+            return Delta(content=self._new_content(settled_text(text)))
+        parsed = generation.renderer.parse(
+            generation.visible_ids(), generation.request.prompt_ids, self.request.tools
+        )
+        reasoning, more = settling.part(parsed.reasoning), ""
+        if len(reasoning) > len(self._reasoning) and reasoning.startswith(self._reasoning):
+            more = reasoning[len(self._reasoning) :]
+            self._reasoning = reasoning
+        return Delta(
+            more,
+            self._new_content(settling.part(parsed.content)),
+            self._new_calls(settling, parsed),
+        )
+
+    def _new_calls(self, settling: Settling, parsed: Parsed) -> tuple[CallDelta, ...]:
+        """Calls that are written to their end, after which the next token belongs to something else, and more of the
+        arguments of one that is being written."""
+        if self.request.tools is None or not settling.calls or self._torn:
+            return ()
+        if (
+            not (parsed.malformed or len(parsed.calls) > len(self._calls))
+            or self._may_be_reasoning()
+        ):
+            return ()
+        begun: BegunCall | None = None
+        if parsed.malformed:
+            generation = self.generation
+            begun = begun_call(
+                generation.renderer,
+                generation.visible_ids(),
+                generation.request.prompt_ids,
+                self.request.tools,
+                parsed,
+            )
+            if begun is None:
+                return ()
+        deltas = self._whole_calls(parsed)
+        return deltas if begun is None or self._torn else (*deltas, *self._more_of(begun))
+
+    def _whole_calls(self, parsed: Parsed) -> tuple[CallDelta, ...]:
+        known = len(self._calls)
+        if len(parsed.calls) <= known:
+            return ()
+        answer = make_answer(
+            replace(parsed, calls=parsed.calls[known:]),
+            tools_offered=True,
+            token_hex=self.token_hex,
+        )
+        taken = {call.id for call in self._calls}
+        if len(answer.tool_calls) < len(parsed.calls) - known or any(
+            call.id in taken for call in answer.tool_calls
+        ):
+            # Some of them are no calls after all; what becomes of them is seen at the end.
+            return ()
+        calls = list(answer.tool_calls)
+        begun = self._begun
+        if begun is not None:
+            if not _completes(calls[0], begun):
+                self._torn = True
+                return ()
+            calls[0] = replace(calls[0], id=begun.id)
+        self._calls += calls
+        self._begun = None
+        return _deltas(known, calls, begun)
+
+    def _more_of(self, begun: BegunCall) -> tuple[CallDelta, ...]:
+        """What is new of the arguments of the call that is being written."""
+        index, told = len(self._calls), self._begun
+        if told is None:
+            self._begun = ToolCall(f"call_{self.token_hex(12)}", begun.name, begun.arguments)
+            return (CallDelta(index, self._begun.id, begun.name, begun.arguments),)
+        if begun.name != told.name or not begun.arguments.startswith(told.arguments):
+            # It has become something else; what is seen at the end.
+            self._torn = True
+            return ()
+        more = begun.arguments[len(told.arguments) :]
+        self._begun = replace(told, arguments=begun.arguments)
+        return (CallDelta(index, arguments=more),) if more else ()
+
+    def _may_be_reasoning(self) -> bool:
+        """Whether a call ended the reasoning: if that is closed in so many words later, the call was part of it."""
+        generation, decode = self.generation, self.generation.renderer.decode
+        text = decode(generation.visible_ids())
+        begun = decode(generation.request.prompt_ids[-_PREFILLED:]) + text
+        return "<think>" in begun and "</think>" not in text
+
+    def _new_content(self, content: str) -> str:
+        if len(content) <= len(self._content) or not content.startswith(self._content):
+            return ""
+        more = content[len(self._content) :]
+        self._content = content
+        return more
+
+    def given(self, parsed: Parsed) -> Answer:
+        """The answer that the client has when `rest` is sent too.
+
+        It is what was parsed, unless a parser took back what was sent: then the client's version counts, because that is
+        what comes back with the next request. A call that was begun and never became one stays a call, with its
+        arguments as far as they were sent.
+        """
+        begun, known = self._begun, len(self._calls)
+        answer = self._answer(parsed)
+        malformed = answer.malformed
+        calls = list(answer.tool_calls[known:])
+        if begun is not None and calls and _completes(calls[0], begun):
+            calls[0] = replace(calls[0], id=begun.id)
+        elif begun is not None:
+            # The attempt that it was need not be shown as a text as well.
+            answer = self._answer(replace(parsed, malformed=parsed.malformed[1:]))
+            calls = [begun, *answer.tool_calls[known:]]
+        content, reasoning = answer.content, answer.reasoning
+        if not content.startswith(self._content):
+            content = self._content
+        if not reasoning.startswith(self._reasoning):
+            reasoning = self._reasoning
+        return Answer(content, reasoning, (*self._calls, *calls), malformed)
+
+    def completed(self, answer: Answer) -> Delta:
+        """The end of the call that was begun, which comes before everything else that is left of `answer`."""
+        begun, known = self._begun, len(self._calls)
+        if begun is None:
+            return NOTHING
+        call = answer.tool_calls[known]
+        self._calls.append(call)
+        self._begun = None
+        return Delta(calls=_deltas(known, [call], begun))
+
+    def rest(self, answer: Answer) -> Delta:
+        """What completes what was sent to `answer`, which `given` returned."""
+        known = len(self._calls)
+        return Delta(
+            answer.reasoning[len(self._reasoning) :],
+            answer.content[len(self._content) :],
+            _deltas(known, answer.tool_calls[known:]),
+        )
+
+    def _answer(self, parsed: Parsed) -> Answer:
+        return make_answer(
+            parsed, tools_offered=self.request.tools is not None, token_hex=self.token_hex
+        )
+
+
+def _completes(call: ToolCall, begun: ToolCall) -> bool:
+    """Whether a complete call is the one that was begun."""
+    return call.name == begun.name and call.arguments.startswith(begun.arguments)
+
+
+def _deltas(
+    first: int, calls: Sequence[ToolCall], begun: ToolCall | None = None
+) -> tuple[CallDelta, ...]:
+    """Complete calls, of which the first one may be told already as far as `begun`."""
+    deltas = [CallDelta(i, c.id, c.name, c.arguments) for i, c in enumerate(calls, start=first)]
+    if begun is not None:
+        more = calls[0].arguments[len(begun.arguments) :]
+        deltas[:1] = [CallDelta(first, arguments=more)] if more else []
+    return tuple(deltas)

@@ -1,0 +1,154 @@
+"""One completion on its way out of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, repeat
+from typing import Any, Protocol
+
+from ajet_core.errors import EngineError
+from ajet_core.interfaces.engine import FinishReason, GenerateChunk, GenerateRequest
+from ajet_server.gateway.formats.json_text import number_texts
+from ajet_server.gateway.formats.stopping import StopScanner
+from ajet_server.gateway.rendering.renderer import ChatRenderer
+
+# JSON has no infinity; this is what OpenAI and vLLM write for a token that could not be sampled.
+_LOWEST_LOGPROB = -9999.0
+
+
+class EngineHandle(Protocol):
+    """Whatever passes requests on to an engine."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        """As `ajet_core.interfaces.Engine.generate`."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """The tokens of one completion so far.
+
+    :param scanner: looks for stop strings, None if there are none.
+    :ivar sampled_ids: [T] ids, up to and including the token that completed a stop string.
+    :ivar top_logprobs: [T][K] (token id, logprob) pairs where asked for, else empty.
+    :ivar finish_reason: None while the engine is at work.
+    :ivar stopped_by_text: a stop string ended it.
+    """
+
+    request: GenerateRequest
+    renderer: ChatRenderer
+    scanner: StopScanner | None = None
+    sampled_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    policy_versions: list[int] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stopped_by_text: bool = False
+
+    def take(self, chunk: GenerateChunk) -> None:
+        """Add the engine's next tokens, or those of them that come before the end."""
+        count = len(chunk.token_ids)
+        if self.scanner is not None:
+            count = self._scan(self.scanner, chunk)
+        self.sampled_ids += chunk.token_ids[:count]
+        self.logprobs += chunk.logprobs[:count]
+        self.policy_versions += [chunk.policy_version] * count
+        if chunk.top_logprobs is not None:
+            self.top_logprobs += chunk.top_logprobs[:count]
+        if self.stopped_by_text:
+            self.finish_reason = "stop"
+        else:
+            self.finish_reason = chunk.finish_reason
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended it."""
+        return self.scanner.matched if self.scanner is not None and self.stopped_by_text else None
+
+    def visible_ids(self) -> list[int]:
+        """Ids of the text that the client may see by now."""
+        if self.scanner is None:
+            return self.sampled_ids
+        return self.scanner.before_cut() if self.finish_reason else self.scanner.certain()
+
+    def text_ids(self) -> list[int]:
+        """Those of `visible_ids` that stand for text: the token that ended the completion does not."""
+        visible = self.visible_ids()
+        stops = self.request.sampling.stop_token_ids
+        return visible[:-1] if visible and visible[-1] in stops else visible
+
+    def logprobs_text(self, start: int = 0) -> bytes:
+        """OpenAI's ``logprobs`` object for the tokens from `start` on, as JSON."""
+        ends: Iterable[bytes] = repeat(b',"top_logprobs":[]},')
+        if self.top_logprobs:
+            ends = (
+                b',"top_logprobs":[%s]},'
+                % self._entries([i for i, _ in top], [x for _, x in top], repeat(b"},"))
+                for top in self.top_logprobs[start:]
+            )
+        entries = self._entries(self.sampled_ids[start:], self.logprobs[start:], ends)
+        return b'{"content":[%s],"refusal":null}' % entries
+
+    def legacy_logprobs(self, start: int = 0) -> dict[str, Any]:
+        """The ``logprobs`` object of text completions, for the tokens from `start` on."""
+        decode = self.renderer.decode
+        before = len(decode(self.request.prompt_ids)) + len(decode(self.sampled_ids[:start]))
+        tokens = [decode([token_id]) for token_id in self.sampled_ids[start:]]
+        offsets = list(accumulate(map(len, tokens[:-1]), initial=before)) if tokens else []
+        return {
+            "tokens": tokens,
+            "token_logprobs": [max(x, _LOWEST_LOGPROB) for x in self.logprobs[start:]],
+            "top_logprobs": [
+                {decode([i]): max(x, _LOWEST_LOGPROB) for i, x in top}
+                for top in self.top_logprobs[start:]
+            ]
+            or None,
+            "text_offset": offsets,
+        }
+
+    def _entries(
+        self, ids: Sequence[int], logprobs: Sequence[float], ends: Iterable[bytes]
+    ) -> bytes:
+        """Tokens' entries, each with its end. This is done for every token that is sampled, so it makes no objects."""
+        table = self.renderer.token_json
+        begins = [table[token_id] for token_id in ids]
+        if not min(logprobs, default=0.0) >= _LOWEST_LOGPROB:
+            logprobs = [max(_LOWEST_LOGPROB, logprob) for logprob in logprobs]
+        numbers = number_texts(logprobs)
+        return b"".join(chain.from_iterable(zip(begins, numbers, ends, strict=False)))[:-1]
+
+    def _scan(self, scanner: StopScanner, chunk: GenerateChunk) -> int:
+        for count, token_id in enumerate(chunk.token_ids, start=1):
+            if scanner.push(token_id):
+                self.stopped_by_text = True
+                return count
+        if chunk.finish_reason is not None and scanner.flush():
+            self.stopped_by_text = True
+        return len(chunk.token_ids)
+
+
+async def sample(engine: EngineHandle, generation: Generation) -> AsyncGenerator[None, None]:
+    """Let the engine work on `generation`; yields whenever it has grown, until it is finished.
+
+    Closing this generator, or reaching a stop string, cancels the request in the engine.
+
+    :raises EngineError: the engine stopped without a finish reason, or gave the request up.
+    """
+    chunks = engine.generate(generation.request)
+    try:
+        async for chunk in chunks:
+            generation.take(chunk)
+            if generation.finish_reason == "abort":
+                raise EngineError(
+                    f"the engine aborted call {generation.request.request_id}", retry_after=1.0
+                )
+            yield
+            if generation.finish_reason is not None:
+                return
+    finally:
+        if isinstance(chunks, AsyncGenerator):
+            await chunks.aclose()
+    raise EngineError(
+        f"the engine ended call {generation.request.request_id} without a finish reason",
+        retry_after=1.0,
+    )

@@ -1,0 +1,251 @@
+"""A model call of an agent: made once, ended with its episode, its client or its deadline, and answered whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from ajet_core.errors import AjetError, ContextLengthError, DeadlineError, EpisodeClosedError
+from ajet_server.episodes.open_episodes import OpenEpisode
+from ajet_server.gateway.formats.completing import CompletionService
+from ajet_server.gateway.formats.dialect import COMMENT, Asked, Dialect, StreamWriter
+from ajet_server.gateway.formats.exchange import Exchange
+from ajet_server.gateway.formats.retries import SameRequest, SharedAnswer
+from ajet_server.http.disconnect import until_disconnect, when_unread
+from ajet_server.http.http_errors import internal_error
+from ajet_server.service import SwarmService
+
+_log = logging.getLogger("ajet.server")
+
+T = TypeVar("T")
+
+IGNORED_HEADER = "x-ajet-ignored"
+MAX_TOKENS_HEADER = "x-ajet-max-tokens"
+"""The limit on the answer's tokens, where it is lower than the request asked for."""
+
+
+async def completion_service(service: SwarmService) -> CompletionService:
+    """The one that answers; while the first boot is on its way, calls wait for it."""
+    coordinator = service.coordinator
+    await service.board.wait_until(lambda: coordinator.chat is not None or not coordinator.running)
+    if coordinator.chat is None:
+        raise service.board.not_running()
+    return coordinator.chat
+
+
+class ModelCall:
+    """One request of an episode."""
+
+    def __init__(  # noqa: PLR0917 - who asks, where, how, what
+        self,
+        service: SwarmService,
+        episode: OpenEpisode,
+        request: Request,
+        dialect: Dialect,
+        asked: Asked,
+        agent: str,
+        same: SameRequest,
+    ) -> None:
+        self._service = service
+        self._episode = episode
+        self._request = request
+        self._dialect = dialect
+        self._asked = asked
+        self._agent = agent
+        self._same = same
+        self._shared: SharedAnswer | None = None
+        self._exchange: Exchange | None = None
+
+    async def answer(self) -> Response:
+        """The whole completion, or a stream of it."""
+        if not self._asked.request.stream:
+            whole = await self._complete()
+            if self._shared is not None:
+                # Not `self._unread`: a request that knows its call is garbage that has to be looked for.
+                when_unread(self._request, self._shared.unread)
+            return Response(whole, media_type="application/json", headers=self._headers())
+        chunks = self._stream()
+        # The first chunk is awaited before the status is sent, so that an error has its own status.
+        try:
+            first = await until_disconnect(self._request, _first(chunks))
+        except ContextLengthError as error:
+            told = self._asked.too_long(error, self._model_name, time.time())
+            if told is None:
+                raise
+            return Response(told, media_type="text/event-stream", headers=self._stream_headers())
+        return StreamingResponse(
+            self._body(first, chunks),
+            media_type="text/event-stream",
+            headers=self._stream_headers(),
+        )
+
+    @property
+    def _model_name(self) -> str:
+        return self._service.coordinator.model_name or "default"
+
+    def _stream_headers(self) -> dict[str, str]:
+        return {**self._headers(), "cache-control": "no-store"}
+
+    def _headers(self) -> dict[str, str]:
+        request, completions = self._asked.request, self._service.coordinator.chat
+        names = request.ignored
+        if completions is not None:
+            names += completions.without_effect(request)
+        ignored = ",".join(names)
+        headers = {IGNORED_HEADER: ignored} if ignored.isascii() and ignored else {}
+        if self._shared is not None:
+            return headers | self._shared.headers
+        return headers | self._limit()
+
+    def _limit(self) -> dict[str, str]:
+        """The header with the limit on the answer's tokens, if the request asked for more."""
+        lowered = None if self._exchange is None else self._exchange.lowered_max_tokens
+        return {} if lowered is None else {MAX_TOKENS_HEADER: str(lowered)}
+
+    async def _complete(self) -> bytes:
+        """The completion; the episode's end, the client's farewell and the deadline cancel it.
+
+        A request that is sent again may get an answer that is there already.
+        """
+        with self._service.episodes.running_call(self._episode, self._answer()) as task:
+            whole = None
+            try:
+                whole = await until_disconnect(self._request, task, self._deadline)
+            except TimeoutError:
+                raise self._too_slow() from None
+            except asyncio.CancelledError:
+                if task.cancelled() and not _being_cancelled():
+                    raise _closed() from None
+                raise
+            finally:
+                if whole is None:
+                    # It may have been made and recorded all the same.
+                    self._unread()
+            return whole
+
+    async def _answer(self) -> bytes:
+        self._shared = self._episode.session.answers.shared(self._same, self._sample())
+        return await self._shared.wait()
+
+    def _unread(self) -> None:
+        if self._shared is not None:
+            self._shared.unread()
+
+    async def _begun(self) -> tuple[CompletionService, Exchange]:
+        completions = await completion_service(self._service)
+        begun = completions.begin(
+            self._episode.session, self._asked.request, self._service.store.add_call, self._agent
+        )
+        exchange = begun if isinstance(begun, Exchange) else await begun()
+        self._exchange = exchange
+        return completions, exchange
+
+    async def _sample(self) -> bytes:
+        completions, exchange = await self._begun()
+        if self._shared is not None:
+            self._shared.headers |= self._limit()
+        return self._asked.whole(exchange, await completions.complete(exchange))
+
+    async def _stream(self) -> AsyncGenerator[bytes, None]:
+        """Server-sent events of the completion; a task of its own makes them, so that closing either the episode
+        or this generator stops the engine, whichever task the generator is read from."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        writer: StreamWriter | None = None
+
+        silence = self._service.silence(self._service.settings.server.stream_heartbeat_seconds)
+
+        def send(chunks: Iterable[bytes]) -> None:
+            for chunk in chunks:
+                queue.put_nowait(chunk)
+                silence.heard()
+
+        async def produce() -> None:
+            nonlocal writer
+            completions, exchange = await self._begun()
+            writer = self._asked.writer(exchange)
+            async with aclosing(completions.events(exchange)) as events:
+                async for happened in events:
+                    send(writer.write(happened))
+            send(writer.end())
+
+        def beat() -> None:
+            send((self._dialect.heartbeat,) if writer is None else writer.heartbeat())
+
+        beating = asyncio.create_task(silence.broken_by(beat))
+        call = asyncio.create_task(self._as_call(produce))
+        # Not from within: what is cancelled before its first step does nothing at all.
+        call.add_done_callback(lambda _: queue.put_nowait(None))
+        try:
+            while (chunk := await queue.get()) is not None:
+                yield chunk
+            await call
+        finally:
+            call.cancel()
+            beating.cancel()
+            await asyncio.gather(call, beating, return_exceptions=True)
+
+    async def _body(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+        """A stream whose first event is known. Its status is sent already, so that errors are events."""
+        position = int(first != COMMENT)
+        try:
+            yield first
+            async for chunk in rest:
+                position += int(chunk != COMMENT)
+                yield chunk
+        except AjetError as error:
+            yield self._dialect.error_event(error, position)
+        except Exception:  # noqa: BLE001 - a defect; the connection need not break for it
+            _log.exception("a stream of episode %s broke", self._episode.record.episode_id)
+            yield self._dialect.error_event(internal_error(), position)
+        finally:
+            await rest.aclose()
+
+    async def _as_call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of `work()`, which the episode's end and the deadline cancel.
+
+        :raises EpisodeClosedError: the episode was closed meanwhile.
+        :raises DeadlineError: it took too long, waiting for weights included.
+        """
+        with self._service.episodes.running_call(self._episode, work()) as task:
+            try:
+                done, _ = await asyncio.wait([task], timeout=self._deadline)
+            finally:
+                if not task.done():
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+        if not done:
+            raise self._too_slow()
+        if task.cancelled():
+            raise _closed()
+        return task.result()
+
+    @property
+    def _deadline(self) -> float:
+        return self._service.settings.server.call_deadline_seconds
+
+    def _too_slow(self) -> DeadlineError:
+        return DeadlineError(
+            f"the call was not answered within {self._deadline:g} s (the server is "
+            f"{self._service.board.state}; setting server.call_deadline_seconds)"
+        )
+
+
+def _closed() -> EpisodeClosedError:
+    return EpisodeClosedError("the episode was closed while this call was answered")
+
+
+def _being_cancelled() -> bool:
+    """Whether it is the running task itself that is asked to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(chunks)

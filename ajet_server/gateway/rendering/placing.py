@@ -1,0 +1,106 @@
+"""Where in a prompt its messages stand."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from ajet_server.gateway.rendering.template_text import template_ends
+
+Span = tuple[int, int]
+"""(start, end): offsets in tokens of a message's first one and behind its last one."""
+
+
+def attributed_spans(
+    indices: Sequence[int], count: int, *, first: int = 0, offset: int = 0
+) -> list[Span]:
+    """The spans of messages whose tokens are marked.
+
+    Every search goes on where the last one ended, so that all of them take one pass over the tokens.
+
+    :param indices: by token, the index of its message, -1 for none; those of a message stand together.
+    :param count: number of messages.
+    :param first: the first message whose span is asked for.
+    :param offset: of the first token of `indices`.
+    :return: [count - first] spans with ends in ascending order. A message without tokens has an empty span
+        behind the one before it.
+    """
+    starts = _found(indices, range(first, count))
+    backwards = indices[::-1]
+    ends = _found(backwards, range(count - 1, first - 1, -1))
+    spans: list[Span] = []
+    end = offset
+    for message in range(first, count):
+        if message in starts:
+            # Some templates reorder tool results; then the later message ends where both do.
+            end = max(end, offset + len(indices) - ends[message])
+            spans.append((offset + starts[message], end))
+        else:
+            spans.append((end, end))
+    return spans
+
+
+def _found(indices: Sequence[int], messages: Iterable[int]) -> dict[int, int]:
+    """The first position of each message that has one."""
+    found: dict[int, int] = {}
+    at = 0
+    for message in messages:
+        try:
+            at = indices.index(message, at)
+        except ValueError:
+            try:
+                found[message] = indices.index(message)
+            except ValueError:
+                continue
+        else:
+            found[message] = at
+    return found
+
+
+def template_spans(
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    ids: list[int],
+    first: int,
+) -> list[Span]:
+    """The spans of messages that a Jinja template wrote.
+
+    `template_ends` says where in the text they end. Where it cannot, or where the tokenizer cannot say which
+    token a character is in, a message ends with the next one whose end is known, at last with the prompt: too
+    far, but never too early.
+
+    :param tokenizer: a tokenizer of transformers.
+    :param ids: [P] the prompt, which ends where the model's answer begins.
+    :param first: the first message whose span is asked for.
+    :return: [len(messages) - first] spans.
+    """
+    ends: list[int | None] = [None] * (len(messages) - first + 1)
+    if first == 0:
+        ends[0] = 0
+
+    def write(part: list[dict[str, Any]], *, asking: bool) -> str:
+        text: str = tokenizer.apply_chat_template(
+            part, tools=tools, add_generation_prompt=asking, tokenize=False
+        )
+        return text
+
+    try:
+        text = write(messages, asking=True)
+        # Not by calling it, which makes lists of four more things.
+        encoded = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+        if encoded.ids == ids:
+            starts = [start for start, _ in encoded.offsets]
+            for count, end in template_ends(write, messages, text, first or 1).items():
+                ends[count - first] = bisect_left(starts, end)
+    except Exception:  # noqa: BLE001 - a tokenizer without offsets says so in a way of its own
+        ends = [0 if first == 0 else None, *ends[1:]]
+    last = len(ids)
+    known: list[int] = []
+    for place in reversed(ends):
+        last = last if place is None else min(last, place)
+        known.append(last)
+    known.reverse()
+    return list(pairwise(known))

@@ -1,0 +1,264 @@
+"""Tokenizers for the gateway, read from a model directory without a model library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic_core import to_json
+
+from ajet_core import files
+from ajet_core.errors import ConfigError, ModelDirectoryError, UnreadableFileError
+from ajet_server.gateway.rendering.words import KnownWords
+
+_SHORT_TEXT = 32
+_OTHER_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
+
+
+class GatewayTokenizer(Protocol):
+    """What the gateway needs of a tokenizer.
+
+    It includes `renderers.base.Tokenizer`; both `FastTokenizer` and the tokenizers of transformers
+    satisfy it.
+    """
+
+    name_or_path: str
+    unk_token_id: int | None
+    eos_token_id: int | None
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of `text`; special tokens spelled out in it become their ids."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
+
+    def convert_tokens_to_ids(self, tokens: str) -> int | None:
+        """Id of one token, or that of the unknown token."""
+
+    def convert_ids_to_tokens(self, ids: int) -> str | None:
+        """The vocabulary's spelling of one token."""
+
+
+class FastTokenizer:
+    """A thin adapter over `tokenizers.Tokenizer` with the names that `renderers` calls.
+
+    It offers no character offsets on purpose: with them the renderers would also compute which token is
+    text of a message and which is the template's, which nobody here asks for.
+
+    :param backend: a `tokenizers.Tokenizer`.
+    :param chat_template: the Jinja template beside it, "" if there is none.
+    """
+
+    def __init__(
+        self,
+        backend: Any,
+        name_or_path: str,
+        *,
+        unk_token: str | None = None,
+        eos_token: str | None = None,
+        chat_template: str = "",
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._words = KnownWords.of(backend)
+        # Templates consist of the same few short texts, and calling the backend costs more than they do.
+        self._encode_short = lru_cache(maxsize=2048)(self._encode)
+        self.name_or_path = name_or_path
+        self.chat_template = chat_template
+        self.unk_token_id: int | None = backend.token_to_id(unk_token) if unk_token else None
+        self.eos_token_id: int | None = backend.token_to_id(eos_token) if eos_token else None
+
+    def __len__(self) -> int:
+        return int(self._backend.get_vocab_size())
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """As `GatewayTokenizer.encode`."""
+        if len(text) <= _SHORT_TEXT:
+            return self._encode_short(text, add_special_tokens).copy()
+        return self._encode(text, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if self._words is not None and not add_special_tokens:
+            found = self._words.encode(text)
+            if found is not None:
+                return found
+        # A batch of one, because only batches can do without character offsets, which take a quarter of the time.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(
+        self,
+        token_ids: int | Iterable[int],
+        *,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool = False,  # noqa: ARG002 - part of the renderers' calls
+    ) -> str:
+        """As `GatewayTokenizer.decode`; spaces are never cleaned up."""
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        """Id of one token, or a list of ids for a list of tokens."""
+        if isinstance(tokens, str):
+            token_id = self._backend.token_to_id(tokens)
+            return self.unk_token_id if token_id is None else token_id
+        return [self.convert_tokens_to_ids(token) for token in tokens]
+
+    def convert_ids_to_tokens(self, ids: int) -> str | None:
+        """The vocabulary's spelling of one token, None if there is no such id."""
+        token: str | None = self._backend.id_to_token(ids)
+        return token
+
+
+def load_tokenizer(directory: Path, name_or_path: str | None = None) -> GatewayTokenizer:
+    """The tokenizer of a model directory.
+
+    With a ``tokenizer.json`` only the `tokenizers` package is needed; older formats are read by
+    transformers.
+
+    :param name_or_path: the model's public name where it is known; some renderers look at it.
+    :raises ModelDirectoryError: there are no tokenizer files, or they cannot be read.
+    :raises ConfigError: a package that is needed to read them is missing.
+    """
+    name = name_or_path or str(directory)
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        if not any((directory / other).is_file() for other in _OTHER_TOKENIZER_FILES):
+            raise ModelDirectoryError(
+                f"{directory} has no tokenizer: none of tokenizer.json, "
+                f"{', '.join(_OTHER_TOKENIZER_FILES)} is in it; save the model's tokenizer beside "
+                "its weights",
+                param="model.path",
+            )
+        slow: GatewayTokenizer = load_template_tokenizer(directory)
+        return slow
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ConfigError(
+            "the gateway needs the package tokenizers: pip install 'agentjet[server]'"
+        ) from error
+    try:
+        backend = Tokenizer.from_file(str(path))
+    except Exception as error:
+        # The package raises bare Exception for everything from bad JSON to unknown model types.
+        raise ModelDirectoryError(
+            f"{path} is no usable tokenizer: {error}", param="model.path"
+        ) from error
+    special = _special_tokens(directory)
+    return FastTokenizer(
+        backend,
+        name,
+        unk_token=special.get("unk_token"),
+        eos_token=special.get("eos_token"),
+        chat_template=_chat_template(directory),
+    )
+
+
+def load_template_tokenizer(directory: Path) -> Any:
+    """The transformers tokenizer of a model directory, for its Jinja chat template or old formats.
+
+    :raises ConfigError: transformers is not installed.
+    :raises ModelDirectoryError: it cannot read the directory.
+    """
+    try:
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    except ImportError as error:
+        raise ConfigError(
+            f"reading the tokenizer or chat template of {directory} needs transformers and jinja2: "
+            "pip install transformers jinja2, or set model.renderer to the model's family "
+            "(with a tokenizer.json in the directory)",
+            param="model.renderer",
+        ) from error
+    # By its model type, transformers would replace parts of a tokenizer.json by its own idea of them.
+    complete = (directory / "tokenizer.json").is_file()
+    try:
+        return (PreTrainedTokenizerFast if complete else AutoTokenizer).from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        # Whatever transformers stumbles over, the directory is what has to be mended.
+        raise ModelDirectoryError(
+            f"transformers cannot load the tokenizer of {directory}: {error}", param="model.path"
+        ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model directory, {} if there is no such file.
+
+    :raises ModelDirectoryError: the file holds something else.
+    """
+    try:
+        return files.read_json(path)
+    except FileNotFoundError:
+        return {}
+    except UnreadableFileError as error:
+        raise ModelDirectoryError(error.message, param="model.path") from error
+
+
+def token_bytes(tokenizer: GatewayTokenizer, token_id: int, text: str) -> bytes:
+    """The bytes a token stands for, also where they are only part of a UTF-8 character.
+
+    :param text: what the token decodes to on its own.
+    """
+    if "\ufffd" in text:
+        spelling = tokenizer.convert_ids_to_tokens(token_id) or ""
+        if len(spelling) == 6 and spelling.startswith("<0x") and spelling.endswith(">"):
+            return bytes([int(spelling[3:5], 16)])
+        alphabet = _byte_alphabet()
+        if spelling and all(char in alphabet for char in spelling):
+            return bytes(alphabet[char] for char in spelling)
+    return text.encode("utf-8", "replace")
+
+
+class TokenJson(dict[int, bytes]):
+    """By token id, the beginning of its entry in a list of logprobs, up to the number.
+
+    A table, because it is asked for every token that is sampled; it has at most as many entries as the vocabulary.
+    """
+
+    def __init__(self, tokenizer: GatewayTokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> bytes:
+        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        data = to_json(list(token_bytes(self._tokenizer, token_id, text)))
+        self[token_id] = found = b'{"token":%s,"bytes":%s,"logprob":' % (to_json(text), data)
+        return found
+
+
+@lru_cache(maxsize=1)
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that byte-level BPE writes bytes as (GPT-2, Radford et al. 2019)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    alphabet.update({chr(256 + i): byte for i, byte in enumerate(others)})
+    return alphabet
+
+
+def _special_tokens(directory: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        for key, value in read_json(directory / name).items():
+            spelled = value.get("content") if isinstance(value, dict) else value
+            if key in ("unk_token", "eos_token") and isinstance(spelled, str):
+                found[key] = spelled
+    return found
+
+
+def _chat_template(directory: Path) -> str:
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelDirectoryError(f"cannot read {path}: {error}", param="model.path") from error
+    template = read_json(directory / "tokenizer_config.json").get("chat_template")
+    return template if isinstance(template, str) else ""

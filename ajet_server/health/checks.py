@@ -1,0 +1,410 @@
+"""The checks: each is a pure function of the metrics of a run's steps and of the run's limits.
+
+A reading has a *level*: what was measured relative to its limit. From 1 on the check has found something; below
+`CLEAR` nothing is wrong, and between the two what was found before still holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from ajet_core.protocol import FailureConfig, HealthKind
+from ajet_server.health import series
+
+CLEAR = 0.5
+
+History = Sequence[Mapping[str, float]]
+"""Metrics by name of consecutive steps, the newest last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a check measured.
+
+    :param level: relative to the limit.
+    :param cause: what was measured, in words.
+    :param pauses: whether it is bad enough to pause a run for.
+    :param span: as `Check.span`, if that is more.
+    """
+
+    level: float
+    cause: str
+    pauses: bool = True
+    span: int = 1
+
+
+Measure = Callable[[History, FailureConfig], Reading | str]
+"""A reading of the newest step, or why there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """How one kind of finding is made.
+
+    :param limits: fields of `FailureConfig`; if all are None, the check is off.
+    :param before: it needs nothing but the batch, and judges it before it is trained on.
+    :param span: steps that a reading looks at; the first of them may be the first bad one.
+    :param of_answers: it is about what the weights before the step sampled, so that these are suspect too.
+    :param by_tag: each tag of a mixture is judged by itself: a mean over all tags changes with the mixture.
+    :param way_out: what to do.
+    """
+
+    kind: HealthKind
+    limits: tuple[str, ...]
+    measure: Measure
+    way_out: str
+    before: bool = False
+    span: int = 1
+    of_answers: bool = False
+    by_tag: bool = False
+
+    def read(self, history: History, limits: FailureConfig) -> Reading | str:
+        """What `measure` finds, whatever mixture of tags the batches are made of."""
+        tags = series.by_tag(history) if self.by_tag else {}
+        if not tags:
+            return self.measure(
+                history if self.before and not self.by_tag else series.of_like_tags(history), limits
+            )
+        found: Reading | None = None
+        why = ""
+        for tag, known in tags.items():
+            reading = self.measure([metrics for _, metrics in known], limits)
+            if isinstance(reading, str):
+                why = why or reading
+            elif found is None or reading.level > found.level:
+                # Steps between them may have none of it.
+                first, _ = known[-self.span :][0]
+                found = replace(
+                    reading, cause=f"tag {tag}: {reading.cause}", span=len(history) - first
+                )
+        return found or why
+
+    def is_off(self, limits: FailureConfig) -> bool:
+        """Whether the run turns it off."""
+        return all(getattr(limits, name) is None for name in self.limits)
+
+
+def zero_signal(history: History, limits: FailureConfig) -> Reading | str:
+    """Batches in a row without any advantage."""
+    assert limits.zero_signal_steps is not None
+    found = series.values(history, "no_signal")
+    silent = 0
+    while silent < len(found) and found[-1 - silent]:
+        silent += 1
+    which = "the batch has" if silent == 1 else f"{silent} batches in a row have"
+    cause = f"{which} no signal: within each task all rewards are equal"
+    if solved := series.solved(history):
+        cause += ", and close to the best so far"
+    level = silent / limits.zero_signal_steps
+    return Reading(level, cause, pauses=not solved, span=max(1, silent))
+
+
+def equal_rewards(history: History, limits: FailureConfig) -> Reading | str:
+    """The share of tasks without signal, in some batches in a row."""
+    assert limits.max_equal_rewards is not None
+    shares = series.ratios(history, "tasks_equal", "tasks")[-_SPAN:]
+    if len(shares) < _SPAN:
+        return series.too_few(len(shares), _SPAN)
+    share = min(shares)
+    if series.solved(history) or share == 1:
+        # Nothing more can be learnt, or there is no signal at all, which is found as such.
+        share = 0.0
+    cause = f"in {_percent(share)} of the tasks of the last {_SPAN} batches all rewards are equal"
+    return Reading(share / limits.max_equal_rewards, cause)
+
+
+def cut_off(history: History, limits: FailureConfig) -> Reading | str:
+    """The share of answers that were cut off."""
+    assert limits.max_cut_off is not None
+    shares = series.ratios(history, "calls_cut_off", "calls")
+    if not shares:
+        return "no step has measured it"
+    cause = f"{_percent(shares[-1])} of the answers were cut off by max_tokens or the context"
+    return Reading(shares[-1] / limits.max_cut_off, cause)
+
+
+def trimmed(history: History, limits: FailureConfig) -> Reading | str:
+    """The share of sampled tokens that are not trained."""
+    assert limits.max_trimmed is not None
+    newest = history[-1]
+    if not {"tokens_dropped", "tokens_stale", "tokens_sampled"} <= newest.keys():
+        return "the last step did not measure it"
+    dropped, too_old, sampled = (
+        newest[name] for name in ("tokens_dropped", "tokens_stale", "tokens_sampled")
+    )
+    share = (dropped + too_old) / sampled if sampled > 0 else 0.0
+    cause = (
+        f"{_percent(share)} of the sampled tokens are left out of training: {dropped:.0f} by the limits of timelines, "
+        f"{too_old:.0f} because they are too old"
+    )
+    return Reading(share / limits.max_trimmed, cause)
+
+
+def malformed(history: History, limits: FailureConfig) -> Reading | str:
+    """The share of answers with a tool call that cannot be parsed."""
+    assert limits.max_malformed is not None
+    shares = series.ratios(history, "calls_malformed", "calls")
+    if not shares:
+        return "no step has measured it"
+    cause = f"{_percent(shares[-1])} of the answers hold a tool call that cannot be parsed"
+    # A model that has yet to learn the form is no reason to stop.
+    lost = len(shares) > _SPAN and shares[-1] >= 2 * median(shares[:_PAST])
+    return Reading(shares[-1] / limits.max_malformed, cause, pauses=lost)
+
+
+def stale(history: History, limits: FailureConfig) -> Reading | str:
+    """The share of episodes that are left out because they are too old."""
+    assert limits.max_stale is not None
+    newest = history[-1]
+    if not {"episodes_stale", "episodes"} <= newest.keys():
+        return "the last step did not measure it"
+    too_old = newest["episodes_stale"]
+    share = too_old / (too_old + newest["episodes"]) if too_old > 0 else 0.0
+    cause = f"{_percent(share)} of the episodes are too old to be trained"
+    return Reading(share / limits.max_stale, cause)
+
+
+def advantage_bias(history: History, limits: FailureConfig) -> Reading | str:
+    """The mean advantage of a trained token, relative to its mean absolute value."""
+    assert limits.max_advantage_bias is not None
+    found = series.values(history, "advantage_bias")[-_SPAN:]
+    if len(found) < _SPAN:
+        return series.too_few(len(found), _SPAN)
+    mean = fmean(found)
+    side = "bad" if mean < 0 else "good"
+    cause = (
+        f"{_percent((1 + abs(mean)) / 2)} of the weight of the last {_SPAN} batches is on tokens of "
+        f"{side} outcomes (advantage_bias {mean:.2f})"
+    )
+    return Reading(abs(mean) / limits.max_advantage_bias, cause)
+
+
+def logprob_gap(history: History, limits: FailureConfig) -> Reading | str:
+    """How far the engine's logprobs are from the trainer's."""
+    found = series.values(history, "logprob_gap_mean")
+    if not found:
+        return "the trainer reports no logprob_gap_mean"
+    gap, most, growth = found[-1], limits.max_logprob_gap, limits.max_logprob_gap_growth
+    level = gap / most if most is not None else 0.0
+    cause = f"the engine's logprobs differ from the trainer's by {gap:.3g} nats a token"
+    return _or_growth(Reading(level, cause), found, growth, _SMALL_GAP)
+
+
+def kl(history: History, limits: FailureConfig) -> Reading | str:
+    """KL divergence to the reference model: running away, or falling to nothing."""
+    assert limits.max_kl_growth is not None
+    found = series.values(history, "kl")
+    if not found:
+        return "the trainer reports no kl (algorithm.kl_coef is 0)"
+    change = series.change(found)
+    if change is None:
+        return series.too_few(len(found), series.ENOUGH)
+    # Weights that are those of the reference again were lost.
+    fall = change.before / max(change.now, 1e-9) / _LOST_KL if change.before > _SMALL_KL else 0.0
+    cause = f"the KL divergence to the reference is {change.newest:.3g} nats, {change.before:.3g} before"
+    return Reading(max(change.growth(limits.max_kl_growth, _SMALL_KL), fall), cause)
+
+
+def entropy(history: History, limits: FailureConfig) -> Reading | str:
+    """Entropy: running away, or falling to nothing."""
+    found = series.values(series.of_most_tasks(history), "entropy")
+    if not found:
+        return "the trainer reports no entropy"
+    least, growth = limits.min_entropy, limits.max_entropy_growth
+    level, cause = 0.0, f"the entropy is {found[-1]:.3g} nats a token"
+    if least is not None and len(found) >= _SPAN:
+        level = least / max(median(found[-_SPAN:]), least / 100)
+    return _or_growth(Reading(level, cause), found, growth, _SMALL_ENTROPY)
+
+
+def length(history: History, limits: FailureConfig) -> Reading | str:
+    """Tokens per answer: running away, or falling to nothing."""
+    assert limits.max_length_growth is not None
+    found = series.values(history, "tokens_per_call")
+    change = series.change(found)
+    if change is None:
+        return series.too_few(len(found), series.ENOUGH)
+    ratio = max(change.now, 1e-9) / max(change.before, 1e-9)
+    cause = f"answers have {change.now:.0f} tokens, {change.before:.0f} before"
+    return Reading(max(ratio, 1 / ratio) / limits.max_length_growth, cause)
+
+
+def grad_norm(history: History, limits: FailureConfig) -> Reading | str:
+    """A gradient norm beyond all that was usual."""
+    assert limits.max_grad_growth is not None
+    found = [norm for norm in series.values(history, "grad_norm") if norm > 0]
+    if not history[-1].get("grad_norm"):
+        return "the last step had no gradient, or its trainer reports no grad_norm"
+    if len(found) <= series.ENOUGH:
+        return series.too_few(len(found), series.ENOUGH + 1)
+    usual = max(median(found[-1 - series.WINDOW : -1]), median(found[:-1]))
+    cause = f"the gradient norm is {found[-1]:.3g}, {usual:.3g} in the steps before"
+    return Reading(found[-1] / usual / limits.max_grad_growth, cause)
+
+
+def reward_drop(history: History, limits: FailureConfig) -> Reading | str:
+    """The mean reward, relative to the best that there was."""
+    assert limits.max_reward_drop is not None
+    trend = series.reward_trend(history)
+    if trend is None:
+        return series.too_few(len(series.values(history, "reward_mean")), series.ENOUGH)
+    fallen = trend.best - trend.now
+    # What chance does to a mean of some batches is no fall.
+    level = min(
+        fallen / (limits.max_reward_drop * trend.height) if trend.height else 0.0,
+        fallen / (_NOISE * trend.noise) if trend.noise else float(fallen > 0),
+    )
+    cause = f"the mean reward fell to {trend.now:.3g} from {trend.best:.3g}"
+    return Reading(max(0.0, level), cause)
+
+
+# Steps whose mean or median is taken where single ones vary.
+_SPAN = 3
+# The first steps, by which is judged what the run began with.
+_PAST = 20
+# Below these, differences mean nothing, in nats.
+_SMALL_GAP = 0.01
+_SMALL_KL = 0.1
+_SMALL_ENTROPY = 0.02
+_LOST_KL = 100.0
+# Standard errors of a mean reward that chance rarely exceeds.
+_NOISE = 5.0
+
+
+def _or_growth(
+    reading: Reading, found: Sequence[float], limit: float | None, least: float
+) -> Reading:
+    """`reading`, or the growth of the series `found` if that is worse.
+
+    :param limit: of the growth; None turns it off.
+    :param least: as for `series.Change.growth`.
+    """
+    change = series.change(found)
+    if limit is None or change is None:
+        return reading
+    grown = change.growth(limit, least)
+    if grown <= reading.level:
+        return reading
+    return Reading(grown, f"{reading.cause}, {change.before:.3g} before")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+_GO_BACK = "go back to an earlier checkpoint and lower algorithm.learning_rate"
+
+CHECKS: Sequence[Check] = (
+    Check(
+        "logprob_gap",
+        ("max_logprob_gap", "max_logprob_gap_growth"),
+        logprob_gap,
+        "the engine may serve other weights or sample otherwise than is recorded, or the two compute in "
+        "different precision: compare dtype, quantisation and versions of engine and trainer",
+    ),
+    Check(
+        "zero_signal",
+        ("zero_signal_steps",),
+        zero_signal,
+        "look at the reward function, take tasks of another difficulty, and check that the sampling temperature "
+        "is above 0",
+        before=True,
+    ),
+    Check(
+        "reward_drop",
+        ("max_reward_drop",),
+        reward_drop,
+        f"if tasks and rewards are the same as before, {_GO_BACK}",
+        before=True,
+        span=_SPAN,
+        of_answers=True,
+        by_tag=True,
+    ),
+    Check(
+        "kl",
+        ("max_kl_growth",),
+        kl,
+        f"{_GO_BACK}, or raise algorithm.kl_coef",
+        span=2,
+    ),
+    Check(
+        "entropy",
+        ("max_entropy_growth", "min_entropy"),
+        entropy,
+        f"{_GO_BACK}; algorithm.entropy_coef and clip_high counteract a falling entropy",
+        span=2,
+        of_answers=True,
+    ),
+    Check(
+        "malformed",
+        ("max_malformed",),
+        malformed,
+        "check that the renderer fits the model; if it did before, " + _GO_BACK,
+        before=True,
+        of_answers=True,
+        by_tag=True,
+    ),
+    Check(
+        "length",
+        ("max_length_growth",),
+        length,
+        "check that answers end with a stop token and that rewards do not favour length; otherwise "
+        + _GO_BACK,
+        before=True,
+        span=2,
+        of_answers=True,
+        by_tag=True,
+    ),
+    Check(
+        "grad_norm",
+        ("max_grad_growth",),
+        grad_norm,
+        "look at the step's episodes (`ajet inspect`); lower algorithm.learning_rate or max_grad_norm if it "
+        "happens again",
+    ),
+    Check(
+        "advantage_bias",
+        ("max_advantage_bias",),
+        advantage_bias,
+        "episodes of the other outcome are missing or much shorter: see what is left out of the batch (episodes_stale, "
+        "calls_dropped), or set algorithm.aggregation to episode_mean",
+        before=True,
+        span=_SPAN,
+    ),
+    Check(
+        "cut_off",
+        ("max_cut_off",),
+        cut_off,
+        "raise max_tokens of the agent's calls or model.max_context: rewards may depend on length more "
+        "than on content",
+        before=True,
+        of_answers=True,
+    ),
+    Check(
+        "stale",
+        ("max_stale",),
+        stale,
+        "raise rollout.max_staleness, or lower rollout.max_mean_staleness",
+        before=True,
+    ),
+    Check(
+        "trimmed",
+        ("max_trimmed",),
+        trimmed,
+        "what is long is missing, and the model learns from the rest: raise timelines.max_tokens or max_timelines, set "
+        "timelines.over_long to separate, or raise rollout.max_staleness",
+        before=True,
+    ),
+    Check(
+        "equal_rewards",
+        ("max_equal_rewards",),
+        equal_rewards,
+        'take tasks that are neither too easy nor too hard; batch.full_by = "differing_tasks" fills batches with '
+        "others",
+        before=True,
+        span=_SPAN,
+    ),
+)
+"""All checks, the gravest first."""

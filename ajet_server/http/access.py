@@ -1,0 +1,42 @@
+"""What routes ask for, as FastAPI's dependencies."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from ajet_core.errors import ForbiddenError
+from ajet_server.http.token_first import TOKEN
+from ajet_server.security.guard import Access, check_access
+from ajet_server.security.tokens import Token
+
+
+# Dependencies are coroutines though they await nothing: FastAPI would run functions on threads.
+def _needs(access: Access) -> Callable[[Request], Awaitable[Token]]:
+    async def check(request: Request) -> Token:
+        # `TokenFirst` has found it before the body was read.
+        token: Token = request.scope[TOKEN]
+        try:
+            check_access(token, access)
+        except ForbiddenError as error:
+            action = f"{request.method} {request.scope['path']}"
+            await request.app.state.audit.refused(action, token.token_id, peer_of(request), error)
+            raise
+        return token
+
+    return check
+
+
+def peer_of(request: Request) -> str:
+    """The address a request came from."""
+    return request.client.host if request.client else "unknown"
+
+
+require_client = _needs("episodes")
+
+Client = Annotated[Token, Depends(require_client)]
+Control = Annotated[Token, Depends(_needs("control"))]
+Looker = Annotated[Token, Depends(_needs("look"))]
+Inspector = Annotated[Token, Depends(_needs("all episodes"))]

@@ -1,0 +1,362 @@
+"""The HTTP application: routes, who may call them, and nothing that thinks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import Body, Depends, FastAPI, Header, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response, StreamingResponse
+from pydantic import WithJsonSchema
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+from starlette.types import Receive, Send
+from starlette.types import Scope as ASGIScope
+
+from ajet_core import __version__
+from ajet_core.errors import AjetError, VersionError
+from ajet_core.protocol import (
+    PROTOCOL_HEADER,
+    SUPPORTED_VERSIONS,
+    AbortRequest,
+    ClaimRequest,
+    EndRequest,
+    EpisodeGrant,
+    EpisodeStatus,
+    EvaluationList,
+    GroupCountsAnswer,
+    GroupCountsRequest,
+    Heartbeats,
+    HeartbeatsRequest,
+    MixtureConfig,
+    MixtureStatus,
+    PauseRequest,
+    ProtocolInfo,
+    ResumeRequest,
+    RunConfig,
+    RunStatus,
+    ServerStatus,
+    StartRequest,
+    negotiate,
+)
+from ajet_server.gateway.formats.table import is_llm_path
+from ajet_server.http import http_errors, joint_routes, llm_routes, timeline_routes, token_routes
+from ajet_server.http.access import Client, Control, Looker, peer_of, require_client
+from ajet_server.http.disconnect import until_disconnect
+from ajet_server.http.documented import ENDED, ERRORS, REFUSED
+from ajet_server.http.limits import BodyLimit
+from ajet_server.http.short_cut import JsonEndpoint, ShortCut
+from ajet_server.http.token_first import METRICS_PATH, OPEN_PATHS, TokenFirst
+from ajet_server.security.audit import AuditLog
+from ajet_server.security.guard import TokenGuard
+from ajet_server.security.tokens import Token
+from ajet_server.security.visibility import (
+    engine_metrics_for,
+    evaluations_for,
+    event_for,
+    mixture_for,
+    run_for,
+    status_for,
+)
+from ajet_server.service import SwarmService
+
+_KEEPALIVE_SECONDS = 15.0
+
+# A header that is not sent is no null in it.
+_NO_NULL = WithJsonSchema({"type": "integer", "minimum": 0})
+
+_SECRETS = {
+    "token": "A control, client or view token; docs/security.md says which opens what.",
+    "episode_key": "The api_key of an episode.",
+}
+
+
+async def _check_version(request: Request) -> None:
+    """A client that names a protocol version must name one we speak."""
+    spoken = request.headers.get(PROTOCOL_HEADER)
+    if spoken is None:
+        return
+    try:
+        common = negotiate([spoken])
+    except ValueError as error:
+        raise VersionError(str(error), param=PROTOCOL_HEADER) from error
+    if common is None:
+        raise VersionError(
+            f"this server speaks protocol {', '.join(SUPPORTED_VERSIONS)}, the client {spoken}: "
+            "install a client of the same major version",
+            param=PROTOCOL_HEADER,
+        )
+
+
+def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
+    """The application of one server."""
+    settings = service.settings.server
+    app = FastAPI(
+        title="agentjet swarm server",
+        version=__version__,
+        description="The swarm protocol, version 1.",
+        docs_url=None,
+        redoc_url=None,
+        # OpenTelemetry's look for a provider is made for every request and cost 17 % of a call; agentjet
+        # has metrics and events of its own.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+        # A missing content type is taken for JSON: every body of this protocol is.
+        strict_content_type=False,
+        dependencies=[Depends(_check_version)],
+        responses=ERRORS,
+    )
+    app.state.service = service
+    audit = AuditLog(settings.run_dir.resolve())
+    app.state.audit = audit
+    app.add_exception_handler(AjetError, http_errors.on_ajet_error)
+    app.add_exception_handler(RequestValidationError, http_errors.on_validation_error)
+    app.add_exception_handler(ClientDisconnect, http_errors.on_client_gone)
+    app.add_exception_handler(HTTPException, http_errors.on_http_exception)
+    app.add_exception_handler(Exception, http_errors.on_unexpected)
+    chat = llm_routes.add_routes(app, service)
+    claim_and_end = _add_episode_routes(app, service, settings.public_url)
+    _add_run_routes(app, service, audit)
+    _add_view_routes(app, service)
+    joint_routes.add_routes(app, service)
+    timeline_routes.add_routes(app, service.store)
+    token_routes.add_routes(app, service, audit)
+    # The last one is the first that a request meets.
+    app.add_middleware(ShortCut, routes=[chat, *claim_and_end])
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_body_bytes,
+        max_in_flight=settings.max_bytes_in_flight,
+    )
+    app.add_middleware(TokenFirst, guard=guard, tenants=service.tenants, audit=audit)
+    _complete_document(app)
+    return app
+
+
+def _complete_document(app: FastAPI) -> None:
+    """Add to the OpenAPI document the routes that FastAPI does not know of, and what opens each."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generate()
+        document["paths"].update(llm_routes.OPENAPI_PATHS)
+        document["components"]["securitySchemes"] = {
+            name: {"type": "http", "scheme": "bearer", "description": description}
+            for name, description in _SECRETS.items()
+        }
+        for path, operations in document["paths"].items():
+            opened_by = "episode_key" if is_llm_path(path) else "token"
+            for operation in operations.values():
+                operation["security"] = [] if path in OPEN_PATHS else [{opened_by: []}]
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | None) -> list[Route]:
+    """Add the routes of episodes.
+
+    :return: those for `ShortCut`.
+    """
+
+    @app.post(
+        "/v1/episodes",
+        summary="Claim an episode",
+        tags=["episodes"],
+        responses={**REFUSED, **ENDED},
+    )
+    async def claim(request: Request, body: ClaimRequest, who: Client) -> EpisodeGrant:
+        base = (public_url or str(request.base_url)).rstrip("/")
+        return await until_disconnect(request, service.claim(body, who.token_id, f"{base}/v1"))
+
+    @app.post("/v1/heartbeats", summary="Renew the leases of many", tags=["episodes"])
+    async def heartbeats(body: HeartbeatsRequest, who: Client) -> Heartbeats:
+        return await service.heartbeats(body, who.token_id)
+
+    @app.post(
+        "/v1/groups", summary="How many episodes groups have", tags=["episodes"], responses=REFUSED
+    )
+    async def groups(body: GroupCountsRequest, who: Client) -> GroupCountsAnswer:
+        return await service.group_counts(body, who.token_id)
+
+    @app.post(
+        "/v1/episodes/{episode_id}/end",
+        summary="End it with its reward",
+        tags=["episodes"],
+        responses={**REFUSED, **ENDED},
+    )
+    async def end(episode_id: str, body: EndRequest, who: Client) -> EpisodeStatus:
+        await service.check_owner(episode_id, who)
+        return await service.end(episode_id, body)
+
+    @app.post(
+        "/v1/episodes/{episode_id}/abort", summary="Give it up", tags=["episodes"], responses=ENDED
+    )
+    async def abort(episode_id: str, body: AbortRequest, who: Client) -> EpisodeStatus:
+        await service.check_owner(episode_id, who)
+        return await service.abort(episode_id, body)
+
+    @app.post(
+        "/v1/episodes/{episode_id}/heartbeat",
+        summary="Renew its lease",
+        tags=["episodes"],
+        responses=ENDED,
+    )
+    async def heartbeat(episode_id: str, who: Client) -> EpisodeStatus:
+        await service.check_owner(episode_id, who)
+        return await service.heartbeat(episode_id)
+
+    @app.get("/v1/episodes/{episode_id}", summary="How it stands", tags=["episodes"])
+    async def episode(episode_id: str, who: Looker) -> EpisodeStatus:
+        await service.check_owner(episode_id, who)
+        return await service.episode(episode_id)
+
+    async def claim_at_once(request: Request, body: ClaimRequest) -> EpisodeGrant:
+        return await claim(request, body, await require_client(request))
+
+    async def end_at_once(request: Request, body: EndRequest) -> EpisodeStatus:
+        return await end(request.path_params["episode_id"], body, await require_client(request))
+
+    return [
+        Route("/v1/episodes", JsonEndpoint(ClaimRequest, claim_at_once), methods=["POST"]),
+        Route(
+            "/v1/episodes/{episode_id}/end",
+            JsonEndpoint(EndRequest, end_at_once),
+            methods=["POST"],
+        ),
+    ]
+
+
+def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> None:
+    @app.put("/v1/run", summary="Configure the run", tags=["run"], responses=REFUSED)
+    async def configure(request: Request, body: RunConfig, who: Control) -> RunStatus:
+        async with audit.action(
+            "run.configure",
+            who.token_id,
+            peer_of(request),
+            model=body.model.path,
+            engine=body.engine.name,
+            trainer=body.trainer.name,
+        ):
+            return await service.coordinator.configure(body)
+
+    @app.get("/v1/run", summary="The configured run", tags=["run"])
+    async def run(who: Looker) -> RunStatus:
+        return run_for(who, service.coordinator.run_status())
+
+    @app.post("/v1/run/start", summary="Start it", tags=["run"])
+    async def start(
+        request: Request, who: Control, body: Annotated[StartRequest | None, Body()] = None
+    ) -> RunStatus:
+        async with audit.action("run.start", who.token_id, peer_of(request)):
+            return await service.coordinator.start((body or StartRequest()).wait_seconds)
+
+    @app.post("/v1/run/pause", summary="Give out no more episodes", tags=["run"])
+    async def pause(
+        request: Request, who: Control, body: Annotated[PauseRequest | None, Body()] = None
+    ) -> RunStatus:
+        async with audit.action("run.pause", who.token_id, peer_of(request)):
+            return await service.coordinator.pause((body or PauseRequest()).reason)
+
+    @app.post("/v1/run/resume", summary="Resume after a pause", tags=["run"], responses=REFUSED)
+    async def resume(
+        request: Request, who: Control, body: Annotated[ResumeRequest | None, Body()] = None
+    ) -> RunStatus:
+        asked = body or ResumeRequest()
+        back = {} if asked.from_step is None else {"from_step": str(asked.from_step)}
+        async with audit.action("run.resume", who.token_id, peer_of(request), **back):
+            return await service.coordinator.resume(asked)
+
+    @app.post("/v1/run/preflight", summary="Try the next batch before it is trained", tags=["run"])
+    async def preflight(request: Request, who: Control) -> RunStatus:
+        async with audit.action("run.preflight", who.token_id, peer_of(request)):
+            return await service.coordinator.preflight()
+
+    @app.post("/v1/run/stop", summary="Stop it: checkpoint and export", tags=["run"])
+    async def stop(request: Request, who: Control) -> RunStatus:
+        async with audit.action("run.stop", who.token_id, peer_of(request)):
+            return await service.coordinator.stop()
+
+    @app.get("/v1/mixture", summary="The mixture of tags", tags=["run"])
+    async def mixture(who: Looker) -> MixtureStatus:
+        return mixture_for(who, service.coordinator.mixture_status())
+
+    @app.put(
+        "/v1/mixture", summary="Change it from the next batch on", tags=["run"], responses=REFUSED
+    )
+    async def change_mixture(request: Request, body: MixtureConfig, who: Control) -> MixtureStatus:
+        async with audit.action("mixture.change", who.token_id, peer_of(request)):
+            return await service.coordinator.change_mixture(body)
+
+
+def _add_view_routes(app: FastAPI, service: SwarmService) -> None:
+    @app.get("/v1/protocol", summary="What this server is", tags=["server"])
+    async def protocol() -> ProtocolInfo:
+        return ProtocolInfo(versions=list(SUPPORTED_VERSIONS), server_version=__version__)
+
+    @app.get("/v1/status", summary="What it is doing", tags=["server"])
+    async def status(who: Looker) -> ServerStatus:
+        return status_for(who, await service.status())
+
+    @app.get("/v1/evaluations", summary="What evaluations came to", tags=["server"])
+    async def evaluations(who: Looker) -> EvaluationList:
+        return EvaluationList(evaluations=evaluations_for(who, service.evaluations.all()))
+
+    @app.get(
+        METRICS_PATH,
+        summary="The status for Prometheus, and what the engine measures by itself",
+        tags=["server"],
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {}}, "description": "Text exposition format"}},
+    )
+    async def metrics(who: Looker) -> Response:
+        # Here: who never scrapes it need not have the library loaded.
+        from ajet_server.observe.prometheus import CONTENT_TYPE, exposition
+
+        text = exposition(status_for(who, await service.status()))
+        engine = engine_metrics_for(who, await service.engine_metrics())
+        return Response(text + engine.encode(), media_type=CONTENT_TYPE)
+
+    @app.get(
+        "/v1/events",
+        summary="What happens, as it happens",
+        tags=["server"],
+        response_class=StreamingResponse,
+        responses={
+            200: {"content": {"text/event-stream": {}}, "description": "Server-sent events"}
+        },
+    )
+    async def events(
+        who: Looker, last_event_id: Annotated[int | None, Header(ge=0), _NO_NULL] = None
+    ) -> StreamingResponse:
+        return _EventStream(service, who, last_event_id)
+
+
+class _EventStream(StreamingResponse):
+    """What `token` may see, until it is dead or its holder goes away."""
+
+    def __init__(self, service: SwarmService, token: Token, after: int | None) -> None:
+        super().__init__(
+            self._lines(service, token, after),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store"},
+        )
+        self._counted = service.tenants.stream(token)
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        with self._counted:
+            await super().__call__(scope, receive, send)
+
+    async def _lines(
+        self, service: SwarmService, token: Token, after: int | None
+    ) -> AsyncIterator[str]:
+        yield ": connected\n\n"
+        async for owned in service.events.read(after, _KEEPALIVE_SECONDS):
+            if token.why_dead(time.time()):
+                return
+            if owned is None:
+                yield ": keep-alive\n\n"
+            elif (event := event_for(token, owned.event, owned.owner)) is not None:
+                yield f"id: {event.id}\nevent: {event.type}\ndata: {event.model_dump_json()}\n\n"

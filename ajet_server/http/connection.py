@@ -1,0 +1,249 @@
+"""What one connection may cost, before anybody knows who is at its other end.
+
+uvicorn's httptools protocol waits for a request for ever and takes a head of any size. Here a head has a size and a
+time, a body and the reading of an answer have a pace, and there are only so many connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from ajet_core.errors import AjetError, BusyError, HeadTooLargeError, SlowRequestError
+from ajet_server.http.disconnect import left_unread
+from ajet_server.http.http_errors import error_response
+
+MAX_HEAD_BYTES = 32 * 1024
+MAX_HEADERS = 128
+MAX_URL_BYTES = 16 * 1024
+# A sender of a body gets one more second for so many bytes, and may frame each byte as a chunk of its own.
+BYTES_PER_SECOND = 16 * 1024
+_FRAMING = 8
+# Connections that are looked at to find one that has brought nothing yet.
+_LOOKED_AT = 64
+# So many are told why they are turned away; what comes beyond is closed without a word.
+_TOLD = 64
+_RETRY_SECONDS = 1.0
+
+_NOTHING, _HEAD, _BODY, _DONE = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits on connections.
+
+    :param connections: open ones, of anybody.
+    :param seconds: for a head; for a body on top of what its size allows; for the next 64 KiB of an answer to be
+        read.
+    """
+
+    connections: int
+    seconds: float
+
+
+def guarded_protocol(limits: ConnectionLimits) -> type[GuardedProtocol]:
+    """The protocol class for uvicorn."""
+    return type("LimitedProtocol", (GuardedProtocol,), {"limits": limits})
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with limits. A request that arrives in one piece costs two assignments more."""
+
+    limits: ClassVar[ConnectionLimits]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._phase = _NOTHING
+        self._fresh = False
+        self._received = 0
+        self._body_bytes = 0
+        self._since = 0.0
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    # --- Connection -------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """As in the base class; there may be too many already."""
+        super().connection_made(transport)
+        beyond = len(self.connections) - self.limits.connections
+        if beyond > 0 and self._make_room():
+            beyond -= 1
+        if beyond > _TOLD:
+            transport.abort()
+            return
+        if beyond > 0:
+            text = f"{self.limits.connections} connections are open, the limit of this server"
+            self.app = _Refusal(BusyError(text, retry_after=_RETRY_SECONDS))
+        self._expect()
+
+    def _make_room(self) -> bool:
+        """Close a connection that has not brought a whole head yet: who only holds connections keeps nobody out."""
+        for other in islice(self.connections, _LOOKED_AT):
+            if other is not self and isinstance(other, GuardedProtocol) and other.cycle is None:
+                self.connections.discard(other)
+                other.transport.abort()
+                return True
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As in the base class; an answer that was not read may be asked for again."""
+        # Asked of the latest request alone: who sends another one has read the answer before it.
+        if self.cycle is not None and self._is_unread(exc):
+            left_unread(self.cycle.scope["state"])
+        super().connection_lost(exc)
+        self._forget_read_timer()
+        self._forget_write_timer()
+
+    def _is_unread(self, exc: Exception | None) -> bool:
+        """Whether it is certain that the client has not read all of the answer.
+
+        A client that closes a connection with something left to be read resets it. With TLS that is no sign: it also
+        is reset by our farewell, when the client was quicker with its own.
+        """
+        if not self.cycle.response_complete or self.flow.write_paused:
+            return True
+        return isinstance(exc, ConnectionError) and self.scheme == "http"
+
+    def data_received(self, data: bytes) -> None:
+        """As in the base class; what is not complete has to go on coming."""
+        super().data_received(data)
+        if self._phase == _DONE and not self._idle():
+            if self._read_timer is not None:
+                self._forget_read_timer()
+            return
+        if self.transport.is_closing():
+            return
+        # The piece in which a message begins may hold the end of the one before.
+        self._received += 0 if self._fresh else len(data)
+        self._fresh = False
+        if self._phase == _HEAD and self._received > MAX_HEAD_BYTES:
+            self._refuse(HeadTooLargeError(_HEAD_TEXT))
+        elif self._received > MAX_HEAD_BYTES + _FRAMING * self._body_bytes:
+            self._refuse(HeadTooLargeError("the body has more framing than content"))
+        elif self._read_timer is None:
+            self._expect()
+
+    def _idle(self) -> bool:
+        """Whether the client sent something that is no request yet, which ended uvicorn's wait for one."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and self.timeout_keep_alive_task is None and not self.pipeline
+
+    # --- Reading ----------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """As in the base class."""
+        super().on_message_begin()
+        self._phase = _HEAD
+        self._fresh = True
+        self._received = self._body_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        """As in the base class, unless the head is too large to be looked at."""
+        self._phase = _BODY
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if (
+            size <= MAX_HEAD_BYTES
+            and len(self.headers) <= MAX_HEADERS
+            and len(self.url) <= MAX_URL_BYTES
+        ):
+            super().on_headers_complete()
+            # Fields after the body are no headers of the request.
+            self.headers = []
+            return
+        app = self.app
+        self.app = _Refusal(HeadTooLargeError(_HEAD_TEXT))
+        try:
+            super().on_headers_complete()
+        finally:
+            self.app = app
+
+    def on_body(self, body: bytes) -> None:
+        """As in the base class."""
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """As in the base class."""
+        self._phase = _DONE
+        super().on_message_complete()
+
+    def _expect(self) -> None:
+        """Give the client its time from now on."""
+        self._since = self.loop.time()
+        self._read_timer = self.loop.call_later(self.limits.seconds, self._look)
+
+    def _look(self) -> None:
+        """Whether the client has kept the pace."""
+        if self.transport.is_closing():
+            return
+        now = self.loop.time()
+        until = self._since + self.limits.seconds + self._body_bytes / BYTES_PER_SECOND
+        # While we do not read, it is not the client who is late.
+        if now < until or (self.flow.read_paused and self._phase == _BODY):
+            self._read_timer = self.loop.call_later(max(1.0, until - now), self._look)
+            return
+        text = f"the request did not arrive within {now - self._since:.0f} s (setting server.request_seconds)"
+        self._refuse(SlowRequestError(text))
+
+    def _refuse(self, error: AjetError) -> None:
+        """Answer what there is of a request, if nothing was answered before, and close."""
+        if self._phase == _HEAD:
+            self.transport.write(_raw_answer(error, ""))
+        elif self._phase == _BODY and not self.cycle.response_started:
+            self.transport.write(_raw_answer(error, self.scope["path"]))
+        self.transport.close()
+
+    def _forget_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+    # --- Writing ----------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        """As in the base class; the client has to go on reading."""
+        super().pause_writing()
+        self._forget_write_timer()
+        self._write_timer = self.loop.call_later(self.limits.seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """As in the base class."""
+        super().resume_writing()
+        self._forget_write_timer()
+
+    def _forget_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+
+_HEAD_TEXT = (
+    f"the head of the request is too large: at most {MAX_HEADERS} headers, {MAX_URL_BYTES} bytes of URL and "
+    f"{MAX_HEAD_BYTES} bytes in all"
+)
+
+
+class _Refusal:
+    """An application that answers every request with one error."""
+
+    def __init__(self, error: AjetError) -> None:
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = error_response(self._error, scope["path"])
+        answer.headers["connection"] = "close"
+        app: ASGIApp = answer
+        await app(scope, receive, send)
+
+
+def _raw_answer(error: AjetError, path: str) -> bytes:
+    answer = error_response(error, path)
+    headers = [*answer.raw_headers, (b"connection", b"close")]
+    lines = [b"%b: %b\r\n" % header for header in headers]
+    return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", bytes(answer.body)])

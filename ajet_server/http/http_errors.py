@@ -1,0 +1,119 @@
+"""Errors as HTTP answers: in our own form, and in the dialect's on the routes agents use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.routing import Match, Route
+from starlette.types import Scope
+
+from ajet_core.errors import AjetError, BodyTooLargeError, BusyError, NotFoundError, RequestError
+from ajet_core.protocol import ErrorBody, ErrorDetail
+from ajet_server.gateway.formats.table import dialect_of, is_llm_path
+
+# What proxies log for a client that closed the connection.
+CLIENT_CLOSED_REQUEST = 499
+
+
+def error_response(error: AjetError, path: str) -> JSONResponse:
+    """The answer for `error`, in the form that callers of `path` understand."""
+    headers = {}
+    if error.retry_after is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after))
+    if is_llm_path(path):
+        content = dialect_of(path).error(error)
+        # The official SDKs repeat on some statuses by themselves; this header tells them when it is useless. What
+        # nobody foresaw may pass: they do as they think best.
+        if type(error) is not AjetError:
+            headers["x-should-retry"] = "true" if error.retry_after is not None else "false"
+    else:
+        content = ErrorBody(error=ErrorDetail(**error.to_payload())).model_dump()
+    return JSONResponse(content, status_code=error.status, headers=headers)
+
+
+def note_refusal(scope: Scope, error: AjetError) -> None:
+    """Count a request that was refused because its client asks for too much."""
+    if error.status == BusyError.status:
+        scope["app"].state.service.throttled.note(error.message)
+
+
+async def on_ajet_error(request: Request, error: Exception) -> JSONResponse:
+    """Handler for our own errors."""
+    assert isinstance(error, AjetError)
+    note_refusal(request.scope, error)
+    return error_response(error, request.url.path)
+
+
+async def on_validation_error(request: Request, error: Exception) -> JSONResponse:
+    """Handler for bodies and parameters that are not what the protocol says."""
+    assert isinstance(error, RequestValidationError)
+    return error_response(request_error(error.errors()), request.url.path)
+
+
+async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
+    """Handler for unknown routes and methods."""
+    assert isinstance(error, HTTPException)
+    described: AjetError
+    if error.status_code == BodyTooLargeError.status:
+        described = BodyTooLargeError(error.detail)
+    elif error.status_code == BusyError.status:
+        described = BusyError(error.detail, retry_after=1.0)
+    elif error.status_code in (404, 405):
+        described = NotFoundError(f"{request.method} {request.url.path}: {error.detail}")
+    elif error.status_code == 400:
+        # FastAPI's own answer to a body its JSON parser gives up on, such as one nested too deeply.
+        described = RequestError("the body cannot be parsed as JSON")
+    else:
+        described = RequestError(error.detail)
+    answer = error_response(described, request.url.path)
+    answer.status_code = error.status_code
+    if error.status_code == 405:
+        answer.headers["allow"] = ", ".join(_methods(request))
+    return answer
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods that the path of a request has."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return sorted(found)
+
+
+async def on_client_gone(request: Request, _: Exception) -> JSONResponse:
+    """Handler for clients that hang up while they send a body: nobody reads the answer."""
+    answer = error_response(RequestError("the client went away"), request.url.path)
+    answer.status_code = CLIENT_CLOSED_REQUEST
+    return answer
+
+
+async def on_unexpected(request: Request, _: Exception) -> JSONResponse:
+    """Handler for defects: the server logs the traceback, the client gets a plain error."""
+    return error_response(internal_error(), request.url.path)
+
+
+def internal_error() -> AjetError:
+    """What clients are told of a defect."""
+    return AjetError("internal error; the server's log has the details")
+
+
+def request_error(problems: Sequence[Any]) -> RequestError:
+    """One error for pydantic's list of problems; names each field, and does not repeat its value."""
+    texts = []
+    for problem in problems[:5]:
+        if problem["type"] == "model_attributes_type" and tuple(problem["loc"]) == ("body",):
+            texts.append("the body is not a JSON object sent as application/json")
+            continue
+        where = ".".join(str(part) for part in problem["loc"] if part != "body") or "body"
+        texts.append(f"{where}: {problem['msg'].removeprefix('Value error, ')}")
+    if len(problems) > 5:
+        texts.append(f"and {len(problems) - 5} more")
+    first = ".".join(str(part) for part in problems[0]["loc"] if part != "body") or None
+    return RequestError("; ".join(texts), param=first)

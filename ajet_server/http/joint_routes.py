@@ -1,0 +1,48 @@
+"""The routes of joint episodes."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from ajet_core.protocol import (
+    EndRequest,
+    EpisodeStatus,
+    JointOutcomes,
+    JointOutcomesRequest,
+    PreparedParts,
+)
+from ajet_server.http.access import Client, Looker
+from ajet_server.http.documented import ENDED, REFUSED
+from ajet_server.service import SwarmService
+
+
+def add_routes(app: FastAPI, service: SwarmService) -> None:
+    """Add them."""
+
+    @app.post(
+        "/v1/episodes/{episode_id}/prepare",
+        summary="Close a part of a joint episode with its reward",
+        tags=["joint"],
+        responses={**REFUSED, **ENDED},
+    )
+    async def prepare(episode_id: str, body: EndRequest, who: Client) -> EpisodeStatus:
+        await service.check_owner(episode_id, who)
+        return await service.prepare(episode_id, body)
+
+    @app.post(
+        "/v1/episodes/{episode_id}/commit",
+        summary="Its arbiter has ended it: end a prepared part",
+        tags=["joint"],
+        responses=ENDED,
+    )
+    async def commit(episode_id: str, who: Client) -> EpisodeStatus:
+        await service.check_owner(episode_id, who)
+        return await service.commit(episode_id)
+
+    @app.get("/v1/joint", summary="Prepared parts of this token", tags=["joint"])
+    async def prepared(who: Client) -> PreparedParts:
+        return service.joint.prepared(who.token_id)
+
+    @app.post("/v1/joint/outcomes", summary="How joint episodes ended", tags=["joint"])
+    async def outcomes(body: JointOutcomesRequest, who: Looker) -> JointOutcomes:  # noqa: ARG001 - any valid token
+        return await service.joint.outcomes(body.joint_ids, service.coordinator.run_id)

@@ -1,0 +1,153 @@
+"""The routes agents call with their episode's key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from ajet_core.errors import (
+    NotFoundError,
+    UnsupportedError,
+)
+from ajet_server.gateway.formats.dialect import Dialect
+from ajet_server.gateway.formats.evaluated import evaluated
+from ajet_server.gateway.formats.models import model_object, models_list
+from ajet_server.gateway.formats.retries import SameRequest
+from ajet_server.gateway.formats.speakers import speaker
+from ajet_server.gateway.formats.table import DIALECTS, KEY_PREFIX, MESSAGES
+from ajet_server.gateway.model_calls import ModelCall, completion_service
+from ajet_server.http.disconnect import until_disconnect
+from ajet_server.security.auth import bearer
+from ajet_server.service import SwarmService
+
+MODELS_PATH = "/v1/models"
+COUNT_PATH = "/v1/messages/count_tokens"
+EMBEDDINGS_PATH = "/v1/embeddings"
+AGENT_HEADER = "x-ajet-agent"
+_KEY_IN_PATH = f"{KEY_PREFIX}{{episode_key}}"
+_MAX_AGENT_NAME = 256
+
+
+def add_routes(app: FastAPI, service: SwarmService) -> Route:
+    """Add the routes of all dialects.
+
+    They are plain Starlette routes: their bodies are parsed by the dialect, which knows what to be liberal
+    with. `OPENAPI_PATHS` describes them.
+
+    :return: the one for `ShortCut`.
+    """
+
+    async def models(request: Request) -> Response:
+        await service.episodes.authenticate(episode_key(request))
+        name = service.coordinator.model_name or "default"
+        return JSONResponse(models_list(name, int(service.started_at)))
+
+    async def model(request: Request) -> Response:
+        await service.episodes.authenticate(episode_key(request))
+        name = service.coordinator.model_name or "default"
+        asked = request.path_params["model"]
+        if asked != name:
+            raise NotFoundError(f"there is no model {asked[:80]!r}, only {name!r}")
+        return JSONResponse(model_object(name, int(service.started_at)))
+
+    async def count_tokens(request: Request) -> Response:
+        episode = await service.episodes.authenticate(episode_key(request))
+        asked = MESSAGES.read_to_count(await request.body())
+        completions = await completion_service(service)
+        counted = await until_disconnect(request, completions.count(episode.session, asked))
+        return JSONResponse({"input_tokens": counted})
+
+    async def embeddings(request: Request) -> Response:
+        await service.episodes.authenticate(episode_key(request))
+        raise UnsupportedError(
+            "this server hosts a model that writes text and makes no embeddings: ask another server for them"
+        )
+
+    routes = []
+    for path, dialect in DIALECTS.items():
+        for prefix in ("", _KEY_IN_PATH):
+            routes.append(Route(prefix + path, _Calls(service, dialect), methods=["POST"]))
+    app.router.routes += routes
+    for prefix in ("", _KEY_IN_PATH):
+        for path, method, answer in (
+            (MODELS_PATH, "GET", models),
+            (MODELS_PATH + "/{model:path}", "GET", model),
+            (COUNT_PATH, "POST", count_tokens),
+            (EMBEDDINGS_PATH, "POST", embeddings),
+        ):
+            app.add_route(prefix + path, answer, methods=[method], include_in_schema=False)
+    return routes[0]
+
+
+def episode_key(request: Request) -> str:
+    """The key that a request comes with: in its path, or in a header."""
+    in_path = request.path_params.get("episode_key")
+    return str(in_path) if in_path else bearer(request.headers)
+
+
+def _agent_name(request: Request) -> str:
+    """Who makes a call, "" if nobody says. Names are sent in UTF-8; whatever else there is, is read as far as it goes."""
+    name = request.headers.get(AGENT_HEADER, "")
+    return name.encode("latin-1").decode(errors="replace")[:_MAX_AGENT_NAME]
+
+
+class _Calls:
+    """An ASGI application of its own, so that a call counts until the last byte of its answer is sent."""
+
+    def __init__(self, service: SwarmService, dialect: Dialect) -> None:
+        self._service = service
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        service = self._service
+        episode = await service.episodes.authenticate(episode_key(request))
+        with service.tenants.call(episode.record, episode.session.next_index):
+            body = await request.body()
+            asked = self._dialect.read(body, episode.session)
+            if episode.record.kind == "eval":
+                sampling = service.evaluations.config.sampling
+                asked = replace(asked, request=evaluated(asked.request, sampling))
+            agent = _agent_name(request) or speaker(
+                asked.request.messages, service.coordinator.agents
+            )
+            same = SameRequest.read(request.headers, scope["path"], agent, body)
+            call = ModelCall(service, episode, request, self._dialect, asked, agent, same)
+            response = await call.answer()
+            await response(scope, receive, send)
+
+
+def _operation(summary: str, *, body: bool) -> dict[str, Any]:
+    """An operation in the words of OpenAPI; the dialect's own specification says the rest."""
+    anything: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    failed = {"description": "An error in the dialect's form.", "content": anything}
+    return {
+        "summary": summary,
+        "tags": ["agents"],
+        **({"requestBody": {"required": True, "content": anything}} if body else {}),
+        "responses": {
+            "200": {"description": "As the dialect's own specification says.", "content": anything},
+            "400": {
+                **failed,
+                "description": "The request does not fit the dialect, or asks for what the model cannot do.",
+            },
+            "410": {**failed, "description": "The episode has ended."},
+            "4XX": failed,
+            "5XX": failed,
+        },
+    }
+
+
+OPENAPI_PATHS: dict[str, dict[str, Any]] = {
+    **{
+        path: {"post": _operation(dialect.summary, body=True)} for path, dialect in DIALECTS.items()
+    },
+    COUNT_PATH: {"post": _operation("Tokens of Anthropic messages", body=True)},
+    MODELS_PATH: {"get": _operation("The served model", body=False)},
+}

@@ -1,0 +1,51 @@
+"""The route that shows an episode's token tree to who may see all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from ajet_core.errors import EpisodeNotFoundError
+from ajet_core.interfaces import SampleStore
+from ajet_core.protocol import EpisodeTimelines, TimelineConfig
+from ajet_server.http.access import Inspector
+from ajet_server.observe.timeline_view import episode_timelines, merge_episode
+
+
+def add_routes(app: FastAPI, store: SampleStore) -> None:
+    """Add ``GET /v1/timelines/{episode_id}``; the tree holds all that agents said."""
+
+    @app.get(
+        "/v1/timelines/{episode_id}",
+        summary="The calls of an episode as a tree of tokens",
+        tags=["episodes"],
+        response_model=EpisodeTimelines,
+    )
+    async def timelines(episode_id: str, _: Inspector) -> Response:
+        content = await timelines_json(store, episode_id)
+        return Response(content, media_type="application/json")
+
+
+async def timelines_json(store: SampleStore, episode_id: str) -> str:
+    """The `EpisodeTimelines` of a stored episode.
+
+    :raises EpisodeNotFoundError: there is none of this id.
+    """
+    record = await store.get_episode(episode_id)
+    if record is None:
+        raise EpisodeNotFoundError(f"this server has no episode {episode_id}")
+    run = await store.get_run()
+    config = {} if run is None else json.loads(run.config_json)
+    policy = TimelineConfig.model_validate(config.get("timelines", {})).policy
+    calls = (await store.calls([episode_id]))[episode_id]
+    scores = await store.scores(episode_id)
+
+    def write() -> str:
+        merged = merge_episode(episode_id, calls, policy)
+        return episode_timelines(record, merged, scores).model_dump_json()
+
+    # Long episodes are megabytes of JSON: other requests must not wait for them.
+    return await asyncio.to_thread(write)

@@ -1,0 +1,156 @@
+"""An episode's records as `EpisodeTimelines`. Pure: for the route, for ``ajet inspect`` and its page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ajet_core.interfaces import CallScore, EpisodeRecord
+from ajet_core.protocol import (
+    EpisodeTimelines,
+    TimelineCall,
+    TimelineFork,
+    TimelineNode,
+    TimelineRole,
+    TimelineSampling,
+)
+from ajet_core.timeline import Call, MergePolicy, TokenTree, TokenTrie
+from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
+from ajet_server.observe.forks import Fork, find_forks
+from ajet_server.observe.roles import node_roles
+from ajet_server.security.tenants import shown_group
+
+ABORTED = "abort"
+"""Finish reason of calls that are recorded and not trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergedEpisode:
+    """An episode's calls, merged.
+
+    :param tree: all of them.
+    :param seen: those whose answer their agent saw: what training is made of.
+    :param forks: of `seen`.
+    """
+
+    policy: MergePolicy
+    tree: TokenTree
+    seen: TokenTree
+    forks: list[Fork]
+
+    @property
+    def paid_again(self) -> int:
+        """Tokens that were computed again although an earlier call said the same."""
+        return sum(fork.paid_again for fork in self.forks)
+
+
+def merge_episode(episode_id: str, calls: Sequence[Call], policy: MergePolicy) -> MergedEpisode:
+    """Merge the calls of one episode, given in order of their index."""
+    tree = _tree(episode_id, calls, policy)
+    kept = [call for call in calls if call.finish_reason != ABORTED]
+    seen = tree if len(kept) == len(calls) else _tree(episode_id, kept, policy)
+    return MergedEpisode(policy, tree, seen, find_forks(seen))
+
+
+def episode_timelines(
+    record: EpisodeRecord, merged: MergedEpisode, scores: Mapping[str, CallScore]
+) -> EpisodeTimelines:
+    """The message about an episode.
+
+    :param scores: by call id.
+    """
+    tree, seen = merged.tree, merged.seen
+    roles = node_roles(tree)
+    return EpisodeTimelines(
+        episode_id=record.episode_id,
+        task_id=record.task_id,
+        group=shown_group(record.group),
+        kind=record.kind,
+        tag=record.tag,
+        state=record.state,
+        reward=_finite(record.reward),
+        agent_rewards={
+            clean(agent): reward
+            for agent, reward in record.agent_rewards.items()
+            if math.isfinite(reward)
+        },
+        reason=clean(record.reason),
+        batch_id=record.batch_id if record.state == "ended" else None,
+        policy=merged.policy,
+        timelines=len(seen.leaves()),
+        tokens_raw=seen.tokens_raw,
+        tokens=seen.tokens,
+        tokens_altered=seen.tokens_altered,
+        nodes=[
+            TimelineNode(
+                parent=node.parent,
+                token_ids=node.token_ids,
+                samplings=[TimelineSampling(call=s.call, start=s.start) for s in node.samplings],
+                roles=[
+                    TimelineRole(
+                        start=role.start, end=role.end, role=clean(role.role), name=clean(role.name)
+                    )
+                    for role in roles[number]
+                ],
+            )
+            for number, node in enumerate(tree.nodes)
+        ],
+        calls=[
+            _call(call, end, scores.get(call.call_id), record.call_rewards.get(call.call_id))
+            for call, end in zip(tree.calls, tree.ends, strict=True)
+        ],
+        forks=[
+            TimelineFork(
+                call_id=fork.call_id,
+                before_call_id=fork.before_call_id,
+                kind=fork.kind,
+                message=fork.message,
+                role=clean(fork.role),
+                field=fork.field,
+                before=clean(fork.before),
+                after=clean(fork.after),
+                shared=fork.shared,
+                paid_again=fork.paid_again,
+            )
+            for fork in merged.forks
+        ],
+    )
+
+
+def clean(text: str) -> str:
+    """`text` as UTF-8 can write it: agents may send half a surrogate pair."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _tree(episode_id: str, calls: Sequence[Call], policy: MergePolicy) -> TokenTree:
+    trie = TokenTrie(episode_id, policy)
+    for call in calls:
+        trie.add(call)
+    return trie.tree()
+
+
+def _call(call: Call, end: int, score: CallScore | None, reward: float | None) -> TimelineCall:
+    return TimelineCall(
+        call_id=call.call_id,
+        index=call.index,
+        agent=clean(call.agent),
+        finish_reason=call.finish_reason,
+        temperature=call.temperature,
+        end=end,
+        parent_call_id=call.parent_call_id,
+        prompt_tokens=call.prompt_length,
+        logprobs=[_finite(value) for value in call.logprobs],
+        trainer_logprobs=[] if score is None else [_finite(value) for value in score.logprobs],
+        policy_versions=call.policy_versions,
+        advantage=None if score is None else _finite(score.advantage),
+        reward=_finite(reward),
+        created_at=call.created_at,
+        drift_tokens=int(call.metadata.get(DRIFT_TOKENS, 0)),
+        echo_fields=call.metadata.get(ECHO_FIELDS, ""),
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no word for the others."""
+    return value if value is not None and math.isfinite(value) else None

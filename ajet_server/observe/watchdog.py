@@ -1,0 +1,259 @@
+"""Names what keeps a server from going on: every state has a time after which it is explained."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ajet_core.protocol import BatchProgress, Finding, ServerState, SetAside, TagProgress
+from ajet_server.observe.events import EventLog
+
+_log = logging.getLogger("ajet.server")
+
+_SHOWN = 3
+# Below this nobody would call a pause between two calls a wait.
+_QUIET_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenView:
+    """An open episode.
+
+    :param idle: seconds since its last model call.
+    :param lease_left: seconds until it is aborted.
+    :param steps_ago: steps that were trained since it was claimed.
+    :param late: a complete batch waits for its task, which would be too old for the next one.
+    """
+
+    episode_id: str
+    task_id: str
+    client_id: str
+    idle: float
+    lease_left: float
+    calls: int
+    steps_ago: int = 0
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DoubtView:
+    """A prepared part of a joint episode.
+
+    :param waited: seconds since it was prepared.
+    :param why: what is not known, and of whom.
+    """
+
+    episode_id: str
+    arbiter: str
+    waited: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """What the watchdog looks at. Times are seconds.
+
+    :param in_state: for how long the server is in its state.
+    :param still: since a claim, a call or an end last moved anything.
+    :param late_waited: for how long a complete batch has waited for late episodes, of `late_seconds` that it does.
+    :param lacking: begun tasks of the batch: name, episodes ended, episodes open.
+    :param tags: how full the batch is by tag of the mixture.
+    :param dull: complete tasks whose rewards are all equal, where the batch asks for others.
+    :param throttled: requests that were refused with 429 in the last minute, and the last refusal.
+    :param in_doubt: prepared parts of joint episodes.
+    :param unread_calls: why calls of tools that were offered are not told from text.
+    :param training: a step is trained; in async mode rollouts may have to wait for it.
+    :param doing: what a state other than ROLLING is busy with, or the training.
+    """
+
+    state: ServerState
+    in_state: float
+    still: float
+    open: Sequence[OpenView] = ()
+    late_waited: float = 0.0
+    late_seconds: float = 0.0
+    waiting_claims: int = 0
+    batch: BatchProgress | None = None
+    episodes_per_task: int = 0
+    lacking: Sequence[tuple[str, int, int]] = ()
+    tags: Mapping[str, TagProgress] = field(default_factory=dict)
+    dull: int = 0
+    throttled: tuple[int, str] = (0, "")
+    unread_calls: str = ""
+    engine_stalled: float = 0.0
+    paused: str = ""
+    set_aside: Sequence[SetAside] = ()
+    in_doubt: Sequence[DoubtView] = ()
+    doing: str = ""
+    training: bool = False
+
+
+def diagnose(view: ServerView, stuck_seconds: float) -> list[Finding]:
+    """What somebody should know, what keeps the server from going on first.
+
+    :param stuck_seconds: a cause that has lasted for so long is called stuck.
+    """
+
+    def finding(code: str, message: str, seconds: float) -> Finding:
+        stuck = seconds >= stuck_seconds
+        return Finding(code=code, message=message, seconds=round(seconds, 3), stuck=stuck)
+
+    found: list[Finding] = []
+    if view.state is ServerState.PAUSED:
+        found.append(finding("paused", f"the run is paused: {view.paused}", view.in_state))
+    elif view.state is ServerState.ROLLING:
+        found += [finding(*cause) for cause in _why_rolling_waits(view)]
+    elif view.state is not ServerState.OFFLINE and view.in_state >= stuck_seconds:
+        message = f"{view.state} for {view.in_state:.0f} s: {view.doing}"
+        found.append(finding("slow_state", message, view.in_state))
+    refused, last = view.throttled
+    if refused:
+        found.append(
+            Finding(
+                code="throttled",
+                message=f"{refused} requests were refused with 429 in the last minute: {last}",
+                seconds=60.0,
+                stuck=False,
+            )
+        )
+    if view.unread_calls:
+        found.append(
+            Finding(code="tool_calls_unread", message=view.unread_calls, seconds=0.0, stuck=False)
+        )
+    if doubtful := [part for part in view.in_doubt if part.waited >= _QUIET_SECONDS]:
+        longest = max(part.waited for part in doubtful)
+        found.append(finding("joint_in_doubt", _in_doubt(doubtful), longest))
+    if view.set_aside:
+        found.append(
+            Finding(code="tasks_set_aside", message=_set_aside(view), seconds=0.0, stuck=False)
+        )
+    return found
+
+
+def _why_rolling_waits(view: ServerView) -> Iterator[tuple[str, str, float]]:
+    if view.engine_stalled > _QUIET_SECONDS:
+        calls = sum(episode.calls for episode in view.open)
+        text = f"the engine has sampled nothing for {view.engine_stalled:.0f} s; {calls} calls wait for it"
+        yield "engine_stalled", text, view.engine_stalled
+        return
+    if late := [episode for episode in view.open if episode.late]:
+        yield "waiting_for_late", _late(late, view), view.late_waited
+        return
+    if view.still < _QUIET_SECONDS or any(episode.calls for episode in view.open):
+        return
+    if view.training:
+        if view.waiting_claims:
+            text = f"{view.doing}; {view.waiting_claims} claims wait, rollouts are as far ahead of it as they may be"
+            yield "slow_state", text, view.still
+    elif view.open:
+        yield "waiting_for_episodes", _waiting(view), min(e.idle for e in view.open)
+    elif view.dull and view.batch is not None:
+        text = (
+            f"{view.dull} tasks are complete, but all rewards of each are equal, and the batch takes only tasks whose "
+            f"rewards differ ({view.batch.ready} of {view.batch.needed}): give it other tasks, or batch.full_by "
+            '= "tasks"'
+        )
+        yield "no_signal", text, view.still
+    elif view.lacking or view.waiting_claims:
+        yield "incomplete_tasks", _incomplete(view), view.still
+    else:
+        text = f"no client has asked for an episode or rolled one out for {view.still:.0f} s"
+        yield "no_client", "; ".join(filter(None, [text, shortage(view.batch)])), view.still
+
+
+def shortage(batch: BatchProgress | None) -> str:
+    """What the batch lacks, in words that name no task."""
+    if batch is None:
+        return ""
+    unit = "episodes" if batch.full_by == "episodes" else "tasks"
+    return (
+        f"the batch has {batch.ready} of {batch.needed} {unit}, and is trained once clients have rolled out "
+        f"{max(1, batch.needed - batch.ready)} more"
+    )
+
+
+def _waiting(view: ServerView) -> str:
+    longest = sorted(view.open, key=lambda episode: -episode.idle)
+    told = ", ".join(
+        f"task {e.task_id!r} (episode {e.episode_id} of client {e.client_id}: no model call for {e.idle:.0f} s, "
+        f"its lease ends in {e.lease_left:.0f} s)"
+        for e in longest[:_SHOWN]
+    )
+    more = f" and {len(longest) - _SHOWN} more" if len(longest) > _SHOWN else ""
+    return f"waiting for {told}{more}; {view.waiting_claims} claims wait for a place"
+
+
+def _late(late: Sequence[OpenView], view: ServerView) -> str:
+    oldest = sorted(late, key=lambda episode: -episode.steps_ago)
+    told = ", ".join(
+        f"task {e.task_id!r} of client {e.client_id} (episode {e.episode_id}, begun {e.steps_ago} steps ago)"
+        for e in oldest[:_SHOWN]
+    )
+    more = f" and {len(oldest) - _SHOWN} more" if len(oldest) > _SHOWN else ""
+    left = max(0.0, view.late_seconds - view.late_waited)
+    return (
+        f"the batch is complete and waits for {told}{more}, too old for the next batch; what has not ended in "
+        f"{left:.0f} s is aborted (setting rollout.late_seconds)"
+    )
+
+
+def _incomplete(view: ServerView) -> str:
+    size = view.episodes_per_task
+    told = ", ".join(f"{name!r} has {ended} of {size}" for name, ended, _ in view.lacking[:_SHOWN])
+    more = f" and {len(view.lacking) - _SHOWN} more" if len(view.lacking) > _SHOWN else ""
+    lacking = (
+        f"waiting for episodes of tasks that no client rolls out: {told}{more}" if told else ""
+    )
+    ready = f"{view.batch.ready} of {view.batch.needed} complete" if view.batch is not None else ""
+    if view.waiting_claims:
+        asked = f"the {view.waiting_claims} waiting claims are for tasks that are complete in this batch"
+        if short := [
+            f"{tag!r} ({p.ready} of {p.places})"
+            for tag, p in view.tags.items()
+            if p.ready < p.places
+        ]:
+            asked += f", or for tags that have their places in it; it waits for {', '.join(short)}"
+        return "; ".join(filter(None, [asked, lacking, ready]))
+    return f"{lacking} ({ready}); start a client for them, or for other tasks"
+
+
+def _in_doubt(parts: Sequence[DoubtView]) -> str:
+    longest = sorted(parts, key=lambda part: -part.waited)
+    told = "; ".join(
+        f"episode {p.episode_id} for {p.waited:.0f} s, whose arbiter is {p.arbiter!r}: {p.why}"
+        for p in longest[:_SHOWN]
+    )
+    more = f"; and {len(longest) - _SHOWN} more" if len(longest) > _SHOWN else ""
+    return f"{len(longest)} prepared parts of joint episodes wait for their arbiter: {told}{more}"
+
+
+def _set_aside(view: ServerView) -> str:
+    told = "; ".join(
+        f"{aside.task_id!r} after {aside.aborts} failures, the last: {aside.reason}"
+        if aside.task_id
+        else f"all of client {aside.client_id}, whose episodes could not be trained: {aside.reason}"
+        for aside in view.set_aside[:_SHOWN]
+    )
+    more = f"; and {len(view.set_aside) - _SHOWN} more" if len(view.set_aside) > _SHOWN else ""
+    return f"tasks that are not tried any more: {told}{more} (resuming the run gives them another chance)"
+
+
+@dataclass(slots=True)
+class Watchdog:
+    """Logs each stuck cause once, when it begins and when it ends."""
+
+    events: EventLog
+    _told: dict[str, Finding] = field(default_factory=dict)
+
+    def look(self, findings: Sequence[Finding]) -> None:
+        """Compare with what was told before."""
+        stuck = {found.code: found for found in findings if found.stuck}
+        for code, found in stuck.items():
+            if code not in self._told:
+                _log.warning("stuck for %.0f s: %s", found.seconds, found.message)
+                self.events.emit("finding", {"what": "begun", **found.model_dump()})
+        for code, found in self._told.items():
+            if code not in stuck:
+                self.events.emit("finding", {"what": "ended", **found.model_dump()})
+        self._told = stuck

@@ -1,0 +1,457 @@
+"""The run of a server: configured, started, paused, stopped, and taken up again after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ajet_core.errors import AjetError, StateError, StoreError, error_from_payload
+from ajet_core.interfaces import EpisodeRecord, EvaluationCount, RunRecord
+from ajet_core.protocol import (
+    ErrorDetail,
+    MixtureConfig,
+    MixtureStatus,
+    ResumeRequest,
+    RolloutStatus,
+    RunConfig,
+    RunStatus,
+    ServerState,
+    StepSummary,
+)
+from ajet_installation.settings import Settings
+from ajet_server.gateway.formats.completing import CompletionService
+from ajet_server.run.checkpoints import CheckpointFolder
+from ajet_server.run.run_loop import GoBack, RunLoop
+from ajet_server.run.run_parts import RunParts
+from ajet_server.run.run_setup import ResolvedRun, check_same_run, resolve_run, stored_config
+from ajet_server.workers.run_workers import RunWorkers
+
+_log = logging.getLogger("ajet.server")
+
+
+class Coordinator:
+    """Says what run there is and whether it runs; at most one is active.
+
+    :ivar error: what ended the last run, if it failed.
+    """
+
+    def __init__(self, settings: Settings, parts: RunParts) -> None:
+        self._settings = settings
+        self._parts = parts
+        self._store, self._board, self._events = parts.store, parts.board, parts.events
+        self._record: RunRecord | None = None
+        self._run: ResolvedRun | None = None
+        self._loop: RunLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._configuring = asyncio.Lock()
+        self._export_dir: Path | None = None
+        self._step = 0
+        self.error: ErrorDetail | None = None
+
+    @property
+    def run_id(self) -> str | None:
+        """Id of the configured run."""
+        return self._record.run_id if self._record else None
+
+    @property
+    def model_name(self) -> str | None:
+        """Name of the served model."""
+        return self._run.config.model.name if self._run else None
+
+    @property
+    def agents(self) -> Mapping[str, str]:
+        """Texts of system prompts by the names of the agents that have them."""
+        return self._run.config.rollout.agents if self._run else {}
+
+    @property
+    def running(self) -> bool:
+        """Whether a run is active, in whatever state."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def loop(self) -> RunLoop | None:
+        """The present run, or the last one of this process."""
+        return self._loop
+
+    @property
+    def workers(self) -> RunWorkers | None:
+        """The running workers, if any."""
+        return self._loop.supervisor.running if self._loop else None
+
+    @property
+    def chat(self) -> CompletionService | None:
+        """Answers model calls while a run is active or booting again; None before the first boot."""
+        return self._loop.chat if self._loop else None
+
+    @property
+    def last_step(self) -> StepSummary | None:
+        """The last step of this process."""
+        return self._loop.last_step if self._loop else None
+
+    @property
+    def step(self) -> int:
+        """Steps the present weights were trained."""
+        return self._loop.step if self._loop else self._step
+
+    @property
+    def paused(self) -> str | None:
+        """Why the run is paused, if it is."""
+        return (self._record.paused or None) if self._record else None
+
+    async def restore(self) -> None:
+        """Take up the run of the store, if there is one; a run that was active when the server died
+        goes on by itself."""
+        self._record = await self._store.get_run()
+        if self._record is None:
+            return
+        checkpoint = await asyncio.to_thread(
+            CheckpointFolder(self._parts.run_dir).latest, self._record.run_id
+        )
+        self._step = self._board.policy_version = checkpoint.step if checkpoint else 0
+        config = stored_config(self._record)
+        counts = await self._evaluation_counts(config)
+        self._parts.evaluations.begin(config.evaluation, counts)
+        if self._record.active:
+            try:
+                self._run = await self._resolve(self._record.run_id, config)
+            except AjetError as error:
+                self._fail(error)
+                return
+            self._launch()
+
+    async def configure(self, config: RunConfig) -> RunStatus:
+        """Check `config` and make it the run of this server.
+
+        A client that is started again says what it said before: that is no change, also while the run is active.
+
+        :raises StateError: a run with another configuration is active.
+        :raises ConfigError: it cannot be used; nothing has changed then.
+        """
+        async with self._configuring:
+            before = self._record
+            if self.running and before is not None:
+                await self._require_same(before, config)
+                return self.run_status()
+            run_id = before.run_id if before else secrets.token_hex(6)
+            created = before.created_at if before else self._parts.wall_clock()
+            run = await self._resolve(run_id, config)
+            if before is not None and await self._has_history():
+                check_same_run(before, run.config)
+            record = RunRecord(run_id, run.config.model_dump_json(), created)
+            if before is not None:
+                record = replace(record, back_to=before.back_to, retrains=before.retrains)
+            counts = await self._evaluation_counts(run.config)
+            await self._store.put_run(record)
+            self._parts.evaluations.begin(run.config.evaluation, counts)
+            self._run, self._record, self.error = run, record, None
+            return self.run_status()
+
+    async def start(self, wait_seconds: float) -> RunStatus:
+        """Start the configured run unless it is active, and wait up to `wait_seconds` until it is ROLLING.
+
+        :raises StateError: no run is configured.
+        :raises AjetError: what made the boot fail, if it fails while waiting.
+        """
+        async with self._configuring:
+            if not self.running:
+                await self._start()
+        task = self._task
+        try:
+            async with asyncio.timeout(wait_seconds):
+                await self._board.wait_until(
+                    lambda: (
+                        self._board.state is not ServerState.BOOTING or task is None or task.done()
+                    )
+                )
+        except TimeoutError:
+            # Not an error: the caller sees BOOTING and asks again.
+            return self.run_status()
+        return self._status_or_error()
+
+    async def stop(self) -> RunStatus:
+        """Stop the run after the step in progress: checkpoint, export, end the workers.
+
+        :raises StateError: no run is active.
+        """
+        if self._task is None or not self.running:
+            raise StateError("no run is active")
+        assert self._loop is not None
+        self._loop.rollouts.stop()
+        await asyncio.wait([self._task])
+        if self._task.cancelled():
+            raise self._board.not_running()
+        return self._status_or_error()
+
+    async def change_mixture(self, mixture: MixtureConfig) -> MixtureStatus:
+        """Have another mixture from the next batch on, also after a restart.
+
+        :raises StateError: no run is configured.
+        """
+        async with self._configuring:
+            if self._record is None or (config := self._config) is None:
+                raise StateError("no run is configured: PUT /v1/run first")
+            config = config.model_copy(update={"mixture": mixture})
+            record = replace(self._record, config_json=config.model_dump_json())
+            await self._store.put_run(record)
+            self._record = record
+            if self._run is not None:
+                self._run = replace(self._run, config=config)
+            if self._loop is not None:
+                self._loop.change_mixture(mixture)
+        return self.mixture_status()
+
+    def mixture_status(self) -> MixtureStatus:
+        """The mixture, and how full the batch is.
+
+        :raises StateError: no run is configured.
+        """
+        if (config := self._config) is None:
+            raise StateError("no run is configured: PUT /v1/run first")
+        builder = self._parts.episodes.builder if self.running else None
+        tags = builder.tags() if builder is not None else None
+        step = builder.places.step if builder is not None else self.step + 1
+        return MixtureStatus(config=config.mixture, step=step, tags=tags or {})
+
+    def rollout_status(self) -> RolloutStatus | None:
+        """How rolling out and training take turns; None while no run is active."""
+        if self._loop is None or not self.running:
+            return None
+        rollout = self._loop.run.config.rollout
+        metrics = self._loop.last_step.metrics if self._loop.last_step is not None else {}
+        return RolloutStatus(
+            mode=rollout.mode,
+            max_staleness=rollout.max_staleness,
+            training_step=self._loop.training_step,
+            staleness_mean=metrics.get("staleness_mean"),
+            staleness_max=metrics.get("staleness_max"),
+        )
+
+    @property
+    def _config(self) -> RunConfig | None:
+        """The configured run, which may be one that this process cannot run."""
+        if self._record is None:
+            return None
+        return stored_config(self._record)
+
+    async def pause(self, reason: str) -> RunStatus:
+        """Let no episode begin and train no batch until `resume`, also if the server is started again.
+
+        :raises StateError: no run is active.
+        """
+        loop = self._active_loop()
+        await self._write_paused(reason)
+        loop.rollouts.pause(reason)
+        self._events.emit("run", {"what": "paused", "reason": reason})
+        return self.run_status()
+
+    async def preflight(self) -> RunStatus:
+        """Try the next batch before it is trained; starts the run unless it is active.
+
+        :raises StateError: no run is configured.
+        """
+        async with self._configuring:
+            if not self.running:
+                await self._start()
+        self._active_loop().preflights.request()
+        return self.run_status()
+
+    async def resume(self, request: ResumeRequest) -> RunStatus:
+        """Undo `pause`, also one that the run made by itself; nothing if it is not paused.
+
+        Where the request says so, the run goes back to a checkpoint first, once the step in progress is trained. That it is
+        to is durable when this returns.
+
+        :raises StateError: no run is active, or the step has no intact checkpoint.
+        """
+        loop = self._active_loop()
+        was = self.paused
+        if request.from_step is None:
+            await self._write_paused("")
+            loop.resume()
+        else:
+            back = GoBack(request.from_step, request.retrain)
+            await self._check_checkpoint(back.step)
+            await self._write_back(back, paused="")
+            loop.go_back(back)
+        if was:
+            self._events.emit("run", {"what": "resumed"})
+        return self.run_status()
+
+    async def _check_checkpoint(self, step: int) -> None:
+        """:raises StateError: there is no intact one of `step`."""
+        folder = CheckpointFolder(self._parts.run_dir)
+        if step == 0:
+            return
+        if await asyncio.to_thread(folder.at, step, self.run_id or "") is not None:
+            return
+        others = ", ".join(str(found) for found in folder.steps() if found != step) or "no step"
+        state = "is damaged" if step in folder.steps() else "does not exist"
+        raise StateError(
+            f"the checkpoint of step {step} {state}: go back to that of {others}, or to 0, the model that the "
+            "run began with"
+        )
+
+    def episode_finished(self, record: EpisodeRecord) -> None:
+        """Take notice of an episode's outcome."""
+        if self._loop is not None:
+            self._loop.rollouts.episode_finished(record)
+
+    async def shutdown(self) -> None:
+        """End the workers without stopping the run: it goes on when the server is started again."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def run_status(self) -> RunStatus:
+        """The configured run.
+
+        :raises StateError: there is none.
+        """
+        if self._record is None:
+            raise StateError("no run is configured: PUT /v1/run first")
+        return RunStatus(
+            run_id=self._record.run_id,
+            state=self._board.state,
+            config=stored_config(self._record),
+            export_dir=str(self._export_dir) if self._export_dir else None,
+        )
+
+    def _status_or_error(self) -> RunStatus:
+        if self.error is not None:
+            raise error_from_payload(self.error.model_dump())
+        return self.run_status()
+
+    async def _evaluation_counts(self, config: RunConfig) -> list[EvaluationCount]:
+        """The evaluation episodes of before, those that pass counted as `config` says."""
+        return await self._store.evaluation_counts(pass_reward=config.evaluation.pass_reward)
+
+    async def _has_history(self) -> bool:
+        """Whether the run has samples or weights, which fix what it is."""
+        return self.step > 0 or bool((await self._store.counters())["episodes"])
+
+    async def _start(self) -> None:
+        if self._record is None:
+            raise StateError("no run is configured: PUT /v1/run first")
+        if self._run is None:
+            config = stored_config(self._record)
+            self._run = await self._resolve(self._record.run_id, config)
+        record = replace(self._record, active=True)
+        await self._store.put_run(record)
+        self._record = record
+        self._launch()
+
+    async def _require_same(self, record: RunRecord, config: RunConfig) -> None:
+        """Refuse a configuration that is not that of the active run."""
+        active = stored_config(record)
+        asked = (await self._resolve(record.run_id, config)).config
+        differing = [n for n in RunConfig.model_fields if getattr(asked, n) != getattr(active, n)]
+        if differing:
+            live = (
+                " (PUT /v1/mixture, `ajet mixture`, changes the mixture of a run that goes on)"
+                if "mixture" in differing
+                else ""
+            )
+            raise StateError(
+                f"cannot configure a run: one with another {', '.join(differing)} is active (the server is "
+                f"{self._board.state}); stop it first{live}"
+            )
+
+    def _active_loop(self) -> RunLoop:
+        if self._loop is None or not self.running:
+            raise StateError("no run is active")
+        return self._loop
+
+    async def _resolve(self, run_id: str, config: RunConfig) -> ResolvedRun:
+        plugins = self._parts.plugins
+        return await asyncio.to_thread(resolve_run, run_id, config, self._settings, plugins)
+
+    async def _write_paused(self, reason: str) -> None:
+        # Whoever else writes the record at the same time must not write what it was before.
+        async with self._configuring:
+            assert self._record is not None
+            record = replace(self._record, paused=reason)
+            await self._store.put_run(record)
+            self._record = record
+
+    async def _write_back(self, back: GoBack | None, *, paused: str | None = None) -> None:
+        """Write what the run is to go back to, so that it does it though it is killed before."""
+        async with self._configuring:
+            assert self._record is not None
+            record = replace(
+                self._record,
+                paused=self._record.paused if paused is None else paused,
+                back_to=back.step if back is not None else None,
+                retrains=back is not None and back.retrain,
+            )
+            await self._store.put_run(record)
+            self._record = record
+
+    async def _went_back(self) -> None:
+        await self._write_back(None)
+
+    def _launch(self) -> None:
+        assert self._run is not None
+        self.error = None
+        self._export_dir = None
+        self._board.interrupted = ""
+        self._board.set(ServerState.BOOTING)
+        record = self._record
+        back = None
+        if record is not None and record.back_to is not None:
+            back = GoBack(record.back_to, record.retrains)
+        self._loop = RunLoop(
+            self._run,
+            self._parts,
+            paused=self.paused or "",
+            pausing=self._write_paused,
+            back=back,
+            went_back=self._went_back,
+        )
+        self._task = asyncio.create_task(self._run_to_end(self._loop))
+
+    async def _run_to_end(self, loop: RunLoop) -> None:
+        run_id = loop.run.run_id
+        try:
+            self._export_dir = await loop.to_end()
+            await self._deactivate()
+            self._events.emit("run", {"what": "stopped", "run_id": run_id, "step": loop.step})
+        except AjetError as error:
+            await self._end_failed(error)
+        except asyncio.CancelledError:
+            _log.info("run %s interrupted at step %d", run_id, loop.step)
+            raise
+        # Whatever else goes wrong is a defect of ours or of a plugin: it must end in the status and
+        # the log, not in a task nobody looks at.
+        except Exception as error:  # noqa: BLE001
+            _log.exception("run %s failed", run_id)
+            await self._end_failed(AjetError(f"the run failed: {type(error).__name__}: {error}"))
+        finally:
+            self._board.set(ServerState.OFFLINE)
+
+    async def _deactivate(self) -> None:
+        async with self._configuring:
+            assert self._record is not None
+            record = replace(self._record, active=False, paused="")
+            await self._store.put_run(record)
+            self._record = record
+
+    async def _end_failed(self, error: AjetError) -> None:
+        self._fail(error)
+        if isinstance(error, StoreError):
+            # Nothing is wrong with the run: once there is room it goes on when the server is started.
+            self._board.interrupted = f"the store failed ({error.type})"
+            return
+        try:
+            # A run that failed is started again by a person, not by the next start of the server.
+            await self._deactivate()
+        except StoreError as second:
+            _log.error("cannot record that the run failed: %s", second.message)
+
+    def _fail(self, error: AjetError) -> None:
+        _log.error("%s", error.message)
+        self.error = ErrorDetail(**error.to_payload())
+        self._events.emit("run", {"what": "failed", "error": error.to_payload()})

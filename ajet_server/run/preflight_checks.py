@@ -1,0 +1,305 @@
+"""What a preflight looks at: pure checks of the evidence that a batch and its rehearsal give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ajet_core.interfaces import SealReport, StepReport
+from ajet_core.protocol import PreflightCheck, PreflightConfig
+from ajet_core.timeline import Call, TrainBatch
+from ajet_server.batches.batch_findings import BatchFault
+from ajet_server.gateway.rendering.call_metadata import CALLS_UNREAD, DRIFT_TOKENS, ECHO_FIELDS
+
+_QUARTERS = 4
+# A mean over fewer tokens says little.
+_TELLING = 16
+# Below a tenth of the limit a gap is rounding, however it is spread.
+_ROUNDING, _UNEVEN = 0.1, 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Longest:
+    """How the longest episodes fit into the trainer's memory.
+
+    :param seen: tokens of the batch's longest call.
+    :param limit: tokens that an episode may have as the run is configured; None if nothing limits it.
+    :param tried: tokens of the longest that was computed.
+    :param failure: why a longer one could not be, "" if it was not tried.
+    """
+
+    seen: int
+    limit: int | None
+    tried: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the checks are made of.
+
+    :param calls: of the batch's episodes.
+    :param faults: what is wrong with the batch, in words.
+    :param rehearsal: None if the trainer cannot rehearse, or failed.
+    :param refusal: why it failed.
+    :param uses_rewards: whether the trainer learns from advantages.
+    :param dropout: it computes logprobs under dropout, which no engine does.
+    """
+
+    batch: TrainBatch
+    calls: Sequence[Call]
+    faults: Mapping[BatchFault, str]
+    seal: SealReport
+    longest: Longest
+    rehearsal: StepReport | None = None
+    refusal: str = ""
+    policy_version: int = 0
+    uses_rewards: bool = True
+    dropout: bool = False
+
+
+def check_all(evidence: Evidence, config: PreflightConfig) -> list[PreflightCheck]:
+    """All checks, in the order in which they are shown."""
+    return [
+        logprobs_agree(evidence, config.max_logprob_gap),
+        weights_are_proven(evidence.seal),
+        template_round_trips(evidence.calls),
+        tool_calls_are_read(evidence.calls),
+        longest_fits(evidence),
+        rewards_differ_in_groups(evidence),
+    ]
+
+
+def logprobs_agree(evidence: Evidence, limit: float) -> PreflightCheck:
+    """Engine and trainer give the sampled tokens the same logprobs, at every position.
+
+    :param limit: of the mean absolute difference, in nats.
+    """
+    name = "logprobs"
+    if evidence.refusal and not evidence.longest.failure:
+        return PreflightCheck(
+            name=name,
+            verdict="fail",
+            found=f"the trainer refuses the batch: {evidence.refusal}",
+            way_out="compare the model, dtype and temperature of engine and trainer",
+        )
+    gaps = _gaps(evidence)
+    if len(gaps) < _TELLING:
+        return PreflightCheck(
+            name=name,
+            verdict="warn",
+            found=f"only {len(gaps)} tokens could be compared between engine and trainer",
+            way_out="the trainer has to rehearse and to report logprobs of a batch with a signal",
+        )
+    gaps.sort()
+    mean = _mean([gap for _, gap in gaps])
+    size = math.ceil(len(gaps) / _QUARTERS)
+    parts = [gaps[start : start + size] for start in range(0, len(gaps), size)]
+    means = [_mean([gap for _, gap in part]) for part in parts]
+    by_position = ", ".join(
+        f"{value:.2g} up to token {part[-1][0]}" for part, value in zip(parts, means, strict=True)
+    )
+    found = f"mean difference {mean:.2g} nats over {len(gaps)} tokens ({by_position})"
+    if evidence.dropout:
+        return PreflightCheck(
+            name=name,
+            verdict="pass",
+            found=f"{found}; the trainer computes its logprobs under dropout, so that no limit applies",
+        )
+    if mean > limit or max(means) > limit:
+        grows = max(means) > _UNEVEN * min(means)
+        return PreflightCheck(
+            name=name,
+            verdict="fail",
+            found=f"{found}, above preflight.max_logprob_gap {limit:g}",
+            way_out="it depends on the position: compare the rope scaling, sliding window and maximum length of "
+            "engine and trainer"
+            if grows
+            else "compare the weights, dtype, quantisation and attention kernels of engine and trainer",
+        )
+    if max(means) > _ROUNDING * limit and max(means) > _UNEVEN * min(means):
+        return PreflightCheck(
+            name=name,
+            verdict="warn",
+            found=f"{found}; it is not flat over the position",
+            way_out="compare the rope scaling and attention kernels of engine and trainer",
+        )
+    return PreflightCheck(name=name, verdict="pass", found=found)
+
+
+def weights_are_proven(seal: SealReport) -> PreflightCheck:
+    """The engine has proven that it serves the trainer's weights."""
+    name = "seal"
+    if seal.breaches:
+        return PreflightCheck(
+            name=name,
+            verdict="warn",
+            found="; ".join(seal.breaches),
+            way_out="the servers were replaced; look at their logs, and at the disk or network between trainer and engine",
+        )
+    if seal.proof == "none" and seal.noise:
+        return PreflightCheck(
+            name=name,
+            verdict="warn",
+            found=f"the engine's logprobs of a probe agree with the trainer's up to noise of {seal.noise:.2g} nats, which "
+            f"does not prove yet that the weights of policy version {seal.policy_version} are served",
+            way_out="updates that change them by more are proven (sealed_servers of each step); an engine and a trainer "
+            "that report checksums prove every one (docs/faults.md)",
+        )
+    if seal.proof == "none":
+        return PreflightCheck(
+            name=name,
+            verdict="warn",
+            found=f"nothing proves that the weights of policy version {seal.policy_version} are served",
+            way_out="use an engine and a trainer that report checksums (docs/faults.md)",
+        )
+    what = {
+        "shared": "the engine serves the trainer's own tensors",
+        "checksums": f"{seal.servers} server(s) proved {seal.tensors} tensors by checksums",
+        "probe": f"{seal.servers} server(s) followed the trainer's logprobs of a probe, which changed by "
+        f"{seal.change:.2g} nats above noise of {seal.noise:.2g}",
+    }
+    return PreflightCheck(name=name, verdict="pass", found=what[seal.proof])
+
+
+def template_round_trips(calls: Sequence[Call]) -> PreflightCheck:
+    """The chat template writes the agent's own messages as they were sampled."""
+    name = "template"
+    drifted = [call for call in calls if DRIFT_TOKENS in call.metadata]
+    echoed = [call for call in calls if ECHO_FIELDS in call.metadata]
+    if not calls:
+        return PreflightCheck(
+            name=name,
+            verdict="fail",
+            found="the agent made no call",
+            way_out="have it use the base_url and api_key of its episode",
+        )
+    if drifted:
+        return PreflightCheck(
+            name=name,
+            verdict="warn",
+            found=f"the template would write {len(drifted)} of {len(calls)} answers in other tokens than were sampled; "
+            "the sampled ones are kept, and a conversation that cannot be continued exactly becomes a branch",
+            way_out="set model.renderer to the model's own renderer; `ajet inspect` shows the calls",
+        )
+    found = f"the template writes all {len(calls)} answers as they were sampled"
+    if echoed:
+        fields = sorted(
+            {field for call in echoed for field in call.metadata[ECHO_FIELDS].split(",")}
+        )
+        found += (
+            f"; {len(echoed)} of them came back from the agent in another form ({', '.join(fields)}) and are kept as "
+            "they were sampled"
+        )
+    return PreflightCheck(name=name, verdict="pass", found=found)
+
+
+def tool_calls_are_read(calls: Sequence[Call]) -> PreflightCheck:
+    """Tool calls that the model writes reach the agent as calls, where it offered tools."""
+    name = "tools"
+    unread = sum(CALLS_UNREAD in call.metadata for call in calls)
+    if unread:
+        return PreflightCheck(
+            name=name,
+            verdict="fail",
+            found=f"{unread} of {len(calls)} calls offer tools, and get the model's tool calls as text: no known parser "
+            "reads what the chat template writes for a call",
+            way_out="set model.renderer to the family whose format the model was trained on, or put a chat template "
+            "that writes calls in a known format into the model directory",
+        )
+    return PreflightCheck(
+        name=name,
+        verdict="pass",
+        found="the model's tool calls are read wherever tools are offered",
+    )
+
+
+def longest_fits(evidence: Evidence) -> PreflightCheck:
+    """The longest episode fits into the trainer's memory."""
+    name, longest = "memory", evidence.longest
+    if longest.failure:
+        most = max(longest.seen, longest.tried)
+        return PreflightCheck(
+            name=name,
+            verdict="fail",
+            found=longest.failure,
+            way_out=f"set model.max_context or timelines.max_tokens lower (the longest call so far has {most} "
+            "tokens), or follow the trainer's advice",
+        )
+    if not longest.tried:
+        return PreflightCheck(
+            name=name,
+            verdict="warn",
+            found="no episode was computed, so that it is not known",
+            way_out="the trainer has to rehearse a batch with a signal",
+        )
+    budget = (evidence.rehearsal.metrics if evidence.rehearsal else {}).get("oom_retries", 0.0)
+    retried = f"; the token budget was lowered {budget:.0f} times" if budget else ""
+    if longest.limit is not None and longest.tried < longest.limit:
+        return PreflightCheck(
+            name=name,
+            verdict="warn",
+            found=f"{longest.tried} tokens fit{retried}; the {longest.limit} that an episode may have were not tried",
+            way_out="set model.max_context or timelines.max_tokens to what your episodes need",
+        )
+    limit = (
+        ""
+        if longest.limit is not None
+        else "; no model.max_context is set, and longer ones may come"
+    )
+    return PreflightCheck(
+        name=name, verdict="pass", found=f"{longest.tried} tokens fit{retried}{limit}"
+    )
+
+
+def rewards_differ_in_groups(evidence: Evidence) -> PreflightCheck:
+    """Episodes of one task have different rewards, so that there is something to learn."""
+    name, faults = "rewards", evidence.faults
+    if not evidence.uses_rewards:
+        return PreflightCheck(
+            name=name, verdict="pass", found="the trainer does not learn from rewards"
+        )
+    for fault in ("empty", "no_signal"):
+        if fault in faults:
+            return PreflightCheck(
+                name=name,
+                verdict="fail",
+                found=faults[fault],
+                way_out="look at the reward function and the difficulty of the tasks",
+            )
+    groups = {episode.group for episode in evidence.batch.episodes}
+    if "flat" in faults:
+        return PreflightCheck(
+            name=name,
+            verdict="warn",
+            found=faults["flat"],
+            way_out='set batch.full_by to "differing_tasks", or choose other tasks',
+        )
+    return PreflightCheck(
+        name=name,
+        verdict="pass",
+        found=f"rewards differ within at least half of the {len(groups)} tasks",
+    )
+
+
+def _gaps(evidence: Evidence) -> list[tuple[int, float]]:
+    """(position in the context, absolute difference) of tokens that the present weights have sampled."""
+    if evidence.rehearsal is None:
+        return []
+    made = {call.call_id: call for call in evidence.calls}
+    found = []
+    for call, logprobs in zip(evidence.batch.calls, evidence.rehearsal.logprobs, strict=False):
+        length = made[call.call_id].length if call.call_id in made else len(call.logprobs)
+        rows = zip(call.logprobs, logprobs, call.policy_versions, strict=False)
+        first = length - len(call.logprobs)
+        found += [
+            (first + number, abs(ours - theirs))
+            for number, (ours, theirs, version) in enumerate(rows)
+            if version == evidence.policy_version
+        ]
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

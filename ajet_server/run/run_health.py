@@ -1,0 +1,154 @@
+"""The findings about a run's training: told as they begin and end, and kept where everybody looks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from ajet_core.interfaces import BatchRecord, StepRecord
+from ajet_core.protocol import FailureConfig, Finding, HealthKind, StepSummary
+from ajet_server.batches.training_data import TrainingData
+from ajet_server.health import ClientMonitors, HealthFinding, HealthMonitor
+from ajet_server.run.checkpoints import CheckpointFolder
+from ajet_server.run.run_parts import RunParts
+
+_log = logging.getLogger("ajet.server")
+
+# By so many steps at most is what was wrong found later than it began to show.
+_LATE = 5
+_NO_CHECKPOINT = "No checkpoint is good, only the model that the run began with"
+
+
+class BatchHeld(Exception):  # noqa: N818 - no error: it is what was asked for
+    """A batch is not to be trained before somebody has looked at it.
+
+    :ivar reason: cause and way out.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class RunHealth:
+    """Judges the batches and steps of a run.
+
+    :param checkpoints: what the run can go back to.
+    """
+
+    def __init__(
+        self, config: FailureConfig, parts: RunParts, checkpoints: CheckpointFolder
+    ) -> None:
+        self._config = config
+        self._events, self._clock = parts.events, parts.wall_clock
+        self._checkpoints = checkpoints
+        self._monitor = HealthMonitor(config)
+        self._clients = ClientMonitors(config)
+        # Kinds that the run is to be paused for, or was.
+        self._grave: set[HealthKind] = set()
+        self._accepted: set[str] = set()
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong at present, the gravest first."""
+        return [self._told(finding) for finding in self._monitor.findings]
+
+    @property
+    def checks(self) -> dict[str, str]:
+        """As `HealthMonitor.checks`."""
+        return self._monitor.checks()
+
+    def trusted_step(self, step: int) -> int:
+        """The last step whose weights are from before what is suspected, or may be found at `step` or later."""
+        good = self._monitor.good_step
+        return step - _LATE if good is None else good
+
+    def begin(self, past: Iterable[StepRecord]) -> None:
+        """Take up the steps that the present weights were trained."""
+        before = self._monitor.findings
+        self._monitor = HealthMonitor(self._config, past)
+        self._clients.forget()
+        self._grave = {finding.kind for finding in self._monitor.findings if finding.pauses}
+        self._tell(before)
+
+    def accept(self, batch_ids: Iterable[str]) -> None:
+        """Hold these batches back no more: they were trained before, or somebody was asked to look at them."""
+        self._accepted.update(batch_ids)
+
+    def judge(self, record: BatchRecord, data: TrainingData) -> None:
+        """Judge a batch before it is trained.
+
+        :raises BatchHeld: it is to be held back.
+        """
+        if record.batch_id in self._accepted:
+            return
+        before = self._monitor.findings
+        self._monitor.judge(record.step, data.metrics(), self._clock())
+        self._clients.judge(record.step, data.clients, self._clock())
+        self._tell(before)
+        if grave := self._newly_grave(record.step):
+            raise BatchHeld(
+                f"the batch of step {record.step} is held back: {self._words(grave)}. `ajet resume` trains it"
+            )
+
+    def stepped(
+        self, summary: StepSummary, clients: Mapping[str, Mapping[str, float]]
+    ) -> tuple[StepSummary, str]:
+        """Judge a finished step.
+
+        :param clients: as `Stepped.clients`.
+        :return: its summary with what was found, and why the run is to pause, "" if it is not.
+        """
+        before = self._monitor.findings
+        self._monitor.record(summary.step, summary.metrics, self._clock())
+        self._clients.record(summary.step, clients, self._clock())
+        self._tell(before)
+        sentences = [finding.sentence for finding in self._monitor.findings]
+        summary = summary.model_copy(update={"findings": [*summary.findings, *sentences]})
+        if not (grave := self._newly_grave(summary.step)):
+            return summary, ""
+        reason = f"after step {summary.step}: {self._words(grave)}"
+        return summary, f"{reason}. `ajet resume` continues from the present weights"
+
+    def _newly_grave(self, step: int) -> list[HealthFinding]:
+        """Findings to pause for that were not, or were one client's doing, when this was asked last."""
+        grave = {
+            finding.kind: finding
+            for finding in self._monitor.findings
+            if finding.pauses and self._clients.shared(finding.kind, step)
+        }
+        before, self._grave = self._grave, set(grave)
+        return [finding for kind, finding in grave.items() if kind not in before]
+
+    def _words(self, findings: Sequence[HealthFinding]) -> str:
+        good = min(self._good_checkpoint(finding) for finding in findings)
+        causes = "; ".join(finding.sentence for finding in findings)
+        last = f"The last good checkpoint is that of step {good}" if good else _NO_CHECKPOINT
+        return f"{causes}. {last}: `ajet resume --from-step {good}` goes back to it"
+
+    def _tell(self, before: Sequence[HealthFinding]) -> None:
+        """Tell what has begun or ended since `before`."""
+        now = {finding.kind: finding for finding in self._monitor.findings}
+        was = {finding.kind: finding for finding in before}
+        for kind in now.keys() - was.keys():
+            _log.warning("step %d: %s", now[kind].step, now[kind].sentence)
+            self._emit("begun", now[kind])
+        for kind in was.keys() - now.keys():
+            self._emit("ended", was[kind])
+
+    def _emit(self, what: str, finding: HealthFinding) -> None:
+        self._events.emit("finding", {"what": what, **self._told(finding).model_dump()})
+
+    def _told(self, finding: HealthFinding) -> Finding:
+        return Finding(
+            code=finding.kind,
+            message=finding.sentence,
+            seconds=round(max(0.0, self._clock() - finding.since), 3),
+            stuck=False,
+            since_step=finding.step,
+            good_step=self._good_checkpoint(finding),
+        )
+
+    def _good_checkpoint(self, finding: HealthFinding) -> int:
+        kept = (step for step in self._checkpoints.steps() if step <= finding.good_step)
+        return max(kept, default=0)

@@ -1,0 +1,525 @@
+"""A run from its boot to its end: trains batch after batch, checkpoints, and replaces workers that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ajet_core.errors import (
+    AjetError,
+    EngineError,
+    StepRefusedError,
+    StoreError,
+    WeightsLostError,
+    WorkerBootError,
+    WorkerDiedError,
+    WorkerError,
+)
+from ajet_core.interfaces import BatchRecord, StepReport
+from ajet_core.protocol import MixtureConfig, PreflightReport, ServerState, StepSummary
+from ajet_core.timeline import TrainBatch
+from ajet_server.admission.batching import BatchBuilder
+from ajet_server.batches.batch_preparation import UnprocessableError, untrainable_episodes
+from ajet_server.batches.refusals import Refusals
+from ajet_server.batches.refused_batches import RefusedBatches
+from ajet_server.batches.sharing import Sharing
+from ajet_server.gateway.formats.completing import CompletionService
+from ajet_server.run import doing
+from ajet_server.run.checkpoints import Checkpoint, CheckpointFolder, Position
+from ajet_server.run.preflight import Preflights, preflight
+from ajet_server.run.probing import probed, wants_probe
+from ajet_server.run.rollouts import Rollouts
+from ajet_server.run.run_health import BatchHeld, RunHealth
+from ajet_server.run.run_parts import RunParts
+from ajet_server.run.run_setup import ResolvedRun
+from ajet_server.run.sealing import SealWatch
+from ajet_server.run.step import StepClock, Stepped, train_step, trainer_alone
+from ajet_server.run.step_book import StepBook
+from ajet_server.workers.supervision import Supervisor
+
+_log = logging.getLogger("ajet.server")
+
+
+# What a new worker helps against; one that failed in a way that nobody thought of is as good as dead.
+_REPLACED = (WorkerError, EngineError, WeightsLostError)
+
+
+@dataclass(frozen=True, slots=True)
+class GoBack:
+    """That a run is to go back to the checkpoint of `step`; 0 is the model it began with.
+
+    :param retrain: train the batches after it again.
+    """
+
+    step: int
+    retrain: bool = False
+
+
+class RunLoop:
+    """One run, until it is stopped, done, or cannot go on.
+
+    :param paused: why the run is not to roll yet, "" if it is.
+    :param pausing: told when `paused` changes by itself; awaited before the change is seen.
+    :param back: what the run is to go back to before anything else.
+    :param went_back: awaited when it has.
+    :ivar step: steps the present weights were trained.
+    :ivar health: judges its batches and steps.
+    :ivar chat: answers model calls once the first boot is done.
+    :ivar supervisor: has the workers.
+    :ivar rollouts: fills the batches.
+    :ivar preflights: say which batch is tried before it is trained.
+    """
+
+    def __init__(
+        self,
+        run: ResolvedRun,
+        parts: RunParts,
+        *,
+        paused: str,
+        pausing: Callable[[str], Coroutine[Any, Any, None]],
+        back: GoBack | None,
+        went_back: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self.run = run
+        self._parts = parts
+        self._store, self._board, self._events = parts.store, parts.board, parts.events
+        self._checkpoints = CheckpointFolder(parts.run_dir)
+        self._refusals = Refusals(run.config.failures)
+        self._sharing = Sharing(lambda: parts.episodes.clients)
+        self._seals = SealWatch(run.capabilities, parts.events)
+        self._deaths = 0
+        self._book = StepBook(parts)
+        self.health = RunHealth(run.config.failures, parts, self._checkpoints)
+        self._last_batch = ""
+        self._checkpointed = 0
+        self._credit: dict[str, float] = {}
+        self._finishing = False
+        self._back, self._went_back = back, went_back
+        self._training_step: int | None = None
+        self.supervisor = Supervisor(parts.settings, parts.board, parts.events, parts.clock)
+        self.rollouts = Rollouts(
+            run.config, parts, self.supervisor, self._sharing, paused=paused, pausing=pausing
+        )
+        self._refused = RefusedBatches(parts, self._refusals, self.rollouts, self._sharing)
+        self.preflights = Preflights(run.config.preflight, paused)
+        self.chat: CompletionService | None = None
+        self.step = 0
+
+    @property
+    def training_step(self) -> int | None:
+        """The step that is being trained, or whose weights are being published."""
+        return self._training_step
+
+    @property
+    def last_step(self) -> StepSummary | None:
+        """The last step of this process."""
+        return self._book.last
+
+    @property
+    def doing(self) -> str:
+        """What is done in the states in which nobody rolls out, and how long it may take."""
+        settings = self._parts.settings
+        if self._board.state is ServerState.BOOTING:
+            return doing.booting(settings, self._parts.run_dir)
+        if self._finishing:
+            return doing.exporting(settings)
+        return doing.training(settings, self.step + 1, self.last_step)
+
+    def resume(self) -> None:
+        """Undo a pause; what was against the run is forgotten."""
+        self._refusals.forget()
+        self._seals.forget()
+        if self.supervisor.running is None:
+            # Paused between two generations of workers: they are booted before anything rolls.
+            self._board.set(ServerState.BOOTING)
+        self.rollouts.resume()
+
+    def go_back(self, back: GoBack) -> None:
+        """Go back to a checkpoint, once the step in progress is trained; undoes a pause."""
+        self._back = back
+        self.rollouts.leave(leaving=True)
+        self.resume()
+
+    def change_mixture(self, mixture: MixtureConfig) -> None:
+        """Have another mixture from the next batch on."""
+        config = self.run.config.model_copy(update={"mixture": mixture})
+        self.run = replace(self.run, config=config)
+        self.rollouts.change_mixture(mixture)
+
+    async def to_end(self) -> Path:
+        """Train to the end.
+
+        A worker that dies, even while it boots, is replaced, and training resumes from the last checkpoint. An engine
+        that fails for good and a trainer that lost its weights are replaced with their workers. In the first boot any
+        failure but a death ends the run: the configuration is at fault.
+
+        :return: the directory the trained model was exported to.
+        :raises AjetError: the run cannot go on.
+        """
+        booted = False
+        furthest = 0
+        try:
+            while True:
+                try:
+                    await self._boot()
+                    if not booted:
+                        booted, furthest = True, self.step
+                    await self._train()
+                    if self._back is None or self.rollouts.stop_requested:
+                        return await self._finish()
+                    await self.supervisor.retire()
+                    self._deaths = 0
+                    furthest = min(furthest, self._back.step)
+                except _REPLACED as error:
+                    if not (booted or await self.supervisor.died(error)):
+                        raise
+                    # Steps that were trained before, and are trained again, are no progress.
+                    self._deaths = self._deaths + 1 if self.step <= furthest else 1
+                    furthest = max(furthest, self.step)
+                    await self.supervisor.bury(error)
+                    if self._seals.hopeless:
+                        await self._pause_without_workers(error)
+                        self._deaths = 0
+                    if self._deaths > self._parts.settings.worker_restarts:
+                        raise self._too_many_deaths(error, booted) from error
+        finally:
+            await self.supervisor.close()
+
+    def _too_many_deaths(self, last: AjetError, booted: bool) -> AjetError:
+        """The error that ends the run when workers die again and again.
+
+        :param last: the last death.
+        :param booted: whether any workers have booted since the run was started.
+        """
+        if not booted:
+            return WorkerBootError(
+                f"workers died {self._deaths} times in a row before the run was ready (setting "
+                f"server.worker_restarts); the last: {last.message}"
+            )
+        return WorkerError(
+            f"workers died {self._deaths} times without finishing a step; the last: {last.message}"
+        )
+
+    async def _boot(self) -> None:
+        run, parts = self.run, self._parts
+        self._finishing = False
+        await asyncio.to_thread(self._checkpoints.recover)
+        back = self._back
+        checkpoint = await asyncio.to_thread(self._checkpoint_to_load, back)
+        self.step = self._checkpointed = checkpoint.step if checkpoint else 0
+        self._credit = checkpoint.position.credit if checkpoint else {}
+        workers = await self.supervisor.boot(run, parts.run_dir, checkpoint)
+        # What was trained after the checkpoint is lost with its weights, and is trained again.
+        steps = await self._store.steps()
+        lost = [s.batch_id for s in steps if s.step > self.step]
+        self._refusals.lost(lost)
+        if back is None:
+            await self._store.rewind(self.step)
+        else:
+            await self._forget_what_came_after(back)
+        self.health.begin(s for s in steps if s.step <= self.step)
+        self.health.accept(lost)
+        update = await self.supervisor.watched(
+            workers.trainer.publish(run.channel, self.step), "publishing the weights"
+        )
+        if wants_probe(run, workers, update):
+            async with trainer_alone(run, workers):
+                update = await self.supervisor.watched(
+                    probed(run, workers, update), "probing the weights"
+                )
+        await self.supervisor.watched(
+            self._seals.serve(workers.engine, update), "loading the weights"
+        )
+        self._board.policy_version = self.step
+        self.chat = CompletionService(
+            run.renderer,
+            self.supervisor.gate,
+            run.config.model.name,
+            workers.engine_info,
+            run.capabilities,
+            parts.wall_clock,
+        )
+        self.supervisor.ready()
+
+    def _checkpoint_to_load(self, back: GoBack | None) -> Checkpoint | None:
+        """The newest checkpoint, or that of the step which the run is to go back to."""
+        run_id = self.run.run_id
+        if back is None:
+            return self._checkpoints.latest(run_id)
+        checkpoint = self._checkpoints.at(back.step, run_id) if back.step else None
+        if back.step and checkpoint is None:
+            raise StoreError(
+                f"the checkpoint of step {back.step}, which the run was to go back to, is damaged or gone: "
+                "restore it, then start the server again"
+            )
+        return checkpoint
+
+    async def _forget_what_came_after(self, back: GoBack) -> None:
+        """The weights of `back` are loaded: forget the steps after them, and what was sampled since.
+
+        Killed at any point, the run does it all again.
+        """
+        discard = None
+        if not back.retrain:
+            reason = f"the run went back to step {back.step}"
+            # They were sampled by weights that are given up.
+            await self._parts.episodes.abort_training(reason, "run_stopped")
+            discard = BatchRecord(
+                secrets.token_hex(8), back.step + 1, [], self._parts.wall_clock(), refused=reason
+            )
+        await self._store.rewind(back.step, discard=discard)
+        await asyncio.to_thread(self._checkpoints.forget_after, back.step)
+        self._book.forget_after(back.step)
+        if self._back is back:
+            await self._went_back()
+            self._back = None
+            self.rollouts.leave(leaving=False)
+        self._events.emit("run", {"what": "went_back", "step": back.step})
+        _log.warning("the run went back to step %d", back.step)
+
+    async def _train(self) -> None:
+        # Batches that were trained after the checkpoint, or were about to be, come first, in order.
+        queued = await self._store.batches(after_step=self.step)
+        credit = queued[-1].credit if queued else self._credit
+        async with self.rollouts.batches(self.step + len(queued) + 1, credit) as builder:
+            await self._train_batches(builder, queued)
+
+    async def _train_batches(self, builder: BatchBuilder, queued: list[BatchRecord]) -> None:
+        limit = self.run.config.steps
+        workers, rollouts = self.supervisor.workers, self.rollouts
+        while not rollouts.over and (limit is None or self.step < limit):
+            stats = await self.supervisor.watched(workers.engine.stats(), "asking the engine")
+            timing = StepClock(self._parts.clock(), stats)
+            again = bool(queued)
+            record = await (
+                rollouts.next_queued(queued) if again else rollouts.fill(builder, self.step + 1)
+            )
+            if record is None:
+                return
+            self._training_step = self.step + 1
+            try:
+                # What began before weights that were lost are made up for would be too old when it is trained.
+                rolls_on = rollouts.rolls_on and not again
+                left = await self._train_on(record, timing, rolls_on=rolls_on)
+            finally:
+                self._training_step = None
+            if left is None:
+                await rollouts.trained(builder, self.step)
+            else:
+                queued.insert(0, left)
+
+    async def _train_on(
+        self, record: BatchRecord, timing: StepClock, *, rolls_on: bool
+    ) -> BatchRecord | None:
+        """Train on a batch, without those of its episodes that cannot be processed or trained.
+
+        :param rolls_on: as for `train_step`.
+        :return: the batch if it is still to be trained.
+        """
+        # The step it was meant for, unless a batch before it was refused.
+        step = self.step + 1
+        whole = await self._refused.without_set_aside(replace(record, step=step))
+        if whole is None:
+            return None
+        record = whole
+        tried_again = False
+        while True:
+            try:
+                if self.preflights.due(step) and not await self._passes(record, rolls_on=rolls_on):
+                    return record
+                stepped = await self._step(record, timing, rolls_on=rolls_on)
+                stepped = await self._enter(stepped, record)
+                break
+            except BatchHeld as held:
+                await self._hold(record, held.reason)
+                return record
+            except UnprocessableError as error:
+                culprits = error.episode_ids
+                if len(culprits) == len(record.episode_ids) or (tried_again and not culprits):
+                    return await self._refused.refuse(record, error.refusal)
+                tried_again = True
+                if culprits:
+                    record = await self._refused.leave_out(record, culprits, error.refusal)
+            except _REPLACED as error:
+                await self._count_death(record, error)
+                raise
+            except AjetError:
+                raise
+            # A defect of the server or of a plugin after the trainer was given the batch: the weights on both sides
+            # may differ, as after the death of a worker.
+            except Exception as error:
+                _log.exception("step %d failed", step)
+                lost = WeightsLostError(f"step {step} failed: {type(error).__name__}: {error}")
+                await self._count_death(record, lost)
+                raise lost from error
+        self._sharing.batch(stepped.clients)
+        self._refusals.trained(record.batch_id, stepped.clients)
+        await self._stepped(stepped, record)
+        return None
+
+    async def _step(self, record: BatchRecord, timing: StepClock, *, rolls_on: bool) -> Stepped:
+        """One step, as `train_step`.
+
+        :raises UnprocessableError: the trainer refuses the batch, too.
+        """
+        work = train_step(
+            self.run,
+            self.supervisor.workers,
+            record,
+            store=self._store,
+            board=self._board,
+            timing=timing,
+            clock=self._parts.clock,
+            seals=self._seals,
+            rolls_on=rolls_on,
+            judge=self.health.judge,
+        )
+        try:
+            return await self.supervisor.watched(work, f"training step {record.step}")
+        except StepRefusedError as error:
+            found = await self._untrainable(record)
+            # Where no rehearsal tells, the batch is refused as a whole.
+            raise UnprocessableError(error, found or record.episode_ids) from error
+
+    async def _untrainable(self, record: BatchRecord) -> Iterable[str]:
+        """The episodes that a batch is refused for, as far as that can be found out."""
+        run, workers = self.run, self.supervisor.workers
+        if not run.rehearses or self._refusals.was_trained(record.batch_id):
+            return ()
+
+        async def rehearse(batch: TrainBatch) -> StepReport:
+            return await self.supervisor.watched(
+                workers.trainer.rehearse(batch), f"the search for what step {record.step} fails at"
+            )
+
+        async with trainer_alone(run, workers):
+            return await untrainable_episodes(
+                run, self._store, record, workers.trainer_info, rehearse
+            )
+
+    async def _passes(self, record: BatchRecord, *, rolls_on: bool) -> bool:
+        """Try a batch before it is trained; False if the run was paused because of what came out."""
+        if not rolls_on:
+            self._board.set(ServerState.ROLLING_POST)
+        self.preflights.begin()
+        try:
+            report = await self._preflight(record, refusable=True)
+        except UnprocessableError:
+            self.preflights.again()
+            raise
+        except StepRefusedError as error:
+            culprits = await self._untrainable(record)
+            if await self._refused.are_one_clients(culprits):
+                self.preflights.again()
+                raise UnprocessableError(error, culprits) from error
+            report = await self._preflight(record, refusable=False)
+        reason = self.preflights.done(report)
+        self._events.emit("preflight", {"verdict": report.verdict, **report.model_dump()})
+        for check in report.checks:
+            if check.verdict != "pass":
+                _log.warning("preflight, %s: %s (%s)", check.name, check.found, check.way_out)
+        if reason:
+            await self.rollouts.pause_itself(reason)
+        return not reason
+
+    async def _preflight(self, record: BatchRecord, *, refusable: bool) -> PreflightReport:
+        """As `preflight`."""
+        work = preflight(
+            self.run,
+            self.supervisor.workers,
+            record,
+            store=self._store,
+            seal=self._seals.last,
+            clock=self._parts.clock,
+            refusable=refusable,
+        )
+        return await self.supervisor.watched(work, f"the preflight of step {record.step}")
+
+    async def _pause_without_workers(self, error: AjetError) -> None:
+        """Wait until somebody resumes or stops the run: another engine would not serve these weights either."""
+        await self.rollouts.pause_itself(
+            f"the engine was replaced and failed the proof of the same weights again: {error.message}. Look at the "
+            "disk or network between trainer and engine, and at the engine's log; resuming tries once more"
+        )
+        self._board.set(ServerState.PAUSED)
+        await self._board.wait_until(
+            lambda: not self.rollouts.paused or self.rollouts.stop_requested
+        )
+        self._seals.forget()
+        self._board.set(ServerState.BOOTING)
+
+    async def _hold(self, record: BatchRecord, reason: str) -> None:
+        """Pause before a batch is trained; the weights from before it can be gone back to."""
+        if self.step > self._checkpointed:
+            await self._try_checkpoint()
+        await self.rollouts.pause_itself(reason)
+        self.health.accept([record.batch_id])
+
+    async def _count_death(self, record: BatchRecord, error: AjetError) -> None:
+        """A worker has to be replaced because of `error`; a batch that this happens to again and again is refused."""
+        if self.supervisor.workers.only_engine_died:
+            return
+        if (fatal := self._refusals.died(record.batch_id, error)) is not None:
+            await self._refused.refuse(record, fatal)
+            # It was the batch's fault: the others have all their workers before them.
+            self._deaths = 0
+
+    async def _enter(self, stepped: Stepped, record: BatchRecord) -> Stepped:
+        """Judge a step and record it."""
+        summary, grave = self.health.stepped(stepped.summary, stepped.clients)
+        stepped = replace(stepped, summary=summary)
+        if grave:
+            # First: a server that is killed in between must not go on without a word.
+            await self.rollouts.pause_itself(grave)
+        # Whoever sees the step finds it in the store.
+        await self._book.enter(stepped, record)
+        return stepped
+
+    async def _stepped(self, stepped: Stepped, record: BatchRecord) -> None:
+        self.step = stepped.summary.step
+        self._last_batch = record.batch_id
+        self._credit = record.credit
+        if self.step % self.run.config.checkpoint_every == 0:
+            await self._try_checkpoint()
+        self.rollouts.stepped()
+        await self._book.tell(stepped)
+
+    async def _try_checkpoint(self) -> None:
+        try:
+            await self._checkpoint()
+        except WorkerDiedError:
+            raise
+        except AjetError as error:
+            # The trainer says it in its own way if the disk is full. The run goes on at its last checkpoint if it
+            # must; the next one may find room again.
+            _log.error("%s", error.message)
+            self._events.emit("run", {"what": "no_checkpoint", "error": error.to_payload()})
+
+    async def _checkpoint(self) -> None:
+        async def save(directory: Path) -> None:
+            work = self.supervisor.workers.trainer.call(
+                "trainer.save", {"directory": str(directory)}
+            )
+            await self.supervisor.watched(work, f"saving the checkpoint of step {self.step}")
+
+        position = Position(self.run.run_id, self._last_batch, self._credit)
+        trusted = self.health.trusted_step(self.step)
+        await self._checkpoints.write(self.step, position, save, trusted_step=trusted)
+        self._checkpointed = self.step
+
+    async def _finish(self) -> Path:
+        """Leave a checkpoint and the trained model behind."""
+        self._finishing = True
+        self._board.set(ServerState.WEIGHT_SYNCING)
+        await self._parts.episodes.abort_all("the run was stopped", "run_stopped")
+        if self.step > self._checkpointed:
+            await self._checkpoint()
+        target = self._parts.run_dir / "export" / f"step-{self.step:06d}"
+        work = self.supervisor.workers.trainer.call("trainer.export", {"directory": str(target)})
+        await self.supervisor.watched(work, "exporting the model")
+        return target

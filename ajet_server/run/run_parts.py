@@ -1,0 +1,41 @@
+"""What a run works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ajet_core.interfaces import SampleStore
+from ajet_core.plugin import PluginManager
+from ajet_installation.settings import ServerSettings
+from ajet_server.episodes.evaluations import Evaluations
+from ajet_server.episodes.registry import EpisodeRegistry
+from ajet_server.observe.events import EventLog
+from ajet_server.observe.metrics_loggers import MetricsLoggers
+from ajet_server.run.state import StateBoard
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """What a run works with.
+
+    :param clock: seconds, monotonic.
+    :param wall_clock: unix seconds.
+    """
+
+    settings: ServerSettings
+    store: SampleStore
+    plugins: PluginManager
+    board: StateBoard
+    events: EventLog
+    episodes: EpisodeRegistry
+    evaluations: Evaluations
+    loggers: MetricsLoggers
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+
+    @property
+    def run_dir(self) -> Path:
+        """Everything the run writes is in it."""
+        return self.settings.run_dir.resolve()

@@ -1,0 +1,321 @@
+"""From a run configuration to what will really be started: everything is checked before anything is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ajet_core.errors import ConfigError, DamagedRecordError, ModelDirectoryError
+from ajet_core.interfaces import (
+    LOOPBACK,
+    ComponentSettings,
+    EngineCapabilities,
+    Merger,
+    ModelDirectory,
+    ModelServers,
+    RunRecord,
+    WorkerContext,
+)
+from ajet_core.model_config import read_model_config
+from ajet_core.plugin import (
+    ComponentSpec,
+    EngineSpec,
+    PluginManager,
+    TrainerSpec,
+    negotiate_channel,
+)
+from ajet_core.plugin.kinds import kind_of
+from ajet_core.protocol import AlgorithmConfig, ComponentChoice, RunConfig
+from ajet_installation.environment import Interpreter
+from ajet_installation.interpreters import choose_interpreters, find_engine, find_trainer
+from ajet_installation.settings import Settings
+from ajet_server.gateway.rendering.factory import make_renderer
+from ajet_server.gateway.rendering.renderer import ChatRenderer
+from ajet_server.run.checkpoints import Checkpoint
+from ajet_server.workers.codec import BootPlan, ComponentPlan
+from ajet_server.workers.frames import pack
+
+_SHOWN_PATH = 256
+# Changing one of these in the middle of a run would make its samples or weights meaningless.
+_FIXED_FOR_A_RUN = ("model", "trainer.name", "merger", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRun:
+    """A run whose parts exist and fit together.
+
+    :param channel: the weight channel trainer and engine agreed on.
+    :param reloads: the trainer can be put back to a checkpoint at any time.
+    :param rehearses: the trainer computes a batch without applying it.
+    :param uses_rewards: it learns from advantages.
+    :param python: interpreter by kind, where it is not this one.
+    :param together: engine and trainer share a process (and, in it, the weights).
+    :param servers: the model servers behind the engine.
+    :param collective_host: where a trainer listens that sends weights over the network.
+    """
+
+    run_id: str
+    config: RunConfig
+    engine: ComponentPlan
+    trainer: ComponentPlan
+    capabilities: EngineCapabilities
+    channel: str
+    renderer: ChatRenderer
+    merger: Merger
+    python: dict[str, Interpreter]
+    reloads: bool
+    rehearses: bool = False
+    uses_rewards: bool = True
+    servers: ModelServers = field(default_factory=ModelServers)
+    collective_host: str = LOOPBACK
+
+    @property
+    def together(self) -> bool:
+        """Whether one worker process hosts both components."""
+        return self.channel == "in_process"
+
+    def boot_plan(
+        self, run_dir: Path, *, engine: bool, trainer: bool, checkpoint: Checkpoint | None
+    ) -> BootPlan:
+        """The plan of a worker that hosts the engine, the trainer, or both."""
+        return BootPlan(
+            run_dir=str(run_dir),
+            seed=self.config.seed,
+            model=self.config.model,
+            algorithm=self.config.algorithm.model_copy(
+                update={"importance": self.config.importance}
+            ),
+            engine=self.engine if engine else None,
+            trainer=self.trainer if trainer else None,
+            checkpoint=str(checkpoint.directory) if checkpoint is not None else None,
+            channel=self.channel if engine and trainer else None,
+            policy_version=checkpoint.step if checkpoint is not None else 0,
+            servers=self.servers if engine else ModelServers(),
+            collective_host=self.collective_host,
+        )
+
+
+def resolve_run(
+    run_id: str, config: RunConfig, settings: Settings, plugins: PluginManager
+) -> ResolvedRun:
+    """Check `config` against what is installed and on disk. Reads files; call it off the event loop.
+
+    :raises ConfigError: an unknown component or setting, an impossible combination, or a model
+        directory that cannot be used; `param` names the field.
+    """
+    directory = resolve_model_directory(config.model.path, settings)
+    config = config.model_copy(
+        update={"model": config.model.model_copy(update={"path": str(directory)})}
+    )
+    engine = find_engine(plugins, config.engine.name)
+    trainer = find_trainer(plugins, config.trainer.name)
+    merger = plugins.merger(config.merger.name)
+    _check_algorithm(config, trainer)
+    engine_plan = _plan(plugins, engine, config.engine, settings)
+    sleeps = config.rollout.engine_sleeps
+    if sleeps:
+        _check_sleep(engine, engine_plan)
+    python = choose_interpreters(settings, plugins, engine, trainer)
+    apart = config.rollout.mode == "async" or sleeps
+    # Weights that both use cannot be trained while calls are answered with them, nor while they are away.
+    together = python.get("engine") == python.get("trainer") and not apart
+    channel = negotiate_channel(
+        trainer if together else _without_in_process(trainer), engine, config.weight_channel
+    )
+    merger_settings = plugins.validate_settings(merger, config.merger.settings)
+    context = WorkerContext(run_dir=settings.server.run_dir, seed=config.seed)
+    return ResolvedRun(
+        run_id=run_id,
+        config=config,
+        engine=engine_plan,
+        trainer=_plan(plugins, trainer, config.trainer, settings),
+        capabilities=engine.capabilities,
+        channel=channel,
+        renderer=make_renderer(config.model, directory),
+        merger=plugins.load_target(merger)(merger_settings, context),
+        python=python,
+        reloads=trainer.capabilities.reloads,
+        rehearses=trainer.capabilities.rehearses,
+        uses_rewards="advantage" in trainer.capabilities.algorithm_fields,
+        servers=_model_servers(settings, engine),
+        collective_host=settings.workers.collective_host,
+    )
+
+
+def _check_sleep(engine: EngineSpec, plan: ComponentPlan) -> None:
+    if not engine.capabilities.sleep:
+        raise ConfigError(
+            f"engine {engine.name!r} cannot free its memory while a step is trained: leave out rollout.engine_sleeps",
+            param="rollout.engine_sleeps",
+        )
+    if engine.sleep_setting and not plan.settings[engine.sleep_setting]:
+        raise ConfigError(
+            f"engine {engine.name!r} can free its memory only with engine.settings.{engine.sleep_setting}: set it to true, "
+            "or leave out rollout.engine_sleeps",
+            param=f"engine.settings.{engine.sleep_setting}",
+        )
+
+
+def resolve_model_directory(path: str, settings: Settings, param: str = "model.path") -> Path:
+    """The absolute model directory that `path` names, complete and inside a model root.
+
+    :param param: the field of the run configuration that says so.
+    :raises ModelDirectoryError: it is outside the roots, missing, or lacks a file.
+    """
+    roots = [root.resolve() for root in (settings.server.run_dir, *settings.server.model_roots)]
+    try:
+        directory = (roots[0] / path).resolve()
+        if not _inside(directory, roots):
+            raise ModelDirectoryError(
+                f"model path {path[:_SHOWN_PATH]!r} is outside this server's model roots "
+                f"({', '.join(map(str, roots))}); the setting server.model_roots adds one",
+                param=param,
+            )
+        if not directory.is_dir():
+            raise ModelDirectoryError(
+                f"no model directory at {str(directory)[:_SHOWN_PATH]!r}; models are local directories, never "
+                "URLs or names to download",
+                param=param,
+            )
+        outside = [file.name for file in directory.iterdir() if not _inside(file.resolve(), roots)]
+    except ModelDirectoryError:
+        raise
+    # A name that is too long, one with a null byte, a loop of links.
+    except (OSError, ValueError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)[:_SHOWN_PATH]
+        raise ModelDirectoryError(
+            f"{path[:_SHOWN_PATH]!r} is no path of a model directory: {why}", param=param
+        ) from error
+    if outside:
+        raise ModelDirectoryError(
+            f"{directory} has links that lead out of this server's model roots ({', '.join(sorted(outside)[:3])}): "
+            "copy the files, or add the directory they are in to server.model_roots",
+            param=param,
+        )
+    read_model_config(directory, param)
+    if not any(directory.glob("*.safetensors")):
+        raise ModelDirectoryError(
+            f"{directory} has no weights: no *.safetensors file in it", param=param
+        )
+    return directory
+
+
+def _inside(path: Path, roots: list[Path]) -> bool:
+    return any(path.is_relative_to(root) for root in roots)
+
+
+def stored_config(run: RunRecord) -> RunConfig:
+    """The configuration of a stored run.
+
+    :raises DamagedRecordError: it is none that this version knows.
+    """
+    try:
+        return RunConfig.model_validate_json(run.config_json)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise DamagedRecordError(
+            f"the stored configuration of run {run.run_id} cannot be used: {where or 'it'}: {problem['msg']}. It is "
+            "damaged, or of another version of agentjet; start with another run_dir, or with that version"
+        ) from error
+
+
+def check_same_run(stored: RunRecord, config: RunConfig) -> None:
+    """Refuse to go on with a run under a configuration that contradicts its first steps.
+
+    :raises ConfigError: names the fields that differ.
+    """
+    before = stored_config(stored)
+    differing = [path for path in _FIXED_FOR_A_RUN if _at(before, path) != _at(config, path)]
+    if differing:
+        raise ConfigError(
+            f"this run directory holds a run with another {', '.join(differing)}; "
+            "start the server with another run_dir for a new run",
+            param=differing[0],
+        )
+
+
+def _at(config: RunConfig, path: str) -> Any:
+    value: Any = config
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _plan(
+    plugins: PluginManager, spec: ComponentSpec, choice: ComponentChoice, server: Settings
+) -> ComponentPlan:
+    valid = plugins.validate_settings(spec, choice.settings)
+    settings = {**valid.model_dump(mode="json"), **_model_directories(spec, valid, server)}
+    try:
+        pack([settings])
+    except (OverflowError, ValueError) as error:
+        raise ConfigError(
+            f"the settings of {spec.name!r} cannot be given to a worker: {error}", param=spec.name
+        ) from error
+    return ComponentPlan(
+        name=spec.name,
+        target=spec.target,
+        settings_target=spec.settings,
+        settings=settings,
+    )
+
+
+def _model_directories(
+    spec: ComponentSpec, valid: ComponentSettings, server: Settings
+) -> dict[str, str]:
+    """The settings that name model directories, as absolute paths."""
+    kind = kind_of(spec).name
+    named = {
+        name: getattr(valid, name)
+        for name, field in type(valid).model_fields.items()
+        if any(isinstance(mark, ModelDirectory) for mark in field.metadata)
+    }
+    return {
+        name: str(resolve_model_directory(path, server, f"{kind}.settings.{name}"))
+        for name, path in named.items()
+        if path is not None
+    }
+
+
+def _without_in_process(trainer: TrainerSpec) -> TrainerSpec:
+    """The trainer as it is for an engine in another interpreter."""
+    channels = tuple(c for c in trainer.capabilities.weight_channels if c != "in_process")
+    return replace(trainer, capabilities=replace(trainer.capabilities, weight_channels=channels))
+
+
+def _check_algorithm(config: RunConfig, trainer: TrainerSpec) -> None:
+    honoured = trainer.capabilities.algorithm_fields
+    # Where there are two ways to say that nothing is asked for, either is no change.
+    usual: dict[str, tuple[object, ...]] = {
+        "importance": ("auto", "ratio"),
+        "max_update_kl": (None, 0.0),
+    }
+    default = AlgorithmConfig()
+    for name in AlgorithmConfig.model_fields:
+        unchanged = usual.get(name, (getattr(default, name),))
+        changed = getattr(config.algorithm, name) not in unchanged
+        if changed and name not in honoured:
+            raise ConfigError(
+                f"trainer {trainer.name!r} does not honour algorithm.{name}; "
+                f"it honours {', '.join(sorted(honoured))}",
+                param=f"algorithm.{name}",
+            )
+    if config.model.lora is not None and not trainer.capabilities.lora:
+        raise ConfigError(f"trainer {trainer.name!r} cannot train LoRA", param="model.lora")
+
+
+def _model_servers(settings: Settings, engine: EngineSpec) -> ModelServers:
+    said = settings.servers.get(engine.name)
+    if said is None:
+        return ModelServers()
+    key = said.api_key
+    return ModelServers(
+        python=said.python,
+        arguments=tuple(said.arguments),
+        urls=tuple(said.urls),
+        api_key=None if key is None else key.get_secret_value(),
+    )

@@ -1,0 +1,64 @@
+"""The proof that the engine serves what the trainer published, each time that weights are given to it."""
+
+from __future__ import annotations
+
+import logging
+
+from ajet_core.errors import SealError
+from ajet_core.interfaces import EngineCapabilities, SealReport, WeightUpdate
+from ajet_server.observe.events import EventLog
+from ajet_server.workers.process import WorkerProcess
+
+_log = logging.getLogger("ajet.server")
+
+# One replacement tells a server that failed from weights that cannot be served.
+_MOST_FAILURES = 2
+
+
+class SealWatch:
+    """Gives weights to the engine, reports servers that failed the proof, and counts failures of all of them.
+
+    :param capabilities: of the engine.
+    :ivar last: how the weights that are served were proven.
+    """
+
+    def __init__(self, capabilities: EngineCapabilities, events: EventLog) -> None:
+        self._seals = capabilities.seals
+        self._events = events
+        self._failed_version = 0
+        self._failures = 0
+        self.last = SealReport(0)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the proof of one version failed again after the engine was replaced."""
+        return self._failures >= _MOST_FAILURES
+
+    def forget(self) -> None:
+        """Give the version that failed another chance."""
+        self._failures = 0
+
+    async def serve(self, engine: WorkerProcess, update: WeightUpdate) -> SealReport:
+        """Have an engine serve weights; nothing is sampled with them before they are proven.
+
+        :raises SealError: no server of the engine has what was published.
+        """
+        version = update.policy_version
+        try:
+            await engine.update_weights(update)
+        except SealError as error:
+            repeated = version == self._failed_version
+            self._failures = self._failures + 1 if repeated else 1
+            self._failed_version = version
+            self._tell(version, error.message)
+            raise
+        self.last = report = await engine.seal() if self._seals else SealReport(version)
+        for breach in report.breaches:
+            self._tell(version, breach)
+        if version == self._failed_version:
+            self._failures = 0
+        return report
+
+    def _tell(self, version: int, message: str) -> None:
+        _log.error("%s; the server is replaced", message)
+        self._events.emit("seal", {"policy_version": version, "message": message})

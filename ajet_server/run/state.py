@@ -1,0 +1,87 @@
+"""The server's state, the policy version, and who waits for either to change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ajet_core.errors import NotRollingError
+from ajet_core.protocol import ServerState
+from ajet_server.observe.events import EventLog
+
+_RESTART_SECONDS = 2.0
+_INTERRUPTED_SECONDS = 10.0
+
+Listener = Callable[[ServerState], None]
+
+
+class StateBoard:
+    """The one place that knows what the server is doing.
+
+    :param clock: seconds, monotonic.
+    :ivar closing: the server process is about to end; its run goes on when it is started again.
+    :ivar interrupted: why a run that is active does not run, such as a full disk; "" otherwise.
+    :ivar since: clock time at which the present state began.
+    :ivar policy_version: version of the weights being served: the number of steps they were trained.
+    """
+
+    def __init__(self, events: EventLog, clock: Callable[[], float]) -> None:
+        self._events = events
+        self._clock = clock
+        self.since = clock()
+        self._state = ServerState.OFFLINE
+        self._changed = asyncio.Event()
+        self._listeners: list[Listener] = []
+        self.closing = False
+        self.interrupted = ""
+        self.policy_version = 0
+
+    @property
+    def state(self) -> ServerState:
+        """The present state."""
+        return self._state
+
+    @property
+    def rolling(self) -> bool:
+        """Whether episodes may be claimed."""
+        return self._state is ServerState.ROLLING
+
+    def listen(self, listener: Listener) -> None:
+        """Call `listener` after every change of state."""
+        self._listeners.append(listener)
+
+    def set(self, state: ServerState) -> None:
+        """Change the state; a change to the same state is none."""
+        if state is self._state:
+            return
+        self._state = state
+        self.since = self._clock()
+        self._events.emit("state", {"state": state, "policy_version": self.policy_version})
+        self.touch()
+        for listener in self._listeners:
+            listener(state)
+
+    def touch(self) -> None:
+        """Wake everybody in `wait_until` without a change of state."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def not_running(self) -> NotRollingError:
+        """The error for whoever needs a run while there is none."""
+        if self.closing:
+            return NotRollingError(
+                "the server is shutting down; its run goes on when it is started again",
+                retry_after=_RESTART_SECONDS,
+            )
+        if self.interrupted:
+            return NotRollingError(
+                "the run was interrupted and goes on when the server is started again: "
+                + self.interrupted,
+                retry_after=_INTERRUPTED_SECONDS,
+            )
+        return NotRollingError("no run is active: the server is OFFLINE; start a run first")
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Return once `condition` holds; it is looked at after every `set` and `touch`."""
+        while not condition():
+            await self._changed.wait()

@@ -1,0 +1,209 @@
+"""One training step: prepare, train, publish. The engine's calls wait while weights move."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
+from ajet_core.interfaces import (
+    BatchRecord,
+    CallScore,
+    EngineStats,
+    SampleStore,
+    StepReport,
+)
+from ajet_core.protocol import ServerState, StepSummary
+from ajet_core.timeline import TrainBatch
+from ajet_server.averages import mean
+from ajet_server.batches.batch_findings import BatchFault
+from ajet_server.batches.batch_preparation import prepare_batch
+from ajet_server.batches.training_data import TrainingData
+from ajet_server.run.probing import probed
+from ajet_server.run.run_setup import ResolvedRun
+from ajet_server.run.sealing import SealWatch
+from ajet_server.run.state import StateBoard
+from ajet_server.workers.run_workers import RunWorkers
+
+
+@dataclass(slots=True)
+class StepClock:
+    """What has to be remembered between steps to say how long things took.
+
+    :ivar rolling_since: clock time at which the present batch began to fill.
+    :ivar engine: the engine's counters at that time.
+    """
+
+    rolling_since: float
+    engine: EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """A finished step, what it made of its calls, and what was wrong with its batch.
+
+    :param clients: the figures of each client's part of the batch, by its id.
+    """
+
+    summary: StepSummary
+    scores: list[CallScore]
+    faults: frozenset[BatchFault]
+    clients: dict[str, dict[str, float]]
+
+
+async def train_step(
+    run: ResolvedRun,
+    workers: RunWorkers,
+    record: BatchRecord,
+    *,
+    store: SampleStore,
+    board: StateBoard,
+    timing: StepClock,
+    clock: Callable[[], float],
+    seals: SealWatch,
+    rolls_on: bool,
+    judge: Callable[[BatchRecord, TrainingData], None],
+) -> Stepped:
+    """Train on one batch and serve the new weights.
+
+    :param seals: gives the new weights to the engine.
+    :param judge: looks at the batch before anything is changed; what it raises ends the step.
+    :param rolls_on: rollouts go on meanwhile, so that the server's state is theirs.
+
+    :raises SealError: no server of the engine has what was published.
+    :raises UnprocessableError: some of its episodes cannot be processed; nothing was trained.
+    :raises WorkerDiedError: a worker ended; the batch is still the store's and can be trained again.
+    :raises StepRefusedError: the trainer refused the batch, or could not compute it; the weights are as before and
+        are served.
+    :raises WeightsLostError: the trainer has to be put back to a checkpoint; the batch can be trained again.
+    :raises TrainerError: the trainer cannot publish what it trained.
+    """
+    if not rolls_on:
+        board.set(ServerState.ROLLING_POST)
+    rolled = clock()
+    engine_after = await workers.engine.stats()
+    prepared = await prepare_batch(run, store, record, workers.trainer_info)
+    data = prepared.data
+    judge(record, data)
+    merged = clock()
+    if run.together:
+        # Engine and trainer share the parameters: no forward may run while they change.
+        await workers.engine.call("engine.pause")
+    try:
+        async with engine_asleep(run, workers):
+            report = await _trained(workers, data.batch)
+            trained = clock()
+            if not rolls_on:
+                board.set(ServerState.WEIGHT_SYNCING)
+            update = await workers.trainer.publish(run.channel, record.step)
+            update = await probed(run, workers, update)
+    except StepRefusedError:
+        # The weights are what they were, and are served again.
+        if run.together:
+            await workers.engine.call("engine.resume")
+        raise
+    published = clock()
+    seal = await seals.serve(workers.engine, update)
+    # Not in a finally: if the step was interrupted, the shared weights may be half-way between two
+    # versions, and nothing may be sampled from them any more.
+    if run.together:
+        await workers.engine.call("engine.resume")
+    board.policy_version = record.step
+    synced = clock()
+    measured = {
+        **report.metrics,
+        **prepared.summary.metrics,
+        "rollout_seconds": rolled - timing.rolling_since,
+        "forward_seconds": engine_after.forward_seconds - timing.engine.forward_seconds,
+        "merge_seconds": merged - rolled,
+        "update_seconds": trained - merged,
+        "sync_seconds": synced - trained,
+        "publish_seconds": published - trained,
+        "load_seconds": synced - published,
+        "seal_seconds": update.seal_seconds + seal.seconds,
+        "sealed_tensors": float(seal.tensors),
+        "sealed_servers": float(seal.servers),
+        **({"probe_change": seal.change, "probe_noise": seal.noise} if seal.noise else {}),
+        "tokens_trained": float(report.tokens_trained),
+        "tokens_per_second": _sampled(data) / max(1e-9, synced - timing.rolling_since),
+    }
+    summary = prepared.summary.model_copy(
+        update={
+            "metrics": _finite(measured),
+            "findings": [*prepared.summary.findings, *seal.breaches],
+        }
+    )
+    return Stepped(
+        summary, _scores(data, report), frozenset(data.findings), _of_clients(data, report)
+    )
+
+
+@contextlib.asynccontextmanager
+async def engine_asleep(run: ResolvedRun, workers: RunWorkers) -> AsyncIterator[None]:
+    """The trainer has the device's memory within, if the run says so; however it ends, the engine is woken."""
+    if not run.config.rollout.engine_sleeps:
+        yield
+        return
+    await workers.engine.call("engine.sleep")
+    try:
+        yield
+    finally:
+        await workers.engine.call("engine.wake")
+
+
+@contextlib.asynccontextmanager
+async def trainer_alone(run: ResolvedRun, workers: RunWorkers) -> AsyncIterator[None]:
+    """As while a step is trained: the engine leaves shared weights and memory alone."""
+    if run.together:
+        await workers.engine.call("engine.pause")
+    async with engine_asleep(run, workers):
+        yield
+    # Not in a finally, as in `train_step`.
+    if run.together:
+        await workers.engine.call("engine.resume")
+
+
+async def _trained(workers: RunWorkers, batch: TrainBatch) -> StepReport:
+    """Have the trainer train on a batch; whatever it fails at but `WeightsLostError`, it is as before."""
+    try:
+        return await workers.trainer.step(batch)
+    except (StepRefusedError, WeightsLostError):
+        raise
+    except TrainerError as error:
+        raise StepRefusedError(error.message, param=error.param) from error
+
+
+def _scores(data: TrainingData, report: StepReport) -> list[CallScore]:
+    calls = data.batch.calls
+    logprobs = report.logprobs or [[]] * len(calls)
+    return [
+        CallScore(call.call_id, call.advantage, found)
+        for call, found in zip(calls, logprobs, strict=True)
+    ]
+
+
+def _of_clients(data: TrainingData, report: StepReport) -> dict[str, dict[str, float]]:
+    """The figures of each client's part of the batch, with what the trainer reports of its calls."""
+    found = {client: dict(figures) for client, figures in data.clients.items()}
+    gaps: dict[str, list[float]] = {client: [] for client in found}
+    # At the weights from before the step, as the trainer's own figure.
+    version = data.batch.step - 1
+    for call, scored in zip(data.batch.calls, report.logprobs, strict=False):
+        one = gaps[data.client_of[call.episode]]
+        # What was not computed has no logprobs.
+        sampled = zip(scored, call.logprobs, call.policy_versions, strict=False)
+        one.extend(abs(ours - theirs) for ours, theirs, of in sampled if of == version)
+    for client, values in gaps.items():
+        if values:
+            found[client]["logprob_gap_mean"] = mean(values)
+    return {client: _finite(figures) for client, figures in found.items()}
+
+
+def _sampled(data: TrainingData) -> float:
+    return float(sum(len(call.logprobs) for call in data.batch.calls))
+
+
+def _finite(metrics: dict[str, float]) -> dict[str, float]:
+    """Metrics without NaN and infinity, which JSON cannot carry."""
+    return {name: value for name, value in metrics.items() if value - value == 0.0}

@@ -1,0 +1,49 @@
+"""Finished steps: recorded in the store, then told to whoever looks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ajet_core.interfaces import BatchRecord, StepRecord
+from ajet_core.protocol import StepSummary
+from ajet_server.batches.batch_findings import BatchFault
+from ajet_server.run.run_parts import RunParts
+from ajet_server.run.step import Stepped
+
+_log = logging.getLogger("ajet.server")
+
+
+class StepBook:
+    """The finished steps of this process.
+
+    :ivar last: the last one.
+    """
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts = parts
+        self._faults: frozenset[BatchFault] = frozenset()
+        self.last: StepSummary | None = None
+
+    async def enter(self, stepped: Stepped, record: BatchRecord) -> None:
+        """Record a step; it is durable when this returns."""
+        summary, parts = stepped.summary, self._parts
+        step = StepRecord(summary.step, record.batch_id, dict(summary.metrics), parts.wall_clock())
+        await parts.store.add_step(step, stepped.scores)
+        self.last = summary
+
+    def forget_after(self, step: int) -> None:
+        """Forget the last step if the run has gone back to one before it."""
+        if self.last is not None and self.last.step > step:
+            self.last = None
+
+    async def tell(self, stepped: Stepped) -> None:
+        """Tell the log, the event stream, metrics loggers and plugins."""
+        summary = stepped.summary
+        if stepped.faults - self._faults:
+            # What was so in the step before too is said by the status, and need not fill the log.
+            _log.warning("step %d: %s", summary.step, "; ".join(summary.findings))
+        self._faults = stepped.faults
+        self._parts.events.emit("step", summary.model_dump())
+        await asyncio.to_thread(self._parts.loggers.log_step, summary)
+        self._parts.plugins.notify("ajet_step_finished", summary=summary)

@@ -1,0 +1,154 @@
+"""What of the server's state a token may see: a client gets what is its own, and what names nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from ajet_core.protocol import (
+    ComponentChoice,
+    ErrorDetail,
+    Evaluation,
+    Event,
+    Finding,
+    HealthKind,
+    MixtureStatus,
+    RunStatus,
+    ServerStatus,
+)
+from ajet_installation.settings import MASK, SECRET_KEY
+from ajet_server.batches.batch_facts import TAG_FACTS
+from ajet_server.health import CHECKS
+from ajet_server.observe.watchdog import shortage
+from ajet_server.security.tokens import Token
+
+# Of events that concern everybody, what a client may read. Messages of workers, and reports on forks, quote what
+# agents of any tenant said.
+_SHARED: Mapping[str, frozenset[str]] = {
+    "state": frozenset({"state", "policy_version"}),
+    "run": frozenset({"what", "run_id", "step"}),
+    "step": frozenset({"step", "policy_version", "metrics", "plan"}),
+    "worker": frozenset({"what"}),
+    "refused": frozenset({"step"}),
+    "mixture": frozenset({"what", "ratios"}),
+    "gap": frozenset({"lost_from", "lost_to"}),
+}
+
+
+# Of a tag, which may be another client's alone.
+_TAG_METRICS = tuple(f"{name}/" for name in TAG_FACTS)
+
+# Findings that quote nobody, and one of which a client sees everything but the names of tasks.
+_STARVED = "incomplete_tasks"
+_SHARED_FINDINGS = frozenset(
+    {"no_client", "no_signal", "engine_stalled", "tool_calls_unread", *get_args(HealthKind)}
+)
+# Findings whose words are about a single tag where there is a mixture.
+_TAG_FINDINGS = frozenset(check.kind for check in CHECKS if check.by_tag)
+
+
+def event_for(viewer: Token, event: Event, owner: str | None) -> Event | None:
+    """`event` as `viewer` may see it; None if it may not.
+
+    :param owner: id of the token whose episode it is about; None for one that is about the server.
+    """
+    if viewer.scope != "client" or viewer.token_id == owner:
+        return event
+    shared = _SHARED.get(event.type)
+    if owner is not None or shared is None:
+        return None
+    data: dict[str, Any] = {key: value for key, value in event.data.items() if key in shared}
+    if "metrics" in data:
+        data["metrics"] = _totals(data["metrics"])
+    return event.model_copy(update={"data": data})
+
+
+def status_for(viewer: Token, status: ServerStatus) -> ServerStatus:
+    """`status` as `viewer` may see it: a client gets totals, without words that quote others."""
+    if viewer.scope != "client":
+        return status
+    step, error = status.last_step, status.error
+    return status.model_copy(
+        update={
+            "last_step": step
+            and step.model_copy(
+                update={"metrics": _totals(step.metrics), "forks": [], "findings": []}
+            ),
+            # The operator's words, or those that agents of any tenant failed with.
+            "paused": status.paused and "the run is paused; its operator sees why",
+            "findings": _shared_findings(status),
+            "set_aside": [
+                aside for aside in status.set_aside if aside.client_id == viewer.token_id
+            ],
+            # Of how far others are with their tags.
+            "mixture": None,
+            "evaluations": evaluations_for(viewer, status.evaluations),
+            # Its words name episodes and tasks of others.
+            "preflight": None,
+            "error": error
+            and ErrorDetail(type=error.type, message="the run failed; its operator sees why"),
+        }
+    )
+
+
+def _shared_findings(status: ServerStatus) -> list[Finding]:
+    without_names = "tasks that are begun lack episodes, which no client rolls out"
+    texts: dict[str, str] = {
+        _STARVED: "; ".join(filter(None, [without_names, shortage(status.batch)]))
+    }
+    if status.mixture is not None:
+        texts |= dict.fromkeys(
+            _TAG_FINDINGS, "one of the tags shows it; the run's operator sees which"
+        )
+    return [
+        finding.model_copy(update={"message": texts.get(finding.code, finding.message)})
+        for finding in status.findings
+        if finding.code in _SHARED_FINDINGS | {_STARVED}
+    ]
+
+
+def engine_metrics_for(viewer: Token, text: str) -> str:
+    """What the engine measures, as `viewer` may see it: a client sees nothing, since it is about everybody's calls."""
+    return "" if viewer.scope == "client" else text
+
+
+def _totals(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith(_TAG_METRICS)}
+
+
+def mixture_for(viewer: Token, mixture: MixtureStatus) -> MixtureStatus:
+    """`mixture` as `viewer` may see it: a client sees what is asked for, and not how far others are with it."""
+    return mixture if viewer.scope != "client" else mixture.model_copy(update={"tags": {}})
+
+
+def evaluations_for(viewer: Token, evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Those of `evaluations` that `viewer` may see: a client sees its own."""
+    return [e for e in evaluations if viewer.scope != "client" or e.client_id == viewer.token_id]
+
+
+def run_for(viewer: Token, run: RunStatus) -> RunStatus:
+    """`run` as `viewer` may see it: only who may set them sees what settings of components hold as secrets."""
+    if viewer.scope == "control":
+        return run
+    config = run.config
+    hidden = {
+        "engine": _without_secrets(config.engine),
+        "trainer": _without_secrets(config.trainer),
+        "merger": _without_secrets(config.merger),
+    }
+    return run.model_copy(update={"config": config.model_copy(update=hidden)})
+
+
+def _without_secrets(choice: ComponentChoice) -> ComponentChoice:
+    return choice.model_copy(update={"settings": _masked(choice.settings, secret=False)})
+
+
+def _masked(value: Any, *, secret: bool) -> Any:
+    """`value` with the texts masked that stand under the name of a secret."""
+    if isinstance(value, dict):
+        return {
+            k: _masked(v, secret=secret or bool(SECRET_KEY.search(k))) for k, v in value.items()
+        }
+    if isinstance(value, list):
+        return [_masked(item, secret=secret) for item in value]
+    return MASK if secret and isinstance(value, str) else value

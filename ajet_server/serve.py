@@ -1,0 +1,223 @@
+"""``ajet serve``: one process that listens until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Generator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from ajet_core import credentials
+from ajet_core.credentials import ServerTokens
+from ajet_core.errors import ConfigError
+from ajet_core.files import write_whole
+from ajet_core.plugin import PluginManager
+from ajet_installation.event_loop import loop_factory
+from ajet_installation.interpreters import plugin_manager
+from ajet_installation.settings import ServerSettings, Settings
+from ajet_server.build import build_service
+from ajet_server.http.app import create_app
+from ajet_server.http.connection import ConnectionLimits, guarded_protocol
+from ajet_server.security.guard import TokenGuard, make_tokens
+from ajet_server.service import SwarmService
+
+_log = logging.getLogger("ajet.server")
+_BACKLOG = 2048
+_OTHER_FILES = 256
+_CLOSE_SECONDS = 10
+_KEEP_ALIVE_SECONDS = 75
+# Calls and steps leave no cycles behind. Python's own numbers have it look for some several times in each call, which
+# took a fifth of the time; and a look at all objects of 10,000 open episodes stops the server for a third of a second.
+_COLLECT_AFTER = (50_000, 5, 200)
+
+
+def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
+    """Run a server until SIGINT or SIGTERM. An active run goes on when the server is started again.
+
+    While it listens, ``<run_dir>/server.json`` holds its URL and process id.
+
+    :param plugins: the components there are; None takes the installed ones.
+    :raises ConfigError: the address cannot be bound, or a setting cannot be used.
+    :raises StoreError: another server uses the run directory.
+    """
+    logging.basicConfig(
+        level=settings.server.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.getLogger("uvicorn.error").addFilter(_without_warnings)
+    _check_files(settings.server)
+    if plugins is None:
+        plugins = plugin_manager(settings)
+    service = build_service(settings, plugins)
+    listener = bind(settings.server)
+    try:
+        # What is there now stays, and need not be looked at.
+        gc.freeze()
+        gc.set_threshold(*_COLLECT_AFTER)
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_serve(settings, service, listener))
+    finally:
+        listener.close()
+
+
+def _without_warnings(record: logging.LogRecord) -> bool:
+    """uvicorn warns of every request that is no HTTP: strangers could fill the disk with it."""
+    return record.levelno != logging.WARNING
+
+
+def _check_files(server: ServerSettings) -> None:
+    for name, path in (("tls_cert", server.tls_cert), ("tls_key", server.tls_key)):
+        if path is not None and not os.access(path, os.R_OK):
+            raise ConfigError(f"cannot read {path} (server.{name})", param=f"server.{name}")
+
+
+def bind(server: ServerSettings) -> socket.socket:
+    """A socket that listens on the server's address.
+
+    :raises ConfigError: the port is in use, or the address is not one of this machine.
+    """
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    # asyncio turns Nagle's algorithm off, which costs 40 ms an answer, where the protocol is said to be TCP.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((server.host, server.port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        why = "the port is in use" if error.errno == errno.EADDRINUSE else str(error.strerror)
+        raise ConfigError(
+            f"cannot listen on {server.host}:{server.port}: {why} "
+            "(the flag --port or the setting server.port chooses another; 0 takes any free one)",
+            param="server.port",
+        ) from error
+    return listener
+
+
+async def _serve(settings: Settings, service: SwarmService, listener: socket.socket) -> None:
+    server = settings.server
+    port = int(listener.getsockname()[1])
+    tokens = make_tokens(server)
+    app = create_app(service, TokenGuard(tokens, service.tokens))
+    config = http_config(app, server)
+    _allow_connections(server.max_connections)
+    # The store is opened before anything is announced: a run directory in use must end the command.
+    await service.open()
+    scheme = "https" if server.tls_cert else "http"
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    url = f"{scheme}://{host}:{port}"
+    note = server.run_dir / "server.json"
+    try:
+        _publish_tokens(port, tokens)
+        write_whole(note, json.dumps({"url": url, "pid": os.getpid()}).encode())
+        _log.info("listening on %s, run directory %s", url, server.run_dir.resolve())
+        loop = asyncio.get_running_loop()
+        await _Server(config, lambda: loop.create_task(service.interrupt())).serve([listener])
+    finally:
+        credentials.withdraw_local(port)
+        note.unlink(missing_ok=True)
+        await service.close()
+
+
+def http_config(app: ASGIApp, server: ServerSettings) -> uvicorn.Config:
+    """How uvicorn serves `app`.
+
+    :raises ConfigError: the certificate or its key cannot be used.
+    """
+    config = uvicorn.Config(
+        app,
+        http=guarded_protocol(ConnectionLimits(server.max_connections, server.request_seconds)),
+        ws="none",
+        lifespan="off",
+        # Only a server that is said to be behind a proxy, which ends TLS, believes it about whose requests it brings.
+        proxy_headers=server.public_url is not None and server.tls_cert is None,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ssl_certfile=str(server.tls_cert) if server.tls_cert else None,
+        ssl_keyfile=str(server.tls_key) if server.tls_key else None,
+        # Longer than clients keep idle connections, so that it is not us who closes one in use.
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
+        backlog=_BACKLOG,
+    )
+    if server.tls_cert is not None:
+        _load_tls(config, server)
+    return config
+
+
+def _allow_connections(count: int) -> None:
+    """Raise the soft limit on open files: 1024, which is usual, is a few hundred agents."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        best = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (best, hard))
+        if best < wanted:
+            _log.warning(
+                "this process may open %d files, too few for %d connections: raise its limit (ulimit -n), or "
+                "set server.max_connections to less",
+                best,
+                count,
+            )
+
+
+def _load_tls(config: uvicorn.Config, server: ServerSettings) -> None:
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"the certificate {server.tls_cert} and the key {server.tls_key} cannot be used: {error}; both "
+            "must be PEM files that belong together",
+            param="server.tls_cert",
+        ) from error
+    assert config.ssl is not None
+    config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
+
+
+class _Server(uvicorn.Server):
+    """uvicorn waits for open connections before it ends; `interrupt` makes ours end.
+
+    Signals end `serve` and nothing else: uvicorn would raise them again afterwards, which would kill
+    the process before the store and the workers are closed.
+    """
+
+    def __init__(self, config: uvicorn.Config, interrupt: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._interrupt = interrupt
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        loop = asyncio.get_running_loop()
+        ends = (signal.SIGINT, signal.SIGTERM)
+        for number in ends:
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in ends:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        if not self.should_exit:
+            self.should_exit = True
+            self._interrupt()
+
+
+def _publish_tokens(port: int, tokens: ServerTokens) -> None:
+    try:
+        credentials.publish_local(port, tokens)
+    except OSError as error:
+        # Clients that are given their token do without the file, so it is no reason not to serve.
+        _log.warning("local clients will not find the tokens by themselves: %s", error)

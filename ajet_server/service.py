@@ -1,0 +1,454 @@
+"""What the routes call: the server's parts at work together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from ajet_core.errors import (
+    AjetError,
+    EpisodeClosedError,
+    EpisodeNotFoundError,
+    RequestError,
+    StoreError,
+)
+from ajet_core.interfaces import EpisodeRecord, SampleStore
+from ajet_core.plugin import PluginManager
+from ajet_core.protocol import (
+    AbortRequest,
+    ClaimRequest,
+    EndRequest,
+    EpisodeGrant,
+    EpisodeStatus,
+    Finding,
+    GroupCounts,
+    GroupCountsAnswer,
+    GroupCountsRequest,
+    Heartbeats,
+    HeartbeatsRequest,
+    ServerState,
+    ServerStatus,
+    TokenGrant,
+    TokenInfo,
+    TokenRequest,
+)
+from ajet_installation.settings import Settings
+from ajet_server.admission.claims import ClaimDesk
+from ajet_server.episodes.evaluations import Evaluations
+from ajet_server.episodes.joint import JointDesk
+from ajet_server.episodes.joint_peers import JointPeers
+from ajet_server.episodes.open_episodes import OpenEpisode
+from ajet_server.episodes.registry import EpisodeRegistry, not_found_message
+from ajet_server.episodes.reward_limits import check_size
+from ajet_server.gateway.silence import Silence
+from ajet_server.observe.events import EventLog
+from ajet_server.observe.metrics_loggers import MetricsLoggers
+from ajet_server.observe.watchdog import DoubtView, OpenView, ServerView, Watchdog, diagnose
+from ajet_server.run.coordinator import Coordinator
+from ajet_server.run.state import StateBoard
+from ajet_server.security.tenants import Tenants, shown_group, stored_group
+from ajet_server.security.throttle import ThrottleMeter
+from ajet_server.security.tokens import Token, TokenBook
+
+_log = logging.getLogger("ajet.server")
+
+_SHOWN = 8
+_WATCH_SECONDS = 5.0
+# The end of an evaluation is not told for each episode that happens to be the only one that is open.
+_TELL_SECONDS = 1.0
+# A status is asked for when something hangs, too.
+_STATS_SECONDS = 0.5
+_METRICS_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class SwarmService:
+    """The server without HTTP. Made by `ajet_server.build.build_service`."""
+
+    settings: Settings
+    plugins: PluginManager
+    store: SampleStore
+    loggers: MetricsLoggers
+    events: EventLog
+    board: StateBoard
+    episodes: EpisodeRegistry
+    claims: ClaimDesk
+    coordinator: Coordinator
+    evaluations: Evaluations
+    tokens: TokenBook
+    tenants: Tenants
+    joint: JointDesk
+    peers: JointPeers
+    throttled: ThrottleMeter = field(default_factory=lambda: ThrottleMeter(time.monotonic))
+    started: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.time)
+    silence: Callable[[float], Silence] = Silence
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _writing_tokens: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def open(self) -> None:
+        """Open the store and take up what it holds."""
+        await self.store.open()
+        try:
+            self.tokens.open()
+        except BaseException:
+            await self.store.close()
+            raise
+        await self.episodes.restore()
+        await self.coordinator.restore()
+        self._tasks = [
+            asyncio.create_task(
+                self._again_and_again("aborting expired episodes", self._look_at_leases)
+            ),
+            asyncio.create_task(
+                self._again_and_again("watching", partial(self._watch, Watchdog(self.events)))
+            ),
+            asyncio.create_task(
+                self._again_and_again("asking how joint episodes ended", self.peers.look)
+            ),
+            asyncio.create_task(
+                self._again_and_again("telling of evaluations", self.tell_evaluations)
+            ),
+        ]
+
+    async def close(self) -> None:
+        """End the workers and close the store; an active run goes on at the next start."""
+        self.closed.set()
+        await asyncio.gather(*self._tasks)
+        await self.interrupt()
+        await self.tell_evaluations()
+        self.loggers.close()
+        await self.store.close()
+        try:
+            self.tokens.close()
+        except StoreError as error:
+            _log.error("when tokens were last used is not kept: %s", error.message)
+
+    async def interrupt(self) -> None:
+        """End everything that waits or streams, so that connections can close."""
+        self.board.closing = True
+        await self.coordinator.shutdown()
+        self.events.close()
+
+    async def claim(self, request: ClaimRequest, client_id: str, base_url: str) -> EpisodeGrant:
+        """As `ClaimDesk.claim`."""
+        await self.joint.check_claim(request, self.coordinator.run_id)
+        granted = await self.claims.claim(request, client_id)
+        record = granted.record
+        return EpisodeGrant(
+            episode_id=record.episode_id,
+            task_id=record.task_id,
+            group=shown_group(record.group),
+            kind=record.kind,
+            base_url=base_url,
+            api_key=granted.api_key,
+            model=self.coordinator.model_name or "default",
+            policy_version=record.claim_version,
+            lease_seconds=record.lease_seconds,
+        )
+
+    async def check_owner(self, episode_id: str, token: Token) -> None:
+        """Whether an episode is one that `token` may see.
+
+        :raises EpisodeNotFoundError: there is none, or it is another client's, which nobody can tell apart.
+        """
+        record, _ = await self.episodes.get(episode_id)
+        if token.scope == "client" and record.client_id != token.token_id:
+            raise EpisodeNotFoundError(not_found_message(episode_id))
+
+    async def issue_token(self, request: TokenRequest) -> TokenGrant:
+        """As `TokenBook.issue`."""
+        async with self._writing_tokens:
+            return await asyncio.to_thread(self.tokens.issue, request)
+
+    async def revoke_token(self, token_id: str) -> TokenInfo:
+        """Revoke a token: its open episodes are aborted, its claims and event streams end."""
+        try:
+            async with self._writing_tokens:
+                return await asyncio.to_thread(self.tokens.revoke, token_id)
+        finally:
+            # Also if it could not be written: the token is dead for as long as this server runs.
+            await self._end_dead_tenants()
+
+    async def _end_dead_tenants(self) -> None:
+        """End what tokens that were revoked or have expired left open."""
+        dead = self.tenants.dead()
+        if dead:
+            # Readers of events look at their token when they are woken.
+            self.events.wake()
+        for tenant, why in dead.items():
+            self.claims.drop(tenant, why)
+            reason = f"its token opens nothing any more: {why}"
+            await self.episodes.abort_all(reason, "token_revoked", tenant)
+
+    async def end(self, episode_id: str, request: EndRequest) -> EpisodeStatus:
+        """End an episode; a repeat gets the outcome that stands.
+
+        :raises EpisodeClosedError: it was aborted before.
+        :raises RequestError: it rewards a call or an agent that the episode does not have.
+        """
+        await self.joint.check_end(episode_id)
+        return await self._ended(episode_id, request, self.episodes.end)
+
+    async def prepare(self, episode_id: str, request: EndRequest) -> EpisodeStatus:
+        """Close a part of a joint episode with the outcome that it has if that is ended; a repeat changes nothing.
+
+        :raises StateError: it is no such part.
+        """
+        return await self._ended(episode_id, request, self.episodes.joint.prepare)
+
+    async def commit(self, episode_id: str) -> EpisodeStatus:
+        """As `JointParts.commit`."""
+        calls = await self._calls(episode_id)
+        return self._episode_status(await self.episodes.joint.commit(episode_id), calls)
+
+    async def _ended(
+        self,
+        episode_id: str,
+        request: EndRequest,
+        end: Callable[[str, EndRequest], Awaitable[EpisodeRecord]],
+    ) -> EpisodeStatus:
+        await self._check_rewards(episode_id, request)
+        calls = await self._calls(episode_id)
+        record = await end(episode_id, request)
+        if record.state == "aborted":
+            raise EpisodeClosedError(
+                f"episode {episode_id} was aborted before it was ended: {record.reason}"
+            )
+        return self._episode_status(record, calls)
+
+    async def _check_rewards(self, episode_id: str, request: EndRequest) -> None:
+        _, live = await self.episodes.get(episode_id)
+        if live is None:
+            # The outcome that stands is not changed by this request, whatever it says.
+            return
+        check_size(request, self.settings.server.max_reward)
+        if not (request.call_rewards or request.agent_rewards):
+            return
+        # A call whose client went away is not trained, so that no reward can be about it.
+        made = [
+            call
+            for call in (await self.store.calls([episode_id]))[episode_id]
+            if call.finish_reason != "abort"
+        ]
+        rewarded = {
+            "call_rewards": (request.call_rewards, {call.call_id for call in made}),
+            "agent_rewards": (request.agent_rewards, {call.agent for call in made}),
+        }
+        for param, (named, known) in rewarded.items():
+            if unknown := sorted(set(named) - known):
+                raise RequestError(
+                    f"{param}: episode {episode_id} has no {unknown[0]!r}; it has "
+                    f"{', '.join(map(repr, sorted(known)[:_SHOWN])) or 'made no call'}"
+                    + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""),
+                    param=param,
+                )
+
+    async def abort(self, episode_id: str, request: AbortRequest) -> EpisodeStatus:
+        """Abort an episode; an episode that is over stays as it is."""
+        calls = await self._calls(episode_id)
+        return self._episode_status(await self.episodes.abort(episode_id, request), calls)
+
+    async def heartbeat(self, episode_id: str) -> EpisodeStatus:
+        """Renew a lease."""
+        episode = await self.episodes.heartbeat(episode_id)
+        return self._episode_status(episode.record, episode.session.next_index, episode)
+
+    async def episode(self, episode_id: str) -> EpisodeStatus:
+        """One episode."""
+        record, live = await self.episodes.get(episode_id)
+        return self._episode_status(record, await self._calls(episode_id), live)
+
+    async def engine_metrics(self) -> str:
+        """What the engine measures by itself, in the text format of Prometheus; "" if there is none that answers."""
+        workers = self.coordinator.workers
+        if workers is None or self.board.state is ServerState.BOOTING:
+            return ""
+        with contextlib.suppress(AjetError, TimeoutError):
+            async with asyncio.timeout(_METRICS_SECONDS):
+                return await workers.engine.metrics()
+        return ""
+
+    async def status(self) -> ServerStatus:
+        """What the server is doing."""
+        coordinator = self.coordinator
+        counters: dict[str, float] = dict(await self.store.counters())
+        counters["open_episodes"] = len(self.episodes.open)
+        counters["prepared_episodes"] = len(self.episodes.joint)
+        counters["waiting_claims"] = self.claims.waiting_count
+        if (
+            workers := coordinator.workers
+        ) is not None and self.board.state is not ServerState.BOOTING:
+            # An engine that fails at this moment is the coordinator's affair; the status just lacks it.
+            with contextlib.suppress(AjetError, TimeoutError):
+                async with asyncio.timeout(_STATS_SECONDS):
+                    stats = await workers.engine.stats()
+                counters["engine_prompt_tokens"] = stats.prompt_tokens
+                counters["engine_cached_tokens"] = stats.cached_tokens
+                counters["engine_sampled_tokens"] = stats.sampled_tokens
+                counters["engine_forward_seconds"] = stats.forward_seconds
+        builder = self.episodes.builder
+        return ServerStatus(
+            state=self.board.state,
+            run_id=coordinator.run_id,
+            model=coordinator.model_name,
+            policy_version=self.board.policy_version,
+            step=coordinator.step,
+            batch=builder.progress() if builder is not None else None,
+            last_step=coordinator.last_step,
+            counters=counters,
+            uptime_seconds=time.monotonic() - self.started,
+            error=coordinator.error,
+            paused=coordinator.paused if coordinator.running else None,
+            findings=self.findings(),
+            set_aside=coordinator.loop.rollouts.set_aside if coordinator.loop is not None else [],
+            checks=coordinator.loop.health.checks if coordinator.loop is not None else {},
+            rollout=coordinator.rollout_status(),
+            mixture=builder.tags() if builder is not None else None,
+            evaluations=self.evaluations.latest(),
+            preflight=coordinator.loop.preflights.report if coordinator.loop is not None else None,
+        )
+
+    def findings(self) -> list[Finding]:
+        """What keeps the server from going on, and what else somebody should know."""
+        found = diagnose(self._view(), self.settings.server.stuck_seconds)
+        loop = self.coordinator.loop
+        return found if loop is None else [*found, *loop.health.findings]
+
+    def _view(self) -> ServerView:
+        now = time.monotonic()
+        builder, loop = self.episodes.builder, self.coordinator.loop
+        chat = self.coordinator.chat
+        in_state = now - self.board.since
+        late_waited = loop.rollouts.late_waited if loop is not None else None
+        late = frozenset(
+            builder.awaited() if builder is not None and late_waited is not None else ()
+        )
+        return ServerView(
+            state=self.board.state,
+            in_state=in_state,
+            still=self.episodes.still,
+            open=[
+                OpenView(
+                    episode.record.episode_id,
+                    episode.record.task_id,
+                    episode.record.client_id,
+                    now - episode.called_at,
+                    self.episodes.open.lease_left(episode),
+                    len(episode.calls_running),
+                    steps_ago=self.board.policy_version - episode.record.claim_version,
+                    late=episode.record.episode_id in late,
+                )
+                for episode in self.episodes.open
+            ],
+            late_waited=late_waited or 0.0,
+            late_seconds=loop.run.config.rollout.late_seconds if loop is not None else 0.0,
+            waiting_claims=self.claims.waiting_count,
+            batch=builder.progress() if builder is not None else None,
+            episodes_per_task=builder.episodes_per_task if builder is not None else 0,
+            lacking=builder.lacking() if builder is not None else (),
+            tags=(builder.tags() if builder is not None else None) or {},
+            dull=builder.dull if builder is not None else 0,
+            throttled=self.throttled.recent(),
+            engine_stalled=loop.supervisor.engine_stalled if loop is not None else 0.0,
+            paused=self.coordinator.paused or "",
+            set_aside=loop.rollouts.set_aside if loop is not None else (),
+            in_doubt=[
+                DoubtView(
+                    p.record.episode_id, p.joint.arbiter, self.episodes.joint.waited(p), p.doubt
+                )
+                for p in self.episodes.joint
+            ],
+            unread_calls="" if chat is None else chat.unread_calls,
+            doing=loop.doing if loop is not None else "",
+            training=loop is not None and loop.training_step is not None,
+        )
+
+    async def heartbeats(self, request: HeartbeatsRequest, client_id: str) -> Heartbeats:
+        """Renew the leases of a client's episodes."""
+        return Heartbeats(closed=await self.episodes.heartbeats(request.episode_ids, client_id))
+
+    async def group_counts(self, request: GroupCountsRequest, client_id: str) -> GroupCountsAnswer:
+        """Count a client's episodes by group."""
+        stored = {stored_group(client_id, group): group for group in request.groups}
+        found = await self.store.group_counts(list(stored), kind=request.kind, client_id=client_id)
+        return GroupCountsAnswer(
+            groups={
+                stored[group]: GroupCounts(open=c.open, ended=c.ended, aborted=c.aborted)
+                for group, c in found.items()
+            }
+        )
+
+    async def _calls(self, episode_id: str) -> int:
+        """Calls an episode has made so far; of a closed one the store knows."""
+        _, live = await self.episodes.get(episode_id)
+        if live is not None:
+            return live.session.next_index
+        return len((await self.store.calls([episode_id]))[episode_id])
+
+    def _episode_status(
+        self, record: EpisodeRecord, calls: int, live: OpenEpisode | None = None
+    ) -> EpisodeStatus:
+        return EpisodeStatus(
+            episode_id=record.episode_id,
+            task_id=record.task_id,
+            group=shown_group(record.group),
+            kind=record.kind,
+            tag=record.tag,
+            state=record.state,
+            reward=record.reward,
+            reason=record.reason,
+            cause=record.cause or None,
+            calls=calls,
+            policy_version=record.claim_version,
+            lease_expires_in=self.episodes.open.lease_left(live) if live is not None else None,
+        )
+
+    async def tell_evaluations(self) -> float:
+        """Tell readers of events and the loggers of evaluations that are over, for now at least.
+
+        :return: seconds until it is worth looking again.
+        """
+        for evaluation in self.evaluations.settled():
+            told = evaluation.model_dump(mode="json")
+            self.events.emit("evaluation", told, evaluation.client_id)
+            await asyncio.to_thread(self.loggers.log_evaluation, evaluation)
+        return _TELL_SECONDS
+
+    async def _watch(self, watchdog: Watchdog) -> float:
+        watchdog.look(self.findings())
+        self.claims.relieve()
+        return min(_WATCH_SECONDS, self.settings.server.stuck_seconds)
+
+    async def _look_at_leases(self) -> float:
+        pause = await self.episodes.expire_leases()
+        await self._end_dead_tenants()
+        return pause
+
+    async def _again_and_again(self, what: str, work: Callable[[], Awaitable[float]]) -> None:
+        """Do something until the server closes; it says after how many seconds again.
+
+        Whatever goes wrong with it once, such as a full disk, must not end the watch.
+        """
+        pause = 0.0
+        while not await self._closed_within(pause):
+            try:
+                pause = await work()
+            except AjetError as error:
+                _log.error("%s: %s", what, error.message)
+                pause = 1.0
+            except Exception:  # noqa: BLE001 - see above
+                _log.exception("%s failed", what)
+                pause = 1.0
+
+    async def _closed_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.closed.wait()
+        return self.closed.is_set()

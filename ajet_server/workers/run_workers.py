@@ -1,0 +1,157 @@
+"""The worker processes of a run: one for engine and trainer together, or one for each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ajet_core.errors import WorkerBootError
+from ajet_core.interfaces import EngineInfo, TrainerInfo
+from ajet_installation.environment import Interpreter
+from ajet_server.run.checkpoints import Checkpoint
+from ajet_server.run.run_setup import ResolvedRun
+from ajet_server.workers.codec import BootPlan, BootReport
+from ajet_server.workers.process import WorkerProcess
+
+_log = logging.getLogger("ajet.server")
+
+_DISMISS_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunWorkers:
+    """Running workers; `engine` and `trainer` are the same process if they share weights."""
+
+    engine: WorkerProcess
+    trainer: WorkerProcess
+    engine_info: EngineInfo
+    trainer_info: TrainerInfo
+
+    @classmethod
+    async def boot(
+        cls,
+        run: ResolvedRun,
+        run_dir: Path,
+        checkpoint: Checkpoint | None,
+        *,
+        timeout: float,
+        orphan_seconds: float,
+    ) -> RunWorkers:
+        """Take over the workers of a server that was killed, or start processes and make the components in them.
+
+        :param orphan_seconds: how long workers wait for the next server if this one is killed.
+        :raises WorkerDiedError: one was killed meanwhile; none is left running.
+        :raises WorkerBootError: one did not come up; none is left running.
+        """
+        boot = _Boot(run_dir, timeout, orphan_seconds)
+        try:
+            if run.together:
+                plan = run.boot_plan(run_dir, engine=True, trainer=True, checkpoint=checkpoint)
+                report = await boot.worker("worker", plan, run.python.get("engine"), run.reloads)
+            else:
+                engine_plan = run.boot_plan(run_dir, engine=True, trainer=False, checkpoint=None)
+                trainer_plan = run.boot_plan(
+                    run_dir, engine=False, trainer=True, checkpoint=checkpoint
+                )
+                boots = (
+                    boot.worker("trainer", trainer_plan, run.python.get("trainer"), run.reloads),
+                    boot.worker("engine", engine_plan, run.python.get("engine"), True),
+                )
+                if run.config.rollout.engine_sleeps:
+                    # They share a device's memory: an engine takes what is left, and may wake when the trainer rests.
+                    trained, served = await _in_turn(*boots)
+                else:
+                    trained, served = await _together(*boots)
+                report = BootReport(served.engine, trained.trainer)
+            if report.engine is None or report.trainer is None:
+                raise WorkerBootError("a worker came up without its engine or its trainer")
+            engine = boot.running["worker" if run.together else "engine"]
+            trainer = boot.running["worker" if run.together else "trainer"]
+            return cls(engine, trainer, report.engine, report.trainer)
+        except BaseException:
+            await asyncio.gather(*(worker.close(grace=0.0) for worker in boot.running.values()))
+            raise
+
+    def processes(self) -> list[WorkerProcess]:
+        """Each process once."""
+        return [self.engine] if self.engine is self.trainer else [self.engine, self.trainer]
+
+    def alive(self) -> bool:
+        """Whether all of them run."""
+        return not any(worker.died.done() for worker in self.processes())
+
+    @property
+    def only_engine_died(self) -> bool:
+        """Whether an engine with a process of its own has ended, and the trainer runs."""
+        return self.engine.died.done() and not self.trainer.died.done()
+
+    def obituary(self) -> str:
+        """How those that ended have ended."""
+        return "\n".join(w.died.result() for w in self.processes() if w.died.done())
+
+    async def close(self, grace: float = 10.0) -> None:
+        """End all processes, by force after `grace` seconds."""
+        await asyncio.gather(*(worker.close(grace) for worker in self.processes()))
+
+
+async def _in_turn(
+    first: Coroutine[None, None, BootReport], second: Coroutine[None, None, BootReport]
+) -> tuple[BootReport, BootReport]:
+    try:
+        return await first, await second
+    finally:
+        # If the first failed the second was not begun, of which Python would warn.
+        second.close()
+
+
+async def _together(
+    first: Coroutine[None, None, BootReport], second: Coroutine[None, None, BootReport]
+) -> tuple[BootReport, BootReport]:
+    """Both or none: if one fails, the other is not waited for."""
+    try:
+        async with asyncio.TaskGroup() as both:
+            tasks = both.create_task(first), both.create_task(second)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return tasks[0].result(), tasks[1].result()
+
+
+@dataclass(slots=True)
+class _Boot:
+    """One boot; `running` has the processes by name."""
+
+    run_dir: Path
+    timeout: float
+    orphan_seconds: float
+    running: dict[str, WorkerProcess] = field(default_factory=dict)
+
+    async def worker(
+        self, name: str, plan: BootPlan, interpreter: Interpreter | None, reusable: bool
+    ) -> BootReport:
+        """A worker with its components."""
+        log = self.run_dir / "logs" / f"{name}.log"
+        rendezvous = self.run_dir / "workers" / f"{name}.sock"
+        found = await WorkerProcess.find(rendezvous, log)
+        if found is not None:
+            self.running[name] = found
+            report = await found.adopt(plan, self.timeout) if reusable else None
+            if report is not None:
+                _log.info("worker %d goes on after its server was killed", found.pid)
+                return report
+            # It holds memory that its successor needs.
+            await found.close(_DISMISS_SECONDS)
+        orphan_seconds = self.orphan_seconds if reusable else 0.0
+        try:
+            worker = await WorkerProcess.spawn(log, interpreter, rendezvous, orphan_seconds)
+            self.running[name] = worker
+            return await worker.boot(plan, self.timeout)
+        except WorkerBootError as error:
+            if interpreter is None or not interpreter.remedy:
+                raise
+            raise WorkerBootError(
+                f"{error.message}\nThe {name} runs in an environment that `ajet doctor` looks at. If something is wrong "
+                f"with it, make it anew: {interpreter.remedy}"
+            ) from error

@@ -1,0 +1,20 @@
+"""For authors of plugins: conformance suites to subclass, and components without dependencies.
+
+The suites need pytest and pytest-asyncio; import each from its module:
+
+- `ajet_testing.store_suite.SampleStoreSuite` for a `SampleStore`,
+- `ajet_testing.merger_suite.MergerSuite` for a `Merger`,
+- `ajet_testing.engine_suite.EngineSuite` for an `Engine`,
+- `ajet_testing.trainer_suite.TrainerSuite` for a `Trainer`, and `ajet_testing.loss_suite.LossSuite` for one whose loss `AlgorithmConfig` describes,
+- `ajet_testing.agent_suite.AgentSuite` for an `AgentAdapter`, with `ajet_testing.scripted_swarm.ScriptedSwarm`, a real
+  server whose model says what it is told to.
+
+``pytest.register_assert_rewrite("ajet_testing")`` in a ``conftest.py`` makes their failures show values.
+
+The engine ``scripted`` (`ajet_testing.scripted_engine`) and the trainer ``scripted``
+(`ajet_testing.scripted_trainer`) answer what they are told to and fail when they are told to.
+They are not installed as a plugin: `ajet_testing.plugins.scripted_plugins` makes a plugin manager with them.
+
+Nothing is imported here, because the scripted components are imported by worker processes, which have
+no pytest.
+"""

@@ -1,0 +1,387 @@
+"""What every agent adapter must do. Subclass `AgentSuite` in a test module."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from itertools import count, pairwise
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from agentjet.agents import Route, installed_adapters, train, train_async, trainable
+from agentjet.client import AsyncSwarmClient, SwarmClient, Task
+from ajet_core.interfaces import AgentAdapter
+from ajet_core.timeline import Call
+from ajet_testing.scripted_engine import ScriptedReply
+from ajet_testing.scripted_swarm import ScriptedSwarm
+
+PLANNER, WORKER = "planner", "worker"
+DOORS = ("left", "middle", "right")
+TRAPDOOR = "trapdoor"
+MANY = 200
+_numbers = count(500)
+_NAME = re.compile(r"t\d{3}x")
+_END = "<|im_end|>"
+LAST_IS_TOOL = r"</tool_response><\|im_end\|>\s*<\|im_start\|>assistant\s*(<think>\s*</think>\s*)?$"
+
+
+def tool_call(name: str, arguments: str) -> str:
+    """A call as the scripted model makes it.
+
+    :param arguments: as JSON.
+    """
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>{_END}'
+
+
+HIDDEN = "the answer is forty-two"
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A task with its answer."""
+
+    id: str
+    answer: str = HIDDEN
+
+
+def _one(_task: object, _result: object) -> float:
+    """The same reward for all: what is tested is whose the calls are."""
+    return 1.0
+
+
+def _name_of(task: object) -> str:
+    """What a task is called: the name in it, whatever it is made of."""
+    found = _NAME.search(str(task))
+    return found.group() if found else str(task)
+
+
+REPLIES = (
+    ScriptedReply(prompt=LAST_IS_TOOL, says=(f"I have looked behind it.{_END}",)),
+    ScriptedReply(
+        prompt=r'"name": "open_door".*t9\d\dx',
+        says=(tool_call("open_door", f'{{"door": "{TRAPDOOR}"}}'),),
+    ),
+    ScriptedReply(
+        prompt='"name": "open_door"',
+        says=tuple(tool_call("open_door", f'{{"door": "{door}"}}') for door in DOORS),
+    ),
+    ScriptedReply(prompt="", says=tuple(f"Take the {door} door.{_END}" for door in DOORS)),
+)
+"""The planner, who has no tools, names a door; the worker opens one, and is done when it was told what is behind it."""
+
+
+# Existing agents have connections, which belong to the event loop in which they were made.
+@pytest.mark.asyncio(loop_scope="class")
+class AgentSuite:
+    """Conformance tests of an `AgentAdapter`, with a program of its framework that knows nothing of training.
+
+    The program has two agents, `PLANNER` and `WORKER`. The planner has no tools and says which door to take; the worker
+    is given the task and what the planner said, and has the tool ``open_door(door: str) -> str``, which raises
+    ``ValueError`` for `TRAPDOOR`. Every prompt contains the task's text.
+
+    .. code-block:: python
+
+        class TestMyAdapter(AgentSuite):
+            adapter = "my-framework"
+
+            async def play(self, task: str) -> object:
+                return await program.play(task)
+
+            def worker(self) -> object:
+                return program.worker
+
+    Tests of a subclass that use its server call their tasks ``t500x`` to ``t699x``: a group takes four episodes, and one more
+    would wait for ever.
+
+    :cvar adapter: the name under which the adapter is registered.
+    :cvar replies: what the model says; the first that fits the text of a prompt.
+    :cvar extends: whether the next call of an agent extends the tokens of its last one.
+    :cvar tool_errors: whether an exception in a tool is ``raised`` from the program, or ``told`` to the model, which goes
+        on with it.
+    :cvar dead_requests: how many requests a program may make for one model call in an episode that is over.
+    """
+
+    adapter: ClassVar[str]
+    replies: ClassVar[tuple[ScriptedReply, ...]] = REPLIES
+    extends: ClassVar[bool] = True
+    tool_errors: ClassVar[Literal["raised", "told"]] = "raised"
+    dead_requests: ClassVar[int] = 1
+
+    async def play(self, task: str) -> object:
+        """Let both agents do a task."""
+        raise NotImplementedError
+
+    def play_sync(self, task: str) -> object:
+        """As `play`, for frameworks that can be called without an event loop."""
+        raise NotImplementedError
+
+    def worker(self) -> object:
+        """The worker alone, an agent that existed before."""
+        raise NotImplementedError
+
+    # --- Fixtures ---------------------------------------------------------------------------------
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def swarm(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedSwarm]:
+        """A server with a place for every episode."""
+        directory = tmp_path_factory.mktemp("swarm")
+        batch = {"tasks": MANY // 4, "episodes_per_task": 4}
+        with ScriptedSwarm(directory, cls.replies, batch=batch) as swarm:
+            yield swarm
+
+    @pytest.fixture
+    def its(self) -> AgentAdapter:
+        """The adapter, as an episode finds it."""
+        return installed_adapters().of(self.worker())
+
+    @pytest.fixture(autouse=True)
+    def no_strangers(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Nothing is told to anybody but the server."""
+        strangers: set[str] = set()
+        connect, resolve = socket.socket.connect, socket.getaddrinfo
+
+        def connects(self: socket.socket, address: Any) -> Any:
+            if isinstance(address, tuple) and not str(address[0]).startswith(("127.", "::1")):
+                strangers.add(str(address[0]))
+            return connect(self, address)
+
+        def resolves(host: Any, *args: Any, **kwargs: Any) -> Any:
+            if str(host) not in {"127.0.0.1", "localhost", "::1", "None"}:
+                strangers.add(str(host))
+            return resolve(host, *args, **kwargs)
+
+        monkeypatch.setattr(socket.socket, "connect", connects)
+        monkeypatch.setattr(socket, "getaddrinfo", resolves)
+        yield
+        assert not strangers
+
+    # --- For tests of subclasses ------------------------------------------------------------------
+
+    async def calls(self, swarm: ScriptedSwarm, play: Any, *tasks: Any) -> list[list[Call]]:
+        """What each episode of some tasks recorded, none of which is of another one's.
+
+        :param play: a program, or an agent.
+        :param tasks: two with names of their own if none are given: those of other tests are not compared with them.
+        """
+        wanted = tasks or [f"t{next(_numbers)}x" for _ in range(2)]
+        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
+            report = await train_async(
+                trainable(play, reward=_one, task_id=_name_of),
+                wanted,
+                client=client,
+                group_size=4,
+                retries=0,
+                progress=False,
+            )
+        assert [str(failure.error) for failure in report.failures] == []
+        found = [swarm.calls(result.episode.episode_id) for result in report.outcomes]
+        for result, calls in zip(report.outcomes, found, strict=True):
+            named = {name for call in calls for name in _NAME.findall(swarm.text(call))}
+            assert named <= {result.task.id}
+        return found
+
+    async def speakers(self, swarm: ScriptedSwarm, play: Any, *tasks: Any) -> list[str]:
+        """Who made the calls of an episode, in order: the same in all episodes of some tasks."""
+        found = [[call.agent for call in calls] for calls in await self.calls(swarm, play, *tasks)]
+        assert found == [found[0]] * len(found)
+        return found[0]
+
+    async def calls_of(
+        self, swarm: ScriptedSwarm, play: Callable[[str], Awaitable[object]], task: str
+    ) -> list[Call]:
+        """What one episode of a program recorded."""
+
+        async def plays(task: str) -> object:
+            return await play(task)
+
+        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
+            played = await trainable(plays, client, reward=_one).episode(task)
+        return swarm.calls(played.episode.episode_id)
+
+    # --- Attribution ------------------------------------------------------------------------------
+
+    async def test_many_episodes_at_once_do_not_meet(self, swarm: ScriptedSwarm) -> None:
+        """200 at once: each call is recorded in its own episode, under the name of the agent that made it."""
+        everybody = asyncio.Barrier(MANY)
+
+        async def together(task: str) -> object:
+            await everybody.wait()
+            return await self.play(task)
+
+        # Each has a name of its own, also where four of them are compared with each other.
+        tasks = [
+            Task(f"many {i}", group=f"many {i // 4}", payload=f"t{i:03}x") for i in range(MANY)
+        ]
+        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
+            report = await train_async(
+                trainable(together, reward=_one),
+                tasks,
+                client=client,
+                group_size=1,
+                concurrency=MANY,
+                retries=0,
+                progress=False,
+            )
+        assert [str(failure.error) for failure in report.failures] == []
+        assert len(report.outcomes) == MANY
+        for result in report.outcomes:
+            self._assert_attributed(swarm, result.episode.episode_id, str(result.task.payload))
+
+    async def test_threads_do_not_meet(self, swarm: ScriptedSwarm) -> None:
+        """The same where the program is not asynchronous."""
+        if type(self).play_sync is AgentSuite.play_sync:
+            pytest.skip("this framework is asynchronous")
+        names = [f"t{i:03}x" for i in range(100, 110)]
+        with SwarmClient(swarm.url, swarm.token) as client:
+            report = await asyncio.to_thread(
+                train,
+                trainable(self.play_sync, reward=_one),
+                names,
+                client=client,
+                group_size=2,
+                concurrency=20,
+                retries=0,
+                progress=False,
+            )
+        assert [str(failure.error) for failure in report.failures] == []
+        for result in report.outcomes:
+            self._assert_attributed(swarm, result.episode.episode_id, result.task.id)
+
+    def _assert_attributed(self, swarm: ScriptedSwarm, episode_id: str, name: str) -> None:
+        calls = swarm.calls(episode_id)
+        assert {call.agent for call in calls} == {PLANNER, WORKER}
+        assert [set(_NAME.findall(swarm.text(call))) for call in calls] == [{name}] * len(calls)
+        assert all(call.agent == WORKER for call in calls if "open_door" in swarm.text(call))
+        self.assert_extended([call for call in calls if call.agent == WORKER])
+
+    def assert_extended(self, calls: list[Call]) -> None:
+        """The calls of one agent, in order: each begins with all tokens of the one before."""
+        assert len(calls) > 1
+        for one, two in pairwise(calls):
+            assert (two.prompt_ids[: one.length] == one.token_ids) is self.extends
+
+    # --- Agents as objects ------------------------------------------------------------------------
+
+    async def test_it_knows_its_own_agents(self, its: AgentAdapter) -> None:
+        """And no others."""
+        assert its in installed_adapters().in_use()
+        assert its.accepts(self.worker())
+        assert not its.accepts(object())
+        assert not its.accepts(self.play)
+
+    async def test_an_agent_is_trained_as_it_is(self, swarm: ScriptedSwarm) -> None:
+        """One agent in many episodes at once: none sees what another was told."""
+        names = [f"t{i:03}x" for i in range(200, 210)]
+        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
+            agent = trainable(self.worker(), reward=_one)
+            report = await train_async(
+                agent, names, client=client, group_size=2, concurrency=20, retries=0, progress=False
+            )
+        assert [str(failure.error) for failure in report.failures] == []
+        for result in report.outcomes:
+            calls = swarm.calls(result.episode.episode_id)
+            assert {call.agent for call in calls} == {WORKER}
+            assert all(set(_NAME.findall(swarm.text(call))) == {result.task.id} for call in calls)
+            self.assert_extended(calls)
+
+    async def test_an_agent_is_not_told_what_only_the_reward_is_to_know(
+        self, swarm: ScriptedSwarm
+    ) -> None:
+        """A task that is no text is refused, or what it is made of is chosen: it is not written out."""
+        tasks = [Secret("t700x"), {"id": "t701x", "question": "t701x", "answer": HIDDEN}]
+        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
+            report = await train_async(
+                trainable(self.worker(), reward=_one),
+                tasks,
+                client=client,
+                group_size=1,
+                retries=0,
+                progress=False,
+            )
+        refused = {failure.task.id: failure.error for failure in report.failures}
+        for name in ("t700x", "t701x"):
+            # As a failure of its own: what was asked before is recorded, whatever became of it.
+            (episode,) = (its for its in swarm.episodes() if its.task_id == name)
+            calls = swarm.calls(episode.episode_id)
+            if name in refused:
+                assert (type(refused[name]), calls) == (TypeError, [])
+            else:
+                assert calls
+                assert all(HIDDEN not in swarm.text(call) for call in calls)
+
+    # --- Failures ---------------------------------------------------------------------------------
+
+    async def test_an_exception_ends_its_own_episode_alone(self, swarm: ScriptedSwarm) -> None:
+        """In a program; others go on."""
+        broken = "t300x"
+
+        async def fails(task: str) -> float:
+            await self.play(task)
+            if task == broken:
+                raise LookupError("the map is gone")
+            return 1.0
+
+        report = await self._train(swarm, fails, ["t301x", broken, "t302x", "t303x"])
+        (failure,) = report.failures
+        assert failure.task.id == broken
+        assert isinstance(failure.error, LookupError)
+        assert {result.task.id for result in report.outcomes} == {"t301x", "t302x", "t303x"}
+
+    async def test_an_exception_in_a_tool_ends_its_own_episode_alone(
+        self, swarm: ScriptedSwarm
+    ) -> None:
+        """Or is told to the model, where that is the framework's way."""
+        report = await self._train(swarm, self.play, ["t304x", "t900x", "t305x", "t306x"])
+        failed = [failure.task.id for failure in report.failures]
+        assert failed == (["t900x"] if self.tool_errors == "raised" else [])
+        for result in report.outcomes:
+            self._assert_attributed(swarm, result.episode.episode_id, result.task.id)
+
+    async def _train(self, swarm: ScriptedSwarm, program: Any, names: list[str]) -> Any:
+        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
+            return await train_async(
+                trainable(program, reward=_one),
+                names,
+                client=client,
+                group_size=1,
+                retries=0,
+                progress=False,
+            )
+
+    async def test_an_episode_that_is_over_is_not_asked_again_and_again(
+        self, swarm: ScriptedSwarm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever the framework repeats, it stops at an error that says that repeating is useless."""
+        requests = 0
+        note = Route.note_sent
+
+        def notes(route: Route) -> None:
+            nonlocal requests
+            requests += 1
+            note(route)
+
+        monkeypatch.setattr(Route, "note_sent", notes)
+        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
+            episode = await client.begin_episode("t400x")
+            await client.abort_episode(episode, "given up")
+            program = trainable(self.play, reward=_one)
+            with pytest.raises(Exception, match=r"(?s)."):
+                await program.agent(Task("t400x"), episode)
+        assert 1 <= requests <= self.dead_requests
+
+
+__all__ = [
+    "DOORS",
+    "LAST_IS_TOOL",
+    "PLANNER",
+    "REPLIES",
+    "TRAPDOOR",
+    "WORKER",
+    "AgentSuite",
+    "tool_call",
+]

@@ -1,0 +1,172 @@
+"""What every merger must do. Subclass `MergerSuite` in a test module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ajet_core.interfaces import Merger
+from ajet_core.timeline import LAYOUTS, Call, TokenTree, lay_out
+from ajet_testing.samples import conversation, make_call
+
+
+def assert_exact(tree: TokenTree, calls: Sequence[Call]) -> None:
+    """Check that `tree` is an exact merge of `calls`, see `Merger.merge`."""
+    assert tree.tokens_altered == 0
+    assert tree.calls == sorted(calls, key=lambda call: (call.index, call.call_id))
+    assert tree.tokens_raw == sum(call.length for call in calls)
+    branches: dict[int, set[int]] = {}
+    for i, node in enumerate(tree.nodes):
+        assert -1 <= node.parent < i, "a parent stands before its children"
+        assert node.token_ids, "a node holds tokens"
+        first = branches.setdefault(node.parent, set())
+        assert node.token_ids[0] not in first, "what is shared is held once"
+        first.add(node.token_ids[0])
+    # Which token of the tree each call sampled where.
+    sampled: list[dict[int, int]] = [{} for _ in tree.calls]
+    for i, node in enumerate(tree.nodes):
+        for sampling in node.samplings:
+            for offset in range(len(node.token_ids)):
+                place = sampled[sampling.call]
+                assert sampling.start + offset not in place, "a token is sampled once by a call"
+                place[sampling.start + offset] = i
+    for call, end, place in zip(tree.calls, tree.ends, sampled, strict=True):
+        assert tree.path_ids(end)[: call.length] == call.token_ids, "a call is a root-to-node path"
+        assert sorted(place) == list(range(len(call.sampled_ids))), "it keeps its sampled tokens"
+        path = tree.path(end)
+        depth = 0
+        for i in path:
+            start = depth
+            depth += len(tree.nodes[i].token_ids)
+            for offset in (o for o, n in place.items() if n == i):
+                assert start <= call.prompt_length + offset < depth, "where it sampled them"
+        assert set(place.values()) <= set(path)
+
+
+def assert_trained_once(tree: TokenTree) -> None:
+    """Check that every layout of `tree` trains every sampled token of every call once, in its context."""
+    expected = sorted(
+        (number, i, tuple(call.token_ids[: call.prompt_length + i + 1]))
+        for number, call in enumerate(tree.calls)
+        for i in range(len(call.sampled_ids))
+        # Nothing comes before the very first token of a sequence, so that it cannot be trained.
+        if call.prompt_length + i > 0
+    )
+    for layout in LAYOUTS:
+        trained = []
+        for unit in lay_out(layout, [tree], [0]):
+            before: list[list[int]] = []
+            for segment in unit.segments:
+                above = before[segment.parent] if segment.parent >= 0 else []
+                before.append(above + segment.token_ids)
+                for span in segment.spans:
+                    for i in range(span.length):
+                        context = above + segment.token_ids[: span.offset + i + 1]
+                        trained.append((span.call, span.start + i, tuple(context)))
+        assert sorted(trained) == expected, layout
+
+
+def _cases() -> dict[str, list[Call]]:
+    turn = make_call("turn", [1, 2], [3, 4])
+    return {
+        "no calls": [],
+        "conversation": conversation(6),
+        "conversation without hints": conversation(6, hints=False),
+        "two completions of one prompt": [
+            make_call("a", [1, 2], [3, 4]),
+            make_call("b", [1, 2], [5], index=1),
+            make_call("on-a", [1, 2, 3, 4, 6], [7], index=2),
+            make_call("on-b", [1, 2, 5, 6], [7], index=3),
+        ],
+        "the same completion twice": [
+            make_call("a", [1, 2], [3, 4]),
+            make_call("b", [1, 2], [3, 4], index=1),
+            make_call("on", [1, 2, 3, 4, 5], [6], index=2),
+            make_call("on-too", [1, 2, 3, 4, 5], [6], index=3),
+        ],
+        "a retry": [
+            turn,
+            make_call("first", [1, 2, 3, 4, 5], [6], index=1, parent=turn),
+            make_call("again", [1, 2, 3, 4, 5], [7], index=2, parent=turn),
+        ],
+        "a rewritten history": [
+            turn,
+            make_call("rewritten", [1, 2, 3, 9, 5], [6], index=1, parent=turn),
+        ],
+        "a fork inside an answer": [
+            turn,
+            make_call("on", [1, 2, 3, 9], [5], index=1, parent=turn),
+            make_call("on-too", [1, 2, 3, 9, 5, 6], [5], index=2),
+        ],
+        "one samples what another was given": [
+            turn,
+            make_call("short", [1], [2, 3, 8], index=1),
+        ],
+        "a base that is not among the calls": [
+            make_call("on", [1, 2, 3, 4], [5], index=1, parent=make_call("lost", [1, 2], [3])),
+        ],
+        "nothing sampled": [
+            make_call("aborted", [1, 2], []),
+            make_call("retry", [1, 2], [3], index=1),
+            make_call("aborted-later", [1, 2, 3, 4], [], index=2),
+        ],
+        "no context between two calls": [turn, make_call("on", [1, 2, 3, 4], [5], index=1)],
+        "nothing at all": [make_call("empty", [], [])],
+    }
+
+
+class MergerSuite:
+    """Conformance tests of a `Merger`; a subclass says how one is made.
+
+    ::
+
+        class TestMyMerger(MergerSuite):
+            def make_merger(self, run_dir):
+                return MyMerger(MySettings(), WorkerContext(run_dir))
+    """
+
+    def make_merger(self, run_dir: Path) -> Merger:
+        """A merger."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def merger(self, tmp_path: Path) -> Merger:
+        """The merger under test."""
+        return self.make_merger(tmp_path)
+
+    @pytest.fixture(params=_cases(), ids=lambda name: str(name).replace(" ", "-"))
+    def calls(self, request: pytest.FixtureRequest) -> list[Call]:
+        """One of the cases."""
+        return _cases()[request.param]
+
+    def test_the_merge_is_exact(self, merger: Merger, calls: list[Call]) -> None:
+        assert_exact(merger.merge("episode", calls, "exact"), calls)
+
+    def test_every_sampled_token_is_trained_once(self, merger: Merger, calls: list[Call]) -> None:
+        assert_trained_once(merger.merge("episode", calls, "exact"))
+
+    def test_merging_again_gives_the_same_tree(self, merger: Merger, calls: list[Call]) -> None:
+        first = merger.merge("episode", calls, "exact")
+        merger.merge("episode", conversation(3), "exact")
+        assert merger.merge("episode", calls, "exact") == first
+
+    def test_the_order_of_the_calls_does_not_matter(
+        self, merger: Merger, calls: list[Call]
+    ) -> None:
+        tree = merger.merge("episode", calls, "exact")
+        assert merger.merge("episode", calls[::-1], "exact") == tree
+        assert merger.merge("episode", calls[1::2] + calls[::2], "exact") == tree
+
+    def test_calls_are_left_as_they_are(self, merger: Merger, calls: list[Call]) -> None:
+        before = copy.deepcopy(calls)
+        merger.merge("episode", calls, "exact")
+        assert calls == before
+
+    def test_a_conversation_is_held_once(self, merger: Merger) -> None:
+        calls = conversation(8, hints=False)
+        tree = merger.merge("episode", calls, "exact")
+        assert tree.tokens == len(calls[-1].token_ids)
+        assert tree.tokens_sampled == 24

@@ -1,0 +1,39 @@
+"""Plugin managers that know components which are behind no entry point."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+from ajet_core.plugin import PluginManager
+from ajet_core.plugin.discovery import installed_entry_points
+
+
+class _Distribution:
+    """As much of a distribution as discovery looks at."""
+
+    version = "0"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def entry_points_of(name: str, hooks: str) -> list[EntryPoint]:
+    """What an installed distribution of one plugin declares.
+
+    :param name: of the plugin and its distribution.
+    :param hooks: the module with its hooks.
+    """
+    points = [EntryPoint(name, hooks, "agentjet"), EntryPoint("1.0", hooks, "agentjet.hook_api")]
+    for point in points:
+        vars(point)["dist"] = _Distribution(name)
+    return points
+
+
+def plugins_with(name: str, hooks: str) -> PluginManager:
+    """The installed plugins and one more, with the arguments of `entry_points_of`."""
+    return PluginManager(entry_points=[*installed_entry_points(), *entry_points_of(name, hooks)])
+
+
+def scripted_plugins() -> PluginManager:
+    """The installed plugins and the scripted components."""
+    return plugins_with("scripted", "ajet_testing.hooks")

@@ -1,0 +1,144 @@
+"""The loss that a trainer has to have, computed by transformers and autograd one sequence after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.timeline import TrainBatch
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceLoss:
+    """What a step begins with.
+
+    :ivar loss: of the whole batch.
+    :ivar grad_norm: of its gradient by all parameters.
+    :ivar logprobs: [calls], each [T] of the call's tokens at its temperature.
+    """
+
+    loss: float
+    grad_norm: float
+    logprobs: list[list[float]]
+
+
+def reference_loss(
+    directory: Path, batch: TrainBatch, algorithm: AlgorithmConfig, old: ReferenceLoss | None = None
+) -> ReferenceLoss:
+    """The surrogate of `ajet_core.protocol.run.AlgorithmConfig`, of linear sequences; without KL divergence and entropy.
+
+    :param directory: of a model, which is computed in float32.
+    :param old: what was computed of the weights before the step; None if these are they.
+    """
+    import torch
+
+    module = _loaded(directory)
+    found = _call_logprobs(module, batch)
+    before = [row.detach() for row in found]
+    if old is not None:
+        before = [torch.tensor(row) for row in old.logprobs]
+    terms = []
+    for call, policy, fixed in zip(batch.calls, found, before, strict=True):
+        behaviour = torch.tensor(call.logprobs)
+        truncated = algorithm.importance == "truncated"
+        ratio = (policy - (fixed if truncated else behaviour)).exp()
+        bounded = ratio.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high)
+        surrogate = torch.minimum(ratio * call.advantage, bounded * call.advantage)
+        if truncated:
+            surrogate = surrogate * (fixed - behaviour).exp().clamp(max=algorithm.importance_cap)
+        terms.append(-surrogate)
+    loss = AGGREGATED[algorithm.aggregation](terms, [call.episode for call in batch.calls])
+    loss.backward()  # type: ignore[no-untyped-call]
+    squares = sum(float(p.grad.square().sum()) for p in module.parameters() if p.grad is not None)
+    return ReferenceLoss(loss.item(), squares**0.5, [row.tolist() for row in found])
+
+
+def reference_logprobs(directory: Path) -> Callable[[list[int], float], list[float]]:
+    """An `ajet_testing.batches.Scorer` of the model of a directory."""
+    import torch
+
+    module = _loaded(directory)
+
+    def score(ids: list[int], temperature: float) -> list[float]:
+        with torch.no_grad():
+            rows = _logprobs(module, ids, temperature)
+        found: list[float] = rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+        return found
+
+    return score
+
+
+def _loaded(directory: Path) -> torch.nn.Module:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    module: torch.nn.Module = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    return module.eval()
+
+
+def _logprobs(module: torch.nn.Module, ids: list[int], temperature: float) -> torch.Tensor:
+    import torch
+
+    logits = module(torch.tensor([ids]), use_cache=False).logits[0, :-1].float()
+    return torch.log_softmax(logits / temperature, -1)
+
+
+def _call_logprobs(module: torch.nn.Module, batch: TrainBatch) -> list[torch.Tensor]:
+    """[calls], each [T]; of spans of one call in order."""
+    import torch
+
+    parts: list[list[torch.Tensor]] = [[] for _ in batch.calls]
+    for tree in batch.trees:
+        (segment,) = tree.segments
+        for span in segment.spans:
+            rows = _logprobs(module, segment.token_ids, batch.calls[span.call].temperature)
+            places = range(span.offset, span.offset + span.length)
+            ids = torch.tensor([segment.token_ids[place] for place in places])
+            chosen = rows[[place - 1 for place in places]].gather(1, ids[:, None])[:, 0]
+            parts[span.call].append(chosen)
+    return [torch.cat(part) for part in parts]
+
+
+def _token_mean(terms: list[torch.Tensor], _: list[int]) -> torch.Tensor:
+    import torch
+
+    return torch.cat(terms).mean()
+
+
+def _call_mean(terms: list[torch.Tensor], _: list[int]) -> torch.Tensor:
+    import torch
+
+    return torch.stack([term.mean() for term in terms]).mean()
+
+
+def _of_episodes(terms: list[torch.Tensor], episodes: list[int]) -> list[torch.Tensor]:
+    import torch
+
+    return [
+        torch.cat([term for term, of in zip(terms, episodes, strict=True) if of == episode])
+        for episode in sorted(set(episodes))
+    ]
+
+
+def _episode_mean(terms: list[torch.Tensor], episodes: list[int]) -> torch.Tensor:
+    return _call_mean(_of_episodes(terms, episodes), episodes)
+
+
+def _episode_sum(terms: list[torch.Tensor], episodes: list[int]) -> torch.Tensor:
+    import torch
+
+    return torch.stack([term.sum() for term in _of_episodes(terms, episodes)]).mean()
+
+
+AGGREGATED = {
+    "token_mean": _token_mean,
+    "call_mean": _call_mean,
+    "episode_mean": _episode_mean,
+    "episode_sum": _episode_sum,
+}

@@ -1,0 +1,217 @@
+"""What engines must do that draw tokens from something else than the policy: part of `ajet_testing.engine_suite`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from ajet_core.errors import RequestError, UnsupportedError
+from ajet_core.interfaces import Engine
+from ajet_testing.ascii_tokenizer import ascii_text
+from ajet_testing.asking import Answer, ask, begin, make_request
+from ajet_testing.engine_case import EngineCase
+
+STOP = 3
+# On a busy machine all may be over before something changes.
+TRIES = 10
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "way": {"enum": ["up", "down"]},
+        "steps": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": ["way", "steps"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+GRAMMAR = f"start: %json {json.dumps(SCHEMA)}"
+# Long enough that weights can change meanwhile.
+LIST = "start: %json " + json.dumps(
+    {
+        "type": "array",
+        "items": {"enum": ["left", "right"]},
+        "minItems": 30,
+        "maxItems": 30,
+        "x-guidance": {"whitespace_flexible": False},
+    }
+)
+
+
+class ShapingSuite(EngineCase):
+    """Penalties, biases and grammars."""
+
+    def needs(self, capability: str) -> None:
+        """Skip a test of what the engine does not declare."""
+        if not getattr(self.capabilities, capability):
+            pytest.skip(f"the engine declares no {capability}")
+
+    async def test_a_bias_decides_and_the_logprobs_are_the_policys(self, engine: Engine) -> None:
+        """What it adds to a logit is not in the logprob."""
+        self.needs("penalties")
+        await self.serve(engine, 0)
+        prompt = self.prompts(1, seed=31)[0]
+        for temperature in (1.0, 0.0, 0.6):
+            answer = await ask(
+                engine, prompt, logit_bias=((42, 90.0),), temperature=temperature, max_tokens=5
+            )
+            assert answer.ids == [42] * 5
+            self.assert_exact(0, prompt, answer, temperature or 1.0)
+        plain = await ask(engine, prompt, temperature=0.0)
+        never = tuple((token, -100.0) for token in set(plain.ids))
+        other = await ask(engine, prompt, temperature=0.0, logit_bias=never)
+        assert not set(plain.ids) & set(other.ids)
+
+    async def test_penalties_are_taken_off_by_how_often_a_token_came(self, engine: Engine) -> None:
+        """Of what was sampled, not of the prompt."""
+        self.needs("penalties")
+        await self.serve(engine, 0)
+        prompt = self.prompts(1, seed=32)[0]
+        answer = await ask(
+            engine,
+            prompt,
+            temperature=0.0,
+            frequency_penalty=1.5,
+            presence_penalty=1.0,
+            max_tokens=20,
+        )
+        rows = self.expected_logprobs(0, prompt + answer.ids, 1.0)[len(prompt) - 1 :]
+        counts = [0] * self.vocab_size
+        for token, row in zip(answer.ids, rows, strict=True):
+            left = [value - 1.5 * n - 1.0 * (n > 0) for value, n in zip(row, counts, strict=True)]
+            assert left[token] >= max(left) - self.tolerance
+            counts[token] += 1
+        self.assert_exact(0, prompt, answer)
+        assert answer.ids != (await ask(engine, prompt, temperature=0.0, max_tokens=20)).ids
+
+    async def test_a_grammar_is_kept_at_every_temperature(self, engine: Engine) -> None:
+        """And ends where it ends, with the stop token."""
+        self.needs("grammar")
+        await self.serve(engine, 0)
+        prompts = self.prompts(12, 2, 5, seed=33)
+        temperatures = [0.5 * (i % 4) for i in range(12)]
+        answers = await asyncio.gather(
+            *(
+                ask(
+                    engine,
+                    prompt,
+                    temperature=temperature,
+                    grammar=GRAMMAR,
+                    stop_token_ids=(STOP,),
+                    max_tokens=60,
+                )
+                for prompt, temperature in zip(prompts, temperatures, strict=True)
+            )
+        )
+        for prompt, answer, temperature in zip(prompts, answers, temperatures, strict=True):
+            assert answer.reason == "stop"
+            assert answer.ids[-1] == STOP
+            value = json.loads(ascii_text(answer.ids[:-1]))
+            assert value["way"] in ("up", "down")
+            assert value["steps"] <= 9
+            self.assert_exact(0, prompt, answer, temperature or 1.0)
+
+    async def test_others_in_the_batch_are_not_shaped(self, engine: Engine) -> None:
+        """Each request has its own."""
+        self.needs("grammar")
+        self.needs("penalties")
+        await self.serve(engine, 0)
+        prompt = self.prompts(1, seed=34)[0]
+        together, forced, biased = await asyncio.gather(
+            ask(engine, prompt, temperature=0.0, max_tokens=30),
+            ask(engine, [8], grammar=GRAMMAR, stop_token_ids=(STOP,), max_tokens=60),
+            ask(engine, [9], logit_bias=((42, 90.0),), max_tokens=30),
+        )
+        self.assert_exact(0, prompt, together)
+        assert json.loads(ascii_text(forced.ids[:-1]))
+        self.assert_exact(0, [8], forced)
+        assert set(biased.ids) == {42}
+
+    async def test_top_k_cuts_what_is_shaped(self, engine: Engine) -> None:
+        """First the bias, then the cut."""
+        self.needs("penalties")
+        await self.serve(engine, 0)
+        prompt = self.prompts(1, seed=35)[0]
+        bias = ((42, 90.0), (43, 90.0))
+        try:
+            answer = await ask(engine, prompt, logit_bias=bias, top_k=1)
+        except UnsupportedError:
+            return
+        assert set(answer.ids) <= {42, 43}
+        self.assert_exact(0, prompt, answer)
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_a_grammar_is_kept_while_weights_change(
+        self, engine: Engine, stream: bool
+    ) -> None:
+        """Its place in the grammar is not forgotten."""
+        self.needs("grammar")
+        prompts = self.prompts(4, 2, 5, seed=36)
+        changed = False
+        for _ in range(TRIES):
+            old = await self.serve(engine, 0)
+            tasks = await begin(
+                engine,
+                prompts,
+                stream=stream,
+                max_tokens=self.max_context - 10,
+                grammar=LIST,
+                stop_token_ids=(STOP,),
+            )
+            new = await self.serve(engine, 1)
+            for prompt, answer in zip(prompts, await asyncio.gather(*tasks), strict=True):
+                assert answer.reason == "stop"
+                assert set(json.loads(ascii_text(answer.ids[:-1]))) <= {"left", "right"}
+                changed = changed or set(answer.versions) == {old, new}
+                self.assert_of_versions({old: 0, new: 1}, prompt, answer)
+            if changed:
+                return
+        pytest.fail("all was over before the change, every time")
+
+    async def test_what_another_engine_began_is_gone_on_with(self, engine: Engine) -> None:
+        """Where it was in the grammar, and with what was sampled counted."""
+        self.needs("grammar")
+        self.needs("penalties")
+        await self.serve(engine, 0)
+        prompt = self.prompts(1, 2, 5, seed=38)[0]
+        for sampling in (
+            {"grammar": LIST, "stop_token_ids": (STOP,), "max_tokens": self.max_context - 10},
+            {"frequency_penalty": 1.5, "presence_penalty": 1.0, "max_tokens": 24},
+        ):
+            whole = await ask(engine, prompt, temperature=0.0, **sampling)
+            for cut in (1, 7, len(whole.ids) - 1):
+                begun = make_request(prompt, temperature=0.0, **sampling)
+                rest = Answer()
+                async for chunk in engine.generate(begun.continued(whole.ids[:cut])):
+                    rest.add(chunk)
+                assert whole.ids[:cut] + rest.ids == whole.ids
+                assert rest.reason == whole.reason
+
+    @pytest.mark.parametrize(
+        ("sampling", "error", "named"),
+        [
+            (
+                {"grammar": "start: %json {", "stop_token_ids": (2,)},
+                RequestError,
+                "cannot be enforced",
+            ),
+            (
+                {"grammar": 'start: %json {"type": "strange"}', "stop_token_ids": (2,)},
+                RequestError,
+                "cannot be enforced",
+            ),
+            ({"grammar": GRAMMAR}, UnsupportedError, "needs a stop token"),
+            ({"logit_bias": ((9999, 1.0),)}, RequestError, "logit_bias"),
+        ],
+    )
+    async def test_what_cannot_be_shaped_is_refused(
+        self, engine: Engine, sampling: dict[str, object], error: type[Exception], named: str
+    ) -> None:
+        """Before anything is sampled, and nobody else is bothered."""
+        self.needs("grammar")
+        self.needs("penalties")
+        with pytest.raises(error, match=named):
+            async for _ in engine.generate(make_request([1], **sampling)):  # type: ignore[arg-type]
+                pass
+        assert (await ask(engine, [1])).ids

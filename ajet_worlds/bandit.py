@@ -1,0 +1,48 @@
+"""The world ``bandit``: one turn; which arm pays for which lamp can only be found out by pulling.
+
+Eight lamps and four arms. Each lamp has a best arm, by a rule that no prompt states. The best arm pays
+in nine tasks of ten, any other in one of ten. What an arm pays depends on task and arm alone.
+"""
+
+from __future__ import annotations
+
+import random
+
+from ajet_core.interfaces import Chat, World, WorldAnswer, WorldOutcome, WorldPrompt, WorldRecipe
+from ajet_worlds.tiny_grpo import TINY_GRPO
+
+BEST_ARM = (2, 0, 3, 1, 1, 3, 0, 2)
+"""The best arm by lamp. No formula, so that every lamp has to be learned."""
+ARMS = 4
+BEST_PAYS, OTHERS_PAY = 0.9, 0.1
+PAY = 1.0
+INVALID_REWARD = -0.5
+
+
+class BanditWorld(World):
+    """See this module's description."""
+
+    recipe = WorldRecipe(steps=40, algorithm=TINY_GRPO.model_copy(update={"learning_rate": 2e-3}))
+    reward_range = (INVALID_REWARD, PAY)
+
+    async def play(self, task_id: str, chat: Chat) -> WorldOutcome:
+        rng = random.Random(f"bandit/{task_id}")  # noqa: S311 - a puzzle, not a secret
+        lamp = rng.randrange(len(BEST_ARM))
+        chances = [BEST_PAYS if arm == BEST_ARM[lamp] else OTHERS_PAY for arm in range(ARMS)]
+        pays = [rng.random() < chance for chance in chances]
+        messages = [
+            {"role": "system", "content": "Pull the arm that pays."},
+            {"role": "user", "content": f"lamp {lamp}"},
+        ]
+        said = (await chat.ask(WorldPrompt(messages, max_tokens=4))).text
+        if said not in ("0", "1", "2", "3"):
+            return WorldOutcome(INVALID_REWARD, success=0.0, components={"invalid": 1.0})
+        arm = int(said)
+        return WorldOutcome(PAY * pays[arm], float(arm == BEST_ARM[lamp]), {"invalid": 0.0})
+
+    def expert(self, prompt: WorldPrompt, rng: random.Random) -> WorldAnswer:  # noqa: ARG002
+        lamp = int(prompt.messages[-1]["content"].split()[-1])
+        return WorldAnswer(str(BEST_ARM[lamp]))
+
+    def novice(self, prompt: WorldPrompt, rng: random.Random) -> WorldAnswer:  # noqa: ARG002
+        return WorldAnswer(str(rng.randrange(ARMS)))

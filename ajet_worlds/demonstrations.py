@@ -1,0 +1,121 @@
+"""Episodes of a novice as tokens: they train a tokenizer and warm up a tiny model.
+
+They go through the same renderer, message by message, as the conversations that the gateway serves
+later: a first prompt is rendered as a whole, and a conversation that goes on is extended by
+`bridge_to_next_turn` on its exact tokens. So the model meets in its rollouts the very token stream that
+it was warmed up on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ajet_core.interfaces import World, WorldAnswer, WorldPrompt
+from ajet_worlds.rehearsal import rehearse
+
+
+@dataclass(slots=True)
+class Demonstration:
+    """One rendered conversation.
+
+    :ivar token_ids: the conversation.
+    :ivar sampled: True where the token is the assistant's; as many as `token_ids`.
+    :ivar messages: what was said so far, the last answer included.
+    """
+
+    token_ids: list[int]
+    sampled: list[bool]
+    messages: list[Any]
+    tools: list[Any]
+    agent: str
+
+    def is_continued_by(self, prompt: WorldPrompt) -> bool:
+        """Whether `prompt` extends this conversation by messages that are not the assistant's."""
+        return (
+            prompt.agent == self.agent
+            and list(prompt.tools) == self.tools
+            and len(prompt.messages) > len(self.messages)
+            and list(prompt.messages[: len(self.messages)]) == self.messages
+        )
+
+
+def assistant_turn(answer: WorldAnswer) -> str:
+    """What the model writes, in the form that Qwen3's template gives an answer."""
+    calls = [
+        f'<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n</tool_call>'
+        for call in answer.calls
+    ]
+    return "\n".join([*([answer.text] if answer.text else []), *calls]) + "<|im_end|>"
+
+
+def demonstrate(
+    renderer: Any, tokenizer: Any, world: World, task_id: str, rng: random.Random
+) -> list[Demonstration]:
+    """Let the novice of `world` play a task, and render its conversations.
+
+    :param renderer: a `renderers.qwen3.Qwen3Renderer` over `tokenizer`.
+    :return: one for each conversation; an agent that rewrites its history has several.
+    """
+    conversations: list[Demonstration] = []
+    for exchange in rehearse(world, task_id, world.novice, rng).exchanges:
+        prompt = exchange.prompt
+        turn = encode_turn(tokenizer, assistant_turn(exchange.answer))
+        continued = (c for c in reversed(conversations) if c.is_continued_by(prompt))
+        conversation = next(continued, None)
+        token_ids = None if conversation is None else _bridged(renderer, conversation, prompt)
+        if token_ids is None:
+            tools = list(prompt.tools)
+            token_ids = list(
+                renderer.render_ids(
+                    list(prompt.messages), tools=tools or None, add_generation_prompt=True
+                )
+            )
+            # The renderer bridges no question of a user, though mostly it renders the same tokens.
+            if conversation is None or not _begins_with(token_ids, conversation.token_ids):
+                conversation = Demonstration([], [], [], tools, prompt.agent)
+                conversations.append(conversation)
+        assert conversation is not None, "only a conversation can be bridged"
+        known = len(conversation.token_ids)
+        conversation.sampled += [False] * (len(token_ids) - known) + [True] * len(turn)
+        conversation.token_ids = token_ids + turn
+        conversation.messages = [*prompt.messages, exchange.answer.message()]
+    return conversations
+
+
+def _bridged(renderer: Any, conversation: Demonstration, prompt: WorldPrompt) -> list[int] | None:
+    """The tokens of `prompt` as an extension of what was said; None where they cannot be extended."""
+    last = len(conversation.sampled) - conversation.sampled[::-1].index(False)
+    bridged = renderer.bridge_to_next_turn(
+        conversation.token_ids[:last],
+        conversation.token_ids[last:],
+        list(prompt.messages[len(conversation.messages) :]),
+        tools=conversation.tools or None,
+    )
+    return None if bridged is None else list(bridged.token_ids)
+
+
+def _begins_with(token_ids: list[int], beginning: list[int]) -> bool:
+    return token_ids[: len(beginning)] == beginning
+
+
+def encode_turn(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of an assistant's turn: what stands between special tokens is encoded by itself,
+    as the renderer does it."""
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def plain_texts(tokenizer: Any, token_ids: Sequence[int], special: frozenset[int]) -> Iterator[str]:
+    """The stretches of text between the special tokens: what a tokenizer has merges to learn for."""
+    run: list[int] = []
+    for token in token_ids:
+        if token in special:
+            if run:
+                yield tokenizer.decode(run, skip_special_tokens=False)
+            run = []
+        else:
+            run.append(token)
+    if run:
+        yield tokenizer.decode(run, skip_special_tokens=False)

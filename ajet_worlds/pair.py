@@ -1,0 +1,74 @@
+"""The world ``pair``: two agents of one model, each with a reward of its own.
+
+The guide sees a lamp and names it. The follower hears the guide's word alone and answers with the next
+number, by a rule that no prompt states. Each is rewarded for its own part: the guide for the right
+word, the follower for the right answer to whatever it heard. The episode as a whole is not rewarded, so
+nothing is learned unless `WorldOutcome.agent_rewards` reach the calls of their agents.
+"""
+
+from __future__ import annotations
+
+import random
+
+from ajet_core.interfaces import Chat, World, WorldAnswer, WorldOutcome, WorldPrompt, WorldRecipe
+from ajet_worlds.tiny_grpo import TINY_GRPO
+
+GUIDE, FOLLOWER = "guide", "follower"
+LAMPS = 4
+ROUNDS = 2
+MAX_TOKENS = 4
+INVALID_REWARD = -0.5
+GOOD_ANSWER_SHARE = 0.2
+"""How often the novice answers on purpose, so that a model warmed up on it looks at what it is shown."""
+
+
+class PairWorld(World):
+    """See this module's description."""
+
+    recipe = WorldRecipe(steps=30, algorithm=TINY_GRPO)
+    reward_range = (INVALID_REWARD, 1.0)
+
+    async def play(self, task_id: str, chat: Chat) -> WorldOutcome:
+        rng = random.Random(f"pair/{task_id}")  # noqa: S311 - a puzzle, not a secret
+        earned: dict[str, float] = {}
+        both = 0
+        for _ in range(ROUNDS):
+            lamp = rng.randrange(LAMPS)
+            word = await self._ask(chat, GUIDE, f"lamp {lamp}")
+            earned[GUIDE] = earned.get(GUIDE, 0.0) + _score(word, lamp)
+            if word is None:
+                continue
+            answer = await self._ask(chat, FOLLOWER, f"word {word}")
+            earned[FOLLOWER] = earned.get(FOLLOWER, 0.0) + _score(answer, follow(word))
+            both += word == lamp and answer == follow(word)
+        return WorldOutcome(
+            reward=0.0,
+            success=both / ROUNDS,
+            agent_rewards={agent: total / ROUNDS for agent, total in earned.items()},
+        )
+
+    def expert(self, prompt: WorldPrompt, rng: random.Random) -> WorldAnswer:  # noqa: ARG002
+        seen = int(prompt.messages[-1]["content"].split()[-1])
+        return WorldAnswer(str(follow(seen) if prompt.agent == FOLLOWER else seen))
+
+    def novice(self, prompt: WorldPrompt, rng: random.Random) -> WorldAnswer:
+        if rng.random() < GOOD_ANSWER_SHARE:
+            return self.expert(prompt, rng)
+        return WorldAnswer(str(rng.randrange(LAMPS)))
+
+    async def _ask(self, chat: Chat, agent: str, sees: str) -> int | None:
+        messages = [
+            {"role": "system", "content": f"You are the {agent}."},
+            {"role": "user", "content": sees},
+        ]
+        answer = await chat.ask(WorldPrompt(messages, agent=agent, max_tokens=MAX_TOKENS))
+        return int(answer.text) if answer.text in map(str, range(LAMPS)) else None
+
+
+def follow(word: int) -> int:
+    """The follower's right answer."""
+    return (word + 1) % LAMPS
+
+
+def _score(said: int | None, right: int) -> float:
+    return INVALID_REWARD if said is None else float(said == right)

@@ -1,0 +1,362 @@
+"""A model for worlds: 0.14 million parameters and a tokenizer, both made on the spot in seconds.
+
+It is a real Hugging Face directory (Llama architecture, ChatML with Qwen3's tool format), so every
+engine and trainer loads it as any other model. A short supervised warm-up on the episodes of novices
+teaches it the form of an answer; the ability itself has to be learned by reinforcement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet_core.errors import ConfigError
+from ajet_core.files import read_json
+from ajet_core.interfaces import World
+from ajet_worlds.chat_template import QWEN3_CHAT_TEMPLATE
+from ajet_worlds.demonstrations import Demonstration, demonstrate, plain_texts
+
+if TYPE_CHECKING:
+    import torch
+
+END_OF_TEXT = "<|endoftext|>"
+END_OF_TURN = "<|im_end|>"
+SPECIAL_TOKENS = (
+    END_OF_TEXT,
+    "<|im_start|>",
+    END_OF_TURN,
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+
+# A renderer encodes the opening of a turn by itself, a chat template leaves it joined to what follows.
+# No merge crosses this seam, so that both give the same tokens. \G is where the last match ended.
+# A last newline stands alone too, or the same direction would be one token in the middle of an
+# observation and an unrelated one at its end, and twice as hard to learn.
+TURN_OPENING = r"\G(?:user|assistant\n)|\n\z"
+
+VOCABULARY = 512
+CORPUS_EPISODES = 200
+MAX_TOKEN_LENGTH = 24
+
+HIDDEN = 64
+LAYERS = 2
+HEADS = 2
+MAX_CONTEXT = 2048
+# The usual 0.02 leaves so small a model blind to the observation for the whole warm-up.
+INITIALIZER_RANGE = 0.1
+
+WARMUP_EPISODES = 512
+WARMUP_BATCH = 8
+WARMUP_LEARNING_RATE = 2e-3
+# Predicting the observations too, a little, teaches the model what their words have in common.
+CONTEXT_LOSS_WEIGHT = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupProgress:
+    """State of the supervised warm-up; `loss` is the mean over the batch in nats per token."""
+
+    step: int
+    steps: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModelReport:
+    """What `create_tiny_model` made.
+
+    :param loss: loss of the last step of the warm-up; None if it had no steps.
+    """
+
+    directory: Path
+    parameters: int
+    vocabulary: int
+    loss: float | None
+
+
+ProgressCallback = Callable[[WarmupProgress], None]
+
+
+def create_tiny_model(
+    directory: Path,
+    *,
+    worlds: Sequence[World],
+    seed: int,
+    hidden: int = HIDDEN,
+    warmup_steps: int | None = None,
+    progress: ProgressCallback | None = None,
+) -> TinyModelReport:
+    """Make tokenizer and model, warm the model up, and write both to `directory`.
+
+    The same worlds, seed, size and number of steps give the same files. The directory appears complete or
+    not at all.
+
+    :param worlds: whose novices the model imitates, in equal parts.
+    :param hidden: width of the model.
+    :param warmup_steps: None takes those of the worlds' recipes, added up.
+    :raises ConfigError: `directory` exists, or the packages to make a model are not installed.
+    """
+    if directory.exists():
+        raise ConfigError(f"{directory} exists; a new model is not written over it")
+    require_packages()
+    tokenizer = build_tokenizer(worlds)
+    model = build_model(tokenizer, seed, hidden)
+    if warmup_steps is None:
+        warmup_steps = sum(world.recipe.warmup_steps for world in worlds)
+    loss = warm_up(model, tokenizer, worlds, seed=seed, steps=warmup_steps, progress=progress)
+    save(model, tokenizer, directory)
+    return TinyModelReport(
+        directory=directory,
+        parameters=sum(p.numel() for p in model.parameters()),
+        vocabulary=len(tokenizer),
+        loss=loss,
+    )
+
+
+def require_packages() -> None:
+    """Import what a model needs.
+
+    :raises ConfigError: a package is missing; the message names the extra to install.
+    """
+    try:
+        import renderers
+        import tokenizers
+        import torch
+        import transformers
+    except ImportError as error:
+        raise ConfigError(
+            f"making a tiny model needs {error.name}, which is not installed: pip install 'agentjet[demo]'"
+        ) from error
+    del renderers, tokenizers, torch, transformers
+
+
+def qwen3_renderer(tokenizer: Any) -> Any:
+    """The renderer that the gateway uses for a tiny model (``renderer: qwen3``)."""
+    from renderers.configs import Qwen3RendererConfig
+    from renderers.qwen3 import Qwen3Renderer
+
+    return Qwen3Renderer(tokenizer, Qwen3RendererConfig())
+
+
+def build_tokenizer(worlds: Sequence[World]) -> Any:
+    """A byte-level BPE tokenizer trained on rendered episodes (a `PreTrainedTokenizerFast`).
+
+    It does not depend on a seed, so that runs can be compared.
+    """
+    from tokenizers import pre_tokenizers, trainers
+
+    # Rendering needs a tokenizer and training a tokenizer needs rendered text: one without merges
+    # comes first.
+    bootstrap = _bare_tokenizer()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bootstrap.train_from_iterator(
+        [],
+        trainers.BpeTrainer(
+            special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    spelling = _wrap(bootstrap)
+    special = frozenset(spelling.convert_tokens_to_ids(list(SPECIAL_TOKENS)))
+    rng = random.Random("gridwalk/corpus")  # noqa: S311 - reproducible data, not a secret
+    corpus = _episodes(spelling, worlds, "corpus", CORPUS_EPISODES, rng)
+    texts = (text for shown in corpus for text in plain_texts(spelling, shown.token_ids, special))
+    tokenizer = _bare_tokenizer()
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=VOCABULARY,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=alphabet,
+            min_frequency=2,
+            max_token_length=MAX_TOKEN_LENGTH,
+            show_progress=False,
+        ),
+    )
+    return _wrap(tokenizer)
+
+
+def _episodes(
+    tokenizer: Any, worlds: Sequence[World], prefix: str, count: int, rng: random.Random
+) -> Iterator[Demonstration]:
+    """Conversations of `count` episodes of each world."""
+    renderer = qwen3_renderer(tokenizer)
+    for number in range(count):
+        for world in worlds:
+            yield from demonstrate(renderer, tokenizer, world, f"{prefix}-{number}", rng)
+
+
+def _bare_tokenizer() -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE())
+    # Digits stand alone, or "2 down" and "1 down" would be unrelated tokens to the model.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(TURN_OPENING), behavior="isolated"),
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _wrap(tokenizer: Any) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TURN,
+        pad_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
+        model_max_length=MAX_CONTEXT,
+    )
+    wrapped.chat_template = QWEN3_CHAT_TEMPLATE
+    return wrapped
+
+
+def build_model(tokenizer: Any, seed: int, hidden: int = HIDDEN) -> Any:
+    """The untrained model (a `LlamaForCausalLM`); its weights depend on `seed` alone.
+
+    It is no Qwen model, though it speaks Qwen3's format: for ``qwen2`` transformers 5 ignores how the
+    tokenizer of a directory splits text and does it its own way, which gives other tokens.
+    """
+    import torch
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    ends = [tokenizer.convert_tokens_to_ids(t) for t in (END_OF_TURN, END_OF_TEXT)]
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        head_dim=hidden // HEADS,
+        max_position_embeddings=MAX_CONTEXT,
+        initializer_range=INITIALIZER_RANGE,
+        tie_word_embeddings=True,
+        attention_dropout=0.0,
+        bos_token_id=None,
+        eos_token_id=ends[0],
+        pad_token_id=ends[1],
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=1.0, eos_token_id=ends, pad_token_id=ends[1]
+    )
+    return model
+
+
+def warm_up(
+    model: Any,
+    tokenizer: Any,
+    worlds: Sequence[World],
+    *,
+    seed: int,
+    steps: int,
+    progress: ProgressCallback | None = None,
+) -> float | None:
+    """Supervised steps on demonstrations, in place; returns the last loss.
+
+    Runs on one thread: the model is too small to gain from more, and with several cores contended
+    more are slower.
+    """
+    import torch
+
+    rng = random.Random(f"gridwalk/warm-up/{seed}")  # noqa: S311 - reproducible data, not a secret
+    shown = list(_episodes(tokenizer, worlds, f"warm-up-{seed}", WARMUP_EPISODES, rng))
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=WARMUP_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model.train()
+    value: float | None = None
+    try:
+        for step in range(1, steps + 1):
+            for group in optimizer.param_groups:
+                group["lr"] = WARMUP_LEARNING_RATE * min(1.0, step / 10)
+            loss = _loss(model, rng.sample(shown, WARMUP_BATCH))
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            value = float(loss.detach())
+            if progress is not None:
+                progress(WarmupProgress(step=step, steps=steps, loss=value))
+    finally:
+        model.eval()
+        torch.set_num_threads(threads)
+    return value
+
+
+def _loss(model: Any, shown: list[Demonstration]) -> torch.Tensor:
+    """Weighted mean cross entropy of the next token over all conversations."""
+    import torch
+    from torch.nn import functional
+
+    length = max(len(one.token_ids) for one in shown)
+    ids = torch.zeros(len(shown), length, dtype=torch.long)
+    weights = torch.zeros(len(shown), length)
+    for row, one in enumerate(shown):
+        here = len(one.token_ids)
+        ids[row, :here] = torch.tensor(one.token_ids)
+        weights[row, :here] = torch.where(torch.tensor(one.sampled), 1.0, CONTEXT_LOSS_WEIGHT)
+    # Right padding needs no attention mask: attention is causal, and the padding has no loss.
+    logits = model(input_ids=ids).logits[:, :-1]
+    losses = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    targets = weights[:, 1:].flatten()
+    return (losses * targets).sum() / targets.sum()
+
+
+def save(model: Any, tokenizer: Any, directory: Path) -> None:
+    """Write a Hugging Face directory; it appears complete or not at all."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        with _without_progress_bars():
+            model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        _name_tokenizer_class(temporary / "tokenizer_config.json")
+        temporary.chmod(0o755)
+        temporary.rename(directory)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _name_tokenizer_class(path: Path) -> None:
+    """Name the class as transformers 4 and 5 both know it; 5 writes a name that 4 does not."""
+    config = read_json(path)
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """transformers draws one for the single file it writes, into whatever the demo is showing."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

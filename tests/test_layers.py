@@ -1,0 +1,92 @@
+"""Which package may import which, and that no modules import each other in a circle."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ALLOWED: dict[str, set[str]] = {
+    "ajet_core": set(),
+    "ajet_installation": {"ajet_core"},
+    "agentjet": {"ajet_core", "ajet_installation"},
+    "ajet_engines": {"ajet_core", "ajet_installation"},
+    "ajet_training": {"ajet_core"},
+    "ajet_server": {"ajet_core", "ajet_installation", "ajet_training"},
+    "ajet_worlds": {"ajet_core", "ajet_installation", "agentjet"},
+    "ajet_cli": {"ajet_core", "ajet_installation", "agentjet", "ajet_server"},
+    "ajet_demo": {"ajet_core", "ajet_installation", "agentjet", "ajet_worlds"},
+    "ajet_testing": {
+        "ajet_core",
+        "ajet_installation",
+        "agentjet",
+        "ajet_engines",
+        "ajet_server",
+        "ajet_worlds",
+    },
+}
+"""By package, those that it may import besides itself, also in functions and for types alone."""
+
+
+def modules() -> dict[str, Path]:
+    """All modules of the packages, by dotted name."""
+    found: dict[str, Path] = {}
+    for package in ALLOWED:
+        for path in (ROOT / package).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imported(module: str) -> Iterator[str]:
+    """The modules of ours that a module imports, wherever in it."""
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import"
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in MODULES else str(node.module) for name in inside]
+        else:
+            continue
+        yield from (name for name in names if name in MODULES)
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_packages_import_only_what_they_may(package: str) -> None:
+    arrows = {
+        f"{module} -> {name}"
+        for module in MODULES
+        if module.partition(".")[0] == package
+        for name in imported(module)
+        if name.partition(".")[0] not in {package, *ALLOWED[package]}
+    }
+    assert arrows == set()
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    # A package's __init__ gathers what its modules offer.
+    graph = {
+        module: {name for name in imported(module) if name != module}
+        for module in MODULES
+        if MODULES[module].name != "__init__.py"
+    }
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_the_core_is_small() -> None:
+    lines = sum(
+        len(path.read_text(encoding="utf-8").splitlines())
+        for module, path in MODULES.items()
+        if module.partition(".")[0] == "ajet_core"
+    )
+    assert lines <= 7000
