@@ -1,5 +1,4 @@
-"""Files that are there as a whole or not at all, also after a crash; files that one process has at a time; and
-files that may hold anything, read safely."""
+"""Files: written as a whole or not at all, locked by one process at a time, and read safely."""
 
 from __future__ import annotations
 

@@ -224,8 +224,10 @@ def _summary(options: DemoOptions, run_dir: Path, state: RunState, result: _Resu
 
 @contextlib.contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM, and the end of the terminal, stop the demo as Ctrl-C does: the children must not
-    outlive it."""
+    """Let SIGTERM, and the end of the terminal, stop the demo as Ctrl-C does.
+
+    The children must not outlive it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

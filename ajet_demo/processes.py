@@ -109,7 +109,7 @@ class Child:
 
 
 def child_environment(**extra: str) -> dict[str, str]:
-    """This process's environment without settings of agentjet, plus `extra`.
+    """The environment of this process without settings of agentjet, plus `extra`.
 
     The demo shall do the same whatever servers the user has configured.
     """

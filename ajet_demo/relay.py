@@ -45,8 +45,10 @@ class Relay:
         self.walk.reject()
 
     def outcomes(self, calls: Mapping[str, Mapping[str, float]]) -> dict[str, EpisodeOutcome]:
-        """What each is rewarded for: the planner for the goal, the executor for going where it was told, and each for
-        its own part in every move.
+        """The rewards of both roles.
+
+        The planner is rewarded for the goal, the executor for going where it was told, and each for its own part in
+        every move.
 
         :param calls: rewards of calls, by role and id.
         """

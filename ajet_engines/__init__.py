@@ -1,0 +1,1 @@
+"""What engines share that serve a model by processes of their own."""

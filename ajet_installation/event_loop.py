@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop's event loop where it is installed, asyncio's own elsewhere.
+    """Uvloop's event loop where it is installed, asyncio's own elsewhere.
 
     uvloop has no wheels for some platforms; everything works without it, only slower.
     """

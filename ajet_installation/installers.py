@@ -99,7 +99,7 @@ PIP = Installer(
 
 
 def find_installer(name: InstallerName | None, python: Path) -> Installer:
-    """uv if it is here and can do as pip is configured, else pip; or the one that is named.
+    """Uv if it is here and can do as pip is configured, else pip; or the one that is named.
 
     :param python: the environment's interpreter, which has pip.
     :raises ConfigError: uv is wanted and is not here, or something in pip's configuration cannot be said to it.
@@ -125,7 +125,7 @@ def find_installer(name: InstallerName | None, python: Path) -> Installer:
 
 
 def pip_configuration(python: Path) -> dict[str, str]:
-    """pip's settings, from its files and from variables, by name without its section.
+    """Pip's settings, from its files and from variables, by name without its section.
 
     :raises BackendEnvironmentError: pip does not tell them.
     """
@@ -212,7 +212,7 @@ def _pip(python: Path, *arguments: str) -> str:
 
 
 def _uv() -> str | None:
-    """uv of this environment before one on the path."""
+    """Uv of this environment before one on the path."""
     try:
         return str(import_module("uv").find_uv_bin())
     except (ImportError, OSError):

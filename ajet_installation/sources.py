@@ -34,7 +34,7 @@ def source_tree() -> Path | None:
 
 
 def source_of(wanted: Recipe, tree: Path | None, find_links: Path | None) -> Source:
-    """agentjet and the plugins of a recipe: of a source tree, else as wheels.
+    """Agentjet and the plugins of a recipe: of a source tree, else as wheels.
 
     :param tree: a source tree; packages are installed in place, so that changes to it are seen.
     :param find_links: a directory of wheels.

@@ -72,7 +72,7 @@ def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
 
 
 def _without_warnings(record: logging.LogRecord) -> bool:
-    """uvicorn warns of every request that is no HTTP: strangers could fill the disk with it."""
+    """Uvicorn warns of every request that is no HTTP: strangers could fill the disk with it."""
     return record.levelno != logging.WARNING
 
 

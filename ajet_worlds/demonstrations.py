@@ -102,8 +102,10 @@ def _begins_with(token_ids: list[int], beginning: list[int]) -> bool:
 
 
 def encode_turn(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of an assistant's turn: what stands between special tokens is encoded by itself,
-    as the renderer does it."""
+    """The tokens of an assistant's turn.
+
+    What stands between special tokens is encoded by itself, as the renderer does it.
+    """
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 

@@ -350,7 +350,7 @@ def _name_tokenizer_class(path: Path) -> None:
 
 @contextlib.contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """transformers draws one for the single file it writes, into whatever the demo is showing."""
+    """Transformers draws one for the single file it writes, into whatever the demo is showing."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

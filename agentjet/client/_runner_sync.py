@@ -334,8 +334,10 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                 self._client.heartbeats(beating)
 
     def _give_up(self, rolling: _Rolling[EpisodeT]) -> None:
-        """Abort an episode whose agent takes too long. Its thread cannot be ended; another one takes its place, and
-        its next model call will fail."""
+        """Abort an episode whose agent takes too long.
+
+        Its thread cannot be ended. Another thread takes its place, and its next model call will fail.
+        """
         error = TimeoutError(f"the agent did not finish within {self._episode_timeout:g} s")
         if (frame := sys._current_frames().get(rolling.thread)) is not None:
             error.add_note("It was here:\n" + "".join(traceback.format_stack(frame)).rstrip())

@@ -146,8 +146,10 @@ class TransportFailure(Exception):  # noqa: N818 - internal, and not an error of
 
 @dataclass(frozen=True)
 class Backoff:
-    """Exponential backoff with equal jitter (Brooker, "Exponential Backoff And Jitter"), so that a number of retries
-    also says how long an outage is waited out at least."""
+    """Exponential backoff with equal jitter (Brooker, "Exponential Backoff And Jitter").
+
+    With equal jitter a number of retries also says for how long at least an outage is waited out.
+    """
 
     base: float = 0.25
     cap: float = 4.0

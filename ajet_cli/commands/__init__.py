@@ -1,0 +1,1 @@
+"""The subcommands of ``ajet``, a module each."""

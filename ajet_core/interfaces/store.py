@@ -299,8 +299,9 @@ class SampleStore(ABC):
 
     @abstractmethod
     async def rewind(self, step: int, *, discard: BatchRecord | None = None) -> None:
-        """Forget the steps after `step` and their scores: the weights they made are lost, and their batches are
-        trained again.
+        """Forget the steps after `step` and their scores.
+
+        The weights that they made are lost, and their batches are trained again.
 
         :param discard: the batches are refused instead, for its reason `BatchRecord.refused`. This batch is refused too, and
             is given the train episodes that have ended or were aborted and have no batch; it is left out if there are none.
@@ -330,5 +331,8 @@ class SampleStore(ABC):
 
     @abstractmethod
     async def counters(self) -> dict[str, int]:
-        """Totals: ``episodes``, ``episodes_ended``, ``episodes_aborted``, of these ``aborted_CAUSE`` for each
-        `AbortCause` and those of joint episodes as ``joint_ended`` and ``joint_aborted``, ``calls``, ``tokens_raw`` (prompt + sampled over all calls), ``tokens_sampled``."""
+        """Totals over the whole run.
+
+        They are: ``episodes``, ``episodes_ended``, ``episodes_aborted``, of these ``aborted_CAUSE`` for each
+        `AbortCause` and those of joint episodes as ``joint_ended`` and ``joint_aborted``, ``calls``, ``tokens_raw`` (prompt + sampled over all calls), ``tokens_sampled``.
+        """

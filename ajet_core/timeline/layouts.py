@@ -149,8 +149,10 @@ def _ranks(radix: RadixTree) -> dict[int, int]:
 
 
 def _segmented(flat: Sequence[FlatRun]) -> Iterator[TrainTree]:
-    """One tree for each root: runs that nothing branches off between become one segment, and what trains
-    nothing is left out at the ends."""
+    """One tree for each root.
+
+    Runs between which nothing branches off become one segment. What trains nothing is left out at the ends.
+    """
     needed = [bool(run.sampled) for run in flat]
     children = [0] * len(flat)
     for index in range(len(flat) - 1, -1, -1):

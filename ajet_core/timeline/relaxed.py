@@ -1,4 +1,4 @@
-"""What was said in an episode, and where it stands in the tree: for merging by text instead of by tokens.
+r"""What was said in an episode, and where it stands in the tree: for merging by text instead of by tokens.
 
 A call goes on behind what says the same as its own first messages. Tokens that differ do not tell where a text
 is whole, so that each place must be proven:
@@ -6,7 +6,7 @@ is whole, so that each place must be proven:
 - A message that the template wrote ends alike in both: its last two tokens are the same.
 - An answer that was sampled ends with its stop token, and the call's own prompt writes the same two last tokens
   at the end of that message. The call goes on right behind them: what a template writes behind a stop token
-  ("\\n", say) was not sampled. This fails for answers that were ended by their length or by a stop string, and
+  ("\n", say) was not sampled. This fails for answers that were ended by their length or by a stop string, and
   where a template ends history with another token.
 - So do all sampled answers before the place. Then nothing comes into a call's context that its own prompt does
   not say but reasoning, which templates leave out of history.

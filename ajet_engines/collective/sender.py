@@ -305,7 +305,7 @@ def file_tensors(module: nn.Module) -> Mapping[str, torch.Tensor]:
 
 
 def _as_in_files(module: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """transformers keeps some models in another form than their files have, such as experts stacked into one tensor."""
+    """Transformers keeps some models in another form than their files have, such as experts stacked into one tensor."""
     with suppress(ImportError):
         from transformers.core_model_loading import revert_weight_conversion
 

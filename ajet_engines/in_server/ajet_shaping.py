@@ -193,7 +193,7 @@ class Placed:
         return None if index < 0 else self._followed.row(self._sampled[:index])
 
     def sampled(self, position: int, token_id: int) -> None:
-        """This token was sampled after a position; what was sampled after later ones is forgotten."""
+        """Note the token that was sampled after a position; forget what was sampled after later ones."""
         self._sampled[self._index(position) :] = [token_id]
 
     def _index(self, position: int) -> int:

@@ -1,0 +1,1 @@
+"""Which claims may start, and when a batch is full."""

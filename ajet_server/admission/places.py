@@ -13,8 +13,9 @@ ANY = ""
 
 
 class Places:
-    """The places of the batch that is being filled, and of those after it that are begun early. They are counted in
-    tasks, or in episodes where a batch is full by episodes.
+    """The places of the batch that is being filled, and of those after it that are begun early.
+
+    They are counted in tasks, or in episodes where a batch is full by episodes.
 
     A lane is what is counted for itself: a tag of the mixture, or `ANY`.
 

@@ -1,0 +1,1 @@
+"""From a stored batch to what its trainer is given."""

@@ -42,9 +42,7 @@ async def find_culprits(
 
 @dataclass(slots=True)
 class _Search(Generic[T]):
-    """
-    :ivar tries: attempts that are left for the present owner.
-    """
+    """:ivar tries: attempts that are left for the present owner."""
 
     items: Sequence[T]
     works: Callable[[Sequence[T]], Awaitable[bool]]

@@ -71,8 +71,11 @@ def limit_timelines(
 
 
 def _longest(tree: TokenTree, kept: set[int], most: int) -> tuple[set[int], int]:
-    """The calls of the `most` timelines in which the most tokens of `kept` calls were sampled, and the
-    number of these timelines."""
+    """The calls of the timelines in which the most tokens of `kept` calls were sampled.
+
+    :param most: of how many timelines.
+    :return: the calls, and the number of these timelines.
+    """
     sampled = [0] * len(tree.nodes)
     ends: set[int] = set()
     for index, node in enumerate(tree.nodes):

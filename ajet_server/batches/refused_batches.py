@@ -21,8 +21,10 @@ _SHOWN = 8
 
 
 class RefusedBatches:
-    """Sets batches aside and says so. When there are too many in a row it pauses the run; if they are one client's, and
-    others share the run, it sets that client aside instead.
+    """Sets batches aside, and says so.
+
+    Too many in a row pause the run. If all of them are one client's, and others share the run, that client is set
+    aside instead.
 
     :param refusals: counts them.
     :param rollouts: are paused, or go on without a client.

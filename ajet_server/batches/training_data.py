@@ -71,8 +71,11 @@ class TrainingData:
 
 @dataclass(frozen=True, slots=True)
 class _Episode:
-    """An episode's calls within the limits: `tree` holds those that are merged, each of `alone` one that is a
-    sample of its own."""
+    """An episode's calls within the limits.
+
+    :param tree: of those that are merged.
+    :param alone: each of one call that is a sample of its own.
+    """
 
     tree: TokenTree
     alone: list[TokenTree]

@@ -1,0 +1,1 @@
+"""The default components, registered through the same hooks as any plugin."""

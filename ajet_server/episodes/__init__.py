@@ -1,0 +1,1 @@
+"""Open episodes, leases, joint episodes and evaluations."""

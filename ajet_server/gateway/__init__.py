@@ -1,0 +1,1 @@
+"""A call of an agent, from its request to the engine and back."""

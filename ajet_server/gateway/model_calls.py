@@ -154,8 +154,11 @@ class ModelCall:
         return self._asked.whole(exchange, await completions.complete(exchange))
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events of the completion; a task of its own makes them, so that closing either the episode
-        or this generator stops the engine, whichever task the generator is read from."""
+        """Server-sent events of the completion.
+
+        A task of its own makes them, so that closing either the episode or this generator stops the engine, whichever
+        task reads the generator.
+        """
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         writer: StreamWriter | None = None
 

@@ -118,7 +118,6 @@ def by_tag(
 
 def _of_tag(tag: str, steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """What some steps had of a tag, as if they were one."""
-
     figures = [
         {name: step[f"{name}/{tag}"] for name in _OF_TAGS if f"{name}/{tag}" in step}
         for step in steps

@@ -1,0 +1,1 @@
+"""Routes, limits of connections and bodies, and errors as answers."""

@@ -1,0 +1,1 @@
+"""Events, metrics, the watchdog, and timelines to look at."""

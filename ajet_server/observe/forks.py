@@ -171,8 +171,10 @@ class _Said:
 
 
 def _most_alike(said: _Said, earlier: Sequence[_Said]) -> _Said | None:
-    """The earlier call with the most messages in common; of several the one with the fewest others, and of
-    those the latest."""
+    """The earlier call with the most messages in common.
+
+    Of several it is the one with the fewest others, and of those the latest.
+    """
     own = set(said.keys[: len(said.texts)])
     best, best_score = None, (0, 0, 0)
     considered = [*earlier[-_CONSIDERED:]]

@@ -124,8 +124,11 @@ class CheckpointFolder:
             sync(self._root)
 
     def recover(self) -> None:
-        """Tidy up after a process that was killed while it wrote: what was half written goes, what was to be
-        replaced and was not comes back. Nobody else may be writing."""
+        """Clean up after a process that was killed while it wrote.
+
+        Half-written checkpoints are deleted, and one that was about to be replaced is restored. No other process may be
+        writing.
+        """
         for old in self._root.glob(f"{_REPLACED}step-*"):
             target = self._root / old.name.removeprefix(_REPLACED)
             if target.exists():

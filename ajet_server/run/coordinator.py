@@ -103,8 +103,10 @@ class Coordinator:
         return (self._record.paused or None) if self._record else None
 
     async def restore(self) -> None:
-        """Take up the run of the store, if there is one; a run that was active when the server died
-        goes on by itself."""
+        """Take up the run of the store, if there is one.
+
+        A run that was active when the server died continues by itself.
+        """
         self._record = await self._store.get_run()
         if self._record is None:
             return

@@ -1,0 +1,1 @@
+"""Tokens, tenants and their limits, visibility, and the audit log."""

@@ -76,8 +76,10 @@ def _check_version(of_server: object) -> None:
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """For a boot: imports make hundreds of thousands of objects that stay, and looking for garbage among them takes
-    a sixth of its time. Afterwards they are left out of collections, each of which would hold up answers as long.
+    """Turn the garbage collector off during a boot, and freeze what the boot has made.
+
+    Imports make hundreds of thousands of objects that stay: looking for garbage among them takes a sixth of a boot's
+    time, and would hold up answers as long later.
     """
     gc.disable()
     try:

@@ -63,8 +63,10 @@ class DeltaStream:
         )
 
     def _new_calls(self, settling: Settling, parsed: Parsed) -> tuple[CallDelta, ...]:
-        """Calls that are written to their end, after which the next token belongs to something else, and more of the
-        arguments of one that is being written."""
+        """Calls that are complete, and more of the arguments of one that is being written.
+
+        A call is complete when the next token belongs to something else.
+        """
         if self.request.tools is None or not settling.calls or self._torn:
             return ()
         if (

@@ -136,7 +136,7 @@ class ShardedAdamW(MasterAdamW):
         self._device = device
 
     def weight_tensors(self) -> dict[str, torch.Tensor]:
-        """This process's shards."""
+        """The shards of this process."""
         return {name: _local(tensor) for name, tensor in super().weight_tensors().items()}
 
     def state_tensors(self) -> dict[str, torch.Tensor]:

@@ -180,7 +180,7 @@ class ZeroAdamW:
         self.torn = False
 
     def weight_tensors(self) -> Mapping[str, torch.Tensor]:
-        """This process's pieces."""
+        """The pieces of this process."""
         return self._pieces().weights
 
     def _pieces(self) -> Snapshot:

@@ -34,7 +34,7 @@ _PLACE = "ajet-ray-"
 
 
 class _Connection:
-    """This process's connection to Ray, of which there can be one; all trainers in the process share it.
+    """The connection of this process to Ray, of which there can be one; all trainers in the process share it.
 
     :ivar directory: of a cluster that was started here, and ends with this process.
     """

@@ -148,7 +148,7 @@ class Shards:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """This worker's share, in the same memory."""
+    """The share of this worker, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
