@@ -10,20 +10,15 @@ import click
 
 from ajet_cli.state import CliState, config_option
 from ajet_core.errors import AjetError, UnknownComponentError
+from ajet_core.plugin.targets import CORE_DISTRIBUTION
 
 BUILT_IN: dict[str, tuple[str, str]] = {
     "config": ("ajet_cli.commands.config:config", "Show the effective settings and their sources."),
-    "demo": ("ajet_demo.command:demo", "Train a tiny model on this machine, from end to end."),
     "doctor": (
         "ajet_cli.commands.doctor:doctor",
         "Check what is installed, and say how to mend it.",
     ),
     "env": ("ajet_cli.commands.env:env", "Make and find Python environments for backends."),
-    "export": (
-        "ajet_cli.commands.export:export",
-        "Write a run's samples as JSON lines or Parquet.",
-    ),
-    "inspect": ("ajet_cli.commands.inspect:inspect", "Look at a run's episodes, token by token."),
     "mixture": (
         "ajet_cli.commands.mixture:mixture",
         "Show or change of which tags batches are made.",
@@ -40,7 +35,10 @@ BUILT_IN: dict[str, tuple[str, str]] = {
     "token": ("ajet_cli.commands.token:token", "Make, list and revoke tokens of a server."),
     "version": ("ajet_cli.commands.version:version", "Show versions."),
 }
-"""Where each built-in subcommand is, and its summary: ``ajet --help`` imports none of them."""
+"""Where each built-in subcommand is, and its summary: ``ajet --help`` imports none of them.
+
+They work without plugins. The other commands of this distribution are registered by its own plugins.
+"""
 
 _INTERRUPTED = 130
 _FAILED = 2
@@ -51,7 +49,8 @@ class AjetGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all subcommands; only the built-in ones if the settings cannot be read."""
-        return sorted([*BUILT_IN, *self._plugin_commands(ctx)[0]])
+        ours, theirs, _ = self._plugin_commands(ctx)
+        return sorted([*BUILT_IN, *ours, *theirs])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a subcommand; None if there is none of that name."""
@@ -72,12 +71,13 @@ class AjetGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of subcommands from summaries alone."""
-        commands, problem = self._plugin_commands(ctx)
+        ours, theirs, problem = self._plugin_commands(ctx)
+        built_in = {name: summary for name, (_, summary) in BUILT_IN.items()}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in BUILT_IN.items()])
-        if commands:
+            formatter.write_dl(sorted({**built_in, **ours}.items()))
+        if theirs:
             with formatter.section("Commands of plugins"):
-                formatter.write_dl(sorted(commands.items()))
+                formatter.write_dl(sorted(theirs.items()))
         if problem:
             formatter.write_paragraph()
             formatter.write_text(f"Commands of plugins are not shown: {problem}")
@@ -94,14 +94,20 @@ class AjetGroup(click.Group):
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
 
-    def _plugin_commands(self, ctx: click.Context) -> tuple[dict[str, str], str]:
+    def _plugin_commands(self, ctx: click.Context) -> tuple[dict[str, str], dict[str, str], str]:
+        """Summaries of this distribution's commands, those of others, and why there are none."""
+        ours: dict[str, str] = {}
+        theirs: dict[str, str] = {}
         try:
             manager = _state(ctx).plugins
-            names = manager.names("command")
-            return {name: manager.command(name).summary for name in names}, ""
+            for name in manager.names("command"):
+                spec = manager.command(name)
+                own = manager.owner(spec) == CORE_DISTRIBUTION
+                (ours if own else theirs)[name] = spec.summary
         except AjetError as error:
             # Help must work when ajet.toml does not; it says what is missing.
-            return {}, error.message
+            return {}, {}, error.message
+        return ours, theirs, ""
 
 
 def _state(ctx: click.Context) -> CliState:

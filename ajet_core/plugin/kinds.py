@@ -31,11 +31,8 @@ KindName = Literal["engine", "trainer", "store", "merger", "agent", "logger", "w
 RESERVED_COMMANDS = frozenset(
     {
         "config",
-        "demo",
         "doctor",
         "env",
-        "export",
-        "inspect",
         "mixture",
         "pause",
         "plugins",

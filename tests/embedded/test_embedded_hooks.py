@@ -13,7 +13,7 @@ from ajet_core.interfaces import (
     Trainer,
 )
 from ajet_core.plugin.components import ComponentSpec
-from ajet_server.embedded import hooks as embedded
+from ajet_installation import hooks as embedded
 from ajet_testing import hooks as scripted
 
 
@@ -46,7 +46,7 @@ def test_components_are_what_they_are_registered_as(
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("ajet_server.embedded.hooks", ["sqlite3", "ajet_server.store.sqlite_store"]),
+        ("ajet_installation.hooks", ["sqlite3", "ajet_server.store.sqlite_store"]),
         ("ajet_testing.hooks", ["pytest", "torch"]),
     ],
 )

@@ -101,7 +101,9 @@ def test_a_plugin_cannot_replace_a_built_in_command(site: Site) -> None:
         "    return [CommandSpec(name=n, target='a:b') for n in ('serve', 'extra')]",
     )
     manager = PluginManager()
-    assert manager.names("command") == ["extra"]
+    names = manager.names("command")
+    assert "extra" in names
+    assert "serve" not in names
     with pytest.raises(PluginConflictError, match=r"'ajet' \(distribution agentjet"):
         manager.command("serve")
 

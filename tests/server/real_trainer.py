@@ -29,7 +29,7 @@ def plugins(*names: str) -> PluginManager:
     hooks = {name: f"ajet_backend_{name}.hooks" for name in names}
     points = list(installed_entry_points())
     known = {point.name for point in points if point.group == "agentjet"}
-    for name, module in {"embedded": "ajet_server.embedded.hooks", **hooks}.items():
+    for name, module in {"embedded": "ajet_installation.hooks", **hooks}.items():
         if name not in known:
             points += entry_points_of(name, module)
     return PluginManager(entry_points=points)

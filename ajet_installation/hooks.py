@@ -1,10 +1,10 @@
-"""The components that come with the core, registered as any plugin's are. Light: imports none of them."""
+"""The components and commands of this distribution, registered as any plugin's are. Light: imports none of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ajet_core.plugin.components import LoggerSpec, MergerSpec, StoreSpec, WorldSpec
+from ajet_core.plugin.components import CommandSpec, LoggerSpec, MergerSpec, StoreSpec, WorldSpec
 from ajet_core.plugin.spec import hookimpl
 
 
@@ -86,5 +86,27 @@ def ajet_register_worlds() -> Sequence[WorldSpec]:
             settings="ajet_worlds.grid:SlowGridSettings",
             summary="The grid with a tool that is quick most of the time and now and then very slow",
             ability="the same, while few episodes hold up many",
+        ),
+    )
+
+
+@hookimpl
+def ajet_register_commands() -> Sequence[CommandSpec]:
+    """The commands that work like those of any plugin."""
+    return (
+        CommandSpec(
+            name="demo",
+            target="ajet_demo.command:demo",
+            summary="Train a tiny model on this machine, from end to end.",
+        ),
+        CommandSpec(
+            name="export",
+            target="ajet_cli.commands.export:export",
+            summary="Write a run's samples as JSON lines or Parquet.",
+        ),
+        CommandSpec(
+            name="inspect",
+            target="ajet_cli.commands.inspect:inspect",
+            summary="Look at a run's episodes, token by token.",
         ),
     )
