@@ -47,6 +47,15 @@ def plugin_manager(settings: Settings) -> PluginManager:
 
 
 @functools.cache
+def local_manager() -> PluginManager:
+    """The plugins of this interpreter alone, without those that the settings block; made once.
+
+    :raises ConfigError: the settings are wrong.
+    """
+    return PluginManager(blocked=Settings().plugins.blocked)
+
+
+@functools.cache
 def default_manager() -> PluginManager:
     """The plugin manager of this process, by the settings that it finds; made once.
 

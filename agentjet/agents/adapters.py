@@ -18,7 +18,8 @@ _log = logging.getLogger("ajet.agents")
 class Adapters:
     """Adapters by framework; one is made when its framework is seen to be imported.
 
-    :param plugins: where they are registered; the installed plugins by default.
+    :param plugins: where they are registered; by default the plugins of this interpreter, without those that the setting
+        ``plugins.blocked`` names.
     """
 
     def __init__(self, plugins: PluginManager | None = None) -> None:
@@ -64,7 +65,10 @@ class Adapters:
         with self._lock:
             if self._specs is None:
                 if self._plugins is None:
-                    self._plugins = PluginManager()
+                    # Programs that train nothing need no settings.
+                    from ajet_installation.interpreters import local_manager
+
+                    self._plugins = local_manager()
                 plugins = self._plugins
                 self._specs = tuple(plugins.agent(name) for name in plugins.names("agent"))
             return self._specs

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from agentjet.agents import adapters
+from ajet_installation import interpreters
 from ajet_testing.agent_suite import REPLIES
 from ajet_testing.plugins import plugins_with
 from ajet_testing.scripted_swarm import ScriptedSwarm
@@ -15,7 +16,7 @@ from ajet_testing.scripted_swarm import ScriptedSwarm
 @pytest.fixture(autouse=True)
 def plain_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
-        adapters, "PluginManager", lambda: plugins_with("plain", "tests.agents.plain")
+        interpreters, "local_manager", lambda: plugins_with("plain", "tests.agents.plain")
     )
     adapters.installed_adapters.cache_clear()
     yield
