@@ -232,6 +232,8 @@ class Settings(BaseSettings):
 
     :param config: the TOML file; ``ajet.toml`` of the working directory if there is one.
     :param servers: model servers by name of the engine that uses them, as in ``[servers.vllm]``.
+    :param loggers: metrics loggers by name, with their settings, as in ``[loggers.wandb]``; ``jsonl`` is always on.
+    :param agents: settings of agent adapters by name, as in ``[agents.langchain]``.
     :raises ConfigError: an unknown key, a wrong value, or a file that cannot be read.
     """
 
@@ -248,7 +250,8 @@ class Settings(BaseSettings):
     store: StoreSettings = Field(default_factory=StoreSettings)
     workers: WorkerSettings = Field(default_factory=WorkerSettings)
     servers: dict[str, ModelServerSettings] = Field(default_factory=dict)
-    loggers: list[str] = Field(default_factory=lambda: ["jsonl"])
+    loggers: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    agents: dict[str, dict[str, Any]] = Field(default_factory=dict)
     plugins: PluginSettings = Field(default_factory=PluginSettings)
     client: ClientSettings = Field(default_factory=ClientSettings)
 

@@ -41,9 +41,9 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
     store_settings = plugins.validate_settings(store_spec, settings.store.settings)
     store: SampleStore = plugins.load_target(store_spec)(store_settings, context)
     loggers: list[MetricsLogger] = []
-    for name in settings.loggers:
+    for name, values in {"jsonl": {}, **settings.loggers}.items():
         spec = plugins.logger(name)
-        loggers.append(plugins.load_target(spec)(plugins.validate_settings(spec, {}), context))
+        loggers.append(plugins.load_target(spec)(plugins.validate_settings(spec, values), context))
     told = MetricsLoggers(loggers)
     events = EventLog(time.time)
     board = StateBoard(events, time.monotonic)

@@ -39,7 +39,7 @@ def test_the_defaults_are_those_of_a_local_server() -> None:
     settings = Settings()
     assert (settings.server.host, settings.server.port) == ("127.0.0.1", 8642)
     assert settings.server.run_dir == Path("runs/default")
-    assert (settings.store.name, settings.loggers) == ("sqlite", ["jsonl"])
+    assert (settings.store.name, settings.loggers) == ("sqlite", {})
 
 
 def test_the_file_of_the_working_directory_overrides_defaults() -> None:

@@ -82,11 +82,19 @@ class Adapters:
             return self._made[spec.name]
 
     def _make(self, spec: AgentSpec) -> AgentAdapter | None:
-        """None if the plugin is broken: its agents are trained, but not told apart."""
+        """None if the plugin is broken: its agents are trained, but not told apart.
+
+        :raises ConfigError: the settings of the adapter are wrong.
+        """
+        from ajet_installation.settings import Settings
+
         assert self._plugins is not None, "specs come from them"
+        given = Settings().agents.get(spec.name)
+        if given is not None:
+            self._plugins.validate_settings(spec, given)
         try:
             adapter = self._plugins.load_target(spec)
-            made = adapter(self._plugins.validate_settings(spec, {}))
+            made = adapter(self._plugins.validate_settings(spec, given or {}))
             # It may have been imported by the program itself, in the middle of an episode.
             made.prepare()
             return made

@@ -47,3 +47,13 @@ def test_wrong_settings_are_refused_by_name(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"plugins\.block"):
         local_manager.__wrapped__()
+
+
+def test_wrong_settings_of_an_adapter_are_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = BOX.replace("no_such_framework", "json").replace("box:Box", "tests.agents.plain:Plain")
+    site.install("ajet-box", source)
+    monkeypatch.setenv("AJET_AGENTS", '{"box": {"depth": 3}}')
+    with pytest.raises(ConfigError, match="depth"):
+        Adapters(PluginManager()).in_use()

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ajet_core.errors import StoreError
+from ajet_core.errors import ConfigError, StoreError
 from ajet_core.interfaces import ComponentSettings, MetricsLogger, WorkerContext
 from ajet_core.protocol import Evaluation, StepSummary
+from ajet_installation.settings import Settings
+from ajet_server.build import build_service
 from ajet_server.observe.metrics_loggers import MetricsLoggers
+from ajet_testing.plugins import scripted_plugins
 
 STEP = StepSummary(step=2, policy_version=2, metrics={"loss": 0.5})
 EVALUATION = Evaluation(
@@ -73,3 +76,25 @@ def test_a_logger_without_a_place_for_evaluations_is_not_asked_for_one() -> None
     logger = StepsOnly()
     MetricsLoggers([logger]).log_evaluation(EVALUATION)
     assert logger.told == []
+
+
+def settings_of(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings with the loggers of an ``ajet.toml``."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ajet.toml").write_text(text)
+    return Settings(server={"run_dir": tmp_path / "run"})
+
+
+def test_a_logger_gets_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of("[loggers.jsonl]\nfile = 'mine.jsonl'\n", tmp_path, monkeypatch)
+    service = build_service(settings, scripted_plugins())
+    service.loggers.log_step(STEP)
+    assert "loss" in (tmp_path / "run" / "mine.jsonl").read_text()
+
+
+def test_wrong_settings_of_a_logger_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of("[loggers.jsonl]\nfiel = 'mine.jsonl'\n", tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match="fiel"):
+        build_service(settings, scripted_plugins())
