@@ -13,26 +13,32 @@ from ajet_core.errors import AjetError, UnknownComponentError
 from ajet_core.plugin.targets import CORE_DISTRIBUTION
 
 BUILT_IN: dict[str, tuple[str, str]] = {
-    "config": ("ajet_cli.commands.config:config", "Show the effective settings and their sources."),
+    "config": (
+        "ajet_cli.commands.config:config",
+        "Show the effective settings and where each comes from.",
+    ),
     "doctor": (
         "ajet_cli.commands.doctor:doctor",
-        "Check what is installed, and say how to mend it.",
+        "Check the installation, and print the command that fixes each problem.",
     ),
-    "env": ("ajet_cli.commands.env:env", "Make and find Python environments for backends."),
+    "env": ("ajet_cli.commands.env:env", "Create and find Python environments for backends."),
     "mixture": (
         "ajet_cli.commands.mixture:mixture",
-        "Show or change of which tags batches are made.",
+        "Show or change the task mixture.",
     ),
-    "pause": ("ajet_cli.commands.pause:pause", "Let a run give out no more episodes."),
+    "pause": ("ajet_cli.commands.pause:pause", "Pause a run."),
     "plugins": (
         "ajet_cli.commands.plugins:plugins",
-        "List installed plugins and what is wrong with any.",
+        "List installed plugins and their problems.",
     ),
-    "preflight": ("ajet_cli.commands.preflight:preflight", "Try a batch before it is trained."),
+    "preflight": (
+        "ajet_cli.commands.preflight:preflight",
+        "Check the first batch before it is trained.",
+    ),
     "resume": ("ajet_cli.commands.pause:resume", "Resume a paused run."),
     "serve": ("ajet_cli.commands.serve:serve", "Run a swarm server."),
-    "status": ("ajet_cli.commands.status:status", "Show what a swarm server is doing."),
-    "token": ("ajet_cli.commands.token:token", "Make, list and revoke tokens of a server."),
+    "status": ("ajet_cli.commands.status:status", "Show the status of a swarm server."),
+    "token": ("ajet_cli.commands.token:token", "Create, list and revoke the tokens of a server."),
     "version": ("ajet_cli.commands.version:version", "Show versions."),
 }
 """Where each built-in subcommand is, and its summary: ``ajet --help`` imports none of them.

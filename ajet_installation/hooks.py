@@ -107,6 +107,6 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
         CommandSpec(
             name="inspect",
             target="ajet_cli.commands.inspect:inspect",
-            summary="Look at a run's episodes, token by token.",
+            summary="Inspect a run's episodes, token by token.",
         ),
     )

@@ -184,7 +184,7 @@ class SwarmService:
             self.events.wake()
         for tenant, why in dead.items():
             self.claims.drop(tenant, why)
-            reason = f"its token opens nothing any more: {why}"
+            reason = f"its token is no longer valid: {why}"
             await self.episodes.abort_all(reason, "token_revoked", tenant)
 
     async def end(self, episode_id: str, request: EndRequest) -> EpisodeStatus:

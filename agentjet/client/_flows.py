@@ -530,8 +530,8 @@ class Flows:
             why = f"the server is {status.state} at step {status.step}"
             if status.state is ServerState.PAUSED:
                 why += (
-                    f": {status.paused or 'nobody has said why'} (`ajet status` shows it to the operator, and `ajet resume` "
-                    "lets the run go on)"
+                    f": {status.paused or 'no reason was given'} (`ajet status` shows it to the operator, and `ajet resume` "
+                    "continues the run)"
                 )
             if timeout is not None and self.clock() - began + STEP_POLL >= timeout:
                 raise DeadlineError(f"{what}: not trained within {timeout:g} s: {why}")

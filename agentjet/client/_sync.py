@@ -468,7 +468,7 @@ class SwarmClient:
         return self._run(self._flows.preflight())
 
     def resume_engine(self, from_step: int | None = None, *, retrain: bool = False) -> RunStatus:
-        """Let a paused run continue, and give tasks that were set aside another chance.
+        """Resume a paused run, and retry tasks that were set aside.
 
         :param from_step: go back to the checkpoint of this step first; 0 is the model that the run began with.
         :param retrain: train the batches after that step again. Otherwise they are kept for inspection, open train

@@ -14,7 +14,7 @@ from ajet_cli.state import CliState, config_option, pass_state
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="As a JSON array.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 @config_option
 @pass_state
 def config(state: CliState, as_json: bool) -> None:

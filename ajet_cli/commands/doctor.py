@@ -20,12 +20,12 @@ _STYLES = {"ok": "green", "absent": "dim", "wrong": "red"}
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @config_option
 @pass_state
 @click.pass_context
 def doctor(ctx: click.Context, state: CliState, as_json: bool) -> None:
-    """Check what is installed, and say how to mend what does not work.
+    """Check the installation, and print the command that fixes each problem.
 
     The exit status is 1 if something that is installed does not work.
     """

@@ -34,26 +34,39 @@ _SHOWN = 60
 @click.group()
 @config_option
 def env() -> None:
-    """Make and find Python environments for backends whose requirements conflict."""
+    """Create and find Python environments for backends whose requirements conflict."""
 
 
 @env.command()
 @click.argument("name")
-@click.option("--cpu", "device", flag_value="cpu", help="For a machine without a GPU.")
-@click.option("--gpu", "device", flag_value="gpu", help="For NVIDIA GPUs.  [default: what is here]")
-@click.option("--path", type=_DIRECTORY, help="Where to make it.  [default: .venvs/NAME]")
-@click.option("--python", metavar="PYTHON", help="The interpreter.  [default: one that fits]")
-@click.option("--force", is_flag=True, help="Put it in the place of one that is there.")
+@click.option("--cpu", "device", flag_value="cpu", help="Install for a machine without a GPU.")
 @click.option(
-    "--source", type=_DIRECTORY, help="agentjet's source tree.  [default: if it runs from one]"
+    "--gpu",
+    "device",
+    flag_value="gpu",
+    help="Install for NVIDIA GPUs.  [default: what this machine has]",
 )
-@click.option("--find-links", type=_DIRECTORY, help="A directory with wheels of agentjet.")
+@click.option(
+    "--path", type=_DIRECTORY, help="Directory of the environment.  [default: .venvs/NAME]"
+)
+@click.option(
+    "--python", metavar="PYTHON", help="Python interpreter to use.  [default: one that fits]"
+)
+@click.option("--force", is_flag=True, help="Replace an existing environment.")
+@click.option(
+    "--source",
+    type=_DIRECTORY,
+    help="Source tree of agentjet.  [default: the one that it runs from, if any]",
+)
+@click.option("--find-links", type=_DIRECTORY, help="Directory with wheels of agentjet.")
 @click.option(
     "--installer",
     type=click.Choice(["pip", "uv"]),
-    help="What installs.  [default: uv if it is here and can do as pip is configured, else pip]",
+    help="Installer to use.  [default: uv if it is installed and supports pip's configuration, else pip]",
 )
-@click.option("--unpinned", is_flag=True, help="The newest versions that fit, untested.")
+@click.option(
+    "--unpinned", is_flag=True, help="Install the newest versions that fit, which are untested."
+)
 @config_option
 @pass_state
 def create(
@@ -69,7 +82,7 @@ def create(
     installer: InstallerName | None,
     unpinned: bool,
 ) -> None:
-    """Make the environment of a backend, with agentjet and the backend's plugin in it.
+    """Create the environment of a backend, with agentjet and the backend's plugin.
 
     One that is there already is left as it is, but gets the plugin if it lacks it. Packages come from
     wherever pip is configured to take them, with uv too.
@@ -99,11 +112,11 @@ def create(
 
 
 @env.command(name="list")
-@click.option("--json", "as_json", is_flag=True, help="As a JSON array.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 @config_option
 @pass_state
 def list_(state: CliState, as_json: bool) -> None:
-    """List the environments there are, and those that can be made."""
+    """List the existing environments, and those that can be created."""
     found = find_environments(state.settings())
     if as_json:
         rows = [{"path": str(e.directory), **asdict(e.record)} for e in found.values()]
@@ -138,7 +151,7 @@ def _cells(environment: Environment) -> tuple[str, ...]:
 @config_option
 @pass_state
 def path_(state: CliState, name: str) -> None:
-    """Print where an environment is."""
+    """Print the directory of an environment."""
     found = find_environments(state.settings())
     if name not in found:
         command = create_command(recipe(name).name, device_here())

@@ -24,7 +24,7 @@ from ajet_server.store.store_reader import EpisodeQuery, StoreReader
     "--format",
     "given_format",
     type=click.Choice(FILE_FORMATS),
-    help="Of the file.  [default: what its suffix says]",
+    help="Format of the file.  [default: by its suffix]",
 )
 @click.option(
     "--rows",
@@ -32,7 +32,7 @@ from ajet_server.store.store_reader import EpisodeQuery, StoreReader
     type=click.Choice(["timelines", "calls"]),
     default="timelines",
     show_default=True,
-    help="What a row is: a path through the token tree, or a model call.",
+    help="Content of a row: a path through the token tree, or a model call.",
 )
 @click.option("--step", type=click.IntRange(1), help="Only the batch of this training step.")
 @click.option("--task", help="Only episodes of this task.")
@@ -50,7 +50,7 @@ from ajet_server.store.store_reader import EpisodeQuery, StoreReader
     show_default=True,
     help="Only episodes of this kind.",
 )
-@click.option("--text", is_flag=True, help="Add what the tokens say.")
+@click.option("--text", is_flag=True, help="Add the text of the tokens.")
 @click.option(
     "--tokenizer",
     type=click.Path(file_okay=False, path_type=Path),

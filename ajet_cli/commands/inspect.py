@@ -32,14 +32,18 @@ _LIMIT = 20
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("episode", required=False)
-@click.option("--limit", type=click.IntRange(1), help=f"Most episodes.  [default: {_LIMIT}]")
+@click.option(
+    "--limit", type=click.IntRange(1), help=f"Maximum number of episodes.  [default: {_LIMIT}]"
+)
 @click.option("--step", type=click.IntRange(1), help="Only the batch of this training step.")
 @click.option("--refused", is_flag=True, help="Only batches that the trainer refused.")
 @click.option("--task", help="Only episodes of this task.")
 @click.option(
-    "--state", type=click.Choice(["open", "prepared", "ended", "aborted"]), help="Only these."
+    "--state",
+    type=click.Choice(["open", "prepared", "ended", "aborted"]),
+    help="Only episodes in this state.",
 )
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -50,7 +54,7 @@ _LIMIT = 20
     type=click.IntRange(1),
     default=MAX_TOKENS,
     show_default=True,
-    help="Most tokens of a page.",
+    help="Maximum number of tokens of a page.",
 )
 @click.option(
     "--tokenizer",
@@ -71,7 +75,7 @@ def inspect(
     max_tokens: int,
     tokenizer: Path | None,
 ) -> None:
-    """Look at the episodes of a run, while its server runs or after.
+    """Inspect the episodes of a run, while its server runs or afterwards.
 
     RUN is a run directory. Without EPISODE the newest episodes are listed; with it (the beginning of an id is
     enough) its timelines are shown: who said what, what was sampled and what training made of it.

@@ -17,12 +17,12 @@ _RETRIES = 1
 
 @click.command()
 @click.argument("ratios", nargs=-1, metavar="[TAG=RATIO]...")
-@click.option("--url", help="The server.  [default: AJET_URL, or http://127.0.0.1:8642]")
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.option("--url", help="URL of the server.  [default: AJET_URL, or http://127.0.0.1:8642]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @config_option
 @pass_state
 def mixture(state: CliState, ratios: tuple[str, ...], url: str | None, as_json: bool) -> None:
-    """Show of which tags batches are made, or change it from the next batch on.
+    """Show the task mixture, or change it from the next batch on.
 
     The ratios sum to 1: `ajet mixture math=0.4 code=0.6`.
     """
@@ -76,5 +76,7 @@ def _numbers(*values: float | None) -> list[str]:
 
 
 def _progress(now: TagProgress) -> list[str]:
-    blocked = "nobody rolls it out; its places have gone to the others" if now.blocked else ""
+    blocked = (
+        "no client is working on it; its places have gone to the other tags" if now.blocked else ""
+    )
     return [str(now.places), str(now.ready), str(now.under_way), blocked]

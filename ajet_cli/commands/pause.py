@@ -23,15 +23,15 @@ def _client(state: CliState, url: str | None) -> SwarmClient:
     "--reason",
     default="paused by hand",
     show_default=True,
-    help="Why; whoever has control sees it.",
+    help="Reason, shown to holders of a control token.",
 )
 @config_option
 @pass_state
 def pause(state: CliState, url: str | None, reason: str) -> None:
-    """Let a run give out no more episodes and train no more batches; open episodes continue."""
+    """Pause a run: no episode begins and no batch is trained. Open episodes continue."""
     with _client(state, url) as client:
         client.pause_engine(reason)
-    click.echo("paused; `ajet resume` ends the pause")
+    click.echo("paused; run `ajet resume` to continue")
 
 
 @click.command()
@@ -40,7 +40,7 @@ def pause(state: CliState, url: str | None, reason: str) -> None:
     "--from-step",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Go back to the checkpoint of step N first; 0 is the model that the run began with.",
+    help="First go back to the checkpoint of step N; 0 is the model that the run began with.",
 )
 @click.option(
     "--retrain", is_flag=True, help="Train the batches after step N again, instead of new ones."
@@ -48,7 +48,7 @@ def pause(state: CliState, url: str | None, reason: str) -> None:
 @config_option
 @pass_state
 def resume(state: CliState, url: str | None, from_step: int | None, retrain: bool) -> None:
-    """Let a paused run continue, and give tasks that were set aside another chance.
+    """Resume a paused run, and retry tasks that were set aside.
 
     With --from-step the weights of that step are served and trained again. What was sampled by later ones is kept for
     inspection (`ajet inspect --refused`) and not trained, unless --retrain asks for it.

@@ -15,11 +15,11 @@ from ajet_core.plugin import PluginInfo
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="As a JSON array.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 @config_option
 @pass_state
 def plugins(state: CliState, as_json: bool) -> None:
-    """List installed plugins, what they register, and what is wrong with any of them.
+    """List installed plugins, what they register, and their problems.
 
     Plugins that are blocked, or made for another hook API, are shown from their metadata alone.
     """

@@ -18,7 +18,7 @@ _COLOURS = {"pass": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command()
-@click.option("--url", help="The server.  [default: AJET_URL, or http://127.0.0.1:8642]")
+@click.option("--url", help="URL of the server.  [default: AJET_URL, or http://127.0.0.1:8642]")
 @click.option(
     "--wait",
     type=click.FloatRange(min=0),
@@ -30,7 +30,7 @@ _COLOURS = {"pass": "green", "warn": "yellow", "fail": "red"}
 @config_option
 @pass_state
 def preflight(state: CliState, url: str | None, wait: float, as_json: bool) -> None:
-    """Try a batch before it is trained: its episodes come from your clients.
+    """Check the next batch before it is trained. Its episodes come from your clients.
 
     The trainer computes the next batch of the configured run without changing any weights. Exit status 1 says that a
     check failed; the run is paused then, and `ajet resume` trains the batch nevertheless.

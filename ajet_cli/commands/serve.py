@@ -30,7 +30,7 @@ from ajet_core.errors import ConfigError
     "--insecure",
     is_flag=True,
     default=None,
-    help="Allow an address that other machines reach, without TLS.",
+    help="Allow an address that other machines can reach, without TLS.",
 )
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 @config_option

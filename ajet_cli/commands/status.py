@@ -45,19 +45,19 @@ _TIMELINE_METRICS = (
 
 
 @click.command()
-@click.option("--url", help="The server.  [default: AJET_URL, or http://127.0.0.1:8642]")
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.option("--url", help="URL of the server.  [default: AJET_URL, or http://127.0.0.1:8642]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--watch", is_flag=True, help="Keep refreshing until interrupted.")
 @click.option(
     "--interval", type=click.FloatRange(min=0.1), default=2.0, help="Seconds between refreshes."
 )
-@click.option("--checks", is_flag=True, help="Also show how each check of the training stands.")
+@click.option("--checks", is_flag=True, help="Also show the state of each training check.")
 @config_option
 @pass_state
 def status(
     state: CliState, url: str | None, as_json: bool, watch: bool, interval: float, *, checks: bool
 ) -> None:
-    """Show what a swarm server is doing."""
+    """Show the status of a swarm server."""
     if as_json and watch:
         raise click.UsageError("--json and --watch cannot be combined")
     settings = state.settings(set_flags("client", url=url)).client
@@ -198,7 +198,7 @@ def _rollout(rollout: RolloutStatus) -> str:
 def _tag(progress: TagProgress) -> str:
     text = f"{progress.ready} of {progress.places} places ready, {progress.under_way} under way"
     text += f" (ratio {progress.ratio:g})"
-    return text + (", nobody rolls it out" if progress.blocked else "")
+    return text + (", no client is working on it" if progress.blocked else "")
 
 
 def _evaluation(evaluation: Evaluation) -> str:

@@ -58,9 +58,11 @@ def _where(command: F) -> F:
         click.option(
             "--run-dir",
             type=click.Path(path_type=Path, file_okay=False),
-            help="Work on the tokens of this run directory, whether a server runs on it or not.",
+            help="Use the tokens of this run directory, whether a server runs on it or not.",
         ),
-        click.option("--url", help="The server.  [default: AJET_URL, or http://127.0.0.1:8642]"),
+        click.option(
+            "--url", help="URL of the server.  [default: AJET_URL, or http://127.0.0.1:8642]"
+        ),
     ):
         command = option(command)
     return command
@@ -68,22 +70,26 @@ def _where(command: F) -> F:
 
 @click.group()
 def token() -> None:
-    """Make, list and revoke tokens of a server, which needs control of it.
+    """Create, list and revoke the tokens of a server. This needs a control token.
 
     A running server knows of every change at once.
     """
 
 
 @token.command()
-@click.option("--name", required=True, help="Who or what it is for.")
+@click.option("--name", required=True, help="Name of its holder or purpose.")
 @click.option(
     "--scope",
     type=click.Choice(["client", "view", "control"]),
     default="client",
     show_default=True,
-    help="client: episodes of its own; view: sees everything; control: may do everything.",
+    help="client: its own episodes; view: read everything; control: do everything.",
 )
-@click.option("--expires", type=Duration(), help="Such as 30d or 12h.  [default: never]")
+@click.option(
+    "--expires",
+    type=Duration(),
+    help="Time until it expires, such as 30d or 12h.  [default: never]",
+)
 @click.option("--max-open", "open_episodes", type=int, help="Episodes open at once.")
 @click.option("--max-waiting", "waiting_claims", type=int, help="Claims waiting at once.")
 @click.option("--max-calls", "calls_at_once", type=int, help="Model calls answered at once.")
@@ -91,7 +97,7 @@ def token() -> None:
     "--max-requests", "requests_per_minute", type=int, help="Requests with the token, per minute."
 )
 @click.option("--max-streams", "event_streams", type=int, help="Readers of events at once.")
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_where
 @pass_state
 def create(
@@ -106,7 +112,7 @@ def create(
     run_dir: Path | None,
     **quotas: int | None,
 ) -> None:
-    """Make a token and print its secret, which cannot be shown again."""
+    """Create a token and print its secret, which cannot be shown again."""
     try:
         request = TokenRequest.model_validate(
             {"name": name, "scope": scope, "expires_in": expires, "quotas": quotas}
@@ -128,14 +134,14 @@ def create(
 
 
 @token.command(name="list")
-@click.option("--all", "show_all", is_flag=True, help="Also those that are revoked or expired.")
-@click.option("--json", "as_json", is_flag=True, help="As a JSON array.")
+@click.option("--all", "show_all", is_flag=True, help="Include revoked and expired tokens.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 @_where
 @pass_state
 def list_tokens(
     state: CliState, show_all: bool, as_json: bool, url: str | None, run_dir: Path | None
 ) -> None:
-    """Show the tokens that were made, without their secrets."""
+    """List the tokens, without their secrets."""
     now = datetime.now(UTC).timestamp()
     with _tokens(state, url, run_dir) as tokens:
         found = [info for info in tokens.list() if show_all or _condition(info, now) == "valid"]
@@ -169,7 +175,7 @@ def list_tokens(
 @_where
 @pass_state
 def revoke(state: CliState, token_id: str, url: str | None, run_dir: Path | None) -> None:
-    """Make a token worthless; what its holder has open is aborted."""
+    """Revoke a token. Open episodes of its holder are aborted."""
     with _tokens(state, url, run_dir) as tokens:
         info = tokens.revoke(token_id)
     click.echo(f"revoked: {info.scope} token {info.token_id} of {info.name}")

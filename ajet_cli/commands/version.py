@@ -13,7 +13,7 @@ from ajet_core.protocol import PROTOCOL_VERSION
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def version(as_json: bool) -> None:
     """Show the versions of agentjet, its protocol, its hook API and Python."""
     versions = {

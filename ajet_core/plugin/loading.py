@@ -143,7 +143,7 @@ def _wrong(info: PluginInfo, kind: Kind, what: str) -> PluginLoadError:
 
 def _broken(info: PluginInfo, reason: str) -> PluginLoadError:
     return PluginLoadError(
-        f"{describe(info)} cannot be used: {reason}\nTo go on, {way_out(info)}.",
+        f"{describe(info)} cannot be used: {reason}\nTo continue, {way_out(info)}.",
         param="plugins.blocked",
     )
 

@@ -219,7 +219,7 @@ class PluginManager:
             # happened and is durable, so a faulty observer must not stop training or other observers.
             except Exception:
                 logger.exception(
-                    "%s: its hook %s raised; training goes on",
+                    "%s: its hook %s raised; training continues",
                     discovery.describe(plugin.info),
                     hook_name,
                 )

@@ -78,7 +78,7 @@ class ClaimDesk:
         """Refuse all waiting claims of a client."""
         for ticket in list(self._waiting):
             if ticket.client_id == client_id:
-                self._refuse(ticket, AuthError(f"the token opens nothing any more: {why}"))
+                self._refuse(ticket, AuthError(f"the token is no longer valid: {why}"))
 
     @property
     def waiting_count(self) -> int:

@@ -96,7 +96,7 @@ class TagKeeper:
                 self.look()
             # Whatever is wrong once must not end the watch: a tag without clients would hold everybody up.
             except Exception:  # noqa: BLE001
-                _log.exception("looking for tags that nobody rolls out failed")
+                _log.exception("looking for tags that no client is working on failed")
             await asyncio.sleep(
                 min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, self._grace / _LOOKS_PER_GRACE))
             )
@@ -116,7 +116,7 @@ class TagKeeper:
             tags, wanted, self._clock(), grace_seconds=self._grace, blocked=before
         )
         if self._watch.deserted and builder.hand_over(wanted):
-            self._tell(tags, "whoever waits for a later batch")
+            self._tell(tags, "clients that wait for a later batch")
             blocked = tags
         elif blocked != before:
             builder.block(blocked)
@@ -127,7 +127,7 @@ class TagKeeper:
         """The places of tags that nobody rolls out are given away."""
         # Once, and not for every batch in which they are gone.
         if not tags <= self._known:
-            _log.warning("nobody rolls out %s: their places go to %s", sorted(tags), heirs)
+            _log.warning("no client is working on %s: their places go to %s", sorted(tags), heirs)
         told = {"what": "blocked", "tags": sorted(tags), "places": self._builder.places.quotas}
         self._events.emit("mixture", told)
         self._episodes.freed()

@@ -66,7 +66,7 @@ def add_routes(app: FastAPI, service: SwarmService) -> Route:
     async def embeddings(request: Request) -> Response:
         await service.episodes.authenticate(episode_key(request))
         raise UnsupportedError(
-            "this server hosts a model that writes text and makes no embeddings: ask another server for them"
+            "embeddings are not supported by this server: its model generates text"
         )
 
     routes = []

@@ -125,7 +125,7 @@ def _mixture(status: ServerStatus) -> Iterator[Metric]:
         ("places", "A tag's share of the batch."),
         ("ready", "What is complete of a tag."),
         ("under_way", "What is begun of a tag."),
-        ("blocked", "1 for a tag that nobody rolls out."),
+        ("blocked", "1 for a tag that no client is working on."),
     ):
         family = GaugeMetricFamily(f"ajet_mixture_{field}", text, labels=["tag"])
         for tag, progress in status.mixture.items():

@@ -144,7 +144,7 @@ def _why_rolling_waits(view: ServerView) -> Iterator[tuple[str, str, float]]:
         return
     if view.training:
         if view.waiting_claims:
-            text = f"{view.doing}; {view.waiting_claims} claims wait, rollouts are as far ahead of it as they may be"
+            text = f"{view.doing}; {view.waiting_claims} claims wait, rollouts have reached the limit of staleness"
             yield "slow_state", text, view.still
     elif view.open:
         yield "waiting_for_episodes", _waiting(view), min(e.idle for e in view.open)

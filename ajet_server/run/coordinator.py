@@ -353,7 +353,7 @@ class Coordinator:
         differing = [n for n in RunConfig.model_fields if getattr(asked, n) != getattr(active, n)]
         if differing:
             live = (
-                " (PUT /v1/mixture, `ajet mixture`, changes the mixture of a run that goes on)"
+                " (PUT /v1/mixture, `ajet mixture`, changes the mixture of an active run)"
                 if "mixture" in differing
                 else ""
             )

@@ -70,12 +70,12 @@ class StateBoard:
         """The error for whoever needs a run while there is none."""
         if self.closing:
             return NotRollingError(
-                "the server is shutting down; its run goes on when it is started again",
+                "the server is shutting down; its run continues when the server is started again",
                 retry_after=_RESTART_SECONDS,
             )
         if self.interrupted:
             return NotRollingError(
-                "the run was interrupted and goes on when the server is started again: "
+                "the run was interrupted and continues when the server is started again: "
                 + self.interrupted,
                 retry_after=_INTERRUPTED_SECONDS,
             )

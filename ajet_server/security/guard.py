@@ -93,7 +93,7 @@ class TokenGuard:
             raise AuthError("unknown token")
         now = self._clock()
         if why := token.why_dead(now):
-            raise AuthError(f"the token {token.name!r} opens nothing any more: {why}")
+            raise AuthError(f"the token {token.name!r} is no longer valid: {why}")
         token.last_used_at = now
         return token
 

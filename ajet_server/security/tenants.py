@@ -82,7 +82,7 @@ class Tenants:
         :raises AuthError: the token that claimed the episode was revoked or has expired.
         """
         if tenant not in OWN_TENANTS and (why := self.why_dead(tenant)):
-            raise AuthError(f"the token that claimed this episode opens nothing any more: {why}")
+            raise AuthError(f"the token that claimed this episode is no longer valid: {why}")
 
     def dead(self) -> dict[str, str]:
         """Tenants that have open episodes, waiting claims or event streams though their token is dead, and why it is."""

@@ -139,7 +139,7 @@ class _Boot:
             self.running[name] = found
             report = await found.adopt(plan, self.timeout) if reusable else None
             if report is not None:
-                _log.info("worker %d goes on after its server was killed", found.pid)
+                _log.info("worker %d continues after its server was killed", found.pid)
                 return report
             # It holds memory that its successor needs.
             await found.close(_DISMISS_SECONDS)

@@ -68,7 +68,7 @@ class Supervisor:
     async def boot(
         self, run: ResolvedRun, run_dir: Path, checkpoint: Checkpoint | None
     ) -> RunWorkers:
-        """Get workers that go on from a checkpoint; calls wait until `ready`.
+        """Get workers that continue from a checkpoint; calls wait until `ready`.
 
         :raises WorkerDiedError: one was killed meanwhile; none is left running.
         :raises WorkerBootError: one did not come up; none is left running.

@@ -72,7 +72,7 @@ def test_it_shows_the_batch_that_is_filled_and_the_ratios_of_the_next(
     found = rows(ajet())
     assert found["math"] == ["0.5", "0.4", "4", "1", "2"]
     assert found["code"][:5] == ["0.5", "0.6", "4", "0", "0"]
-    assert " ".join(found["code"][5:]).startswith("nobody rolls it out")
+    assert " ".join(found["code"][5:]).startswith("no client is working on it")
     assert server.put == []
 
 

@@ -214,7 +214,7 @@ async def test_waiting_for_a_step_ends_in_time_and_says_what_for_meanwhile(
     (told,) = caplog.records
     assert told.getMessage() == (
         "wait_for_step(4) has waited 60 s: the server is PAUSED at step 3: the rewards fell (`ajet status` shows it to the "
-        "operator, and `ajet resume` lets the run go on)"
+        "operator, and `ajet resume` continues the run)"
     )
     assert clock.now <= 90
 

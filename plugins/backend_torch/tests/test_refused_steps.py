@@ -162,7 +162,7 @@ def test_lost_weights_are_neither_trained_nor_saved_nor_served(
     trainer.save(tmp_path / "checkpoint")
     before = state(trainer)
     mend = spoil_update(trainer)
-    with pytest.raises(WeightsLostError, match="go on from the last checkpoint"):
+    with pytest.raises(WeightsLostError, match="continue from the last checkpoint"):
         trainer.step(batch())
     mend()
     for use in (
@@ -189,7 +189,7 @@ def test_weights_are_lost_if_an_update_cannot_be_undone(model_dir, context, monk
     spoil_pass(trainer, 2)
     monkeypatch.setattr(trainer.policy.optimiser, "write_parameters", fail)
     monkeypatch.setattr(trainer.policy.optimiser, "step", lambda _: None)
-    with pytest.raises(WeightsLostError, match="go on from the last checkpoint"):
+    with pytest.raises(WeightsLostError, match="continue from the last checkpoint"):
         trainer.step(batch())
     with pytest.raises(WeightsLostError, match="load a checkpoint"):
         trainer.publish("in_process", 1)

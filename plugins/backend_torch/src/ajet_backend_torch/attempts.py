@@ -83,7 +83,7 @@ def train_on(
             if policy.optimiser.torn:
                 raise WeightsLostError(
                     f"step {batch.step} failed while an update was applied or undone ({headline(error)}); the "
-                    "weights are lost: go on from the last checkpoint"
+                    "weights are lost: continue from the last checkpoint"
                 ) from error
             if isinstance(error, TrainerError):
                 raise
@@ -158,7 +158,7 @@ def _attempt(
             optimiser.torn = True
         if not changed and isinstance(error, StepRefusedError) and not optimiser.is_finite():
             raise WeightsLostError(
-                f"the weights were not finite before step {step} already; go on from a checkpoint"
+                f"the weights were not finite before step {step} already; continue from a checkpoint"
             ) from error
         raise
 

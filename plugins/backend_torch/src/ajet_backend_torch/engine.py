@@ -206,12 +206,12 @@ class TorchEngine(Engine):
         except ConfigError as error:
             raise EngineError(
                 f"the weights of policy version {update.policy_version} cannot be loaded: {error}; "
-                "the engine goes on with the weights it has"
+                "the engine keeps its present weights"
             ) from error
         if not self._model_is_shared and _shapes(loaded) != _shapes(self._model.module):
             raise EngineError(
                 f"the weights in {update.location} are of another model than the one that is served; "
-                "the engine goes on with the weights it has"
+                "the engine keeps its present weights"
             )
         return loaded
 

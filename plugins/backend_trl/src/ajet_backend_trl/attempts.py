@@ -84,7 +84,7 @@ class BatchStep:
                 if policy.optimiser.torn:
                     raise WeightsLostError(
                         f"step {number} failed while an update was applied or undone ({headline(error)}); the weights "
-                        "are lost: go on from the last checkpoint"
+                        "are lost: continue from the last checkpoint"
                     ) from error
                 if isinstance(error, TrainerError):
                     raise
@@ -92,7 +92,7 @@ class BatchStep:
                     policy.optimiser.torn = True
                     raise WeightsLostError(
                         f"step {number} failed on one of {self._processes} processes, which are no longer at the same "
-                        f"place ({headline(error)}): go on from the last checkpoint. If memory was too little, set a "
+                        f"place ({headline(error)}): continue from the last checkpoint. If memory was too little, set a "
                         "smaller algorithm.token_budget"
                     ) from error
                 if not is_out_of_memory(error):
@@ -203,7 +203,7 @@ class BatchStep:
                 optimiser.torn = True
             if error is tally.refused and not optimiser.is_finite():
                 raise WeightsLostError(
-                    f"the weights were not finite before step {self.batch.step} already; go on from a checkpoint"
+                    f"the weights were not finite before step {self.batch.step} already; continue from a checkpoint"
                 ) from error
             raise
         return tally

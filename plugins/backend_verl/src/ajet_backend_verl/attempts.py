@@ -174,7 +174,7 @@ class BatchStep:
             policy.lose(f"step {number} could not be undone ({failure.message})")
         if policy.lost:
             raise WeightsLostError(
-                f"the weights are lost, {policy.lost}; go on from a checkpoint"
+                f"the weights are lost, {policy.lost}; continue from a checkpoint"
             ) from error
 
     def _before(self, plan: Plan) -> tuple[Known, Tally, Corrected]:
