@@ -88,7 +88,7 @@ def run_demo(
                 draw(History(run_dir / METRICS_FILE), options.target, run_dir / PLOT_FILE)
         except KeyboardInterrupt:
             console.print(
-                f"Stopped. The same command goes on from here (run directory {run_dir}).",
+                f"Stopped. Run the same command again to resume (run directory {run_dir}).",
                 markup=False,
                 highlight=False,
                 soft_wrap=True,

@@ -101,7 +101,7 @@ def run_two_models(
             title = "agentjet demo: a planner and an executor learn to walk to the goal"
             draw(History(run_dir / METRICS_FILE), options.target, run_dir / PLOT_FILE, title)
     except KeyboardInterrupt:
-        console.print(f"Stopped. The same command goes on from here (run directory {run_dir}).")
+        console.print(f"Stopped. Run the same command again to resume (run directory {run_dir}).")
         raise
     finally:
         state.seconds = before + clock() - began

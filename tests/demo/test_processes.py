@@ -234,7 +234,7 @@ def test_an_interrupt_keeps_the_time_and_says_how_to_go_on(
         run_demo(DemoOptions(run_dir=tmp_path / "demo"), plain, clock=lambda: next(ticks))
     _, state = open_run(tmp_path / "demo", 0, fresh=False)
     assert (state.seconds, state.finished) == (7.0, False)
-    assert "The same command goes on" in shown(plain)
+    assert "Run the same command again to resume" in shown(plain)
 
 
 def test_a_termination_stops_in_order_too(

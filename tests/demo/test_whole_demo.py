@@ -82,7 +82,7 @@ def test_ctrl_c_stops_it_cleanly_and_the_same_command_goes_on(tmp_path: Path) ->
     first.send_signal(signal.SIGINT)
     _, rest = first.communicate(timeout=120)
     assert first.returncode == 130, rest
-    assert "goes on from here" in rest
+    assert "Run the same command again to resume" in rest
     assert children_of(run_dir) == []
 
     done = steps_in(run_dir)[-1]
