@@ -22,7 +22,7 @@ TOX_RUN = $(if $(filter 1,$(JOBS)),run,run-parallel -p $(JOBS) --parallel-no-spi
 DISCOVER = $(if $(PYENV_PYTHONS),--discover $(PYENV_PYTHONS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backends browser demo test test-agents test-backends wheels lint type format clean
+.PHONY: help setup backends browser demo test test-agents test-backends wheels lint generate type format clean
 
 help:  ## List the commands
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -73,9 +73,14 @@ test-backends: backends  ## Run the tests with real backends: each trainer, each
 test-agents: setup  ## Run the tests of agent adapters and recipes, each with its framework (options: ARGS="...")
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_AGENTS) $(if $(ARGS),-- $(ARGS))
 
-lint: setup  ## Check style and format
+lint: setup  ## Check style and format, and that generated files are up to date
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/unasync.py --check
+
+generate: setup  ## Write the synchronous client anew from the asynchronous one, and docs/openapi.json from the routes
+	$(BIN)/python scripts/unasync.py
+	$(BIN)/python scripts/write_openapi.py
 
 type: setup  ## Check types
 	$(BIN)/mypy

@@ -377,7 +377,8 @@ class AsyncSwarmClient:
         :param tag: the task set, under which the server counts them too; each task's own by default.
         """
         wanted = tagged(tasks, tag)
-        config = (await self.run_status()).config.evaluation
+        run = await self.run_status()
+        config = run.config.evaluation
         report = await self.run_episodes_until_all_complete(
             wanted,
             agent,

@@ -96,6 +96,10 @@ class SwarmOutcome:
         return cls(parts={role: EpisodeOutcome.of(value[role]) for role in roles})
 
 
+Rewards = float | EpisodeOutcome | Mapping[str, float | EpisodeOutcome] | SwarmOutcome
+"""What an agent says of a joint episode: a reward or an outcome for each role, or one for all."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimTerms:
     """As the parameters of `SwarmClient.begin_episode`."""

@@ -23,7 +23,7 @@ from agentjet.client._episode import (
     resumption,
 )
 from agentjet.client._flows import Flow, Kind
-from agentjet.client._joint import ClaimTerms, JointFlows, SwarmEpisode, SwarmOutcome
+from agentjet.client._joint import ClaimTerms, JointFlows, Rewards, SwarmEpisode, SwarmOutcome
 from agentjet.client._runner import (
     RUNNER_LEASE_SECONDS,
     as_tasks,
@@ -32,7 +32,6 @@ from agentjet.client._runner import (
     make_jobs,
 )
 from agentjet.client._runner_async import run_episodes
-from agentjet.client._swarm_sync import Rewards
 from agentjet.client._transport import AsyncDriver
 from agentjet.client._wire import DEFAULT_RETRIES
 from ajet_core.errors import AjetError

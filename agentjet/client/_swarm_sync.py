@@ -1,3 +1,4 @@
+# Generated from _swarm_async.py by scripts/unasync.py. Edit that file, and run `make generate`.
 """The synchronous client of several servers."""
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from agentjet.client._episode import (
     NO_REWARD,
     EpisodeFailure,
-    EpisodeOutcome,
     EpisodeResult,
     Resumption,
     RunnerReport,
@@ -22,7 +22,7 @@ from agentjet.client._episode import (
     resumption,
 )
 from agentjet.client._flows import Flow, Kind
-from agentjet.client._joint import ClaimTerms, JointFlows, SwarmEpisode, SwarmOutcome
+from agentjet.client._joint import ClaimTerms, JointFlows, Rewards, SwarmEpisode, SwarmOutcome
 from agentjet.client._runner import (
     RUNNER_LEASE_SECONDS,
     as_tasks,
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     import httpx
 
 R = TypeVar("R")
-
-Rewards = float | EpisodeOutcome | Mapping[str, float | EpisodeOutcome] | SwarmOutcome
-"""What an agent says of a joint episode: a reward or an outcome for each role, or one for all."""
 
 JointAgent = Callable[[Task, SwarmEpisode], Rewards]
 

@@ -1,3 +1,4 @@
+# Generated from _async.py by scripts/unasync.py. Edit that file, and run `make generate`.
 """The synchronous client."""
 
 from __future__ import annotations
@@ -376,7 +377,8 @@ class SwarmClient:
         :param tag: the task set, under which the server counts them too; each task's own by default.
         """
         wanted = tagged(tasks, tag)
-        config = (self.run_status()).config.evaluation
+        run = self.run_status()
+        config = run.config.evaluation
         report = self.run_episodes_until_all_complete(
             wanted,
             agent,

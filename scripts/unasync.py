@@ -1,0 +1,112 @@
+"""Generates the synchronous client from the asynchronous one: `unasync.py` writes it, `unasync.py --check` compares.
+
+Only what `REPLACEMENTS` lists is changed, so that the two cannot differ otherwise. A replacement that is never used is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+CLIENT = Path(__file__).resolve().parents[1] / "agentjet" / "client"
+GENERATED = {"_async.py": "_sync.py", "_swarm_async.py": "_swarm_sync.py"}
+REPLACEMENTS = [
+    # Words.
+    (r"The asynchronous client", "The synchronous client"),
+    (
+        r", to be shared by the tasks of an event loop; each loop has connections of its own\.",
+        ". Safe to share between threads, and usable after a fork.",
+    ),
+    (
+        r"To be shared by the tasks of an event loop; each loop has connections of its own\.",
+        "Safe to share between threads.",
+    ),
+    (r"an ``async with`` block", "a ``with`` block"),
+    (r"each agent in a task of its own", "each agent in a thread of its own"),
+    (r"each agent in a task of the event loop", "each agent in a thread of its own"),
+    (r"so is a cancellation: open", "so is KeyboardInterrupt: open"),
+    (
+        r"an async function of the task and its episode; returns",
+        "called with the task and its episode; returns",
+    ),
+    (r"called after each episode that", "called in the calling thread after each episode that"),
+    # Names of others.
+    (r"import asyncio\n", ""),
+    (r"asyncio\.sleep", "time.sleep"),
+    (r"contextlib\.asynccontextmanager", "contextlib.contextmanager"),
+    (r"httpx\.AsyncBaseTransport", "httpx.BaseTransport"),
+    (r"AsyncIterator, Awaitable, Callable", "Callable, Iterator"),
+    (r"\bAsyncIterator\b", "Iterator"),
+    (r"Awaitable\[(\w+)\]", r"\1"),
+    (r"__aenter__", "__enter__"),
+    (r"__aexit__", "__exit__"),
+    # Names of ours.
+    (r"\bAsync(Agent|Driver)\b", r"Sync\1"),
+    (r"\bAsync(\w+)", r"\1"),
+    (r"\b_(runner|swarm)_async\b", r"_\1_sync"),
+    (r"\b_async\b", "_sync"),
+    # The language.
+    (r"\basync (def|with|for)\b", r"\1"),
+    (r"\bawait ", ""),
+]
+HEADER = (
+    "# Generated from {source} by scripts/unasync.py. Edit that file, and run `make generate`.\n"
+)
+
+
+def synchronous(source: Path, used: set[str]) -> str:
+    """The synchronous form of a module.
+
+    :param used: patterns that were found; those of this module are added.
+    """
+    text = source.read_text(encoding="utf-8")
+    for pattern, replacement in REPLACEMENTS:
+        text, count = re.subn(pattern, replacement, text)
+        if count:
+            used.add(pattern)
+    return _formatted(HEADER.format(source=source.name) + text)
+
+
+def _formatted(text: str) -> str:
+    for command in (["check", "--select", "I", "--fix", "--quiet"], ["format", "--quiet"]):
+        text = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--stdin-filename", CLIENT / "_sync.py", "-"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    return text
+
+
+def main() -> None:
+    """Write the generated modules, or say how they differ."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit with 1 if they differ"
+    )
+    check = parser.parse_args().check
+    used: set[str] = set()
+    differences: list[str] = []
+    for name, target in GENERATED.items():
+        path = CLIENT / target
+        text = synchronous(CLIENT / name, used)
+        if not check:
+            path.write_text(text, encoding="utf-8")
+            continue
+        before = path.read_text(encoding="utf-8").splitlines()
+        differences += difflib.unified_diff(
+            before, text.splitlines(), target, "generated", lineterm=""
+        )
+    if unused := [pattern for pattern, _ in REPLACEMENTS if pattern not in used]:
+        sys.exit(f"never used: {', '.join(unused)}")
+    if differences:
+        sys.exit("\n".join([*differences, "run `make generate`"]))
+
+
+if __name__ == "__main__":
+    main()
