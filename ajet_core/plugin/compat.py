@@ -18,6 +18,10 @@ removed. A plugin therefore runs with its own major and any minor that is not ol
 """
 
 
+DEPRECATED_HOOKS: dict[str, str] = {}
+"""By name, hooks that the next major version removes: since when they are deprecated, and what replaces them."""
+
+
 def parse_hook_api(text: str) -> tuple[int, int] | None:
     """``"1.0"`` as (1, 0); None if it is not two decimal numbers joined by a dot."""
     major, dot, minor = text.partition(".")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pluggy
 
 from ajet_core.errors import PluginLoadError
+from ajet_core.plugin import compat
 from ajet_core.plugin import spec as hook_specs
 from ajet_core.plugin.components import ComponentSpec, PluginInfo
 from ajet_core.plugin.discovery import FoundPlugin, describe, way_out
@@ -64,6 +66,13 @@ def load_plugin(found: FoundPlugin) -> LoadedPlugin:
         raise _broken(info, str(error)) from error
     implemented = tuple(name for name in HOOK_NAMES if _hook(hooks, name).get_hookimpls())
     _refuse_silent_mistakes(info, module, hooks, implemented)
+    for name in implemented:
+        if (instead := compat.DEPRECATED_HOOKS.get(name)) is not None:
+            warnings.warn(
+                f"{describe(info)} implements the hook {name}, which is deprecated {instead}",
+                DeprecationWarning,
+                stacklevel=2,
+            )
 
     components: list[tuple[Kind, ComponentSpec]] = []
     for kind in KINDS:

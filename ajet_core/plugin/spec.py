@@ -35,81 +35,113 @@ hookimpl = pluggy.HookimplMarker(HOOK_NAMESPACE)
 
 @hookspec
 def ajet_register_engines() -> Sequence[EngineSpec]:  # type: ignore[empty-body]
-    """Name the inference engines this plugin provides.
+    """Register the inference engines of this plugin.
 
-    Called once, when the plugin is loaded; nothing heavy may be imported here.
+    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
+    nothing heavy, because a server loads the hooks of every installed plugin. A run selects an
+    engine by `engine.name`, and `engine.settings` configures it.
 
-    :return: specs with unique names; a duplicate name raises PluginConflictError when it is used.
+    .. versionadded:: 1.0
+
+    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
     """
 
 
 @hookspec
 def ajet_register_trainers() -> Sequence[TrainerSpec]:  # type: ignore[empty-body]
-    """Name the trainers this plugin provides.
+    """Register the trainers of this plugin.
 
-    Called once, when the plugin is loaded; nothing heavy may be imported here.
+    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
+    nothing heavy, because a server loads the hooks of every installed plugin. A run selects a
+    trainer by `trainer.name`, and `trainer.settings` configures it.
 
-    :return: specs with unique names; a duplicate name raises PluginConflictError when it is used.
+    .. versionadded:: 1.0
+
+    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
     """
 
 
 @hookspec
 def ajet_register_stores() -> Sequence[StoreSpec]:  # type: ignore[empty-body]
-    """Name the sample stores this plugin provides.
+    """Register the sample stores of this plugin.
 
-    Called once, when the plugin is loaded; nothing heavy may be imported here.
+    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
+    nothing heavy, because a server loads the hooks of every installed plugin. The setting
+    `store.name` selects the store of a server, and `store.settings` configures it.
 
-    :return: specs with unique names; a duplicate name raises PluginConflictError when it is used.
+    .. versionadded:: 1.0
+
+    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
     """
 
 
 @hookspec
 def ajet_register_mergers() -> Sequence[MergerSpec]:  # type: ignore[empty-body]
-    """Name the mergers this plugin provides.
+    """Register the mergers of this plugin.
 
-    Called once, when the plugin is loaded; nothing heavy may be imported here.
+    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
+    nothing heavy, because a server loads the hooks of every installed plugin. A run selects a
+    merger by `merger.name`, and `merger.settings` configures it.
 
-    :return: specs with unique names; a duplicate name raises PluginConflictError when it is used.
+    .. versionadded:: 1.0
+
+    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
     """
 
 
 @hookspec
 def ajet_register_agents() -> Sequence[AgentSpec]:  # type: ignore[empty-body]
-    """Name the agent adapters this plugin provides.
+    """Register the agent adapters of this plugin.
 
-    Called once, when the plugin is loaded; nothing heavy may be imported here.
+    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
+    nothing heavy, because a server loads the hooks of every installed plugin. Programs that import
+    the framework of an adapter use it. `[agents.NAME]` in `ajet.toml` configures it.
 
-    :return: specs with unique names; a duplicate name raises PluginConflictError when it is used.
+    .. versionadded:: 1.0
+
+    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
     """
 
 
 @hookspec
 def ajet_register_commands() -> Sequence[CommandSpec]:  # type: ignore[empty-body]
-    """Name the subcommands this plugin adds to ``ajet``.
+    """Register the subcommands of `ajet` of this plugin.
 
-    Called once, when the plugin is loaded; nothing heavy may be imported here.
+    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
+    nothing heavy, because a server loads the hooks of every installed plugin. `ajet NAME` runs the
+    command. The name of a built-in command is refused.
 
-    :return: specs with unique names; a name of a built-in command is refused.
+    .. versionadded:: 1.0
+
+    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
     """
 
 
 @hookspec
 def ajet_register_loggers() -> Sequence[LoggerSpec]:  # type: ignore[empty-body]
-    """Name the metrics loggers this plugin provides.
+    """Register the metrics loggers of this plugin.
 
-    Called once, when the plugin is loaded; nothing heavy may be imported here.
+    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
+    nothing heavy, because a server loads the hooks of every installed plugin. `[loggers.NAME]` in
+    `ajet.toml` turns a logger on and configures it.
 
-    :return: specs with unique names; a duplicate name raises PluginConflictError when it is used.
+    .. versionadded:: 1.0
+
+    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
     """
 
 
 @hookspec
 def ajet_register_worlds() -> Sequence[WorldSpec]:  # type: ignore[empty-body]
-    """Name the worlds this plugin provides.
+    """Register the worlds of this plugin.
 
-    Called once, when the plugin is loaded; nothing heavy may be imported here.
+    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
+    nothing heavy, because a server loads the hooks of every installed plugin. Benchmarks, health
+    checks and studies select a world by its name.
 
-    :return: specs with unique names; a duplicate name raises PluginConflictError when it is used.
+    .. versionadded:: 1.1
+
+    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
     """
 
 
@@ -118,6 +150,8 @@ def ajet_state_changed(state: ServerState) -> None:
     """Observe the server's state.
 
     Called after every change of state. An exception is reported with the plugin's name and ignored.
+
+    .. versionadded:: 1.0
 
     :param state: the new state.
     """
@@ -129,6 +163,8 @@ def ajet_episode_finished(episode: EpisodeRecord) -> None:
 
     Called once for every episode that ended or was aborted, after its outcome is durable.
 
+    .. versionadded:: 1.0
+
     :param episode: its record, with state, reward and reason.
     """
 
@@ -138,6 +174,8 @@ def ajet_step_finished(summary: StepSummary) -> None:
     """Observe a finished training step.
 
     Called after the new weights are being served.
+
+    .. versionadded:: 1.0
 
     :param summary: the step and its metrics.
     """

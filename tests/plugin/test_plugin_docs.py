@@ -11,6 +11,7 @@ import pytest
 
 import ajet_core.plugin
 from ajet_core.plugin import spec
+from ajet_core.plugin.compat import HOOK_API, parse_hook_api
 from ajet_core.plugin.kinds import KINDS
 from ajet_core.plugin.loading import HOOK_NAMES, OBSERVERS
 
@@ -32,6 +33,17 @@ def test_every_hook_has_a_docstring(name: str) -> None:
 @pytest.mark.parametrize("name", HOOK_NAMES)
 def test_every_hook_is_documented_with_its_signature(name: str) -> None:
     assert f"### `{signature(name)}`" in DOCS
+
+
+@pytest.mark.parametrize("name", HOOK_NAMES)
+def test_every_hook_says_since_when_it_exists(name: str) -> None:
+    text = inspect.getdoc(getattr(spec, name)) or ""
+    (since,) = re.findall(r"^\.\. versionadded:: (\d+\.\d+)$", text, re.MULTILINE)
+    version = parse_hook_api(since)
+    assert version is not None
+    assert version <= HOOK_API
+    section = DOCS.partition(f"### `{name}(")[2].partition("\n### ")[0]
+    assert f"New in hook API {since}." in section
 
 
 def test_no_hook_is_documented_that_does_not_exist() -> None:

@@ -13,6 +13,7 @@ from ajet_core.plugin import (
     PluginManager,
     StoreSpec,
     TrainerSpec,
+    compat,
     negotiate_channel,
 )
 from ajet_installation.interpreters import default_manager
@@ -186,3 +187,13 @@ def test_the_default_manager_honours_the_blocklist_of_the_settings(
         assert default_manager() is default_manager()
     finally:
         default_manager.cache_clear()
+
+
+def test_a_plugin_with_a_deprecated_hook_works_and_is_named(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instead = "since hook API 1.2: use ajet_register_engines"
+    monkeypatch.setitem(compat.DEPRECATED_HOOKS, "ajet_register_stores", instead)
+    install(site)
+    with pytest.warns(DeprecationWarning, match=rf"'ajet-box' .*ajet_register_stores.*{instead}"):
+        assert PluginManager().names("store") == ["box", "sqlite"]
