@@ -15,12 +15,16 @@ from ajet_core.errors import (
     NotFoundError,
     UnsupportedError,
 )
+from ajet_server.gateway.formats.completing import evaluated, speaker
 from ajet_server.gateway.formats.dialect import Dialect
-from ajet_server.gateway.formats.evaluated import evaluated
-from ajet_server.gateway.formats.models import model_object, models_list
 from ajet_server.gateway.formats.retries import SameRequest
-from ajet_server.gateway.formats.speakers import speaker
-from ajet_server.gateway.formats.table import DIALECTS, KEY_PREFIX, MESSAGES
+from ajet_server.gateway.formats.table import (
+    DIALECTS,
+    KEY_PREFIX,
+    MESSAGES,
+    model_object,
+    models_list,
+)
 from ajet_server.gateway.model_calls import ModelCall, completion_service
 from ajet_server.http.disconnect import until_disconnect
 from ajet_server.security.auth import bearer

@@ -1,20 +1,310 @@
-"""Anthropic's messages."""
+"""Anthropic's messages: the body of ``POST /v1/messages``, and the JSON and events of answers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from ajet_core.errors import AjetError, ContextLengthError
+from pydantic import Field, ValidationError
+
+from ajet_core.errors import AjetError, ContextLengthError, RequestError, UnsupportedError
 from ajet_server.gateway.formats.answer import Answer
-from ajet_server.gateway.formats.anthropic_request import read_messages_request
+from ajet_server.gateway.formats.bodies import (
+    Body,
+    Neutral,
+    Temperature,
+    Tokens,
+    TopK,
+    TopP,
+    ignored_names,
+    json_text,
+    object_text,
+    read_object,
+    refuse_unsupported,
+    request_error,
+    stop_strings,
+    wrong,
+)
+from ajet_server.gateway.formats.constraints import FREE_CHOICE, AnswerFormat, ToolChoice
 from ajet_server.gateway.formats.dialect import Asked, Dialect, StreamWriter, event
 from ajet_server.gateway.formats.events import CallDelta, Choice, Delta, Event, Grown, Started
 from ajet_server.gateway.formats.exchange import Exchange, Session
-from ajet_server.gateway.formats.json_text import object_text
-from ajet_server.gateway.formats.request import ModelRequest
+from ajet_server.gateway.formats.request import ModelRequest, Tools, function_spec
+from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall, as_json
+
+ID_PREFIX = "msg_"
+_MAX_MESSAGES = 16384
+_MAX_TOOLS = 1024
+# Blocks are paragraphs of their own.
+_BETWEEN_BLOCKS = "\n\n"
+
+_EDITING = "context_management"
+_REFUSED: Neutral = {
+    "container": (),
+    "mcp_servers": ([],),
+}
+_INSTEAD = {
+    "mcp_servers": "call them from the agent, and offer their tools",
+}
+# The edit of a conversation that may leave all of it as it is, and how that is said.
+_CLEAR_THINKING = "clear_thinking_20251015"
+_KEEP_ALL = ("all", {"type": "all"})
+# The forms of a tool that the client runs itself.
+_OWN_TOOLS = (None, "custom")
+
+
+class _Body(Body):
+    messages: Annotated[list[Any], Field(min_length=1, max_length=_MAX_MESSAGES)]
+    max_tokens: Tokens | None = None
+    model: str | None = None
+    system: Any = None
+    tools: Annotated[list[Any], Field(max_length=_MAX_TOOLS)] | None = None
+    tool_choice: dict[str, Any] | None = None
+    stop_sequences: Any = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    stream: bool | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+
+
+def read_messages_request(body: bytes) -> ModelRequest:
+    """Read a request body.
+
+    :raises UnsupportedError: it asks for something that cannot be honoured; `param` names it.
+    :raises RequestError: it is no JSON object of the right form; `param` names the field.
+    """
+    try:
+        parsed = _Body.model_validate(read_object(body))
+    except ValidationError as error:
+        raise request_error(error) from error
+    extra = parsed.model_extra or {}
+    refuse_unsupported(extra, _REFUSED, _INSTEAD)
+    _refuse_editing(extra.get(_EDITING))
+    tools = _tools(parsed.tools or ())
+    choice = _choice(parsed.tool_choice or {})
+    return ModelRequest(
+        id_prefix=ID_PREFIX,
+        messages=tuple(_messages(parsed)),
+        tools=tools.chosen(choice),
+        tool_choice=choice or FREE_CHOICE,
+        answer_format=_answer_format(parsed),
+        max_tokens=parsed.max_tokens,
+        temperature=1.0 if parsed.temperature is None else parsed.temperature,
+        top_p=parsed.top_p or 1.0,
+        top_k=max(0, parsed.top_k or 0),
+        stop=stop_strings(parsed.stop_sequences, "stop_sequences"),
+        stream=bool(parsed.stream),
+        include_usage=True,
+        ignored=(
+            *ignored_names(extra, _REFUSED),
+            *tools.unknown,
+            *_without_effect(parsed),
+        ),
+    )
+
+
+def _refuse_editing(settings: Any) -> None:
+    """Refuse to edit the conversation; settings that leave all of it as it is are no edit.
+
+    :raises UnsupportedError: something would be taken out of the conversation.
+    """
+    if settings is None:
+        return
+    if not isinstance(settings, dict):
+        wrong(_EDITING, "an object")
+    edits = settings.get("edits")
+    if not isinstance(edits, list | None):
+        wrong(f"{_EDITING}.edits", "a list of edits")
+    for i, edit in enumerate(edits or ()):
+        if not (isinstance(edit, dict) and edit.get("type") == _CLEAR_THINKING):
+            kind = edit.get("type") if isinstance(edit, dict) else edit
+            raise UnsupportedError(
+                f"{_EDITING}.edits[{i}]: {str(kind)[:40]!r} is not supported: this server does not edit "
+                "conversations; leave the edit out and shorten the messages in the agent",
+                param=_EDITING,
+            )
+        if edit.get("keep") not in _KEEP_ALL:
+            raise UnsupportedError(
+                f'{_EDITING}.edits[{i}].keep: only "all" is supported: this server does not remove thinking '
+                "from conversations",
+                param=_EDITING,
+            )
+
+
+def _without_effect(body: _Body) -> Iterator[str]:
+    """Names of what is understood and does nothing here."""
+    # Templates have no place for it: that a tool failed has to be said in its result.
+    blocks = (block for message in body.messages for block in _listed(message.get("content")))
+    if any(block.get("type") == "tool_result" and block.get("is_error") for block in blocks):
+        yield "tool_result.is_error"
+    for name, value in (body.output_config or {}).items():
+        if name != "format" and value is not None:
+            yield from ignored_names({f"output_config.{name}": value}, {})
+
+
+def _listed(content: Any) -> list[dict[str, Any]]:
+    return content if isinstance(content, list) else []
+
+
+def _choice(choice: dict[str, Any]) -> ToolChoice | None:
+    kind = choice.get("type", "auto")
+    if kind == "none":
+        return None
+    if kind not in ("auto", "any", "tool"):
+        wrong("tool_choice.type", '"none", "auto", "any" or "tool"')
+    name = choice.get("name") if kind == "tool" else ""
+    if not isinstance(name, str) or (kind == "tool" and not name):
+        wrong("tool_choice.name", "a non-empty string")
+    single = choice.get("disable_parallel_tool_use") is True
+    return ToolChoice(forced=kind != "auto", name=name, single=single)
+
+
+def _answer_format(body: _Body) -> AnswerFormat | None:
+    """Of ``output_format``, or where it stands now, ``output_config.format``."""
+    config = body.output_config or {}
+    form, param = body.output_format, "output_format"
+    if form is None:
+        form, param = config.get("format"), "output_config.format"
+    if form is None:
+        return None
+    schema = form.get("schema") if isinstance(form, dict) else None
+    if not isinstance(schema, dict) or form.get("type") != "json_schema":
+        raise UnsupportedError(f'{param}: only "json_schema" is supported', param=param)
+    return AnswerFormat(json_text(schema), param)
+
+
+def _tools(bodies: Sequence[Any]) -> Tools:
+    offered, unknown = [], []
+    for i, tool in enumerate(bodies):
+        path = f"tools[{i}]"
+        if isinstance(tool, dict) and tool.get("type") not in _OWN_TOOLS:
+            unknown.append(path)
+        else:
+            offered.append(function_spec(tool, path, "input_schema"))
+    return Tools(tuple(offered), tuple(unknown))
+
+
+def _messages(body: _Body) -> Iterator[ChatMessage]:
+    if body.system is not None and (system := _text(body.system, "system")):
+        yield ChatMessage("system", system)
+    for i, message in enumerate(body.messages):
+        path = f"messages[{i}]"
+        if not isinstance(message, dict):
+            wrong(path, "an object with role and content")
+        match message.get("role"):
+            case "user":
+                yield from _user(message.get("content"), f"{path}.content")
+            case "assistant":
+                if i == len(body.messages) - 1:
+                    raise UnsupportedError(
+                        f"{path}.role: an answer cannot be begun for the model: end with a message of the user",
+                        param=f"{path}.role",
+                    )
+                yield _assistant(message.get("content"), f"{path}.content")
+            case "system":
+                yield ChatMessage("system", _text(message.get("content"), f"{path}.content"))
+            case _:
+                wrong(f"{path}.role", '"user" or "assistant"')
+
+
+def _user(content: Any, path: str) -> Iterator[ChatMessage]:
+    """A message of the user, and before, between and after its texts the results of tools."""
+    texts: list[str] = []
+
+    def said() -> Iterator[ChatMessage]:
+        if texts:
+            yield ChatMessage("user", _BETWEEN_BLOCKS.join(texts))
+            texts.clear()
+
+    blocks = _blocks(content, path)
+    for i, block in enumerate(blocks):
+        if block.get("type") == "tool_result":
+            yield from said()
+            where = f"{path}[{i}]"
+            call_id = block.get("tool_use_id")
+            if not (isinstance(call_id, str) and call_id):
+                wrong(f"{where}.tool_use_id", "the id of the tool use that this is the result of")
+            result = block.get("content")
+            yield ChatMessage(
+                "tool",
+                "" if result is None else _text(result, f"{where}.content"),
+                tool_call_id=call_id,
+            )
+        else:
+            texts.append(_block_text(block, f"{path}[{i}]"))
+    if not blocks:
+        texts.append("")
+    yield from said()
+
+
+def _assistant(content: Any, path: str) -> ChatMessage:
+    texts, thoughts, calls = [], [], []
+    for i, block in enumerate(_blocks(content, path)):
+        where = f"{path}[{i}]"
+        match block.get("type"):
+            case "thinking":
+                thoughts.append(str(block.get("thinking") or ""))
+            case "redacted_thinking":
+                continue
+            case "tool_use":
+                calls.append(_tool_use(block, where))
+            case _:
+                texts.append(_block_text(block, where))
+    return ChatMessage(
+        "assistant",
+        _BETWEEN_BLOCKS.join(text for text in texts if text),
+        tuple(calls),
+        reasoning="\n".join(thoughts) or None,
+    )
+
+
+def _tool_use(block: dict[str, Any], path: str) -> ToolCall:
+    name, arguments = block.get("name"), block.get("input")
+    if not (isinstance(name, str) and name):
+        wrong(f"{path}.name", "a non-empty string")
+    if not isinstance(arguments, dict | None):
+        wrong(f"{path}.input", "an object")
+    try:
+        text = as_json(arguments or {})
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"{path}.input: cannot be written as JSON: {error}", param=f"{path}.input"
+        ) from error
+    return ToolCall(str(block.get("id") or ""), name, text)
+
+
+def _blocks(content: Any, path: str) -> list[dict[str, Any]]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not (isinstance(content, list) and all(isinstance(block, dict) for block in content)):
+        wrong(path, "a string or a list of content blocks")
+    return content
+
+
+def _text(content: Any, path: str) -> str:
+    return _BETWEEN_BLOCKS.join(
+        _block_text(block, f"{path}[{i}]") for i, block in enumerate(_blocks(content, path))
+    )
+
+
+def _block_text(block: dict[str, Any], path: str) -> str:
+    kind = block.get("type")
+    if kind != "text":
+        raise UnsupportedError(
+            f"{path}.type: content of type {str(kind)[:40]!r} is not supported, this server reads text only",
+            param=f"{path}.type",
+        )
+    text = block.get("text")
+    if not isinstance(text, str):
+        wrong(f"{path}.text", "a string")
+    return text
+
 
 _KINDS = {
     401: "authentication_error",
@@ -61,7 +351,7 @@ class AskedMessages(Asked):
     def whole(self, exchange: Exchange, choices: Sequence[Choice]) -> bytes:
         """A ``message``."""
         (choice,) = choices
-        message = _message(exchange, _blocks(choice.answer)) | _end(choice)
+        message = _message(exchange, _answer_blocks(choice.answer)) | _end(choice)
         message["usage"] = _usage(exchange, len(choice.generation.sampled_ids))
         return object_text(message)
 
@@ -130,11 +420,11 @@ class MessageWriter(StreamWriter):
     """Writes the events of a message."""
 
     exchange: Exchange
-    _blocks: _Blocks = field(default_factory=_Blocks)
+    _answer_blocks: _Blocks = field(default_factory=_Blocks)
 
     def write(self, happened: Event) -> Iterator[bytes]:
         """The events of the message's blocks, and of its beginning and end."""
-        exchange, blocks = self.exchange, self._blocks
+        exchange, blocks = self.exchange, self._answer_blocks
         match happened:
             case Started():
                 message = _message(exchange, []) | {"usage": _usage(exchange, 1)}
@@ -179,7 +469,7 @@ def _message(exchange: Exchange, content: list[dict[str, Any]]) -> dict[str, Any
     }
 
 
-def _blocks(answer: Answer) -> list[dict[str, Any]]:
+def _answer_blocks(answer: Answer) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if answer.reasoning:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})

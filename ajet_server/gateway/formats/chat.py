@@ -1,27 +1,489 @@
-"""OpenAI chat completions."""
+"""OpenAI chat completions: the body of ``POST /v1/chat/completions``, its messages, and the JSON of answers.
+
+Requests are read liberally in form, and strictly where something cannot be honoured.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from ajet_core.errors import AjetError
-from ajet_server.gateway.formats.chat_json import (
-    ChoiceWriter,
-    choice_json,
-    delta_json,
-    rest_json,
-    usage_json,
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ajet_core.errors import AjetError, RequestError, UnsupportedError
+from ajet_server.gateway.formats.bodies import (
+    Body,
+    LogitBias,
+    Neutral,
+    Penalty,
+    Seed,
+    StreamOptions,
+    Temperature,
+    Tokens,
+    TopK,
+    TopP,
+    ignored_names,
+    json_text,
+    list_text,
+    logit_bias,
+    object_text,
+    read_object,
+    refuse_unsupported,
+    request_error,
+    stop_strings,
+    wrong,
 )
-from ajet_server.gateway.formats.chat_request import read_chat_request
+from ajet_server.gateway.formats.constraints import FREE_CHOICE, AnswerFormat, ToolChoice
 from ajet_server.gateway.formats.dialect import COMMENT, Asked, Dialect, StreamWriter, event
-from ajet_server.gateway.formats.events import Choice, Event, Grown, Started
+from ajet_server.gateway.formats.events import Choice, Delta, Event, Grown, Started
 from ajet_server.gateway.formats.exchange import Exchange, Session
 from ajet_server.gateway.formats.generation import Generation
-from ajet_server.gateway.formats.json_text import list_text, object_text
 from ajet_server.gateway.formats.openai_errors import openai_error
+from ajet_server.gateway.formats.request import ModelRequest, Tools, function_spec
+from ajet_server.gateway.rendering.messages import ChatMessage, Role, ToolCall, as_json
+
+# The models know no role "developer"; it is what OpenAI now calls the system's.
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+_MAX_TOOL_CALLS = 1024
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+class FunctionBody(BaseModel):
+    """The function of a tool call."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str
+    arguments: Any = None
+
+
+class ToolCallBody(BaseModel):
+    """A tool call in an assistant message; what clients add of their own is passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    function: FunctionBody
+    id: str | None = None
+    type: str | None = None
+
+
+class MessageBody(BaseModel):
+    """A message as clients send it; keys of their own are passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: str
+    content: Any = None
+    tool_calls: Annotated[list[ToolCallBody], Field(max_length=_MAX_TOOL_CALLS)] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Messages(BaseModel):
+    messages: list[MessageBody]
+
+
+def chat_messages(bodies: Sequence[Any], known: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+    """The messages of a request.
+
+    :param known: those of an earlier request. Clients send a conversation again with every turn, and what they sent
+        before was understood before.
+    :raises pydantic.ValidationError: some have not the right form.
+    :raises UnsupportedError: a role or content that cannot be given to the model.
+    :raises RequestError: something of the wrong type.
+    """
+    found: list[ChatMessage | None] = [
+        message if _says_plainly(body, message) else None
+        for body, message in zip(bodies, known, strict=False)
+    ]
+    found += [None] * (len(bodies) - len(found))
+    new = [body for body, message in zip(bodies, found, strict=True) if message is None]
+    try:
+        parsed = iter(_Messages(messages=new).messages)
+    except ValidationError:
+        # The error is to say where in the request it is.
+        _Messages(messages=list(bodies))
+        raise
+    return tuple(
+        chat_message(next(parsed), f"messages[{i}]") if message is None else message
+        for i, message in enumerate(found)
+    )
+
+
+def _says_plainly(body: Any, message: ChatMessage) -> bool:
+    """Whether a body is this message and has no more keys than it needs; False also where that is not plain to see."""
+    return (
+        isinstance(body, dict)
+        and len(body) == (2 if message.tool_call_id is None else 3)
+        and body.get("content") == message.content
+        and body.get("role") == message.role
+        and body.get("tool_call_id") == message.tool_call_id
+        and not (message.tool_calls or message.reasoning or message.name)
+    )
+
+
+def chat_message(body: MessageBody, path: str) -> ChatMessage:
+    """The message that `body` means.
+
+    :param path: where it stands in the request, for errors.
+    :raises UnsupportedError: a role or content that cannot be given to the model.
+    :raises RequestError: something of the wrong type.
+    """
+    role = _ROLES.get(body.role)
+    if role is None:
+        if body.role == "function":
+            raise UnsupportedError(
+                f'{path}.role: "function" messages are not supported: send role "tool" with a '
+                "tool_call_id",
+                param=f"{path}.role",
+            )
+        raise RequestError(
+            f"{path}.role: expected one of {', '.join(_ROLES)}, not {body.role[:40]!r}",
+            param=f"{path}.role",
+        )
+    content = body.content
+    if not isinstance(content, str):
+        content = content_text(content, f"{path}.content")
+    name = body.name or None
+    if role == "assistant":
+        calls = tuple(
+            _tool_call(call, f"{path}.tool_calls[{i}]")
+            for i, call in enumerate(body.tool_calls or ())
+        )
+        return ChatMessage(
+            role, content, calls, name=name, reasoning=body.reasoning_content or None
+        )
+    if role == "tool":
+        if not body.tool_call_id:
+            wrong(f"{path}.tool_call_id", "the id of the tool call that this message answers")
+        return ChatMessage(role, content, tool_call_id=body.tool_call_id, name=name)
+    return ChatMessage(role, content, name=name)
+
+
+def content_text(content: Any, path: str) -> str:
+    """The text of a message's content: a string, parts, or nothing.
+
+    :raises UnsupportedError: it has parts that are no text.
+    :raises RequestError: it has not the right form.
+    """
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        wrong(path, "a string, null or a list of content parts")
+    texts: list[str] = []
+    for i, part in enumerate(content):
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        where = f"{path}[{i}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            wrong(where, 'a content part with a "type"')
+        if kind not in _TEXT_PARTS:
+            raise UnsupportedError(
+                f"{where}.type: content of type {kind[:40]!r} is not supported, this server reads text "
+                "only",
+                param=f"{where}.type",
+            )
+        key = _TEXT_PARTS[kind]
+        text = part.get(key)
+        if not isinstance(text, str):
+            wrong(f"{where}.{key}", "a string")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _tool_call(body: ToolCallBody, path: str) -> ToolCall:
+    if body.type not in (None, "function"):
+        raise UnsupportedError(
+            f'{path}.type: only "function" tool calls are supported', param=f"{path}.type"
+        )
+    arguments = body.function.arguments
+    if arguments is None:
+        arguments = "{}"
+    elif not isinstance(arguments, str):
+        if not isinstance(arguments, dict):
+            wrong(f"{path}.function.arguments", "a JSON string or object")
+        try:
+            arguments = as_json(arguments)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(
+                f"{path}.function.arguments: cannot be written as JSON: {error}",
+                param=f"{path}.function.arguments",
+            ) from error
+    return ToolCall(body.id or "", body.function.name, arguments)
+
+
+_MAX_MESSAGES = 16384
+_MAX_TOOLS = 1024
+# Logprobs that one position of one choice lists, times the choices: they are most of a large answer.
+_MAX_LISTED = 512
+
+# Settings that would change the answer and are not offered, with the values that change nothing.
+_REFUSED: Neutral = {
+    "add_generation_prompt": (True,),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "function_call": (),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "ignore_eos": (False,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": ([], ["text"]),
+    "prediction": (),
+    "repetition_penalty": (1,),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+_INSTEAD = {
+    "chat_template_kwargs": "the run's model.renderer decides how messages are written",
+    "function_call": "use tools and tool_choice",
+    "functions": "use tools",
+}
+
+
+class _Body(Body):
+    messages: Annotated[list[Any], Field(min_length=1, max_length=_MAX_MESSAGES)]
+    model: str | None = None
+    tools: Annotated[list[Any], Field(max_length=_MAX_TOOLS)] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    seed: Seed | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+    response_format: Any = None
+    stop: Any = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=128)] | None = None
+    return_token_ids: bool | None = None
+
+
+def read_chat_request(body: bytes, known: Sequence[ChatMessage] = ()) -> ModelRequest:
+    """Read a request body.
+
+    :param known: messages of an earlier request; those at the beginning of this one are taken over where they are the
+        same.
+    :raises UnsupportedError: it asks for something that cannot be honoured; `param` names it.
+    :raises RequestError: it is no JSON object of the right form; `param` names the field.
+    """
+    plain = read_object(body)
+    try:
+        parsed = _Body.model_validate(plain)
+        messages = chat_messages(parsed.messages, known)
+    except ValidationError as error:
+        raise request_error(error) from error
+    extra = parsed.model_extra or {}
+    refuse_unsupported(extra, _REFUSED, _INSTEAD)
+    tools = _tools(parsed.tools or ())
+    choice = _choice(parsed)
+    if parsed.top_logprobs and not parsed.logprobs:
+        raise RequestError("top_logprobs: needs logprobs to be true", param="top_logprobs")
+    if (parsed.n or 1) * (parsed.top_logprobs or 0) > _MAX_LISTED:
+        raise RequestError(
+            f"top_logprobs: at most {_MAX_LISTED} together with n; ask for fewer of either",
+            param="top_logprobs",
+        )
+    return ModelRequest(
+        id_prefix="chatcmpl-",
+        messages=messages,
+        has_names=any(message.is_named for message in messages),
+        tools=tools.chosen(choice),
+        tool_choice=choice or FREE_CHOICE,
+        answer_format=_answer_format(parsed.response_format),
+        n=parsed.n or 1,
+        max_tokens=parsed.max_completion_tokens or parsed.max_tokens,
+        temperature=1.0 if parsed.temperature is None else parsed.temperature,
+        top_p=parsed.top_p or 1.0,
+        top_k=max(0, parsed.top_k or 0),
+        seed=parsed.seed,
+        frequency_penalty=parsed.frequency_penalty or 0.0,
+        presence_penalty=parsed.presence_penalty or 0.0,
+        logit_bias=logit_bias(parsed.logit_bias),
+        stop=stop_strings(parsed.stop),
+        stream=bool(parsed.stream),
+        include_usage=bool(parsed.stream_options and parsed.stream_options.include_usage),
+        logprobs=bool(parsed.logprobs),
+        top_logprobs=parsed.top_logprobs or 0,
+        return_token_ids=bool(parsed.return_token_ids),
+        ignored=(*ignored_names(extra, _REFUSED), *tools.unknown),
+    )
+
+
+def _tools(bodies: Sequence[Any]) -> Tools:
+    offered, unknown = [], []
+    for i, tool in enumerate(bodies):
+        path = f"tools[{i}]"
+        if not isinstance(tool, dict):
+            wrong(path, "a tool object")
+        if tool.get("type") != "function":
+            unknown.append(path)
+        else:
+            # Templates read it as it is, with whatever the client added.
+            function_spec(tool.get("function"), f"{path}.function")
+            offered.append(tool)
+    return Tools(tuple(offered), tuple(unknown))
+
+
+def _choice(body: _Body) -> ToolChoice | None:
+    choice, name = body.tool_choice, ""
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        if isinstance(function, dict):
+            name = str(function.get("name") or "")
+        choice = choice.get("type")
+    if choice == "none":
+        return None
+    if choice not in (None, "auto", "required", "function"):
+        wrong("tool_choice", '"none", "auto", "required" or a function by name')
+    if choice == "function" and not name:
+        wrong("tool_choice.function.name", "a non-empty string")
+    single = body.parallel_tool_calls is False
+    return ToolChoice(
+        forced=choice in ("required", "function"),
+        name=name,
+        single=single,
+        param="parallel_tool_calls" if single and choice in (None, "auto") else "tool_choice",
+    )
+
+
+def _answer_format(form: Any) -> AnswerFormat | None:
+    if form is None:
+        return None
+    kind = form.get("type") if isinstance(form, dict) else None
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return AnswerFormat("", "response_format")
+        case "json_schema":
+            described = form.get("json_schema")
+            schema = described.get("schema") if isinstance(described, dict) else None
+            if not isinstance(schema, dict):
+                wrong("response_format.json_schema.schema", "a JSON schema object")
+            return AnswerFormat(json_text(schema), "response_format")
+    raise UnsupportedError(
+        'response_format: only "text", "json_object" and "json_schema" are supported',
+        param="response_format",
+    )
+
+
+def choice_json(request: ModelRequest, choice: Choice) -> bytes:
+    """JSON of a choice of a completion that is not streamed."""
+    generation = choice.generation
+    plain: dict[str, Any] = {
+        "index": choice.choice,
+        "message": choice.answer.to_json(),
+        "finish_reason": choice.finish_reason,
+    }
+    if request.return_token_ids:
+        plain["token_ids"] = generation.sampled_ids
+    return object_text(plain, logprobs=generation.logprobs_text() if request.logprobs else b"null")
+
+
+def delta_json(delta: Delta) -> dict[str, Any]:
+    """A delta of text."""
+    plain = {"reasoning_content": delta.reasoning, "content": delta.content}
+    return {name: text for name, text in plain.items() if text}
+
+
+def rest_json(rest: Delta, *, empty: bool) -> list[dict[str, Any]]:
+    """The deltas that complete an answer.
+
+    :param empty: there is nothing in the answer but perhaps reasoning.
+    """
+    deltas: list[dict[str, Any]] = []
+    if rest.reasoning:
+        deltas.append({"reasoning_content": rest.reasoning})
+    if rest.content or empty:
+        deltas.append({"content": rest.content})
+    for call in rest.calls:
+        filled = {"index": call.index, "function": {"arguments": call.arguments}}
+        if call.id is None:
+            deltas.append({"tool_calls": [filled]})
+            continue
+        function = {"name": call.name, "arguments": ""}
+        opened = {"index": call.index, "id": call.id, "type": "function", "function": function}
+        deltas += ({"tool_calls": [opened]}, {"tool_calls": [filled]})
+    return deltas
+
+
+def usage_json(exchange: Exchange, generations: Sequence[Generation]) -> dict[str, Any]:
+    """Tokens used; the prompt counts once, however many choices there are."""
+    prompt = len(exchange.prompt.ids)
+    completion = sum(len(generation.sampled_ids) for generation in generations)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+@dataclass(slots=True)
+class ChoiceWriter:
+    """Writes one choice's part of the chunks of a stream.
+
+    Logprobs and token ids go out as the tokens come, even where their text is still held back.
+    """
+
+    request: ModelRequest
+    index: int
+    generation: Generation
+    _written: int = 0
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether a chunk is due for the sake of its tokens."""
+        wanted = self.request.logprobs or self.request.return_token_ids
+        return wanted and len(self.generation.sampled_ids) > self._written
+
+    def choice(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+        """JSON of the choice of the next chunk, with the tokens that came since the last one."""
+        start, self._written = self._written, len(self.generation.sampled_ids)
+        fresh = self._written > start
+        choice: dict[str, Any] = {
+            "index": self.index,
+            "delta": delta,
+            "finish_reason": finish_reason,
+        }
+        if self.request.return_token_ids:
+            choice["token_ids"] = self.generation.sampled_ids[start:]
+        wanted = self.request.logprobs and fresh
+        return object_text(
+            choice, logprobs=self.generation.logprobs_text(start) if wanted else b"null"
+        )
+
 
 _DONE = event(b"[DONE]")
 

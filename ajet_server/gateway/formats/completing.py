@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ajet_core.errors import ContextLengthError, UnsupportedError
@@ -15,6 +16,7 @@ from ajet_core.interfaces.engine import (
     GenerateRequest,
     SamplingParams,
 )
+from ajet_core.protocol import EvaluationSampling
 from ajet_server.gateway.formats.answer import Answer, TokenHex, make_answer, random_hex
 from ajet_server.gateway.formats.constraints import Constraints
 from ajet_server.gateway.formats.deltas import DeltaStream
@@ -29,6 +31,31 @@ from ajet_server.gateway.rendering.messages import ChatMessage, without_names
 from ajet_server.gateway.rendering.parsing import Parsed
 from ajet_server.gateway.rendering.prompting import Prompt, Written
 from ajet_server.gateway.rendering.renderer import ChatRenderer
+
+
+def speaker(messages: Sequence[ChatMessage], agents: Mapping[str, str]) -> str:
+    """The first agent whose text is in a system prompt; "" if it is nobody's.
+
+    :param agents: texts by names, as in `ajet_core.protocol.run.RolloutConfig`.
+    """
+    if not agents:
+        return ""
+    prompts = [message.content for message in messages if message.role == "system"]
+    found = (name for name, text in agents.items() if any(text in prompt for prompt in prompts))
+    return next(found, "")
+
+
+def evaluated(request: ModelRequest, sampling: EvaluationSampling) -> ModelRequest:
+    """`request` as an evaluation episode makes it; its call is recorded with what it was sampled with."""
+    temperature, top_p, top_k = sampling.temperature, sampling.top_p, sampling.top_k
+    return replace(
+        request,
+        temperature=request.temperature if temperature is None else temperature,
+        top_p=request.top_p if top_p is None else top_p,
+        top_k=request.top_k if top_k is None else top_k,
+        most_tokens=sampling.max_tokens,
+    )
+
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ajet_core.errors import EngineError
 from ajet_core.interfaces.engine import FinishReason, GenerateChunk, GenerateRequest
-from ajet_server.gateway.formats.json_text import number_texts
+from ajet_server.gateway.formats.bodies import number_texts
 from ajet_server.gateway.formats.stopping import StopScanner
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 

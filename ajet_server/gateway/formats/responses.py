@@ -1,28 +1,532 @@
-"""OpenAI's responses."""
+"""OpenAI's responses: the body of ``POST /v1/responses``, its items, and the JSON and events of answers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Protocol
 
-from ajet_core.errors import AjetError, ContextLengthError
-from ajet_server.gateway.formats.answer import random_hex
-from ajet_server.gateway.formats.dialect import Asked, Dialect, event
-from ajet_server.gateway.formats.events import Choice
-from ajet_server.gateway.formats.exchange import Exchange, Session
-from ajet_server.gateway.formats.json_text import object_text
-from ajet_server.gateway.formats.openai_errors import openai_error
-from ajet_server.gateway.formats.responses_items import ID_PREFIX
-from ajet_server.gateway.formats.responses_json import (
-    call_item,
-    message_item,
-    reasoning_item,
-    status_of,
+from pydantic import Field, ValidationError
+
+from ajet_core.errors import (
+    AjetError,
+    ContextLengthError,
+    NotFoundError,
+    RequestError,
+    UnsupportedError,
 )
-from ajet_server.gateway.formats.responses_request import ResponsesBody, read_responses_request
-from ajet_server.gateway.formats.responses_stream import ResponseWriter
-from ajet_server.gateway.formats.token_spans import Spans
+from ajet_server.gateway.formats.answer import Spans, random_hex
+from ajet_server.gateway.formats.bodies import (
+    Body,
+    Neutral,
+    Temperature,
+    Tokens,
+    TopK,
+    TopP,
+    ignored_names,
+    json_text,
+    object_text,
+    read_object,
+    refuse_unsupported,
+    request_error,
+    wrong,
+)
+from ajet_server.gateway.formats.chat import content_text
+from ajet_server.gateway.formats.constraints import FREE_CHOICE, AnswerFormat, ToolChoice
+from ajet_server.gateway.formats.dialect import Asked, Dialect, StreamWriter, event
+from ajet_server.gateway.formats.events import Choice, Delta, Event, Grown, Started
+from ajet_server.gateway.formats.exchange import Exchange, Session
+from ajet_server.gateway.formats.openai_errors import openai_error
+from ajet_server.gateway.formats.request import ModelRequest, Tools, function_spec
+from ajet_server.gateway.rendering.messages import ChatMessage, Role, ToolCall, as_json
+
+ID_PREFIX = "resp_"
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+
+
+@dataclass(slots=True)
+class Items:
+    """Items of an input, gathered to messages: what an assistant thought, said and called is one message."""
+
+    session: Session
+    _messages: list[ChatMessage] = field(default_factory=list)
+    _thoughts: list[str] = field(default_factory=list)
+    _texts: list[str] = field(default_factory=list)
+    _calls: list[ToolCall] = field(default_factory=list)
+
+    def read(self, given: str | list[Any] | None) -> list[ChatMessage]:
+        """The messages of an input."""
+        if isinstance(given, str):
+            return [ChatMessage("user", given)]
+        for i, item in enumerate(given or ()):
+            path = f"input[{i}]"
+            if not isinstance(item, dict):
+                wrong(path, "an item")
+            self._item(item, path)
+        self._answered()
+        return self._messages
+
+    def _item(self, item: dict[str, Any], path: str) -> None:
+        kind = item.get("type", "message")
+        match kind:
+            case "message":
+                self._message(item, path)
+            case "reasoning":
+                self._thoughts += _thoughts(item)
+            case "function_call":
+                self._calls.append(_call(item, path))
+            case "function_call_output":
+                self._answered()
+                self._messages.append(_output(item, path))
+            case "item_reference":
+                self._refer(item, path)
+            case _:
+                raise UnsupportedError(
+                    f"{path}.type: items of type {str(kind)[:40]!r} are not supported",
+                    param=f"{path}.type",
+                )
+
+    def _message(self, item: dict[str, Any], path: str) -> None:
+        role = _ROLES.get(str(item.get("role")))
+        if role is None:
+            wrong(f"{path}.role", f"one of {', '.join(_ROLES)}")
+        text = content_text(item.get("content"), f"{path}.content")
+        if role == "assistant":
+            self._texts.append(text)
+        else:
+            self._answered()
+            self._messages.append(ChatMessage(role, text))
+
+    def _refer(self, item: dict[str, Any], path: str) -> None:
+        """Items of an answer are named after it: its whole message takes the place of the first one."""
+        name = str(item.get("id"))
+        _, _, stem = name.partition("_")
+        known = self.session.index.conversation(f"{ID_PREFIX}{stem.partition('-')[0]}")
+        if known is None:
+            raise NotFoundError(
+                f"{path}.id: there is no item {name[:80]!r} in this episode", param=f"{path}.id"
+            )
+        answer = known[1][-1]
+        if not self._messages or self._messages[-1] != answer:
+            self._answered()
+            self._messages.append(answer)
+
+    def _answered(self) -> None:
+        """What was gathered of the assistant is a message."""
+        if not (self._thoughts or self._texts or self._calls):
+            return
+        self._messages.append(
+            ChatMessage(
+                "assistant",
+                "\n".join(text for text in self._texts if text),
+                tuple(self._calls),
+                reasoning="\n".join(self._thoughts) or None,
+            )
+        )
+        self._thoughts, self._texts, self._calls = [], [], []
+
+
+def _thoughts(item: dict[str, Any]) -> list[str]:
+    """Reasoning as the model wrote it; a summary is of another model."""
+    parts = item.get("content")
+    return [
+        part["text"]
+        for part in (parts if isinstance(parts, list) else ())
+        if isinstance(part, dict) and isinstance(part.get("text"), str)
+    ]
+
+
+def _call(item: dict[str, Any], path: str) -> ToolCall:
+    name, arguments = item.get("name"), item.get("arguments")
+    if not (isinstance(name, str) and name):
+        wrong(f"{path}.name", "a non-empty string")
+    if isinstance(arguments, dict):
+        try:
+            arguments = as_json(arguments)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(
+                f"{path}.arguments: cannot be written as JSON: {error}", param=f"{path}.arguments"
+            ) from error
+    if not isinstance(arguments, str | None):
+        wrong(f"{path}.arguments", "JSON text")
+    return ToolCall(str(item.get("call_id") or ""), name, arguments or "{}")
+
+
+def _output(item: dict[str, Any], path: str) -> ChatMessage:
+    call_id = item.get("call_id")
+    if not (isinstance(call_id, str) and call_id):
+        wrong(f"{path}.call_id", "the id of the call that this is the output of")
+    return ChatMessage(
+        "tool", content_text(item.get("output"), f"{path}.output"), tool_call_id=call_id
+    )
+
+
+def reasoning_item(exchange: Exchange, text: str, status: str) -> dict[str, Any]:
+    """An item of reasoning."""
+    return {
+        "id": f"rs_{_stem(exchange)}",
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": text}],
+        "status": status,
+    }
+
+
+def message_item(
+    exchange: Exchange, text: str, status: str, logprobs: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """A message with its text."""
+    return {
+        "id": f"msg_{_stem(exchange)}",
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}],
+    }
+
+
+def call_item(  # noqa: PLR0917 - the fields of a call
+    exchange: Exchange, index: int, call_id: str, name: str, arguments: str, status: str
+) -> dict[str, Any]:
+    """A call of a function."""
+    return {
+        "id": f"fc_{_stem(exchange)}-{index}",
+        "type": "function_call",
+        "call_id": call_id,
+        "name": name,
+        "arguments": arguments,
+        "status": status,
+    }
+
+
+def _stem(exchange: Exchange) -> str:
+    return exchange.completion_id.removeprefix(ID_PREFIX)
+
+
+def status_of(finish_reason: str) -> str:
+    """The status of an answer that ended so."""
+    return "incomplete" if finish_reason == "length" else "completed"
+
+
+INSTRUCTED = "instructed"
+"""In a call's metadata: its first message is the request's instructions, which are not carried over."""
+
+LOGPROBS = "message.output_text.logprobs"
+"""What has to be included for answers to have logprobs."""
+
+_MAX_ITEMS = 16384
+_MAX_TOOLS = 1024
+_REFUSED: Neutral = {
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "prompt": (),
+}
+_INSTEAD = {"conversation": "use previous_response_id, or send all items"}
+
+
+class ResponsesBody(Body):
+    """The keys with a meaning here."""
+
+    input: str | Annotated[list[Any], Field(max_length=_MAX_ITEMS)] | None = None
+    instructions: str | None = None
+    model: str | None = None
+    tools: Annotated[list[Any], Field(max_length=_MAX_TOOLS)] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: Tokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=128)] | None = None
+    include: list[Any] | None = None
+    text: dict[str, Any] | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    metadata: dict[str, Any] | None = None
+    truncation: str | None = None
+
+
+def read_responses_request(body: bytes, session: Session) -> tuple[ModelRequest, ResponsesBody]:
+    """Read a request body.
+
+    :raises NotFoundError: there is no such previous response in the episode.
+    :raises UnsupportedError: it asks for something that cannot be honoured; `param` names it.
+    :raises RequestError: it is no JSON object of the right form; `param` names the field.
+    """
+    try:
+        parsed = ResponsesBody.model_validate(read_object(body))
+    except ValidationError as error:
+        raise request_error(error) from error
+    extra = parsed.model_extra or {}
+    refuse_unsupported(extra, _REFUSED, _INSTEAD)
+    choice = _choice(parsed)
+    tools = _tools(parsed.tools or ())
+    messages = [*_instructions(parsed), *_before(parsed, session)]
+    messages += Items(session).read(parsed.input)
+    if not messages:
+        raise RequestError("input: expected a text or a list of items", param="input")
+    logprobs = LOGPROBS in (parsed.include or ())
+    request = ModelRequest(
+        id_prefix=ID_PREFIX,
+        messages=tuple(messages),
+        tools=tools.chosen(choice),
+        tool_choice=choice or FREE_CHOICE,
+        answer_format=_answer_format(parsed.text or {}),
+        max_tokens=parsed.max_output_tokens,
+        temperature=1.0 if parsed.temperature is None else parsed.temperature,
+        top_p=parsed.top_p or 1.0,
+        top_k=max(0, parsed.top_k or 0),
+        stream=bool(parsed.stream),
+        include_usage=True,
+        logprobs=logprobs,
+        top_logprobs=parsed.top_logprobs or 0 if logprobs else 0,
+        metadata={INSTRUCTED: "1"} if parsed.instructions else {},
+        ignored=(*ignored_names(extra, _REFUSED), *tools.unknown, *_without_effect(parsed)),
+    )
+    return request, parsed
+
+
+def _without_effect(body: ResponsesBody) -> Iterator[str]:
+    """Names of what is understood and does nothing here."""
+    for i, included in enumerate(body.include or ()):
+        if included != LOGPROBS:
+            yield f"include[{i}]"
+    if body.top_logprobs and LOGPROBS not in (body.include or ()):
+        yield "top_logprobs"
+    for name, value in (body.text or {}).items():
+        if name != "format" and value is not None:
+            yield from ignored_names({f"text.{name}": value}, {})
+    if body.truncation not in (None, "disabled"):
+        yield "truncation"
+
+
+def _answer_format(text: dict[str, Any]) -> AnswerFormat | None:
+    form = text.get("format")
+    kind = form.get("type", "text") if isinstance(form, dict) else "text"
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return AnswerFormat("", "text.format")
+        case "json_schema" if isinstance(form, dict) and isinstance(form.get("schema"), dict):
+            return AnswerFormat(json_text(form["schema"]), "text.format")
+    raise RequestError(
+        'text.format: expected a format of type "text", "json_object" or "json_schema", with its schema',
+        param="text.format",
+    )
+
+
+def _choice(body: ResponsesBody) -> ToolChoice | None:
+    choice, name = body.tool_choice, ""
+    if isinstance(choice, dict):
+        name = str(choice.get("name") or "")
+        choice = choice.get("type")
+    if choice == "none":
+        return None
+    if choice not in (None, "auto", "required", "function"):
+        raise UnsupportedError(
+            f"tool_choice: {str(choice)[:40]!r} is not supported: functions can be forced, all or one by name",
+            param="tool_choice",
+        )
+    if choice == "function" and not name:
+        wrong("tool_choice.name", "a non-empty string")
+    single = body.parallel_tool_calls is False
+    return ToolChoice(
+        forced=choice in ("required", "function"),
+        name=name,
+        single=single,
+        param="parallel_tool_calls" if single and choice in (None, "auto") else "tool_choice",
+    )
+
+
+def _tools(bodies: Sequence[Any]) -> Tools:
+    offered, unknown = [], []
+    for i, tool in enumerate(bodies):
+        path = f"tools[{i}]"
+        if isinstance(tool, dict) and tool.get("type") != "function":
+            unknown.append(path)
+        else:
+            offered.append(function_spec(tool, path))
+    return Tools(tuple(offered), tuple(unknown))
+
+
+def _instructions(body: ResponsesBody) -> Iterator[ChatMessage]:
+    if body.instructions:
+        yield ChatMessage("system", body.instructions)
+
+
+def _before(body: ResponsesBody, session: Session) -> list[ChatMessage]:
+    """The conversation up to the previous response; the instructions it had are not carried over."""
+    name = body.previous_response_id
+    if not name:
+        return []
+    known = session.index.conversation(name)
+    if known is None:
+        raise NotFoundError(
+            f"previous_response_id: there is no response {name[:80]!r} in this episode",
+            param="previous_response_id",
+        )
+    call, messages = known
+    return messages[1:] if INSTRUCTED in call.metadata else messages
+
+
+class ResponseForm(Protocol):
+    """Makes the response that the events of a stream are about."""
+
+    def begun(self, exchange: Exchange) -> dict[str, Any]:
+        """A response without any items yet."""
+
+    def complete(
+        self, exchange: Exchange, choice: Choice, items: list[dict[str, Any]], spans: Spans
+    ) -> dict[str, Any]:
+        """A response with all of its items."""
+
+
+@dataclass(slots=True)
+class ResponseWriter(StreamWriter):
+    """Writes the events of a response; of its items one is open at a time.
+
+    :ivar done: items that are complete.
+    """
+
+    form: ResponseForm
+    exchange: Exchange
+    done: list[dict[str, Any]] = field(default_factory=list)
+    _spans: Spans | None = None
+    _kind: str = ""
+    _text: str = ""
+    _said: str = ""
+    _logprobs: list[dict[str, Any]] = field(default_factory=list)
+    _item: dict[str, Any] = field(default_factory=dict)
+    _number: int = 0
+
+    def write(self, happened: Event) -> Iterator[bytes]:
+        """From ``response.created`` to ``response.completed``."""
+        match happened:
+            case Started(_, generation):
+                self._spans = Spans(generation, self.exchange.request.tools)
+                yield from self._begun()
+            case Grown(_, delta):
+                yield from self._grown(delta)
+            case Choice(_, _, answer, reason, rest):
+                assert self._spans is not None, "a choice starts before it ends"
+                yield from self._grown(rest)
+                if not (answer.content or answer.tool_calls):
+                    yield from self._in_text()
+                yield from self._closed(status_of(reason))
+                response = self.form.complete(self.exchange, happened, self.done, self._spans)
+                yield self._event(f"response.{response['status']}", response=response)
+
+    def heartbeat(self) -> Iterator[bytes]:
+        """OpenAI's event ``keepalive``; or the first events, before which its SDK takes no other."""
+        if self._number:
+            yield self._event("keepalive")
+        else:
+            yield from self._begun()
+
+    def _begun(self) -> Iterator[bytes]:
+        if not self._number:
+            begun = self.form.begun(self.exchange)
+            yield self._event("response.created", response=begun)
+            yield self._event("response.in_progress", response=begun)
+
+    def _event(self, name: str, /, **content: Any) -> bytes:
+        """The next event."""
+        number, self._number = self._number, self._number + 1
+        return event(object_text({"type": name, "sequence_number": number, **content}), name)
+
+    def _grown(self, delta: Delta) -> Iterator[bytes]:
+        """The events of a delta."""
+        if delta.reasoning:
+            if self._kind != "reasoning":
+                yield from self._open("reasoning", reasoning_item(self.exchange, "", "in_progress"))
+                yield self._part("response.content_part.added")
+            self._text += delta.reasoning
+            yield self._inside("response.reasoning_text.delta", delta=delta.reasoning)
+        if delta.content:
+            yield from self._in_text()
+            self._text += delta.content
+            logprobs = self._more_logprobs(delta.content)
+            yield self._inside("response.output_text.delta", delta=delta.content, logprobs=logprobs)
+        for call in delta.calls:
+            if call.id is not None:
+                item = call_item(
+                    self.exchange, call.index, call.id, call.name or "", "", "in_progress"
+                )
+                yield from self._open("function_call", item)
+            self._text += call.arguments
+            if call.arguments:
+                yield self._of_item("response.function_call_arguments.delta", delta=call.arguments)
+
+    def _in_text(self) -> Iterator[bytes]:
+        """Be in a message."""
+        if self._kind != "message":
+            item = message_item(self.exchange, "", "in_progress", [])
+            if any(one["type"] == "message" for one in self.done):
+                # What was said after a call.
+                item["id"] += f"-{len(self.done)}"
+            yield from self._open("message", item)
+            yield self._part("response.content_part.added")
+
+    def _closed(self, status: str = "completed") -> Iterator[bytes]:
+        """The end of the item that is open."""
+        text, kind = self._text, self._kind
+        match kind:
+            case "reasoning":
+                self._item["content"][0]["text"] = text
+                yield self._inside("response.reasoning_text.done", text=text)
+                yield self._part("response.content_part.done")
+            case "message":
+                listed = self._logprobs
+                self._item["content"][0] |= {"text": text, "logprobs": listed}
+                yield self._inside("response.output_text.done", text=text, logprobs=listed)
+                yield self._part("response.content_part.done")
+            case "function_call":
+                self._item["arguments"] = text
+                name = self._item["name"]
+                yield self._of_item(
+                    "response.function_call_arguments.done", name=name, arguments=text
+                )
+            case _:
+                return
+        self._item["status"] = status
+        self.done.append(self._item)
+        yield self._event(
+            "response.output_item.done", output_index=len(self.done) - 1, item=self._item
+        )
+        self._kind = ""
+
+    def _open(self, kind: str, item: dict[str, Any]) -> Iterator[bytes]:
+        yield from self._closed()
+        self._kind, self._text, self._logprobs, self._item = kind, "", [], item
+        # Without its parts, which are added by events of their own.
+        bare = {**item, "content": []} if "content" in item else item
+        yield self._event("response.output_item.added", output_index=len(self.done), item=bare)
+
+    def _more_logprobs(self, text: str) -> list[dict[str, Any]]:
+        self._said += text
+        if self._spans is None or not self.exchange.request.logprobs:
+            return []
+        more = self._spans.more_text(self._said)
+        self._logprobs += more
+        return more
+
+    def _of_item(self, name: str, /, **content: Any) -> bytes:
+        return self._event(name, item_id=self._item["id"], output_index=len(self.done), **content)
+
+    def _inside(self, name: str, /, **content: Any) -> bytes:
+        return self._of_item(name, content_index=0, **content)
+
+    def _part(self, name: str) -> bytes:
+        return self._inside(name, part=self._item["content"][0])
 
 
 class ResponsesDialect(Dialect):

@@ -19,8 +19,7 @@ from ajet_core.interfaces.engine import (
     GenerateRequest,
 )
 from ajet_core.timeline import Call
-from ajet_server.gateway.formats.chat import AskedChat
-from ajet_server.gateway.formats.chat_request import read_chat_request
+from ajet_server.gateway.formats.chat import AskedChat, read_chat_request
 from ajet_server.gateway.formats.completing import CompletionService
 from ajet_server.gateway.formats.exchange import Exchange, Record, Session
 from ajet_server.gateway.formats.request import ModelRequest

@@ -7,8 +7,8 @@ from scripted import CALL_TEXT, MOVE, USER, Gateway, ScriptedEngine, body, gatew
 
 from ajet_core.errors import ContextLengthError, EngineError, RequestError, UnsupportedError
 from ajet_core.interfaces.engine import EngineCapabilities
-from ajet_server.gateway.formats.chat_request import read_chat_request
-from ajet_server.gateway.formats.models import models_list
+from ajet_server.gateway.formats.chat import read_chat_request
+from ajet_server.gateway.formats.table import models_list
 from ajet_server.gateway.rendering.call_metadata import MALFORMED_CALLS
 from ajet_testing.tokenizers import renderer_for
 

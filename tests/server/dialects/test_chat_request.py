@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from scripted import MOVE, USER, body
 
 from ajet_core.errors import RequestError, UnsupportedError
-from ajet_server.gateway.formats.chat_request import read_chat_request
+from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.formats.constraints import ToolChoice
 from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall
 

@@ -8,7 +8,7 @@ from families import FAMILIES
 from scripted import USER, Gateway, ScriptedEngine, body, gateway
 
 from ajet_core.errors import ContextLengthError
-from ajet_server.gateway.formats.chat_request import read_chat_request
+from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.formats.recording import _LONG_ANSWER
 from ajet_server.gateway.rendering.conversation import ConversationIndex

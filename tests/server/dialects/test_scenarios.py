@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scripted import MOVE, body
 
 from ajet_core.timeline import TokenTrie
-from ajet_server.gateway.formats.chat_request import read_chat_request
+from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.rendering.canonical import message_text
 from ajet_server.gateway.rendering.conversation import ConversationIndex
 

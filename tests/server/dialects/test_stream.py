@@ -19,8 +19,8 @@ from scripted import (
 )
 
 from ajet_core.errors import ContextLengthError, EngineError
-from ajet_server.gateway.formats.chat_request import read_chat_request
-from ajet_server.gateway.formats.completions_request import read_completions_request
+from ajet_server.gateway.formats.chat import read_chat_request
+from ajet_server.gateway.formats.completions import read_completions_request
 from ajet_server.gateway.formats.events import Choice, Grown
 from ajet_server.gateway.rendering.settling import STREAMED_FAMILIES, Settling
 from ajet_server.gateway.rendering.tagged_arguments import TAGGED_FAMILIES

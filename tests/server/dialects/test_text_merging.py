@@ -8,7 +8,7 @@ from families import FAMILIES
 from scripted import MOVE, Gateway, ScriptedEngine, body
 
 from ajet_core.timeline import TokenTrie
-from ajet_server.gateway.formats.chat_request import read_chat_request
+from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.rendering.conversation import ConversationIndex
 
