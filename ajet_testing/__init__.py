@@ -2,11 +2,11 @@
 
 The suites need pytest and pytest-asyncio; import each from its module:
 
-- `ajet_testing.store_suite.SampleStoreSuite` for a `SampleStore`,
-- `ajet_testing.merger_suite.MergerSuite` for a `Merger`,
-- `ajet_testing.engine_suite.EngineSuite` for an `Engine`,
-- `ajet_testing.trainer_suite.TrainerSuite` for a `Trainer`, and `ajet_testing.loss_suite.LossSuite` for one whose loss `AlgorithmConfig` describes,
-- `ajet_testing.agent_suite.AgentSuite` for an `AgentAdapter`, with `ajet_testing.scripted_swarm.ScriptedSwarm`, a real
+- `ajet_testing.suites.store_suite.SampleStoreSuite` for a `SampleStore`,
+- `ajet_testing.suites.merger_suite.MergerSuite` for a `Merger`,
+- `ajet_testing.suites.engine_suite.EngineSuite` for an `Engine`,
+- `ajet_testing.suites.trainer_suite.TrainerSuite` for a `Trainer`, and `ajet_testing.suites.loss_suite.LossSuite` for one whose loss `AlgorithmConfig` describes,
+- `ajet_testing.suites.agent_suite.AgentSuite` for an `AgentAdapter`, with `ajet_testing.scripted_swarm.ScriptedSwarm`, a real
   server whose model says what it is told to.
 
 ``pytest.register_assert_rewrite("ajet_testing")`` in a ``conftest.py`` makes their failures show values.

@@ -35,7 +35,7 @@ from ajet_testing.faults import Count, Faults, FaultSettings
 from ajet_testing.planted import Planted
 
 if TYPE_CHECKING:
-    from ajet_testing.grammar_check import GrammarCheck
+    from ajet_testing.suites.grammar_check import GrammarCheck
 
 ASLEEP = "scripted-engine-sleeps"
 WEIGHT_CHANNELS = ("in_process", "digest_file")
@@ -115,7 +115,7 @@ class ScriptedEngine(Engine):
         if self._settings.replies:
             self._script = _Script(Path(model.path), self._settings.replies)
         if self._settings.checks_grammar:
-            from ajet_testing.grammar_check import GrammarCheck
+            from ajet_testing.suites.grammar_check import GrammarCheck
 
             self._grammars = GrammarCheck(Path(model.path), self._info.vocab_size)
         return self._info

@@ -28,9 +28,9 @@ from options import at_least
 from reporting import report
 
 from ajet_demo.tiny_model import create_tiny_model
-from ajet_testing.agent_suite import LAST_IS_TOOL, tool_call
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.suites.agent_suite import LAST_IS_TOOL, tool_call
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST_PROMPT = 8192

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ajet_core.interfaces import WeightUpdate
 from ajet_testing.ascii_tokenizer import write_ascii_tokenizer
-from ajet_testing.engine_case import EngineCase
+from ajet_testing.suites.engine_case import EngineCase
 
 VOCAB = 96
 

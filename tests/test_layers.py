@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,3 +91,9 @@ def test_the_core_is_small() -> None:
         if module.partition(".")[0] == "ajet_core"
     )
     assert lines <= 7000
+
+
+def test_no_folder_is_crowded() -> None:
+    folders = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
+    crowded = {str(folder.relative_to(ROOT)): n for folder, n in folders.items() if n > 20}
+    assert crowded == {}

@@ -8,9 +8,9 @@ import pytest
 
 from agentjet.agents import adapters
 from ajet_installation import interpreters
-from ajet_testing.agent_suite import REPLIES
 from ajet_testing.plugins import plugins_with
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.suites.agent_suite import REPLIES
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Trains a program of two agents with a real model, which runs in the development environment.
 
-The program is that of `ajet_testing.agent_suite.AgentSuite`; its framework may want an environment of its own. A
+The program is that of `ajet_testing.suites.agent_suite.AgentSuite`; its framework may want an environment of its own. A
 random model would call no tools, so it is first taught, on what a scripted model said to the same program, to say
 one of the same things: which door is the best it has to find out by itself.
 """
@@ -19,9 +19,9 @@ from pathlib import Path
 from agentjet.agents import train, trainable
 from agentjet.client import AsyncSwarmClient, SwarmClient, Task
 from ajet_core.protocol import RunConfig
-from ajet_testing.agent_suite import PLANNER, REPLIES, WORKER
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.suites.agent_suite import PLANNER, REPLIES, WORKER
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv" / "bin" / "python"

@@ -10,9 +10,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from agentjet.client import AsyncSwarmClient
-from ajet_testing.agent_suite import tool_call
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.suites.agent_suite import tool_call
 
 pytestmark = pytest.mark.torch
 

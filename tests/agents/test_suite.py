@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet_testing.agent_suite import AgentSuite
+from ajet_testing.suites.agent_suite import AgentSuite
 from tests.agents import plain
 
 

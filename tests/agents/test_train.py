@@ -30,8 +30,8 @@ from agentjet.client import (
     Task,
 )
 from ajet_core.errors import RequestError, StateError
-from ajet_testing.agent_suite import REPLIES
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.suites.agent_suite import REPLIES
 from tests.agents import plain
 
 ONE = {"batch": {"tasks": 2, "episodes_per_task": 2}}

@@ -18,8 +18,8 @@ from agentjet.agents import agent_name, trainable
 from agentjet.client import AsyncSwarm, AsyncSwarmClient, EpisodeOutcome, Swarm, SwarmClient, Task
 from ajet_core.errors import ConfigError, RoutingError
 from ajet_core.interfaces import EpisodeRecord
-from ajet_testing.agent_suite import REPLIES
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.suites.agent_suite import REPLIES
 from tests.agents import plain
 from tests.agents.plain import NOWHERE
 

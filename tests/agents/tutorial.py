@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from agentjet.client import RunnerReport
-from ajet_testing.agent_suite import LAST_IS_TOOL, tool_call
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.suites.agent_suite import LAST_IS_TOOL, tool_call
 
 ADDING = (
     ScriptedReply(prompt=LAST_IS_TOOL, says=("It is 3.<|im_end|>",)),

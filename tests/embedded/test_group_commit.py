@@ -148,7 +148,7 @@ from ajet_server.embedded.settings import SqliteStoreSettings
 from ajet_server.store.sqlite_store import SqliteStore
 from ajet_core.errors import StoreError
 from ajet_core.interfaces import WorkerContext
-from ajet_testing.samples import make_call, make_episode
+from ajet_testing.suites.samples import make_call, make_episode
 
 async def main():
     store = SqliteStore(SqliteStoreSettings(), WorkerContext(Path(sys.argv[1])))

@@ -10,8 +10,8 @@ import pytest
 from ajet_core.interfaces import Engine, WeightUpdate, WorkerContext
 from ajet_core.protocol import ModelConfig
 from ajet_testing import hooks
-from ajet_testing.engine_suite import EngineSuite
 from ajet_testing.scripted_engine import ScriptedEngine, ScriptedEngineSettings
+from ajet_testing.suites.engine_suite import EngineSuite
 
 
 class TestScriptedEngine(EngineSuite):

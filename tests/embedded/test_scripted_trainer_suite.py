@@ -3,7 +3,7 @@ from pathlib import Path
 from ajet_core.interfaces import Trainer, WorkerContext
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_testing.scripted_trainer import ScriptedTrainer, ScriptedTrainerSettings
-from ajet_testing.trainer_suite import TrainerSuite
+from ajet_testing.suites.trainer_suite import TrainerSuite
 
 
 class TestScriptedTrainer(TrainerSuite):

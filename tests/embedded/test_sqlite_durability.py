@@ -19,7 +19,7 @@ from ajet_server.embedded.settings import SqliteStoreSettings
 from ajet_server.store.schema import connect_writer
 from ajet_server.store.sqlite_store import SqliteStore
 from ajet_server.store.writing import StoreWriter
-from ajet_testing.samples import conversation, make_call, make_episode
+from ajet_testing.suites.samples import conversation, make_call, make_episode
 
 
 def make_store(run_dir: Path, **settings: object) -> SqliteStore:
@@ -240,7 +240,7 @@ from ajet_server.embedded.settings import SqliteStoreSettings
 from ajet_server.store.sqlite_store import SqliteStore
 from ajet_server.store.writing import StoreWriter
 from ajet_core.interfaces import WorkerContext
-from ajet_testing.samples import conversation, make_episode
+from ajet_testing.suites.samples import conversation, make_episode
 from dataclasses import replace
 
 async def episode(store, name):

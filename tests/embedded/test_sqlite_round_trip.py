@@ -13,7 +13,7 @@ from ajet_core.timeline import Call, MessageText, PlacedMessage, TokenTrie
 from ajet_server.embedded.settings import SqliteStoreSettings
 from ajet_server.store import codec
 from ajet_server.store.sqlite_store import SqliteStore
-from ajet_testing.samples import conversation, make_episode
+from ajet_testing.suites.samples import conversation, make_episode
 
 # Few different tokens, so that prompts share prefixes by chance as well.
 TOKENS = st.lists(st.integers(0, 3) | st.integers(0, 2**32 - 1), max_size=12)

@@ -3,7 +3,7 @@ from pathlib import Path
 from ajet_core.interfaces import SampleStore, WorkerContext
 from ajet_server.embedded.settings import SqliteStoreSettings
 from ajet_server.store.sqlite_store import SqliteStore
-from ajet_testing.store_suite import SampleStoreSuite
+from ajet_testing.suites.store_suite import SampleStoreSuite
 
 
 class TestSqliteStore(SampleStoreSuite):

@@ -16,7 +16,7 @@ from ajet_core.interfaces import BatchRecord, CallScore, RunRecord, StepRecord, 
 from ajet_server.embedded.settings import SqliteStoreSettings
 from ajet_server.store.sqlite_store import SqliteStore
 from ajet_server.store.store_reader import EpisodeQuery, StoreReader
-from ajet_testing.samples import conversation, make_episode
+from ajet_testing.suites.samples import conversation, make_episode
 
 EPISODES = ("ep-1", "ep-12", "ep_2", "other")
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 from ajet_core.interfaces import ComponentSettings, Merger, WorkerContext
 from ajet_server.embedded.trie_merger import TrieMerger
-from ajet_testing.merger_suite import MergerSuite
+from ajet_testing.suites.merger_suite import MergerSuite
 
 
 class TestTrieMerger(MergerSuite):

@@ -23,7 +23,7 @@ from ajet_core.timeline import Call, MergePolicy, MessageText, PlacedMessage
 from ajet_core.timeline.radix import common_prefix
 from ajet_server.embedded.settings import SqliteStoreSettings
 from ajet_server.store.sqlite_store import SqliteStore
-from ajet_testing.samples import make_episode
+from ajet_testing.suites.samples import make_episode
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!-- \u202e \x1b[2J"
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

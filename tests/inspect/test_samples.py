@@ -16,7 +16,7 @@ from ajet_cli.inspect.token_texts import TokenTexts
 from ajet_core.interfaces import CallScore
 from ajet_core.timeline import Call
 from ajet_server.store.store_reader import StoredEpisode
-from ajet_testing.samples import make_call, make_episode
+from ajet_testing.suites.samples import make_call, make_episode
 from tests.inspect.recorded import Recording
 from tests.timeline.episodes import episodes
 

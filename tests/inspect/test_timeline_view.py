@@ -17,7 +17,7 @@ from ajet_core.protocol import EpisodeTimelines
 from ajet_core.timeline import Call, MergePolicy, MessageText, PlacedMessage
 from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
-from ajet_testing.samples import conversation, make_call, make_episode
+from ajet_testing.suites.samples import conversation, make_call, make_episode
 from tests.inspect.recorded import Recording
 
 

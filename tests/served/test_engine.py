@@ -14,7 +14,7 @@ from ajet_core.errors import EngineError
 from ajet_core.interfaces import EngineInfo, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
 from ajet_engines.served import Piece
-from ajet_testing.asking import ask, make_request, until
+from ajet_testing.suites.asking import ask, make_request, until
 from tests.served.fake_server import FakeEngine, FakeServer, started
 
 

@@ -13,7 +13,7 @@ from ajet_core.interfaces import EngineStats, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
 from ajet_engines.served import Launched, Piece, Replica
 from ajet_engines.served.flight import Flight
-from ajet_testing.asking import ask
+from ajet_testing.suites.asking import ask
 from tests.served.fake_server import FakeEngine, FakeServer, started
 
 

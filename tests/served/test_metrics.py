@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ajet_engines.served.metrics import labelled
-from ajet_testing.asking import ask
+from ajet_testing.suites.asking import ask
 from tests.served.fake_server import FakeServer, started
 
 HISTOGRAM = """# HELP took Seconds.

@@ -13,7 +13,7 @@ from ajet_core.interfaces import EpisodeRecord
 from ajet_core.timeline import Call, TrainCall, group_advantages
 from ajet_server.batches.batch_facts import TAG_FACTS, batch_facts, tag_facts
 from ajet_server.gateway.rendering.call_metadata import MALFORMED_CALLS
-from ajet_testing.samples import make_call, make_episode
+from ajet_testing.suites.samples import make_call, make_episode
 
 
 def episode(name: str, reward: float, group: str = "g") -> EpisodeRecord:

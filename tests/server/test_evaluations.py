@@ -13,7 +13,7 @@ from ajet_core.interfaces import EpisodeRecord, EvaluationCount
 from ajet_core.pass_at import pass_at_k
 from ajet_core.protocol import Evaluation, EvaluationConfig
 from ajet_server.episodes.evaluations import Evaluations, is_mixed
-from ajet_testing.samples import conversation, make_episode
+from ajet_testing.suites.samples import conversation, make_episode
 
 
 def episode(task: str = "t", **changes: Any) -> EpisodeRecord:

@@ -14,7 +14,7 @@ from ajet_server.batches.batch_findings import batch_findings
 from ajet_server.episodes.set_aside import TaskFailures
 from ajet_server.gateway.engine_watch import EngineWatch
 from ajet_server.observe.failures import FailureMeter
-from ajet_testing.samples import make_call, make_episode
+from ajet_testing.suites.samples import make_call, make_episode
 
 
 def ended(episode_id: str, reward: float = 1.0, group: str = "task") -> EpisodeRecord:

@@ -15,7 +15,7 @@ from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import BatchConfig, MixtureConfig, RolloutConfig
 from ajet_server.admission.batching import BatchBuilder
 from ajet_server.admission.places import ANY, Places
-from ajet_testing.samples import make_episode
+from ajet_testing.suites.samples import make_episode
 
 ASYNC = RolloutConfig(mode="async", max_staleness=2, max_mean_staleness=None)
 HALVES = {"a": 0.5, "b": 0.5}

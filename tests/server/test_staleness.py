@@ -13,7 +13,7 @@ from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import RolloutConfig, RunConfig
 from ajet_core.timeline import Call
 from ajet_server.batches.staleness import keep_fresh
-from ajet_testing.samples import make_call, make_episode
+from ajet_testing.suites.samples import make_call, make_episode
 
 
 def sampled_by(*versions: int, call_id: str = "c", index: int = 0) -> Call:

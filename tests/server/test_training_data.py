@@ -14,7 +14,7 @@ from ajet_core.protocol import RunConfig
 from ajet_core.timeline import Call, CostModel
 from ajet_server.batches.training_data import TrainingData, training_data
 from ajet_server.embedded.trie_merger import TrieMerger
-from ajet_testing.samples import conversation, make_call, make_episode
+from ajet_testing.suites.samples import conversation, make_call, make_episode
 
 from .conftest import CLIENT, CONTROL, Running, key
 

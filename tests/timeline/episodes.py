@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from ajet_core.timeline import Call, MergePolicy, MessageText, PlacedMessage, TokenTree, TokenTrie
-from ajet_testing.samples import make_call
+from ajet_testing.suites.samples import make_call
 
 # Few different tokens, so that branches meet again by chance.
 TOKENS = st.lists(st.integers(0, 2), max_size=4)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 
 from ajet_core.timeline import Call
-from ajet_testing.samples import conversation, make_call
+from ajet_testing.suites.samples import conversation, make_call
 
 from .episodes import episodes
 

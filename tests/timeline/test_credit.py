@@ -17,7 +17,7 @@ from ajet_core.timeline import (
     rewards_differ,
     token_weights,
 )
-from ajet_testing.samples import make_call
+from ajet_testing.suites.samples import make_call
 
 METHODS: list[AdvantageMethod] = ["group_std", "group_mean", "leave_one_out"]
 

@@ -25,7 +25,7 @@ from ajet_core.timeline import (
     balanced,
     call_advantages,
 )
-from ajet_testing.samples import make_call
+from ajet_testing.suites.samples import make_call
 
 Gradient = dict[tuple[int, int], float]
 """By node and action: the derivative with respect to the action's logit."""

@@ -3,7 +3,7 @@ from hypothesis import given
 
 from ajet_core.timeline import Call
 from ajet_server.observe.forks import Fork, ForkSummary, find_forks
-from ajet_testing.samples import conversation
+from ajet_testing.suites.samples import conversation
 
 from .episodes import episodes, spoken, tree_of
 

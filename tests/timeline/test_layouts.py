@@ -2,8 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_core.timeline import LAYOUTS, LINEAR_LAYOUTS, Call, TrainSpan, TrainTree, lay_out
-from ajet_testing.merger_suite import assert_trained_once
-from ajet_testing.samples import conversation, make_call
+from ajet_testing.suites.merger_suite import assert_trained_once
+from ajet_testing.suites.samples import conversation, make_call
 
 from .episodes import episodes, tree_of
 

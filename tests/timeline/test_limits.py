@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from ajet_core.timeline import Call
 from ajet_server.batches.limits import Limited, OverLong, limit_timelines
-from ajet_testing.samples import conversation, make_call
+from ajet_testing.suites.samples import conversation, make_call
 
 from .episodes import episodes, tree_of
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ajet_core.timeline import Call, MergePolicy, MessageText, PlacedMessage, TokenTree
 from ajet_core.timeline.radix import common_prefix
-from ajet_testing.samples import conversation
+from ajet_testing.suites.samples import conversation
 
 from .episodes import tree_of
 

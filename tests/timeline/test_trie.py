@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from ajet_core.timeline import Call, Sampling, TokenTree, TokenTrie
 from ajet_core.timeline.radix import RadixTree, Run
-from ajet_testing.merger_suite import assert_exact, assert_trained_once
-from ajet_testing.samples import conversation, make_call
+from ajet_testing.suites.merger_suite import assert_exact, assert_trained_once
+from ajet_testing.suites.samples import conversation, make_call
 
 from .episodes import episodes, spoken, tree_of
 

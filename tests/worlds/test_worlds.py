@@ -11,7 +11,7 @@ import pytest
 from ajet_core.errors import ConfigError, UnknownComponentError
 from ajet_core.interfaces import Chat, World, WorldOutcome
 from ajet_testing.plugins import plugins_with
-from ajet_testing.world_suite import WorldSuite
+from ajet_testing.suites.world_suite import WorldSuite
 from ajet_worlds import load_world, world_specs
 from ajet_worlds.grid import GridWorld, SlowGridSettings, SlowGridWorld
 from ajet_worlds.rehearsal import rehearse

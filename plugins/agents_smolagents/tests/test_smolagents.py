@@ -15,9 +15,9 @@ from smolagents.local_python_executor import InterpreterError
 from agentjet.agents import trainable
 from agentjet.client import AsyncSwarmClient, SwarmClient
 from ajet_core.timeline import Call
-from ajet_testing.agent_suite import DOORS, TRAPDOOR, AgentSuite, tool_call
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.suites.agent_suite import DOORS, TRAPDOOR, AgentSuite, tool_call
 from tests.agents.door_training import assert_learns
 from tests.agents.tutorial import run_tutorial
 

@@ -26,8 +26,8 @@ from ajet_core.interfaces import (
     WeightUpdate,
 )
 from ajet_core.protocol.run import ModelConfig
-from ajet_testing import asking
-from ajet_testing.asking import Answer, make_request, until
+from ajet_testing.suites import asking
+from ajet_testing.suites.asking import Answer, make_request, until
 
 
 def request(prompt: list[int], *, stream: bool = False, **sampling: object) -> GenerateRequest:

@@ -12,7 +12,7 @@ from conftest import EngineMaker, full_logprobs, load, write_model
 
 from ajet_core.interfaces import Engine, WeightUpdate
 from ajet_testing.ascii_tokenizer import write_ascii_tokenizer
-from ajet_testing.engine_suite import EngineSuite
+from ajet_testing.suites.engine_suite import EngineSuite
 
 
 class TestTorchEngine(EngineSuite):

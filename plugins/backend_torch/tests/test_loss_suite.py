@@ -12,7 +12,7 @@ from test_trainer import make
 
 from ajet_core.interfaces import Trainer, WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig
-from ajet_testing.loss_suite import LossSuite
+from ajet_testing.suites.loss_suite import LossSuite
 
 
 class TestTorchLoss(LossSuite):

@@ -12,7 +12,7 @@ from test_trainer import make
 
 from ajet_core.interfaces import Trainer, WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig
-from ajet_testing.trainer_suite import TrainerSuite
+from ajet_testing.suites.trainer_suite import TrainerSuite
 
 
 class TestTorchTrainer(TrainerSuite):

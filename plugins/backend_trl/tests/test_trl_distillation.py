@@ -28,7 +28,7 @@ from ajet_core.timeline import (
     TrainSpan,
     TrainTree,
 )
-from ajet_testing.trainer_suite import TrainerSuite
+from ajet_testing.suites.trainer_suite import TrainerSuite
 
 
 class TestTrlDistillationTrainer(TrainerSuite):

@@ -11,7 +11,7 @@ from conftest import VOCAB
 
 from ajet_core.interfaces import Trainer
 from ajet_core.protocol.run import AlgorithmConfig
-from ajet_testing.loss_suite import LossSuite
+from ajet_testing.suites.loss_suite import LossSuite
 
 
 class TestTrlLoss(LossSuite):

@@ -16,7 +16,7 @@ from ajet_core.errors import TrainerError
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
 from ajet_core.timeline import TrainBatch
-from ajet_testing.batches import Scorer, linear_batch
+from ajet_testing.suites.batches import Scorer, linear_batch
 
 LORA = LoraConfig(rank=4, alpha=8)
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from ajet_core.interfaces import Trainer, WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
-from ajet_testing.batches import linear_batch
+from ajet_testing.suites.batches import linear_batch
 
 VOCAB = 96
 ALGORITHM = AlgorithmConfig(

@@ -17,7 +17,7 @@ from conftest import VOCAB
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
 from ajet_core.timeline import group_advantages
-from ajet_testing.batches import favouring_batch
+from ajet_testing.suites.batches import favouring_batch
 
 pytestmark = pytest.mark.timeout(300)
 FAVOURED = 10

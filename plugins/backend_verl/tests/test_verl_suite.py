@@ -12,7 +12,7 @@ from conftest import VOCAB
 
 from ajet_core.interfaces import Trainer
 from ajet_core.protocol.run import AlgorithmConfig
-from ajet_testing.trainer_suite import TrainerSuite
+from ajet_testing.suites.trainer_suite import TrainerSuite
 
 pytestmark = pytest.mark.timeout(300)
 

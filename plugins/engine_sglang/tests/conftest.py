@@ -16,7 +16,7 @@ from transformers.utils import logging as hf_logging
 
 from ajet_core.interfaces import ModelServers, WorkerContext
 from ajet_core.protocol.run import ModelConfig
-from ajet_testing.asking import Answer
+from ajet_testing.suites.asking import Answer
 from tests.backends import backend_python
 from tests.served_models import Models
 from tests.served_ports import address_of, at_port

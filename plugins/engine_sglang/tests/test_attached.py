@@ -25,8 +25,8 @@ from ajet_core.interfaces import ModelServers, Probe, WeightUpdate
 from ajet_core.probe import probe_ids
 from ajet_core.protocol.run import ModelConfig
 from ajet_engines.served import Address, HttpClient, ServerProcess
-from ajet_testing.asking import ask, until
 from ajet_testing.planted import PLANTED, Planted, planted
+from ajet_testing.suites.asking import ask, until
 from tests.served_models import VOCAB, Models
 from tests.served_ports import address_of, at_port
 

@@ -12,7 +12,7 @@ from ajet_engine_sglang.engine import SglangEngine
 from conftest import CONTEXT, make_engine, model_config, servers_of
 
 from ajet_core.interfaces import Engine
-from ajet_testing.engine_suite import EngineSuite
+from ajet_testing.suites.engine_suite import EngineSuite
 from tests.served_models import ModelsCase
 
 pytestmark = [

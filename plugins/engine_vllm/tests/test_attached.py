@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import ModelServers, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
-from ajet_testing.asking import ask, until
+from ajet_testing.suites.asking import ask, until
 from tests.served_ports import address_of, at_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]

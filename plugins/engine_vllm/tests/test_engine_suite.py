@@ -10,7 +10,7 @@ from ajet_engine_vllm.server import VllmServer
 from conftest import CONTEXT
 
 from ajet_core.interfaces import Engine
-from ajet_testing.engine_suite import EngineSuite
+from ajet_testing.suites.engine_suite import EngineSuite
 from tests.served_models import ModelsCase
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]

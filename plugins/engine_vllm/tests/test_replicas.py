@@ -13,7 +13,7 @@ from conftest import make_engine
 from ajet_core.interfaces import ModelServers
 from ajet_core.protocol.run import ModelConfig
 from ajet_engines.served import ServedEngine
-from ajet_testing.served_suite import ServedEngineSuite
+from ajet_testing.suites.served_suite import ServedEngineSuite
 from tests.served_models import Models, ModelsCase
 
 pytestmark = [

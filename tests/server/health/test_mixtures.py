@@ -11,7 +11,7 @@ import pytest
 from ajet_core.protocol import FailureConfig
 from ajet_server.batches.batch_facts import tag_facts
 from ajet_server.health import HealthFinding, HealthMonitor
-from ajet_testing.samples import make_call
+from ajet_testing.suites.samples import make_call
 from tests.server.test_batch_facts import episode
 
 EPISODES = 8

@@ -21,7 +21,7 @@ from ajet_core.timeline import (
     TrainSpan,
     TrainTree,
 )
-from ajet_testing.broadcast import receive_once
+from ajet_testing.suites.broadcast import receive_once
 
 EPISODES = 4
 NOT_FINITE = (math.nan, math.inf, -math.inf)

@@ -15,8 +15,8 @@ from ajet_core.errors import EngineError
 from ajet_core.interfaces import WeightUpdate
 from ajet_engines.collective import WeightSender
 from ajet_engines.served import ServedEngine
-from ajet_testing.asking import Answer, ask
-from ajet_testing.engine_case import EngineCase, versions
+from ajet_testing.suites.asking import Answer, ask
+from ajet_testing.suites.engine_case import EngineCase, versions
 
 
 def children(pid: int) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 
 from ajet_core.interfaces import Merger
 from ajet_core.timeline import LAYOUTS, Call, TokenTree, lay_out
-from ajet_testing.samples import conversation, make_call
+from ajet_testing.suites.samples import conversation, make_call
 
 
 def assert_exact(tree: TokenTree, calls: Sequence[Call]) -> None:

@@ -60,7 +60,7 @@ def reference_loss(
 
 
 def reference_logprobs(directory: Path) -> Callable[[list[int], float], list[float]]:
-    """An `ajet_testing.batches.Scorer` of the model of a directory."""
+    """An `ajet_testing.suites.batches.Scorer` of the model of a directory."""
     import torch
 
     module = _loaded(directory)

@@ -1,4 +1,4 @@
-"""What engines must do that draw tokens from something else than the policy: part of `ajet_testing.engine_suite`."""
+"""What engines must do that draw tokens from something else than the policy: part of `ajet_testing.suites.engine_suite`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from ajet_core.errors import RequestError, UnsupportedError
 from ajet_core.interfaces import Engine
 from ajet_testing.ascii_tokenizer import ascii_text
-from ajet_testing.asking import Answer, ask, begin, make_request
-from ajet_testing.engine_case import EngineCase
+from ajet_testing.suites.asking import Answer, ask, begin, make_request
+from ajet_testing.suites.engine_case import EngineCase
 
 STOP = 3
 # On a busy machine all may be over before something changes.

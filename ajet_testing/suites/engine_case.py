@@ -1,4 +1,4 @@
-"""What `ajet_testing.engine_suite` needs to know of an engine, and what its tests have in common."""
+"""What `ajet_testing.suites.engine_suite` needs to know of an engine, and what its tests have in common."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from itertools import count
 import pytest
 
 from ajet_core.interfaces import Engine, EngineCapabilities, WeightUpdate
-from ajet_testing.asking import Answer
+from ajet_testing.suites.asking import Answer
 
 versions = count(1)
 """Of weights."""
 
 
 class EngineCase:
-    """See `ajet_testing.engine_suite.EngineSuite`."""
+    """See `ajet_testing.suites.engine_suite.EngineSuite`."""
 
     capabilities: EngineCapabilities
     vocab_size = 96

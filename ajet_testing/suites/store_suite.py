@@ -22,7 +22,7 @@ from ajet_core.interfaces import (
     StepRecord,
 )
 from ajet_core.protocol import ABORT_CAUSES
-from ajet_testing.samples import conversation, make_call, make_episode, make_joint
+from ajet_testing.suites.samples import conversation, make_call, make_episode, make_joint
 
 
 class SampleStoreSuite:

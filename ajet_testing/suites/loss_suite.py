@@ -8,8 +8,8 @@ import pytest
 
 from ajet_core.interfaces import Trainer
 from ajet_core.protocol.run import AlgorithmConfig
-from ajet_testing.batches import linear_batch
-from ajet_testing.reference_loss import AGGREGATED, reference_logprobs, reference_loss
+from ajet_testing.suites.batches import linear_batch
+from ajet_testing.suites.reference_loss import AGGREGATED, reference_logprobs, reference_loss
 
 # Small enough a step that the loss is as good as linear on the way.
 _STEP = {"learning_rate": 1e-4, "clip_low": 0.1, "clip_high": 0.3}
