@@ -20,8 +20,14 @@ from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
 from ajet_testing.suites.batches import linear_batch
 
 VOCAB = 96
+# One of the three would shorten the update.
 ALGORITHM = AlgorithmConfig(
-    learning_rate=1e-3, clip_low=0.1, clip_high=0.3, max_grad_norm=0.5, token_budget=150
+    learning_rate=1e-3,
+    clip_low=0.1,
+    clip_high=0.3,
+    max_grad_norm=0.5,
+    max_update_kl=0,
+    token_budget=150,
 )
 TRAINERS = {
     "torch": ("ajet_backend_torch", "TorchTrainer", {}),
