@@ -36,7 +36,7 @@ from options import at_least
 from reporting import report
 
 from agentjet.client import AsyncSwarmClient, Episode, EpisodeOutcome, Task
-from ajet_core.protocol import ServerState
+from ajet_core.protocol import FailureConfig, ServerState
 from ajet_core.timeline import Call
 from ajet_demo.agent import GridWalkAgent
 from ajet_demo.orchestrate import adopt, terminate_as_interrupt
@@ -188,7 +188,9 @@ def measure(
     began = time.monotonic()
     with terminate_as_interrupt(), DemoServer(directory) as server:
         config = run_config(model, seed, engine=engine, trainer=trainer)
-        config = config.model_copy(update={"weight_channel": channel})
+        # What is measured here does not depend on what is learnt: a pause would wait for somebody to resume the run.
+        failures = FailureConfig(pause_on=())
+        config = config.model_copy(update={"weight_channel": channel, "failures": failures})
         server.start_run(config)
         boot = time.monotonic() - began
         asyncio.run(cycles.train(server.client.url, server.client_token, steps))
