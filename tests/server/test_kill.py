@@ -97,7 +97,7 @@ async def test_a_killed_gateway_goes_on_where_it_was(model_dir: Path, tmp_path: 
         # The run goes on by itself, at its checkpoint, with the worker that it had.
         status = await until(http, state="ROLLING")
         assert (status["step"], status["policy_version"]) == (1, 1)
-        assert b"goes on after its server was killed" in server.output
+        assert b"continues after its server was killed" in server.output
         # What was acknowledged stands, and a repeat says so.
         assert await call(http, "POST", end, {"reward": 9.0}) == answer
         # The open episode goes on with its key, and its conversation extends the same tokens.
