@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ajet_backend_torch.attempts import MAX_UPDATE_KL
 from ajet_backend_torch.trainer import TorchTrainer
 from ajet_backend_torch.update import BatchUpdate
+from ajet_backend_torch.update_limit import MAX_UPDATE_KL
 from conftest import load
 from test_trainer import batch, make, module_of, weights
 from test_update_clipping import gradients, optimiser, parameters

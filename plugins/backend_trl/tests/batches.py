@@ -85,8 +85,7 @@ def make_distillation(
 def make_torch(
     path: str, run_dir: Path, algorithm: AlgorithmConfig, lora: LoraConfig | None = None
 ) -> TorchTrainer:
-    """A started trainer ``torch`` that applies its updates whole, as the others do."""
-    algorithm = algorithm.model_copy(update={"max_update_kl": 0.0})
+    """A started trainer ``torch``."""
     settings = TorchTrainerSettings(device="cpu", measure_costs=False)
     trainer = TorchTrainer(settings, WorkerContext(run_dir, 3))
     trainer.start(ModelConfig(path=path, lora=lora), algorithm)

@@ -80,7 +80,9 @@ def test_two_processes_train_as_one_does(mode, distribution, outcome):
     assert two["restored"]
     for mine, other in zip(two["reports"], one["reports"], strict=True):
         assert mine["trained"] == other["trained"]
-        assert mine["metrics"].keys() == other["metrics"].keys()
+        # DeepSpeed's updates cannot be shortened.
+        unmeasured = {"update_kl", "updates_shortened"} if "zero" in distribution else set()
+        assert mine["metrics"].keys() == other["metrics"].keys() - unmeasured
         for name, value in mine["metrics"].items():
             # A clipped fraction jumps by a token.
             tolerance = {"abs": 0.03} if name == "clip_fraction" else {"rel": 1e-3, "abs": 1e-5}

@@ -7,7 +7,6 @@ everything was checked that can go wrong with a batch.
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass
 
@@ -17,14 +16,11 @@ from ajet_backend_torch.memory import free_memory, headline, is_out_of_memory
 from ajet_backend_torch.optimiser import Snapshot
 from ajet_backend_torch.policy import TrainedPolicy
 from ajet_backend_torch.update import BatchUpdate, Minibatch, learning_rate
+from ajet_backend_torch.update_limit import limit_of, shorten_to
 from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline.batch import TrainBatch
 
-MAX_UPDATE_KL = 0.05
-"""What `AlgorithmConfig.max_update_kl` is if it is not set."""
-SHORTENED_TIMES = 10
-"""An update that is too large after so many attempts to shorten it is taken back whole."""
 ALWAYS_COPIED = 2**28
 """Weights in this number are copied before a single optimiser step as well: 3 GiB with the optimiser's state."""
 LEAST_BUDGET = 16
@@ -125,7 +121,7 @@ def _attempt(
     unscored = update.unscored(first, len(plan))
     guard = StepGuard(step, len(plan), limits)
     optimiser = policy.optimiser
-    limit = MAX_UPDATE_KL if algorithm.max_update_kl is None else algorithm.max_update_kl
+    limit = limit_of(algorithm)
     before: Snapshot | None = None
     changed = False
     try:
@@ -185,19 +181,8 @@ def _apply(
     if policy.has_dropout:
         update.note_before(sample)
     optimiser.step(rate)
-    moved = update.divergence(sample)
-    update.totals.shortened += not moved <= limit
-    for _ in range(SHORTENED_TIMES):
-        if moved <= limit:
-            break
-        # A divergence grows with the square of the way, at first. Where it is not finite, nothing is known of it.
-        share = 1 - math.sqrt(limit / moved) if math.isfinite(moved) else 0.9
-        optimiser.shorten(max(share, 0.1))
-        moved = update.divergence(sample)
-    else:
-        if not moved <= limit:
-            optimiser.shorten(1.0)
-            moved = 0.0
+    moved, shortened = shorten_to(limit, lambda: update.divergence(sample), optimiser.shorten)
+    update.totals.shortened += shortened
     optimiser.zero_grad()
     update.totals.moves.append(moved)
 

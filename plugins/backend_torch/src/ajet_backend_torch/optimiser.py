@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ajet_backend_torch.update_clipping import UpdateClipping
+from ajet_backend_torch.update_limit import shorten_update
 from ajet_core.protocol.run import AlgorithmConfig
 
 
@@ -68,13 +69,11 @@ class MasterAdamW:
             # On CUDA the default needs as much memory again as the masters while it updates them.
             fused=cuda is not None,
         )
-        self._clipping = (
-            UpdateClipping(self._adamw, algorithm.max_update_rms)
-            if algorithm.max_update_rms
-            else None
-        )
-        # The rate of what is left of the last update.
+        # The rate of what is left of the last update. Noted before clipping gives the groups their own rate back.
         self._applied = 0.0
+        self._adamw.register_step_post_hook(self._note_rate)
+        if algorithm.max_update_rms:
+            UpdateClipping(self._adamw, algorithm.max_update_rms)
         for master in masters:
             self._adamw.state[master] = {
                 "step": torch.zeros((), device=cuda),
@@ -111,32 +110,19 @@ class MasterAdamW:
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
         self._adamw.step()
-        self._applied = learning_rate / (1.0 if self._clipping is None else self._clipping.scale)
         self.write_parameters()
+
+    def _note_rate(self, adamw: torch.optim.Optimizer, *_: object) -> None:
+        self._applied = adamw.param_groups[0]["lr"]
 
     @torch.no_grad()
     def shorten(self, share: float) -> None:
         """Take a share of the last update back, before `zero_grad`; its moments stay.
 
-        What the weights were before is computed from them and the optimiser's state, so that no copy of them is needed: AdamW
-        makes ``(1 - r d) w - r m / (sqrt(v) + eps)`` of ``w``, with bias-corrected moments, rate r and weight decay d.
-
         :param share: of what is left of it, in (0, 1].
         """
-        rate = self._applied
-        for group in self._adamw.param_groups:
-            first, second = group["betas"]
-            kept = 1 - rate * group["weight_decay"]
-            for master in group["params"]:
-                if master.grad is None:
-                    continue
-                state = self._adamw.state[master]
-                step = float(state["step"])
-                root = (state["exp_avg_sq"] / (1 - second**step)).sqrt_().add_(group["eps"])
-                update = (state["exp_avg"] / (1 - first**step)).div_(root)
-                before = update.mul_(rate).add_(master).div_(kept)
-                master.lerp_(before, share)
-        self._applied = rate * (1 - share)
+        shorten_update(self._adamw, self._applied, share)
+        self._applied *= 1 - share
         self.write_parameters()
 
     @torch.no_grad()

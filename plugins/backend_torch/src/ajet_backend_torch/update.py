@@ -29,14 +29,13 @@ from ajet_backend_torch.losses import (
 from ajet_backend_torch.packing import CallTokens, Floats, PackedTree, PassTensors, pack
 from ajet_backend_torch.policy import TrainedPolicy
 from ajet_backend_torch.totals import Totals
+from ajet_backend_torch.update_limit import MOVED_TOKENS
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline.batch import TrainBatch, TrainCall
 from ajet_core.timeline.credit import token_weights
 from ajet_training.minibatches import deal, dealing_units
 from ajet_training.schedule import Schedule, schedule
 
-MOVED_TOKENS = 4096
-"""How far an update moved the policy is measured on trees of about so many tokens."""
 COLLECTED_TOKENS = 2048
 """Gradients move to their masters after this many tokens: before that they add up in the model's precision."""
 

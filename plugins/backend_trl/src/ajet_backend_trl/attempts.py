@@ -173,6 +173,7 @@ class BatchStep:
             seed=(progress.seed * 1_000_003 + progress.steps) % 2**63,
             learning_rate=self._rate,
             importance_cap=self.algorithm.importance_cap if truncated else None,
+            max_update_kl=self.policy.max_update_kl,
         )
         # A single update that is refused is not applied at all, unless DeepSpeed does.
         applied = steps > 1 or isinstance(optimiser, ZeroAdamW)

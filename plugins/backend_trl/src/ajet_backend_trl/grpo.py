@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Self
 
 import torch
+from ajet_backend_torch.update_limit import MOVED_TOKENS, shorten_to
 from peft import PeftModel
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from ajet_backend_trl.plan import Plan
 from ajet_backend_trl.stepped import WHOLE, Division, Stepped, Work, ticks
 from ajet_backend_trl.tensors import MicroBatch
 
@@ -55,6 +58,8 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         self._begin(division)
         self._entropies: torch.Tensor | None = None
         self._entropy_scale: torch.Tensor | None = None
+        self._watched: list[tuple[MicroBatch, torch.Tensor]] = []
+        self._watched_places: frozenset[int] = frozenset()
         super().__init__(
             model=model,
             reward_funcs=_no_reward,
@@ -66,6 +71,10 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         for each in (self.model, self.ref_model):
             if each is not None:
                 self._divide_logits_of(each)
+        self._has_dropout = any(
+            isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules()
+        )
+        self.add_callback(_AroundUpdates(self))
 
     def _prepare_inputs(self, generation_batch: object) -> dict[str, torch.Tensor]:  # noqa: ARG002
         part = self._next()
@@ -147,7 +156,57 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
             and work.done <= work.plan.first * work.plan.accumulation
         ):
             work.tally.weigh(part, self._importance(work, part), work.importance_cap)
+        if work.max_update_kl:
+            self._watch(work, part, self._scored)
         return loss
+
+    # How far an update moves the policy.
+
+    def _watch(self, work: Work, part: MicroBatch, scored: torch.Tensor) -> None:
+        """Keep what a micro-batch was like before the update, if it is in the sample."""
+        minibatch, place = divmod(work.done - 1, work.plan.accumulation)
+        if not place:
+            self._watched = []
+            sampling = random.Random(f"{work.seed}-{minibatch}")  # noqa: S311
+            self._watched_places = frozenset(sampled_places(work.plan, minibatch, sampling))
+        if place in self._watched_places:
+            self._watched.append((part, scored))
+
+    def score_before_update(self) -> None:
+        """Score the sample without dropout, if it was computed under it."""
+        work, _ = self._present()
+        if work.max_update_kl and self._has_dropout:
+            self._watched = [(part, self._score_watched(part)) for part, _ in self._watched]
+
+    def limit_update(self) -> None:
+        """Shorten the update that has just been applied as `AlgorithmConfig.max_update_kl` says."""
+        work, _ = self._present()
+        tally = work.tally
+        if not work.max_update_kl or tally.rehearsal or tally.refused is not None:
+            return
+        assert self._shorten is not None, "no update is limited of an optimiser that cannot"
+        moved, shortened = shorten_to(work.max_update_kl, self._divergence, self._shorten)
+        tally.moves.append(moved)
+        tally.shortened += shortened
+        self._watched = []
+
+    def _divergence(self) -> float:
+        """As `ajet_backend_torch.update.BatchUpdate.divergence`, over all processes."""
+        sums = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
+        for part, before in self._watched:
+            change = (self._score_watched(part) - before)[part.mask.bool()]
+            sums[0] += change.double().square().sum()
+            sums[1] += len(change)
+        squares, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
+        return float(squares / max(tokens, 1.0) / 2)
+
+    @torch.no_grad()
+    def _score_watched(self, part: MicroBatch) -> torch.Tensor:
+        training = self.model.training
+        self.model.eval()
+        found = self._score(self.model, part)
+        self.model.train(training)
+        return found
 
     @contextmanager
     def _weights_of(self, part: MicroBatch) -> Iterator[None]:
@@ -184,6 +243,36 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         if self._entropies is not None and part.rows:
             found["entropy"] = float(self._entropies[part.mask.bool()].mean())
         return found
+
+
+class _AroundUpdates(TrainerCallback):
+    """Calls the trainer right before and right after each optimiser step."""
+
+    def __init__(self, trainer: SteppedGRPOTrainer) -> None:
+        self._trainer = trainer
+
+    def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
+        """Gradients are there, weights are as they were."""
+        self._trainer.score_before_update()
+
+    def on_optimizer_step(self, *_: object, **__: object) -> None:
+        """The update is applied, gradients are still there."""
+        self._trainer.limit_update()
+
+
+def sampled_places(plan: Plan, minibatch: int, rng: random.Random) -> list[int]:
+    """Micro-batches of a minibatch, the same on all processes, with about `MOVED_TOKENS` tokens."""
+    places = list(range(plan.accumulation))
+    rng.shuffle(places)
+    sample: list[int] = []
+    tokens = 0
+    for place in places:
+        if tokens >= MOVED_TOKENS:
+            break
+        sample.append(place)
+        parts = [parts[place] for parts in plan.minibatches[minibatch].passes]
+        tokens += sum(plan.rows[share.row].tokens for part in parts for share in part)
+    return sample
 
 
 def _no_reward(**_: object) -> list[float]:

@@ -30,6 +30,7 @@ ALGORITHM_FIELDS = frozenset(
         "weight_decay",
         "adam_betas",
         "max_grad_norm",
+        "max_update_kl",
         "max_update_rms",
         "token_budget",
     }
@@ -43,6 +44,7 @@ SUPERVISED_FIELDS = ALGORITHM_FIELDS - {
     "importance_cap",
     "kl_coef",
     "entropy_coef",
+    "max_update_kl",
 }
 
 DISTILLATION_FIELDS = SUPERVISED_FIELDS - {"advantage", "call_credit", "discount"}

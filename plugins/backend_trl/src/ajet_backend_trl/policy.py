@@ -17,6 +17,7 @@ from ajet_backend_torch.models import (
     set_threads,
     vocabulary_size,
 )
+from ajet_backend_torch.update_limit import limit_of
 from peft import LoraConfig as PeftLoraConfig
 from peft import get_peft_model
 from tokenizers import Tokenizer
@@ -63,6 +64,7 @@ class TrlPolicy:
     :param context: its seed is that of the adapters' initial weights.
     :ivar module: the model, adapters included.
     :ivar dtype: precision of what is published and exported.
+    :ivar max_update_kl: the limit in force, in nats a token; 0 for none.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class TrlPolicy:
         self.objective, self.trainer = self._trainer(model, algorithm, options, place)
         # accelerate has its own idea of it when there are several processes.
         set_threads(options.threads, self.device)
+        self.max_update_kl = _max_update_kl(algorithm, options)
         self._parameters = sum(p.numel() for p in self.module.parameters())
         self.optimiser = self.trainer.divide(self.module, algorithm)
         self.token_budget = algorithm.token_budget or min(
@@ -207,6 +210,24 @@ def _division(options: TrlSettings, algorithm: AlgorithmConfig, place: Place) ->
     if options.distribution == "deepspeed":
         return Division(zero=zero_config(options.deepspeed, algorithm, bf16=place.bf16))
     return Division()
+
+
+def _max_update_kl(algorithm: AlgorithmConfig, options: TrlSettings) -> float:
+    """The limit in force; 0 for none.
+
+    :raises ConfigError: it is asked for where updates cannot be shortened.
+    """
+    if not isinstance(options, TrlTrainerSettings):
+        return 0.0
+    if options.distribution != "deepspeed":
+        return limit_of(algorithm)
+    if algorithm.max_update_kl:
+        raise ConfigError(
+            "DeepSpeed applies updates within the backward pass, where they cannot be shortened: leave "
+            "algorithm.max_update_kl out, or set trainer.settings.distribution to fsdp",
+            param="algorithm.max_update_kl",
+        )
+    return 0.0
 
 
 def _made(

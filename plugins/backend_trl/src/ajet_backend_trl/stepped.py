@@ -7,7 +7,7 @@ damage the weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -41,6 +41,7 @@ class Work:
     :param learning_rate: of all its optimiser steps.
     :param importance_cap: None compares with behaviour logprobs; otherwise with those before the step, times truncated
         importance weights.
+    :param max_update_kl: as `AlgorithmConfig.max_update_kl`; 0 for no limit.
     :ivar done: micro-batches that were computed.
     :ivar old: by row, logprobs before the step, as `reference` those of the reference model; where they are needed.
     """
@@ -50,6 +51,7 @@ class Work:
     seed: int
     learning_rate: float
     importance_cap: float | None
+    max_update_kl: float = 0.0
     done: int = 0
     old: dict[int, torch.Tensor] = field(default_factory=dict)
     reference: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -100,6 +102,7 @@ class Stepped:
         self._part: MicroBatch | None = None
         self._minibatch = Minibatch(0, [], [])
         self._scored: torch.Tensor | None = None
+        self._shorten: Callable[[float], None] | None = None
         self._inverse_temperature: torch.Tensor | None = None
 
     def _divide_logits_of(self, model: nn.Module) -> None:
@@ -142,6 +145,8 @@ class Stepped:
             trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
             found = MasterAdamW(trained, algorithm, float32=False)
             self.optimizer = found.adamw
+        if isinstance(found, MasterAdamW):
+            self._shorten = found.shorten
         return found
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:

@@ -34,6 +34,8 @@ class Tally:
     :ivar known: logprobs of the computed rows, as first computed.
     :ivar known_since: by row, how many optimiser steps were before that; those that are not in it were scored beforehand.
     :ivar norms: gradient norm of each optimiser step, as `losses`.
+    :ivar moves: divergence that each optimiser step has made, where it is bounded.
+    :ivar shortened: how many of them were shortened.
     :param rehearsal: no gradient is applied.
     :ivar refused: why the batch is not to be applied.
     """
@@ -48,6 +50,8 @@ class Tally:
     known_since: dict[int, int] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    moves: list[float] = field(default_factory=list)
+    shortened: int = 0
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
     tokens: int = 0
     processed: int = 0
@@ -136,7 +140,7 @@ class Tally:
         return not self.rehearsal
 
     def merge(self, others: Sequence[Tally]) -> None:
-        """Add what other processes summed up; loss and norms are the same on all of them."""
+        """Add what other processes summed up; loss, norms and moves are the same on all of them."""
         for other in others:
             for number, values in other.known.items():
                 # Each epoch deals a row to another process; later ones have other weights.
@@ -168,6 +172,9 @@ class Tally:
             "ratio_mean": self.sums["ratio"] / tokens,
             "ratio_max": self.ratio_max,
         }
+        if self.moves:
+            found["update_kl"] = max(self.moves)
+            found["updates_shortened"] = float(self.shortened)
         for name in self.means:
             found[name] = self.sums[name] / tokens
         if self.has_importance:
