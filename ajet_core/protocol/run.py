@@ -101,7 +101,7 @@ class AlgorithmConfig(Message):
     :param max_update_kl: bounds how far a single update moves the policy, in nats a token: an update is shortened until
         ``(log p_after - log p_before)^2 / 2``, on average over trained tokens of its minibatch, is no more (the estimator k2
         of the KL divergence, Schulman, "Approximating KL divergence"; a backtracking line search as TRPO's,
-        arXiv:1502.05477). 0 turns it off; None is 0.05 with trainers that honour it, and 0 with others.
+        arXiv:1502.05477). 0 turns it off; None is 0.01, as in TRPO, with trainers that honour it, and 0 with others.
     :param token_budget: most tokens (padding included) of one forward pass; None lets the trainer choose.
     """
 

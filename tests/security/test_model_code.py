@@ -42,7 +42,8 @@ def marker(tmp_path: Path) -> Path:
 
 def load(directory: Path) -> None:
     import torch
-    from ajet_backend_torch.models import load_model
+
+    from ajet_torch.models import load_model
 
     load_model(ModelConfig(path=str(directory)), torch.device("cpu"))
 
@@ -93,7 +94,7 @@ def test_an_index_of_weights_names_files_of_its_own_directory_alone(
 
 
 def test_a_checkpoint_of_pickles_is_refused(tmp_path: Path, marker: Path) -> None:
-    from ajet_backend_torch.checkpoint import load_checkpoint
+    from ajet_torch.checkpoint import load_checkpoint
 
     directory = tmp_path / "checkpoint"
     directory.mkdir()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from ajet_backend_torch.models import load_model
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, Qwen2Config
 
@@ -20,6 +19,7 @@ from ajet_core.protocol import ServerState
 from ajet_core.protocol.run import ModelConfig
 from ajet_server.workers.run_workers import RunWorkers
 from ajet_testing.plugins import entry_points_of
+from ajet_torch.models import load_model
 from tests.server import conftest as server_conftest
 from tests.server.conftest import Running, ServerFactory
 

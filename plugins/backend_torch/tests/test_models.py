@@ -10,8 +10,6 @@ import sys
 import pytest
 import torch
 from ajet_backend_torch import hooks
-from ajet_backend_torch.directories import whole_directory
-from ajet_backend_torch.models import context_limit, load_model, resolve_device
 from ajet_backend_torch.settings import TorchEngineSettings, TorchTrainerSettings
 from conftest import write_model
 from safetensors.torch import load_file, save_file
@@ -19,6 +17,8 @@ from safetensors.torch import load_file, save_file
 from ajet_core.errors import ConfigError, ModelDirectoryError
 from ajet_core.interfaces import Engine, Trainer
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+from ajet_torch.directories import whole_directory
+from ajet_torch.models import context_limit, load_model, resolve_device
 
 CPU = torch.device("cpu")
 

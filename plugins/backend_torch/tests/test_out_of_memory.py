@@ -16,7 +16,6 @@ import torch
 from ajet_backend_torch import engine as engine_module
 from ajet_backend_torch import policy as policy_module
 from ajet_backend_torch.engine import TorchEngine
-from ajet_backend_torch.memory import is_out_of_memory
 from ajet_backend_torch.settings import TorchEngineSettings
 from ajet_backend_torch.trainer import TorchTrainer
 from test_engine import ask
@@ -24,6 +23,7 @@ from test_trainer import batch, make, module_of, same, weights
 
 from ajet_core.errors import EngineError, StepRefusedError, TrainerError
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+from ajet_torch.memory import is_out_of_memory
 from tests.large_models import too_large
 
 CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation for Memory Management"

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from ajet_backend_torch.optimiser import MasterAdamW
-from ajet_backend_torch.update_clipping import UpdateClipping
 from torch import nn
 
 from ajet_core.protocol.run import AlgorithmConfig
+from ajet_torch.optimiser import MasterAdamW
+from ajet_torch.update_clipping import UpdateClipping
 
 BETAS = (0.8, 0.9)
 RATE, EPS = 1e-2, 1e-8

@@ -6,13 +6,13 @@ import pytest
 import torch
 from ajet_backend_torch.trainer import TorchTrainer
 from ajet_backend_torch.update import BatchUpdate
-from ajet_backend_torch.update_limit import MAX_UPDATE_KL
 from conftest import load
 from test_trainer import batch, make, module_of, weights
 from test_update_clipping import gradients, optimiser, parameters
 
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig
 from ajet_core.timeline import TrainBatch
+from ajet_torch.update_limit import MAX_UPDATE_KL
 
 FAR = AlgorithmConfig(learning_rate=0.05, max_update_rms=0)
 """One update of it changes everything that a tiny model says."""

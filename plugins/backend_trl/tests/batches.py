@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ajet_backend_torch.models import load_model
 from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_backend_torch.trainer import TorchTrainer
 from ajet_backend_trl.settings import (
@@ -28,6 +27,7 @@ from ajet_core.timeline import (
     TrainTree,
     group_advantages,
 )
+from ajet_torch.models import load_model
 
 LORA = LoraConfig(rank=4, alpha=8)
 

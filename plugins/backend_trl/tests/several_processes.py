@@ -57,6 +57,8 @@ def main() -> None:
             kl_coef=0.1,
             entropy_coef=0.05,
             importance="truncated",
+            # Less than an update makes, so that all are shortened.
+            max_update_kl=1e-3,
             aggregation="episode_mean" if mode == "lora" else "token_mean",
         )
         lora = LORA if mode == "lora" else None

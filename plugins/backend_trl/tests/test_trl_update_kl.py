@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from ajet_backend_torch.update_limit import MAX_UPDATE_KL
 from ajet_backend_trl.grpo import SteppedGRPOTrainer
 from ajet_backend_trl.policy import _max_update_kl
 from ajet_backend_trl.settings import TrlSftSettings, TrlTrainerSettings
@@ -14,6 +13,7 @@ from batches import batch, load, make, make_torch, weights
 
 from ajet_core.errors import ConfigError
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig
+from ajet_torch.update_limit import MAX_UPDATE_KL
 
 FAR = AlgorithmConfig(learning_rate=0.05, max_update_rms=0, weight_decay=0.1, minibatches=2)
 """One update of it changes everything that a tiny model says."""
@@ -77,7 +77,7 @@ def test_a_rehearsal_measures_no_update(models, tmp_path):
 
 
 def test_deepspeed_takes_no_limit():
-    settings = TrlTrainerSettings(distribution="deepspeed")
+    settings = TrlTrainerSettings(distribution="deepspeed", processes=2)
     assert _max_update_kl(AlgorithmConfig(), settings) == 0
     assert _max_update_kl(AlgorithmConfig(), TrlSftSettings()) == 0
     with pytest.raises(ConfigError, match="cannot be shortened"):

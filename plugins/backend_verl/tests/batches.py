@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from ajet_backend_torch.models import load_model
 from ajet_backend_verl.settings import WEIGHS_ITSELF, VerlTrainerSettings, check_algorithm
 from ajet_backend_verl.trainer import VerlTrainer
 from conftest import VOCAB
@@ -17,6 +16,7 @@ from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
 from ajet_core.timeline import TrainBatch
 from ajet_testing.suites.batches import Scorer, linear_batch
+from ajet_torch.models import load_model
 
 LORA = LoraConfig(rank=4, alpha=8)
 

@@ -12,21 +12,19 @@ import sys
 from pathlib import Path
 
 import torch
-from ajet_backend_torch.models import load_model
 from safetensors.torch import load_file, save_file
 
 from ajet_core.interfaces import Trainer, WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
 from ajet_testing.suites.batches import linear_batch
+from ajet_torch.models import load_model
 
 VOCAB = 96
-# One of the three would shorten the update.
 ALGORITHM = AlgorithmConfig(
     learning_rate=1e-3,
     clip_low=0.1,
     clip_high=0.3,
     max_grad_norm=0.5,
-    max_update_kl=0,
     token_budget=150,
 )
 TRAINERS = {

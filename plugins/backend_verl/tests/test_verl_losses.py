@@ -18,6 +18,7 @@ from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
 from ajet_core.timeline import group_advantages
 from ajet_testing.suites.batches import favouring_batch
+from ajet_torch.update_limit import MAX_UPDATE_KL
 
 pytestmark = pytest.mark.timeout(300)
 FAVOURED = 10
@@ -67,8 +68,7 @@ def aimed(trainer, algorithm: dict[str, object] | None = None, **settings: objec
 
 
 def step_of_torch(path: str, run_dir: Path, algorithm: AlgorithmConfig, b):
-    """Report and update of the trainer ``torch``, which applies it whole, as verl does."""
-    algorithm = algorithm.model_copy(update={"max_update_kl": 0.0})
+    """Report and update of the trainer ``torch``."""
     settings = TorchTrainerSettings(device="cpu", measure_costs=False)
     other = TorchTrainer(settings, WorkerContext(run_dir, 3))
     other.start(ModelConfig(path=path), algorithm)
@@ -96,6 +96,8 @@ def step_of_torch(path: str, run_dir: Path, algorithm: AlgorithmConfig, b):
             1,
         ),
         ({"importance": "truncated", "importance_cap": 1.2, "minibatches": 2}, 1),
+        # Large steps, which are shortened.
+        ({"learning_rate": 0.02, "minibatches": 2}, 1),
     ],
 )
 def test_a_step_is_that_of_the_trainer_torch(changes, rows, trainer, models, tmp_path):
@@ -123,7 +125,10 @@ def test_a_step_is_that_of_the_trainer_torch(changes, rows, trainer, models, tmp
         "logprob_gap",
     ):
         assert ours.metrics[name] == pytest.approx(theirs.metrics[name], rel=2e-3, abs=1e-6), name
-    for name in ("kl", "importance_mean", "importance_max", "importance_capped"):
+    assert ours.metrics["updates_shortened"] == theirs.metrics["updates_shortened"]
+    if changes.get("learning_rate") == 0.02:
+        assert ours.metrics["updates_shortened"] == 2
+    for name in ("kl", "importance_mean", "importance_max", "importance_capped", "update_kl"):
         assert (name in ours.metrics) == (name in theirs.metrics)
         if name in ours.metrics:
             assert ours.metrics[name] == pytest.approx(theirs.metrics[name], rel=2e-3, abs=1e-6)
@@ -132,6 +137,16 @@ def test_a_step_is_that_of_the_trainer_torch(changes, rows, trainer, models, tmp
     assert float(our_way.norm()) == pytest.approx(float(their_way.norm()), rel=1e-2)
     for mine, other in zip(ours.logprobs, theirs.logprobs, strict=True):
         assert mine == pytest.approx(other, abs=1e-4)
+
+
+def test_updates_that_are_too_large_are_shortened(trainer, models):
+    b = batch(load(models()), noise=0.1)
+    far = {"learning_rate": 0.05, "minibatches": 2}
+    limited = aimed(trainer, far).step(b).metrics
+    assert limited["updates_shortened"] == 2
+    assert 0 < limited["update_kl"] <= MAX_UPDATE_KL
+    assert "update_kl" not in aimed(trainer, {**far, "max_update_kl": 0.0}).step(b).metrics
+    assert "update_kl" not in aimed(trainer, far).rehearse(b).metrics
 
 
 @pytest.mark.parametrize(("loss_mode", "keys"), LOSSES, ids=[name for name, _ in LOSSES])

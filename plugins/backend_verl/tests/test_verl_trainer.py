@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import ray
 import torch
-from ajet_backend_torch import attempts as torch_attempts
 from ajet_backend_verl import attempts
 from ajet_backend_verl.verl_keys import ACTOR, ELSEWHERE, FSDP, MODEL, PASSED_ON
 from batches import LORA, aim, batch, full_logprobs, load, make, module_of, same, state, weights
@@ -24,6 +23,7 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, HFModelConfig
 from ajet_core.errors import ConfigError, StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig
+from ajet_torch import memory
 from tests.large_models import too_large
 
 # What workers are told to do here they could not import.
@@ -100,7 +100,7 @@ def test_weights_that_are_damaged_without_a_copy_are_lost_until_a_checkpoint_is_
     trainer, models, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(attempts, "ALWAYS_COPIED", 0)
-    assert torch_attempts.ALWAYS_COPIED > 0
+    assert memory.ALWAYS_COPIED > 0
     aim(trainer, AlgorithmConfig(learning_rate=1e-2))
     trainer.step(batch())
     trainer.save(tmp_path / "checkpoint")

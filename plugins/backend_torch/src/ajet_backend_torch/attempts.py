@@ -10,21 +10,23 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from ajet_backend_torch.checkpoint import Progress
-from ajet_backend_torch.guard import Limits, StepGuard
-from ajet_backend_torch.memory import free_memory, headline, is_out_of_memory
-from ajet_backend_torch.optimiser import Snapshot
 from ajet_backend_torch.policy import TrainedPolicy
-from ajet_backend_torch.update import BatchUpdate, Minibatch, learning_rate
-from ajet_backend_torch.update_limit import limit_of, shorten_to
+from ajet_backend_torch.update import BatchUpdate, Minibatch
 from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline.batch import TrainBatch
-
-ALWAYS_COPIED = 2**28
-"""Weights in this number are copied before a single optimiser step as well: 3 GiB with the optimiser's state."""
-LEAST_BUDGET = 16
-"""Below so many tokens a pass takes hardly less memory."""
+from ajet_torch.checkpoint import Progress
+from ajet_torch.guard import Limits, StepGuard
+from ajet_torch.memory import (
+    ALWAYS_COPIED,
+    LEAST_BUDGET,
+    free_memory,
+    headline,
+    is_out_of_memory,
+)
+from ajet_torch.optimiser import Snapshot
+from ajet_torch.update_limit import limit_of, shorten_to
+from ajet_training.steps import learning_rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,6 @@ from ajet_backend_torch.batcher import Batcher
 from ajet_backend_torch.forward import CachedModel, check_architecture, probe
 from ajet_backend_torch.hooks import ACCEPTED_CHANNELS, MAX_TOP_LOGPROBS
 from ajet_backend_torch.loop import DecodeLoop
-from ajet_backend_torch.memory import free_memory, headline, is_out_of_memory
-from ajet_backend_torch.models import (
-    SHARED_MODEL_KEY,
-    SharedModel,
-    context_limit,
-    load_model,
-    resolve_device,
-    set_threads,
-    vocabulary_size,
-)
 from ajet_backend_torch.requests import ActiveRequest, Outcome, Post
 from ajet_backend_torch.settings import TorchEngineSettings
 from ajet_backend_torch.slots import SlotTable
@@ -51,6 +41,16 @@ from ajet_engines.collective import file_tensors
 from ajet_engines.in_server.ajet_checksums import checksum
 from ajet_engines.seal import check_seal
 from ajet_engines.shaping import Shapings
+from ajet_torch.memory import free_memory, headline, is_out_of_memory
+from ajet_torch.models import (
+    SHARED_MODEL_KEY,
+    SharedModel,
+    context_limit,
+    load_model,
+    resolve_device,
+    set_threads,
+    vocabulary_size,
+)
 
 
 class TorchEngine(Engine):

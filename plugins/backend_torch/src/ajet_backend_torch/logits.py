@@ -9,8 +9,8 @@ from typing import cast
 import torch
 from torch import nn
 
-from ajet_backend_torch.models import vocabulary_size
 from ajet_core.errors import ModelDirectoryError
+from ajet_torch.models import vocabulary_size
 
 PROBE_TOKENS = 8
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 
 from ajet_backend_torch.batcher import Batcher
-from ajet_backend_torch.memory import headline, is_out_of_memory
 from ajet_backend_torch.requests import ActiveRequest, Post
 from ajet_core.errors import EngineError, SealError
+from ajet_torch.memory import headline, is_out_of_memory
 
 logger = logging.getLogger(__name__)
 

@@ -22,15 +22,6 @@ from ajet_backend_torch.measurements import (
     read_measurements,
     write_measurements,
 )
-from ajet_backend_torch.memory import free_memory, is_out_of_memory
-from ajet_backend_torch.models import (
-    checked_positions,
-    context_limit,
-    disable_own_dropout,
-    load_model,
-    vocabulary_size,
-)
-from ajet_backend_torch.optimiser import MasterAdamW
 from ajet_backend_torch.packing import PassTensors
 from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_backend_torch.tree_probe import trees_are_exact
@@ -38,6 +29,15 @@ from ajet_core.errors import ConfigError, ModelDirectoryError
 from ajet_core.interfaces import TrainerInfo, WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
 from ajet_core.timeline.cost import CostModel
+from ajet_torch.memory import free_memory, is_out_of_memory
+from ajet_torch.models import (
+    checked_positions,
+    context_limit,
+    disable_own_dropout,
+    load_model,
+    vocabulary_size,
+)
+from ajet_torch.optimiser import MasterAdamW
 from ajet_training.schedule import Pass
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class TrainedPolicy:
         self._reference: nn.Module | None = None
         if model.lora is not None:
             # Here, because importing peft takes time that other runs need not spend.
-            from ajet_backend_torch.lora import add_lora
+            from ajet_torch.lora import add_lora
 
             self._peft = add_lora(self.module, model.lora, device, context.seed)
         elif algorithm.kl_coef > 0:

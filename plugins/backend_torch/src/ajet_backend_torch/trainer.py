@@ -7,17 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ajet_backend_torch.attempts import train_on
-from ajet_backend_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
-from ajet_backend_torch.checks import check_batch
-from ajet_backend_torch.export import write_model
-from ajet_backend_torch.guard import Limits, check_finite
 from ajet_backend_torch.hooks import OFFERED_CHANNELS
-from ajet_backend_torch.memory import free_memory, headline, is_out_of_memory
-from ajet_backend_torch.models import SHARED_MODEL_KEY, SharedModel, resolve_device, set_threads
 from ajet_backend_torch.policy import TrainedPolicy
-from ajet_backend_torch.publishing import Publisher
 from ajet_backend_torch.settings import TorchTrainerSettings
-from ajet_backend_torch.update import advantage_metrics
 from ajet_core.errors import TrainerError, WeightsLostError
 from ajet_core.interfaces import (
     ComponentSettings,
@@ -29,7 +21,15 @@ from ajet_core.interfaces import (
 )
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
 from ajet_core.timeline.batch import TrainBatch
+from ajet_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
+from ajet_torch.checks import check_batch
+from ajet_torch.export import write_model
+from ajet_torch.guard import Limits, check_finite
+from ajet_torch.memory import free_memory, headline, is_out_of_memory
+from ajet_torch.models import SHARED_MODEL_KEY, SharedModel, resolve_device, set_threads
+from ajet_torch.publishing import Publisher
 from ajet_training.minibatches import dealing_units
+from ajet_training.steps import advantage_metrics
 
 
 class TorchTrainer(Trainer):

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ajet_backend_torch.guard import Accumulated
 from ajet_backend_torch.losses import (
     Surrogate,
     TokenScores,
@@ -29,10 +28,11 @@ from ajet_backend_torch.losses import (
 from ajet_backend_torch.packing import CallTokens, Floats, PackedTree, PassTensors, pack
 from ajet_backend_torch.policy import TrainedPolicy
 from ajet_backend_torch.totals import Totals
-from ajet_backend_torch.update_limit import MOVED_TOKENS
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline.batch import TrainBatch, TrainCall
 from ajet_core.timeline.credit import token_weights
+from ajet_torch.guard import Accumulated
+from ajet_torch.update_limit import MOVED_TOKENS
 from ajet_training.minibatches import deal, dealing_units
 from ajet_training.schedule import Schedule, schedule
 
@@ -45,13 +45,6 @@ def trains(call: TrainCall, algorithm: AlgorithmConfig) -> bool:
     if not call.logprobs:
         return False
     return call.advantage != 0 or algorithm.kl_coef > 0 or algorithm.entropy_coef > 0
-
-
-def learning_rate(algorithm: AlgorithmConfig, steps_done: int) -> float:
-    """The learning rate of the step after `steps_done` steps."""
-    if not algorithm.warmup_steps:
-        return algorithm.learning_rate
-    return algorithm.learning_rate * min(1.0, (steps_done + 1) / algorithm.warmup_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +62,7 @@ class Minibatch:
 class BatchUpdate:
     """A batch, ready to be trained on.
 
-    :param batch: a valid one, see `ajet_backend_torch.checks`.
+    :param batch: a valid one, see `ajet_torch.checks`.
     """
 
     def __init__(
@@ -311,12 +304,3 @@ class BatchUpdate:
     def logprobs(self) -> list[list[float]]:
         """[calls] what `accumulate` was asked to report; empty for calls that were not computed whole."""
         return self.totals.logprobs(self._tokens.first)
-
-
-def advantage_metrics(calls: Sequence[TrainCall]) -> dict[str, float]:
-    """Mean and standard deviation over the calls of a batch."""
-    advantages = [call.advantage for call in calls]
-    count = len(advantages)
-    mean = math.fsum(advantages) / count if count else 0.0
-    square = math.fsum((a - mean) ** 2 for a in advantages) / count if count else 0.0
-    return {"advantage_mean": mean, "advantage_std": math.sqrt(square)}

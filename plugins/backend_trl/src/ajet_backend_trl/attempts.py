@@ -6,11 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from accelerate.utils import gather_object
-from ajet_backend_torch.attempts import ALWAYS_COPIED, LEAST_BUDGET
-from ajet_backend_torch.checkpoint import Progress
-from ajet_backend_torch.guard import Limits, StepGuard
-from ajet_backend_torch.memory import free_memory, headline, is_out_of_memory
-from ajet_backend_torch.update import learning_rate
 
 from ajet_backend_trl.plan import Plan, make_plan
 from ajet_backend_trl.policy import TrlPolicy
@@ -20,7 +15,11 @@ from ajet_backend_trl.zero import ZeroAdamW
 from ajet_core.errors import TrainerError, WeightsLostError
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
+from ajet_torch.checkpoint import Progress
+from ajet_torch.guard import Limits, StepGuard
+from ajet_torch.memory import ALWAYS_COPIED, LEAST_BUDGET, free_memory, headline, is_out_of_memory
 from ajet_training.rows import logprobs_by_call
+from ajet_training.steps import learning_rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Self
 
 import torch
-from ajet_backend_torch.update_limit import MOVED_TOKENS, shorten_to
 from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback
@@ -17,6 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 from ajet_backend_trl.plan import Plan
 from ajet_backend_trl.stepped import WHOLE, Division, Stepped, Work, ticks
 from ajet_backend_trl.tensors import MicroBatch
+from ajet_torch.update_limit import MOVED_TOKENS, shorten_to
 
 
 class WeighedBeta(float):

@@ -9,15 +9,6 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
-from ajet_backend_torch.checkpoint import Checkpointed
-from ajet_backend_torch.models import (
-    disable_own_dropout,
-    load_model,
-    resolve_device,
-    set_threads,
-    vocabulary_size,
-)
-from ajet_backend_torch.update_limit import limit_of
 from peft import LoraConfig as PeftLoraConfig
 from peft import get_peft_model
 from tokenizers import Tokenizer
@@ -44,6 +35,15 @@ from ajet_backend_trl.zero import ZeroAdamW, zero_config
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import TrainerInfo, WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+from ajet_torch.checkpoint import Checkpointed
+from ajet_torch.models import (
+    disable_own_dropout,
+    load_model,
+    resolve_device,
+    set_threads,
+    vocabulary_size,
+)
+from ajet_torch.update_limit import limit_of
 
 Made = TypeVar("Made")
 Stepping = SteppedGRPOTrainer | SteppedSFTTrainer | SteppedDistillationTrainer

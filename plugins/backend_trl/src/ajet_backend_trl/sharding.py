@@ -18,13 +18,13 @@ from accelerate import (
     FullyShardedDataParallelPlugin,
     PartialState,
 )
-from ajet_backend_torch.optimiser import MasterAdamW, Snapshot
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ajet_backend_trl.settings import FsdpSettings
 from ajet_core.protocol.run import AlgorithmConfig
+from ajet_torch.optimiser import MasterAdamW, Snapshot
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

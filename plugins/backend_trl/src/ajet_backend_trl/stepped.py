@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from ajet_backend_torch.optimiser import MasterAdamW
 from datasets import IterableDataset
 from peft import PeftModel
 from torch import nn
@@ -26,6 +25,7 @@ from ajet_backend_trl.settings import FsdpSettings
 from ajet_backend_trl.tally import Tally
 from ajet_backend_trl.tensors import MicroBatch, micro_batch
 from ajet_core.protocol.run import AlgorithmConfig
+from ajet_torch.optimiser import MasterAdamW
 
 Optimiser = MasterAdamW | zero.ZeroAdamW
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from ajet_backend_torch.guard import Accumulated, StepGuard
 
 from ajet_backend_trl.tensors import MicroBatch
 from ajet_core.errors import StepRefusedError
+from ajet_torch.guard import Accumulated, StepGuard
 from ajet_training.rows import Row
 
 SUMS = (

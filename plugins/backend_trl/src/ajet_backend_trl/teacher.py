@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from ajet_backend_torch.models import load_model, vocabulary_size
 from tokenizers import Tokenizer
 from torch import nn
 
 from ajet_backend_trl.settings import TrlDistillationSettings
 from ajet_core.errors import ConfigError, ModelDirectoryError
 from ajet_core.protocol.run import ModelConfig
+from ajet_torch.models import load_model, vocabulary_size
 
 PARAM = "trainer.settings.teacher"
 TOKENIZER_FILE = "tokenizer.json"

@@ -9,14 +9,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ajet_backend_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
-from ajet_backend_torch.checks import check_batch
-from ajet_backend_torch.export import write_model
-from ajet_backend_torch.guard import check_finite
-from ajet_backend_torch.memory import headline, is_out_of_memory
-from ajet_backend_torch.models import resolve_device
-from ajet_backend_torch.publishing import Publisher
-from ajet_backend_torch.update import advantage_metrics
 from torch import nn
 
 from ajet_backend_trl.attempts import BatchStep
@@ -42,6 +34,14 @@ from ajet_core.interfaces import (
 )
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
 from ajet_core.timeline import TrainBatch
+from ajet_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
+from ajet_torch.checks import check_batch
+from ajet_torch.export import write_model
+from ajet_torch.guard import check_finite
+from ajet_torch.memory import headline, is_out_of_memory
+from ajet_torch.models import resolve_device
+from ajet_torch.publishing import Publisher
+from ajet_training.steps import advantage_metrics
 
 
 class TrlTrainer(Trainer):
@@ -184,7 +184,7 @@ class TrlTrainer(Trainer):
         return batch
 
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
-        """Publish as `ajet_backend_torch.publishing.Publisher` does, adapters merged.
+        """Publish as `ajet_torch.publishing.Publisher` does, adapters merged.
 
         :raises TrainerError: there is no such channel, or it failed.
         """

@@ -14,14 +14,14 @@ import torch
 import torch.distributed
 from accelerate import Accelerator, DeepSpeedPlugin, DistributedType
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
-from ajet_backend_torch.optimiser import Snapshot
-from ajet_backend_torch.update_clipping import UpdateClipping
 from torch import nn
 
 from ajet_backend_trl.settings import DeepSpeedSettings
 from ajet_backend_trl.sharding import become
 from ajet_core.errors import ConfigError
 from ajet_core.protocol.run import AlgorithmConfig
+from ajet_torch.optimiser import Snapshot
+from ajet_torch.update_clipping import UpdateClipping
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW keeps of each weight; beside them it counts steps."""

@@ -6,13 +6,11 @@ To be imported after `ajet_backend_verl.surroundings.prepare`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ajet_backend_torch.attempts import ALWAYS_COPIED
-from ajet_backend_torch.checkpoint import Progress
-from ajet_backend_torch.guard import Limits, StepGuard
-from ajet_backend_torch.update import learning_rate
+import numpy as np
 
 from ajet_backend_verl.advantages import estimated
 from ajet_backend_verl.configs import correction_config, estimator_config
@@ -26,7 +24,12 @@ from ajet_backend_verl.tensors import Known, by_row, score_data, update_data
 from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
+from ajet_torch.checkpoint import Progress
+from ajet_torch.guard import Limits, StepGuard
+from ajet_torch.memory import ALWAYS_COPIED
+from ajet_torch.update_limit import MOVED_TOKENS, limit_of, shorten_to
 from ajet_training.rows import Row, logprobs_by_call
+from ajet_training.steps import learning_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,7 @@ class BatchStep:
         # A single update that is refused is not applied at all.
         copied = not self.rehearsal and (steps > 1 or policy.trained <= ALWAYS_COPIED)
         changed = False
+        limit = limit_of(self.algorithm)
         try:
             known, tally, correction = self._before(plan)
             if copied:
@@ -152,6 +156,8 @@ class BatchStep:
                     raise StepRefusedError(done.refused)
                 changed = not self.rehearsal
                 tally.add(done, logprobs)
+                if limit and changed:
+                    self._limit(limit, plan, number, logprobs, tally)
             if not workers.is_finite():
                 raise guard.weights_refused()
         except WeightsLostError:
@@ -182,8 +188,10 @@ class BatchStep:
         config = correction_config(self.algorithm, self.options)
         old: dict[int, Floats] = {}
         if config is not None and not config.bypass_mode:
-            old = self._scored(plan, reference=False)
-        reference = self._scored(plan, reference=True) if self.algorithm.kl_coef > 0 else {}
+            old = self._scored(plan, plan.computed, reference=False)
+        reference = (
+            self._scored(plan, plan.computed, reference=True) if self.algorithm.kl_coef > 0 else {}
+        )
         found = Corrected()
         if config is not None and old:
             found = corrected(plan.rows, plan.computed, old, config)
@@ -192,9 +200,9 @@ class BatchStep:
             tally.score(old)
         return Known(old, reference, found.importance, found.masks), tally, found
 
-    def _scored(self, plan: Plan, *, reference: bool) -> dict[int, Floats]:
+    def _scored(self, plan: Plan, rows: Sequence[int], *, reference: bool) -> dict[int, Floats]:
         policy = self.policy
-        parts = shares(plan.rows, plan.computed, policy.workers.count)
+        parts = shares(plan.rows, rows, policy.workers.count)
         data = [score_data(plan.rows, part, max_tokens=policy.token_budget) for part in parts]
         scored = policy.workers.score(data, reference=reference)
         return _joined(plan.rows, parts, scored)
@@ -226,6 +234,32 @@ class BatchStep:
         )
         done = policy.workers.update(data, orders)
         return done[0], _joined(plan.rows, parts, [each.logprobs for each in done])
+
+    def _limit(
+        self, limit: float, plan: Plan, number: int, before: Mapping[int, Floats], tally: Tally
+    ) -> None:
+        """Shorten the update of a minibatch, which was applied, as `AlgorithmConfig.max_update_kl` says.
+
+        :param before: [C] by row, logprobs before the update.
+        """
+        sampling = random.Random(f"{self.progress.seed}-{self.progress.steps}-{number}")  # noqa: S311
+        rows = plan.minibatches[number].rows
+        sample: list[int] = []
+        tokens = 0
+        for row in sampling.sample(rows, len(rows)):
+            if tokens >= MOVED_TOKENS:
+                break
+            sample.append(row)
+            tokens += plan.rows[row].tokens
+
+        def divergence() -> float:
+            now = self._scored(plan, sample, reference=False)
+            changes = [(now[row] - before[row])[np.array(plan.rows[row].mask)] for row in sample]
+            return float(np.square(np.concatenate(changes), dtype=np.float64).mean()) / 2
+
+        moved, shortened = shorten_to(limit, divergence, self.policy.workers.shorten)
+        tally.moves.append(moved)
+        tally.shortened += shortened
 
     def _applied(self, plan: Plan, tally: Tally, correction: Corrected, retries: int) -> Applied:
         metrics = tally.metrics(has_kl=self.algorithm.kl_coef > 0)

@@ -80,6 +80,10 @@ class Workers:
         found: list[Floats] = self._all("score_reference" if reference else "score", list(rows))
         return found
 
+    def shorten(self, share: float) -> None:
+        """As `VerlWorker.shorten`."""
+        self._all("shorten", share)
+
     def update(self, rows: Sequence[TensorDict], orders: Orders) -> list[Done]:
         """[workers] as `VerlWorker.update`."""
         found: list[Done] = self._all("update", list(rows), [orders] * self.count)

@@ -30,6 +30,7 @@ ALGORITHM_FIELDS = frozenset(
         "weight_decay",
         "adam_betas",
         "max_grad_norm",
+        "max_update_kl",
         "max_update_rms",
         "token_budget",
     }

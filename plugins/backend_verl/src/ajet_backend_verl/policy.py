@@ -10,12 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ajet_backend_torch.models import (
-    check_model_directory,
-    load_config,
-    without_progress_bar,
-)
-from ajet_backend_torch.optimiser import Snapshot
 from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -29,6 +23,12 @@ from ajet_backend_verl.surroundings import variables
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import TrainerInfo, WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+from ajet_torch.models import (
+    check_model_directory,
+    load_config,
+    without_progress_bar,
+)
+from ajet_torch.optimiser import Snapshot
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LOGIT_BUDGET = 2**30
@@ -113,7 +113,7 @@ class VerlPolicy:
         """What the workers have is of no use any more."""
         self._torn = reason
 
-    # What a checkpoint is made of, as `ajet_backend_torch.checkpoint` asks for it.
+    # What a checkpoint is made of, as `ajet_torch.checkpoint` asks for it.
 
     def weight_tensors(self) -> Mapping[str, torch.Tensor]:
         """The trained weights, whole, on the host."""

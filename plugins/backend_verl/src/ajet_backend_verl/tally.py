@@ -22,6 +22,8 @@ class Tally:
     :param gap_version: tokens of this version count for the logprob gap, in the first minibatch.
     :param old: [C] by row, logprobs before the step where they were computed.
     :ivar known: [C] by row, logprobs as first computed.
+    :ivar moves: divergence that each optimiser step has made, where it is bounded.
+    :ivar shortened: how many of them were shortened.
     """
 
     rows: Sequence[Row]
@@ -30,6 +32,8 @@ class Tally:
     known: dict[int, Floats] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    moves: list[float] = field(default_factory=list)
+    shortened: int = 0
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
     processed: int = 0
     ratio_sum: float = 0.0
@@ -85,6 +89,9 @@ class Tally:
             "ratio_mean": self.ratio_sum / max(self.tokens, 1),
             "ratio_max": self.ratio_max,
         }
+        if self.moves:
+            found["update_kl"] = max(self.moves)
+            found["updates_shortened"] = float(self.shortened)
         if has_kl:
             found["kl"] = self.sums["kl"] / tokens
         if self.gap >= 0:

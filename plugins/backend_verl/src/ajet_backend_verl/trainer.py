@@ -7,14 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet_backend_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
-from ajet_backend_torch.checks import check_batch
-from ajet_backend_torch.export import write_model
-from ajet_backend_torch.guard import check_finite
-from ajet_backend_torch.models import resolve_device
-from ajet_backend_torch.publishing import Publisher
-from ajet_backend_torch.update import advantage_metrics
-
 from ajet_backend_verl.hooks import WEIGHT_CHANNELS
 from ajet_backend_verl.part import WorkerFailure
 from ajet_backend_verl.settings import VerlTrainerSettings, check_algorithm
@@ -30,6 +22,13 @@ from ajet_core.interfaces import (
 )
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
 from ajet_core.timeline import TrainBatch
+from ajet_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
+from ajet_torch.checks import check_batch
+from ajet_torch.export import write_model
+from ajet_torch.guard import check_finite
+from ajet_torch.models import resolve_device
+from ajet_torch.publishing import Publisher
+from ajet_training.steps import advantage_metrics
 
 if TYPE_CHECKING:
     from ajet_backend_verl.policy import VerlPolicy
@@ -152,7 +151,7 @@ class VerlTrainer(Trainer):
         )
 
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
-        """Publish as `ajet_backend_torch.publishing.Publisher` does, adapters merged.
+        """Publish as `ajet_torch.publishing.Publisher` does, adapters merged.
 
         :raises TrainerError: there is no such channel, or it failed.
         """

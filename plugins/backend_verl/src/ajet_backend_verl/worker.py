@@ -14,10 +14,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed
-from ajet_backend_torch.guard import Accumulated, Limits, StepGuard
-from ajet_backend_torch.memory import free_memory, headline, is_out_of_memory
-from ajet_backend_torch.models import disable_own_dropout
-from ajet_backend_torch.update_clipping import UpdateClipping
 from tensordict import TensorDict
 from torch.distributed.fsdp import FSDPModule
 from verl.single_controller.base.decorator import Dispatch, register
@@ -32,6 +28,11 @@ from ajet_backend_verl.objective import Objective
 from ajet_backend_verl.part import SUMS, Done, Floats, Orders, WorkerFailure
 from ajet_backend_verl.shards import Described, Kind, Plain, Shards, described, gather
 from ajet_core.errors import StepRefusedError
+from ajet_torch.guard import Accumulated, Limits, StepGuard
+from ajet_torch.memory import free_memory, headline, is_out_of_memory
+from ajet_torch.models import disable_own_dropout
+from ajet_torch.update_clipping import UpdateClipping
+from ajet_torch.update_limit import LastUpdate
 
 Method = TypeVar("Method", bound=Callable[..., object])
 
@@ -75,6 +76,7 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
         self._reference = None if reference is None else TrainingWorker(reference)
         self._seed = seed
         self._shards: Shards
+        self._last_update: LastUpdate
         self._objective: Objective
 
     @on_all
@@ -87,6 +89,7 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
                 self._reference.reset()
             module = self.engine.module
             disable_own_dropout(module)
+            self._last_update = LastUpdate(self.engine.optimizer)
             if max_update_rms:
                 UpdateClipping(self.engine.optimizer, max_update_rms)
             self._shards = Shards(module, self.engine.optimizer)
@@ -182,6 +185,12 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
         except StepRefusedError as refusal:
             return refusal.message
         return ""
+
+    @on_all
+    def shorten(self, share: float) -> None:
+        """Take a share of the last update back."""
+        with self._failing():
+            self._last_update.shorten(share)
 
     @on_all
     def keep(self) -> None:

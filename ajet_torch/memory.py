@@ -6,6 +6,11 @@ import gc
 
 import torch
 
+ALWAYS_COPIED = 2**28
+"""Weights in this number are copied before a single optimiser step as well: 3 GiB with the optimiser's state."""
+LEAST_BUDGET = 16
+"""Below so many tokens a pass takes hardly less memory."""
+
 MESSAGES = (
     "out of memory",
     "not enough memory",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from torch import nn
 
-from ajet_backend_torch.directories import whole_directory
-from ajet_backend_torch.models import without_progress_bar
 from ajet_core.errors import TrainerError
 from ajet_core.protocol.run import ModelConfig
+from ajet_torch.directories import whole_directory
+from ajet_torch.models import without_progress_bar
 
 COPIED = (
     "tokenizer*",
@@ -44,7 +44,7 @@ def without_adapters(module: nn.Module, model: ModelConfig) -> nn.Module:
     if model.lora is None:
         return module
     # Here, because importing peft takes time that other runs need not spend.
-    from ajet_backend_torch.lora import merged
+    from ajet_torch.lora import merged
 
     return merged(module)
 

@@ -13,10 +13,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ajet_backend_torch.directories import whole_directory
-from ajet_backend_torch.optimiser import Snapshot
 from ajet_core.errors import TrainerError
 from ajet_core.files import read_json
+from ajet_torch.directories import whole_directory
+from ajet_torch.optimiser import Snapshot
 
 FORMAT = 1
 WEIGHTS_FILE = "weights.safetensors"

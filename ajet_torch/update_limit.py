@@ -9,8 +9,8 @@ import torch
 
 from ajet_core.protocol.run import AlgorithmConfig
 
-MAX_UPDATE_KL = 0.05
-"""What `AlgorithmConfig.max_update_kl` is if it is not set, in nats a token."""
+MAX_UPDATE_KL = 0.01
+"""What `AlgorithmConfig.max_update_kl` is if it is not set, in nats a token; TRPO's bound."""
 MOVED_TOKENS = 4096
 """How far an update moves the policy is measured on sequences of about so many tokens."""
 SHORTENED_TIMES = 10
@@ -45,25 +45,47 @@ def shorten_to(
     return 0.0, True
 
 
-@torch.no_grad()
-def shorten_update(adamw: torch.optim.Optimizer, rate: float, share: float) -> None:
-    """Take a share of the last update of an AdamW back, while its gradients are there; its moments stay.
+class LastUpdate:
+    """The last update of an AdamW, which can be taken back in part.
 
     What the weights were before is computed from them and the optimiser's state, so that no copy of them is needed:
     AdamW makes ``(1 - r d) w - r m / (sqrt(v) + eps)`` of ``w``, with bias-corrected moments, rate r and weight
     decay d.
 
-    :param rate: of what is left of the update, which is that of all parameter groups.
-    :param share: of what is left of it, in (0, 1].
+    :param adamw: all its parameter groups have the same learning rate. If `UpdateClipping` bounds its updates, this
+        object has to be made first, so that it notes the rate that was applied.
     """
-    for group in adamw.param_groups:
-        first, second = group["betas"]
-        kept = 1 - rate * group["weight_decay"]
-        for weights in group["params"]:
-            if weights.grad is None:
-                continue
-            state = adamw.state[weights]
-            step = float(state["step"])
-            root = (state["exp_avg_sq"] / (1 - second**step)).sqrt_().add_(group["eps"])
-            update = (state["exp_avg"] / (1 - first**step)).div_(root)
-            weights.lerp_(update.mul_(rate).add_(weights).div_(kept), share)
+
+    def __init__(self, adamw: torch.optim.Optimizer) -> None:
+        self._adamw = adamw
+        self._rate = 0.0
+        # Those that had no gradient were not updated.
+        self._updated: set[torch.Tensor] = set()
+        adamw.register_step_post_hook(self._note)
+
+    def _note(self, adamw: torch.optim.Optimizer, *_: object) -> None:
+        self._rate = adamw.param_groups[0]["lr"]
+        self._updated = {
+            weights
+            for group in adamw.param_groups
+            for weights in group["params"]
+            if weights.grad is not None
+        }
+
+    @torch.no_grad()
+    def shorten(self, share: float) -> None:
+        """Take a share of it back; the moments stay.
+
+        :param share: of what is left of it, in (0, 1].
+        """
+        rate = self._rate
+        for group in self._adamw.param_groups:
+            first, second = group["betas"]
+            kept = 1 - rate * group["weight_decay"]
+            for weights in self._updated.intersection(group["params"]):
+                state = self._adamw.state[weights]
+                step = float(state["step"])
+                root = (state["exp_avg_sq"] / (1 - second**step)).sqrt_().add_(group["eps"])
+                update = (state["exp_avg"] / (1 - first**step)).div_(root)
+                weights.lerp_(update.mul_(rate).add_(weights).div_(kept), share)
+        self._rate = rate * (1 - share)

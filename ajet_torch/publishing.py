@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from torch import nn
 
-from ajet_backend_torch.export import publish_directory, without_adapters
 from ajet_core.errors import TrainerError
 from ajet_core.interfaces import WeightUpdate, WorkerContext
 from ajet_core.protocol.run import ModelConfig
 from ajet_engines.collective import CHANNEL as COLLECTIVE
 from ajet_engines.collective import WeightSender, file_tensors
 from ajet_engines.in_server.ajet_checksums import published
+from ajet_torch.export import publish_directory, without_adapters
 
 
 class Publisher:

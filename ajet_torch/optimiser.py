@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ajet_backend_torch.update_clipping import UpdateClipping
-from ajet_backend_torch.update_limit import shorten_update
 from ajet_core.protocol.run import AlgorithmConfig
+from ajet_torch.update_clipping import UpdateClipping
+from ajet_torch.update_limit import LastUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,7 @@ class MasterAdamW:
             # On CUDA the default needs as much memory again as the masters while it updates them.
             fused=cuda is not None,
         )
-        # The rate of what is left of the last update. Noted before clipping gives the groups their own rate back.
-        self._applied = 0.0
-        self._adamw.register_step_post_hook(self._note_rate)
+        self._last = LastUpdate(self._adamw)
         if algorithm.max_update_rms:
             UpdateClipping(self._adamw, algorithm.max_update_rms)
         for master in masters:
@@ -112,17 +110,12 @@ class MasterAdamW:
         self._adamw.step()
         self.write_parameters()
 
-    def _note_rate(self, adamw: torch.optim.Optimizer, *_: object) -> None:
-        self._applied = adamw.param_groups[0]["lr"]
-
-    @torch.no_grad()
     def shorten(self, share: float) -> None:
-        """Take a share of the last update back, before `zero_grad`; its moments stay.
+        """Take a share of the last update back; its moments stay.
 
         :param share: of what is left of it, in (0, 1].
         """
-        shorten_update(self._adamw, self._applied, share)
-        self._applied *= 1 - share
+        self._last.shorten(share)
         self.write_parameters()
 
     @torch.no_grad()
