@@ -88,7 +88,6 @@ class Recipe(_Part):
     :param plugin: the distribution of its plugin.
     :param source: directory of that plugin in agentjet's source tree.
     :param components: names of the engines and trainers that the plugin registers.
-    :param companions: backends whose plugins this one needs.
     :param with_backend: the extra of agentjet that installs the backend itself, on a GPU, beside the server.
     :param directory: where the files it names are.
     """
@@ -100,7 +99,6 @@ class Recipe(_Part):
     source: str
     components: tuple[str, ...] = ()
     with_backend: str
-    companions: tuple[str, ...] = ()
     cpu: Build
     gpu: Build
 

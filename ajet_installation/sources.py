@@ -8,7 +8,7 @@ from pathlib import Path
 import ajet_core
 from ajet_core.errors import ConfigError
 from ajet_core.files import read_toml
-from ajet_installation.recipes import Recipe, recipe
+from ajet_installation.recipes import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Source:
     """What pip is given.
 
     :param core: arguments that install agentjet; none leave it out.
-    :param plugin: arguments that install the plugin and those it needs.
+    :param plugin: arguments that install the plugin.
     :param distributions: what these install.
     :param note: why there is no plugin.
     """
@@ -34,32 +34,29 @@ def source_tree() -> Path | None:
 
 
 def source_of(wanted: Recipe, tree: Path | None, find_links: Path | None) -> Source:
-    """Agentjet and the plugins of a recipe: of a source tree, else as wheels.
+    """Agentjet and the plugin of a recipe: of a source tree, else as wheels.
 
     :param tree: a source tree; packages are installed in place, so that changes to it are seen.
     :param find_links: a directory of wheels.
     :raises ConfigError: `tree` is none.
     """
-    parts = [wanted, *map(recipe, wanted.companions)]
-    names = tuple(part.plugin for part in parts)
+    names = (wanted.plugin,)
     if tree is not None:
         if not _is_tree(tree):
             raise ConfigError(f"{tree} is no source tree of agentjet")
         core = ("-e", f"{tree.absolute()}[server]")
-        directories = [tree.absolute() / part.source for part in parts]
-        for directory in directories:
-            if not (directory / "pyproject.toml").is_file():
-                note = f"the plugin {wanted.plugin} is left out: there is no {directory}"
-                return Source(core, note=note)
-        plugins = [word for directory in directories for word in ("-e", str(directory))]
-        return Source(core, tuple(plugins), names)
+        directory = tree.absolute() / wanted.source
+        if not (directory / "pyproject.toml").is_file():
+            note = f"the plugin {wanted.plugin} is left out: there is no {directory}"
+            return Source(core, note=note)
+        return Source(core, ("-e", str(directory)), names)
     links = ("--find-links", str(find_links.absolute())) if find_links is not None else ()
     core = (*links, f"agentjet[server]=={ajet_core.__version__}")
     pattern = f"{wanted.plugin.replace('-', '_')}-*.whl"
     if find_links is not None and not any(find_links.glob(pattern)):
         note = f"the plugin {wanted.plugin} is left out: no {pattern} in {find_links}"
         return Source(core, note=note)
-    return Source(core, (*links, *(f"{name}>=0.1" for name in names)), names)
+    return Source(core, (*links, f"{wanted.plugin}>=0.1"), names)
 
 
 def _is_tree(directory: Path) -> bool:
