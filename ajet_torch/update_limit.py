@@ -13,6 +13,8 @@ MAX_UPDATE_KL = 0.01
 """What `AlgorithmConfig.max_update_kl` is if it is not set, in nats a token; TRPO's bound."""
 MOVED_TOKENS = 4096
 """How far an update moves the policy is measured on sequences of about so many tokens."""
+AIM = 0.8
+"""Updates are shortened to this share of the limit. To the limit itself, rounding would decide whether once is enough."""
 SHORTENED_TIMES = 10
 """An update that is too large after so many attempts to shorten it is taken back whole."""
 
@@ -36,7 +38,7 @@ def shorten_to(
         return moved, False
     for _ in range(SHORTENED_TIMES):
         # A divergence grows with the square of the way, at first. Where it is not finite, nothing is known of it.
-        share = 1 - math.sqrt(limit / moved) if math.isfinite(moved) else 0.9
+        share = 1 - math.sqrt(AIM * limit / moved) if math.isfinite(moved) else 0.9
         shorten(max(share, 0.1))
         moved = divergence()
         if moved <= limit:
