@@ -225,8 +225,8 @@ def test_what_ended_of_a_tag_that_is_removed_is_kept_for_its_return_and_hinders_
     end(batch, half)
     assert batch.lacking() == []
     for number in range(3):
-        mine = [roll_out(batch, f"{number}-{n}", "a") for n in range(2)]
-        assert set(batch.take().ended) == ids(*mine)
+        both = [roll_out(batch, f"{number}-{n}", "a") for n in range(2)]
+        assert set(batch.take().ended) == ids(*both)
     batch.places.change(MixtureConfig(ratios={"b": 1}))
     for n in range(2):
         roll_out(batch, f"last-{n}", "a")
