@@ -215,8 +215,8 @@ def test_forks_are_said_in_words() -> None:
     made = talks("x", "y", turns=2)
     first, second = made["x"]
     prompt = [6, *second.prompt_ids[1:]]
-    messages = tuple(second.conversation())
-    messages[0] = replace(messages[0], text=replace(messages[0].text, content="It is noon."))
+    head, *rest = second.conversation()
+    messages = (replace(head, text=replace(head.text, content="It is noon.")), *rest)
     made["x"] = [first, replace(second, base=None, shared=0, suffix_ids=prompt, messages=messages)]
     data = prepare(made)
     assert data.metrics()["forks"] == 1.0
