@@ -345,7 +345,7 @@ def test_every_batch_has_the_ratios_whatever_the_clients_do(
                 episode = start(batch, group, tag)
                 opened[episode.episode_id] = episode
         elif what in {"end", "abort"} and opened:
-            episode = opened.pop(data.draw(st.sampled_from(sorted(opened))))
+            episode = opened.pop(data.draw(st.sampled_from(list(opened))))
             if what == "end":
                 end(batch, episode)
                 ended[episode.episode_id] = episode.group
