@@ -1,4 +1,4 @@
-"""Builds the packages and installs them where nothing else is: `check_wheels.py DIRECTORY` leaves the wheels in DIRECTORY.
+"""Builds the packages and installs them where nothing else is: `check_wheels.py DIRECTORY` leaves wheels and sdists in DIRECTORY.
 
 Fails if a built package lacks a file, declares the wrong metadata, or does not work without the source
 tree. torch is left out: plugins must be listed without importing what they need.
@@ -7,6 +7,7 @@ tree. torch is left out: plugins must be listed without importing what they need
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,15 @@ def run(*args: str | Path, cwd: Path | None = None) -> str:
     return done.stdout
 
 
+def read_version() -> str:
+    """The version of all packages. Plugins read it from the core too, or from the metadata of their sdist."""
+    text = (ROOT / "ajet_core" / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    if found is None:
+        sys.exit("ajet_core/__init__.py: there is no __version__")
+    return found.group(1)
+
+
 def build(project: Path, directory: Path) -> Path:
     """Build sdist and wheel of one project; the wheel is made from the sdist, which proves it whole."""
     out = directory / project.name
@@ -74,6 +84,7 @@ def check_contents(project: Path, wheel: Path) -> None:
     name = declared["name"]
     expected = {
         "Name": name,
+        "Version": read_version(),
         "Summary": declared["description"],
         "License-Expression": declared["license"],
         "Requires-Python": declared["requires-python"],
@@ -125,10 +136,10 @@ def check_installed(core: Path, plugins: list[Path], directory: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    """Build and check all packages; their wheels replace all that are in `directory`."""
+    """Build and check all packages; their wheels and sdists replace all that are in `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     # pip would take them too.
-    for old in directory.glob("*.whl"):
+    for old in (*directory.glob("*.whl"), *directory.glob("*.tar.gz")):
         old.unlink()
     with tempfile.TemporaryDirectory() as name:
         wheels = []
@@ -137,6 +148,8 @@ def main(directory: Path) -> None:
             check_contents(project, wheel)
             print(f"built {wheel.name} ({wheel.stat().st_size // 1024} KiB)")
             wheels.append(Path(shutil.copy(wheel, directory)))
+            (sdist,) = wheel.parent.glob("*.tar.gz")
+            shutil.copy(sdist, directory)
         check_installed(wheels[0], wheels[1:], Path(name))
     print("wheels are fine")
 

@@ -18,8 +18,8 @@ NUMBERS = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1)
 def test_a_mean_is_finite_and_within_its_values(values: list[float]) -> None:
     found = mean(values)
     assert math.isfinite(found)
-    exact = sum(map(Fraction, values)) / len(values)
-    assert abs(Fraction(found) - exact) <= Fraction(max(map(abs, values))) * 4 / 2**52
+    exact = sum(map(Fraction, values), Fraction()) / len(values)
+    assert abs(Fraction(found) - exact) <= Fraction(max(abs(value) for value in values)) * 4 / 2**52
 
 
 def test_a_sum_that_overflows_has_a_mean() -> None:

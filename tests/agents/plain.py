@@ -34,7 +34,7 @@ class Agent:
     """Remembers all that was said to it."""
 
     name: str
-    tools: dict[str, Callable[[str], str]] = field(default_factory=dict)
+    tools: dict[str, Callable[..., str]] = field(default_factory=dict)
     client: AsyncOpenAI = field(
         default_factory=lambda: AsyncOpenAI(base_url=NOWHERE, api_key="the-real-key")
     )

@@ -34,7 +34,7 @@ from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import REPLIES
 from tests.agents import plain
 
-ONE = {"batch": {"tasks": 2, "episodes_per_task": 2}}
+ONE: dict[str, Any] = {"batch": {"tasks": 2, "episodes_per_task": 2}}
 
 
 @pytest.fixture
@@ -193,8 +193,8 @@ def test_functions_run_in_threads_and_agents_as_they_are(own_swarm: ScriptedSwar
             trainable(plain.play_sync, reward=one), ["a", "b"], client=client, progress=False
         )
         assert len(report.outcomes) == 4
-    client = AsyncSwarmClient(own_swarm.url, own_swarm.token)
-    report = train(trainable(plain.worker, reward=one), ["a", "b"], client=client, progress=False)
+    other = AsyncSwarmClient(own_swarm.url, own_swarm.token)
+    report = train(trainable(plain.worker, reward=one), ["a", "b"], client=other, progress=False)
     assert len(report.outcomes) == 4
 
 
@@ -361,9 +361,7 @@ def test_progress_says_epoch_reward_and_failures() -> None:
     told: list[Any] = []
     task = Task("a", group="a@2")
     with Progress(2, 3, show=None, also=told.append, console=console) as progress:
-        progress.note(
-            EpisodeResult(task=task, episode=None, outcome=EpisodeOutcome(reward=0.5))  # type: ignore[type-var]
-        )
+        progress.note(EpisodeResult(task=task, episode=None, outcome=EpisodeOutcome(reward=0.5)))
         progress.note(EpisodeFailure(task=task, attempts=1, error=ValueError(), traceback=""))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "epoch 2/3, reward 0.500, 1 failed" in shown

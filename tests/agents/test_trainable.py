@@ -262,7 +262,7 @@ def executors(tmp_path_factory: pytest.TempPathFactory):
 async def test_models_by_the_names_of_agents(
     swarm: ScriptedSwarm, executors: ScriptedSwarm
 ) -> None:
-    models = {
+    models: dict[str, SwarmClient | AsyncSwarmClient] = {
         "planner": AsyncSwarmClient(swarm.url, swarm.token),
         "executor": SwarmClient(executors.url, executors.token),
     }

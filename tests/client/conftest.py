@@ -184,11 +184,10 @@ def make(request: pytest.FixtureRequest, clock: Clock) -> MakeFace:
     """Makes a client of either kind over a script."""
 
     def make_face(script: Callable[[httpx.Request], httpx.Response], **options: Any) -> Face:
-        kind = SwarmClient if request.param == "sync" else AsyncSwarmClient
-        sleep = clock.sleep if request.param == "sync" else clock.async_sleep
-        options = {"url": URL, "token": TOKEN, "rng": random.Random(0)} | options
-        return Face(
-            kind(transport=httpx.MockTransport(script), sleep=sleep, clock=clock, **options)
-        )
+        chosen: dict[str, Any] = {"url": URL, "token": TOKEN, "rng": random.Random(0), **options}
+        chosen |= {"transport": httpx.MockTransport(script), "clock": clock}
+        if request.param == "sync":
+            return Face(SwarmClient(sleep=clock.sleep, **chosen))
+        return Face(AsyncSwarmClient(sleep=clock.async_sleep, **chosen))
 
     return make_face

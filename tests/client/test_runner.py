@@ -234,7 +234,7 @@ async def test_a_plain_function_is_refused_by_the_async_client(url: str) -> None
     async with AsyncSwarmClient(url, "token") as client:
         report = await client.run_episodes_until_all_complete(
             ["a"],
-            lambda *_: 1.0,  # type: ignore[arg-type, return-value]
+            lambda *_: 1.0,  # type: ignore[arg-type]
             retries=0,
         )
     assert "not async" in str(report.failures[0].error)
@@ -248,10 +248,13 @@ def test_an_async_agent_is_refused_by_the_sync_client(url: str) -> None:
     with SwarmClient(url, "token") as client:
         report = client.run_episodes_until_all_complete(
             ["a"],
-            lambda *_: Awaitable(),  # type: ignore[arg-type, return-value]
+            lambda *_: Awaitable(),  # type: ignore[arg-type]
             retries=0,
         )
     assert "AsyncSwarmClient" in str(report.failures[0].error)
+
+
+REQUEST: Any = httpx.Request("POST", "http://x")
 
 
 @pytest.mark.parametrize(
@@ -259,12 +262,12 @@ def test_an_async_agent_is_refused_by_the_sync_client(url: str) -> None:
     [
         (ValueError("no"), "error"),
         (TimeoutError("slow"), "timeout"),
-        (openai.APITimeoutError(httpx.Request("POST", "http://x")), "timeout"),
+        (openai.APITimeoutError(REQUEST), "timeout"),
         (httpx.ReadTimeout("slow"), "timeout"),
         (
             openai.RateLimitError(
                 "many",
-                response=httpx.Response(429, request=httpx.Request("POST", "http://x")),
+                response=httpx.Response(429, request=REQUEST),  # type: ignore[arg-type]
                 body=None,
             ),
             "rate_limit",
@@ -345,7 +348,7 @@ def test_a_second_run_does_what_the_first_one_left(kind: str, url: str, stub: Sw
 def test_what_is_left_of_a_dataset(url: str) -> None:
     with SwarmClient(url, "token") as client:
         client.end_episode(client.begin_episode("a"), 1.0)
-        tasks = ["a", Task("b", group="b@2")]
+        tasks: list[str | Task] = ["a", Task("b", group="b@2")]
         found = client.resume(tasks)
         assert [task.id for task in found.finished] == ["a"]
         assert found.remaining == [(Task("b", group="b@2"), 1)]

@@ -37,7 +37,10 @@ class Endpoint:
             self.requests.append(body)
             self.keys.append(key)
             calls = policy(key.removeprefix("key-of-"), body["messages"][-1]["content"])
-            message = {"role": "assistant", "content": None if calls else "I give up"}
+            message: dict[str, Any] = {
+                "role": "assistant",
+                "content": None if calls else "I give up",
+            }
             if calls:
                 message["tool_calls"] = [
                     {

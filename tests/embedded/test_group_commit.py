@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,7 @@ async def test_a_transaction_is_bounded_and_waiters_keep_their_order(
     committer: GroupCommitter,
 ) -> None:
     order: list[int] = []
-    await asyncio.gather(*(committer.write(lambda i=i: order.append(i)) for i in range(10)))
+    await asyncio.gather(*(committer.write(partial(order.append, i)) for i in range(10)))
     assert order == list(range(10))
     assert committer.transactions == 3
 

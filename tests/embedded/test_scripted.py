@@ -7,6 +7,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,7 @@ async def test_the_reply_comes_in_chunks(tmp_path: Path) -> None:
     ],
 )
 async def test_a_reply_ends_where_it_must(
-    tmp_path: Path, sampling: dict[str, object], expected: list[int], reason: str
+    tmp_path: Path, sampling: dict[str, Any], expected: list[int], reason: str
 ) -> None:
     chunks = await answer(make_engine(tmp_path, reply_ids=[5, 6, 7, 2]), request(**sampling))
     assert (ids(chunks), chunks[-1].finish_reason) == (expected, reason)

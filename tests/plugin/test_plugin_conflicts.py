@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,9 +10,7 @@ from ajet_cli.main import BUILT_IN
 from ajet_core.errors import PluginConflictError
 from ajet_core.plugin import PluginManager
 from ajet_core.plugin.kinds import RESERVED_COMMANDS
-
-if TYPE_CHECKING:
-    from conftest import Site
+from tests.plugin.conftest import Site
 
 ENGINES = """
 @hookimpl

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ajet_core.errors import PluginApiError, PluginLoadError, UnknownComponentError
 from ajet_core.plugin import HOOK_API, PluginInfo, PluginManager
-
-if TYPE_CHECKING:
-    from conftest import Site
+from tests.plugin.conftest import Site
 
 ONE_ENGINE = """
 @hookimpl
@@ -210,7 +207,7 @@ def test_a_failing_observer_is_logged_and_the_others_still_hear(
     )
     with caplog.at_level(logging.ERROR):
         PluginManager().notify("ajet_state_changed", state="ROLLING")
-    import ajet_b_hooks
+    import ajet_b_hooks  # type: ignore[import-not-found]
 
     assert ajet_b_hooks.HEARD == ["ROLLING"]
     assert "plugin 'ajet-a' (distribution ajet-a 1.2)" in caplog.text

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from ajet_core.errors import ChannelError, ConfigError, PluginLoadError
@@ -17,9 +15,7 @@ from ajet_core.plugin import (
     negotiate_channel,
 )
 from ajet_installation.interpreters import default_manager
-
-if TYPE_CHECKING:
-    from conftest import Site
+from tests.plugin.conftest import Site
 
 HOOKS = """
 @hookimpl

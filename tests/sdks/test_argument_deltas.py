@@ -59,8 +59,9 @@ async def test_each_sdk_adds_the_pieces_up(writer: Agent) -> None:
         async with client.chat.completions.stream(
             model="any", messages=ASKED, tools=tools
         ) as stream:
-            kinds = [event.type async for event in stream]
-            (call,) = (await stream.get_final_completion()).choices[0].message.tool_calls
+            types: list[str] = [event.type async for event in stream]
+            spoken: Any = (await stream.get_final_completion()).choices[0].message
+        (call,) = spoken.tool_calls
         assert json.loads(call.function.arguments) == ARGUMENTS
-        assert kinds.count("tool_calls.function.arguments.delta") > 10
+        assert types.count("tool_calls.function.arguments.delta") > 10
     assert [call.finish_reason for call in await writer.calls()] == ["stop"] * 3

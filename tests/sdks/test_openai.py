@@ -243,7 +243,7 @@ async def test_a_response_lists_the_logprobs_of_its_text_and_counts_its_reasonin
     model_says: Any,
 ) -> None:
     agent = await model_says(f"<think>\nWhere is up?\n</think>\n\nUp, I see.{CALLED}{ENDED}")
-    settings = {"model": "any", "input": "Where?", "tools": [TOOL]}
+    settings: dict[str, Any] = {"model": "any", "input": "Where?", "tools": [TOOL]}
     settings |= {"include": [LOGPROBS], "top_logprobs": 2}
     async with agent.openai as client:
         whole = await client.responses.create(**settings)

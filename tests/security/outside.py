@@ -43,7 +43,8 @@ def watched() -> Iterator[list[str]]:
     if not _hooked:
         sys.addaudithook(_hook)
         _hooked.append(True)
-    _attempts = found = []
+    found: list[str] = []
+    _attempts = found
     try:
         yield found
     finally:

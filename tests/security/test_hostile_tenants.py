@@ -230,11 +230,12 @@ async def one_batch(server: Running, alice: Headers, mallory: Headers, plan: Any
     service = server.service
     step, since = service.coordinator.step, service.events._last_id
     claim = {"task": plan["task"], "group": plan["group"], "tag": plan["tag"]}
-    good, *bad = await asyncio.gather(
+    gathered: list[Any] = await asyncio.gather(
         asyncio.gather(*(honest(server, alice, reward) for reward in (0.0, 1.0))),
         *(attack(server, mallory, {**claim, "kind": "train"}, e) for e in plan["episodes"]),
         attack(server, mallory, {**claim, "kind": "eval"}, plan["evaluation"]),
     )
+    good, *bad = gathered
     await service.board.wait_until(
         lambda: service.coordinator.step > step or not service.coordinator.running
     )

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -135,7 +136,7 @@ async def test_the_url_of_a_grant_is_the_one_that_is_served(
             assert answer.choices[0].message.role == "assistant"
 
         async def solve(task: str) -> float:
-            ask = {"model": "m", "messages": [{"role": "user", "content": task}]}
+            ask: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": task}]}
             async with AsyncOpenAI(base_url="http://127.0.0.1:9", api_key="x") as openai:
                 await openai.chat.completions.create(**ask)
             return 1.0

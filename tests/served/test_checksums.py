@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ from ajet_engines.in_server.ajet_checksums import (  # noqa: E402
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def weights(seed: int, dtype: object = torch.float32) -> dict[str, object]:
+def weights(seed: int, dtype: object = torch.float32) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
     return {
         f"model.layers.{layer}.self_attn.{name}.weight": torch.randn(6, 4, generator=generator).to(
@@ -30,7 +32,7 @@ def weights(seed: int, dtype: object = torch.float32) -> dict[str, object]:
     }
 
 
-def joined(tensors: dict[str, object]) -> dict[str, object]:
+def joined(tensors: dict[str, Any]) -> dict[str, Any]:
     """As servers keep them: q, k and v in one, padded with zeros, and the output transposed."""
     found = {}
     for layer in range(2):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,7 +147,7 @@ async def test_closing_the_events_closes_the_connection(tmp_path: Path) -> None:
         closed.set()
 
     async with client(tmp_path, endless) as http:
-        events = http.events("/stream", {})
+        events: Any = http.events("/stream", {})
         assert await anext(events) == {"n": 1}
         await events.aclose()
         await closed.wait()

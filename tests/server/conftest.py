@@ -166,7 +166,7 @@ class ServerFactory:
         listener = bind(settings.server)
         guard = TokenGuard(TOKENS, service.tokens)
         http_server = uvicorn.Server(http_config(create_app(service, guard), settings.server))
-        http_server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+        http_server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
         serving = asyncio.create_task(http_server.serve([listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:

@@ -68,8 +68,8 @@ async def test_seconds_that_are_no_number_are_refused_by_either_way(
     headers = {**CLIENT, "content-type": content_type}
     for name in ("wait_seconds", "lease_seconds", "heartbeat_seconds"):
         for value in ('"5"', "true"):
-            body = f'{{"task_id": "a", "{name}": {value}}}'
-            answer = await server.http.post("/v1/episodes", headers=headers, content=body)
+            claim = f'{{"task_id": "a", "{name}": {value}}}'
+            answer = await server.http.post("/v1/episodes", headers=headers, content=claim)
             assert (answer.status_code, error_of(answer)["param"]) == (400, name)
     answer = await server.http.post("/v1/run/start", headers=CONTROL, json={"wait_seconds": "0"})
     assert (answer.status_code, error_of(answer)["param"]) == (400, "wait_seconds")
@@ -104,7 +104,8 @@ async def test_claims_are_refused_while_the_server_is_offline(server: Running) -
 
 async def test_an_unknown_episode_is_a_404(server: Running) -> None:
     for path in ("end", "abort", "heartbeat", ""):
-        body: dict[str, Any] = {"end": {"reward": 1}, "abort": {"reason": "x"}}.get(path, {})
+        bodies: dict[str, Any] = {"end": {"reward": 1}, "abort": {"reason": "x"}}
+        body = bodies.get(path, {})
         url = f"/v1/episodes/nope/{path}".rstrip("/")
         method = "POST" if path else "GET"
         answer = await server.http.request(method, url, headers=CLIENT, json=body or None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -132,7 +133,8 @@ def test_a_task_differs_by_the_rewards_of_its_calls_and_agents_too(kind: str) ->
     records = [start(batch, "a"), start(batch, "a")]
     for record, value in zip(records, (0.0, 1.0), strict=True):
         assert not batch.is_full()
-        batch.ended(replace(record, state="ended", reward=1.0, **{kind: {"x": value}}))
+        rewards: dict[str, Any] = {kind: {"x": value}}
+        batch.ended(replace(record, state="ended", reward=1.0, **rewards))
     assert batch.is_full()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import httpx
 import pytest
@@ -141,7 +142,7 @@ async def test_a_client_that_asks_again_for_a_complete_task_does_not_wait_for_ev
         await server.roll(rollout=rollout)
         for reward in (0.0, 1.0):
             await server.episode("a", reward)
-        late = {"headers": CLIENT, "json": {"task_id": "a", "wait_seconds": 0.0}}
+        late: dict[str, Any] = {"headers": CLIENT, "json": {"task_id": "a", "wait_seconds": 0.0}}
         assert (await server.http.post("/v1/episodes", **late)).status_code == 503
         monkeypatch.setattr(claims, "RELIEF_SECONDS", 0.0)
         waiting = await server.claim("a")

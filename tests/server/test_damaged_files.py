@@ -133,7 +133,9 @@ def _retype(which: int, value: Any) -> Damage:
     return retype
 
 
-VALUES = st.sampled_from([None, True, -1, 0, 10**400, 0.5, 1e999, "", "x", "\x00", [], [[]], {}])
+VALUES: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, -1, 0, 10**400, 0.5, 1e999, "", "x", "\x00", [], [[]], {}]
+)
 DAMAGES = st.one_of(
     st.builds(_flip, st.floats(0, 1), st.integers(0, 7)),
     st.builds(_retype, st.integers(0, 999), VALUES),

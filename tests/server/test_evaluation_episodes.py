@@ -45,7 +45,7 @@ async def test_calls_are_sampled_and_recorded_as_the_run_says(
     server: Running, stream: bool
 ) -> None:
     await server.roll(evaluation=GREEDY)
-    asked = {"temperature": 1.5, "top_p": 0.9, "top_k": 3, "stream": stream}
+    asked: dict[str, Any] = {"temperature": 1.5, "top_p": 0.9, "top_k": 3, "stream": stream}
     grant = await server.claim(kind="eval")
     assert (await server.chat(grant, **asked)).status_code == 200
     call = await only_call(server, grant)

@@ -11,7 +11,7 @@ from ajet_server.observe.events import EventLog
 async def collect(log: EventLog, count: int, after: int | None) -> list[Event | None]:
     found: list[Event | None] = []
     async for owned in log.read(after, keepalive=0.001):
-        found.append(owned and owned.event)
+        found.append(None if owned is None else owned.event)
         if len(found) == count:
             break
     return found

@@ -37,7 +37,7 @@ def test_an_expired_lease_is_named_until_its_episode_is_over() -> None:
     leases = watch(a=1.0)
     assert leases.expired(1.0, {"a": 1.0}.get) == ["a"]
     assert leases.expired(1.0, {"a": 1.0}.get) == ["a"]
-    assert leases.expired(1.0, {}.get) == []
+    assert leases.expired(1.0, lambda _: None) == []
     assert leases.next_look() is None
 
 

@@ -15,7 +15,7 @@ from .conftest import CLIENT, CONTROL, Running, ServerFactory, error_of
 from .test_modes import batches, tags, task, until_step
 
 PATIENT = 3600.0
-HALVES = {"ratios": {"x": 0.5, "y": 0.5}, "grace_seconds": PATIENT}
+HALVES: dict[str, Any] = {"ratios": {"x": 0.5, "y": 0.5}, "grace_seconds": PATIENT}
 
 
 def all_of(tag: str) -> dict[str, Any]:

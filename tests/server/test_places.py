@@ -225,8 +225,8 @@ def test_what_ended_of_a_tag_that_is_removed_is_kept_for_its_return_and_hinders_
     end(batch, half)
     assert batch.lacking() == []
     for number in range(3):
-        mine = [roll_out(batch, f"{number}-{n}", "a") for n in range(2)]
-        assert set(batch.take().ended) == ids(*mine)
+        both = [roll_out(batch, f"{number}-{n}", "a") for n in range(2)]
+        assert set(batch.take().ended) == ids(*both)
     batch.places.change(MixtureConfig(ratios={"b": 1}))
     for n in range(2):
         roll_out(batch, f"last-{n}", "a")
@@ -345,7 +345,7 @@ def test_every_batch_has_the_ratios_whatever_the_clients_do(
                 episode = start(batch, group, tag)
                 opened[episode.episode_id] = episode
         elif what in {"end", "abort"} and opened:
-            episode = opened.pop(data.draw(st.sampled_from(sorted(opened))))
+            episode = opened.pop(data.draw(st.sampled_from(list(opened))))
             if what == "end":
                 end(batch, episode)
                 ended[episode.episode_id] = episode.group

@@ -61,7 +61,7 @@ async def test_weights_that_fail_the_proof_again_pause_the_run_until_it_is_resum
             assert answer.status_code == 200
             board = server.service.board
             await board.wait_until(
-                lambda tried=tried, board=board: (
+                lambda tried=tried, board=board: (  # type: ignore[misc]
                     board.state is ServerState.PAUSED and len(events(server, "seal")) == tried
                 )
             )

@@ -203,7 +203,7 @@ def test_relaxed_merging_counts_what_it_altered() -> None:
     # The answer was written again with another first token.
     prompt = second.prompt_ids
     prompt[3] = 77
-    messages = second.conversation()
+    messages = tuple(second.conversation())
     made["x"] = [first, replace(second, base=None, shared=0, suffix_ids=prompt, messages=messages)]
     assert prepare(made).metrics()["tokens_altered"] == 0.0
     data = prepare(made, timelines={"policy": "text"})
@@ -215,8 +215,8 @@ def test_forks_are_said_in_words() -> None:
     made = talks("x", "y", turns=2)
     first, second = made["x"]
     prompt = [6, *second.prompt_ids[1:]]
-    messages = second.conversation()
-    messages[0] = replace(messages[0], text=replace(messages[0].text, content="It is noon."))
+    head, *rest = second.conversation()
+    messages = (replace(head, text=replace(head.text, content="It is noon.")), *rest)
     made["x"] = [first, replace(second, base=None, shared=0, suffix_ids=prompt, messages=messages)]
     data = prepare(made)
     assert data.metrics()["forks"] == 1.0
@@ -273,9 +273,12 @@ async def test_agents_that_do_not_say_who_they_are_are_known_by_their_prompts(
     ):
         answer = await server.http.post(under + path, json={"model": "m", **body})
         assert answer.status_code == 200, answer.text
-    body = {"model": "m", "messages": [{"role": "system", "content": "You plan."}, *hello]}
+    last: dict[str, Any] = {
+        "model": "m",
+        "messages": [{"role": "system", "content": "You plan."}, *hello],
+    }
     headers = {**key(grant), "x-ajet-agent": "somebody"}
-    await server.http.post("/v1/chat/completions", headers=headers, json=body)
+    await server.http.post("/v1/chat/completions", headers=headers, json=last)
     (calls,) = (await server.service.store.calls([grant["episode_id"]])).values()
     assert [call.agent for call in calls] == [
         *("planner", "critic", "critic", "planner", ""),

@@ -122,7 +122,7 @@ async def test_batches_of_nothing_that_can_be_processed_pause_the_run_and_outliv
                 *(episode(server, CLIENT, f"t{number}", r, POISON) for r in (0.0, 1.0))
             )
             await server.service.board.wait_until(
-                lambda n=number: len(events(server, "refused")) > n
+                lambda n=number: len(events(server, "refused")) > n  # type: ignore[misc]
             )
         await until_state(server, ServerState.PAUSED)
         paused = (await status(server))["paused"]

@@ -265,7 +265,7 @@ def test_weights_by_hand() -> None:
 def test_means_have_weights_that_add_up_to_one(shape: list[tuple[int, int]]) -> None:
     made = [TrainCall("c", e, 1.0, 1.0, [-1.0] * n, [0] * n) for e, n in shape]
     for aggregation in ("token_mean", "call_mean", "episode_mean"):
-        weights = token_weights(made, aggregation)  # type: ignore[arg-type]
+        weights = token_weights(made, aggregation)
         total = sum(w * len(c.logprobs) for w, c in zip(weights, made, strict=True))
         assert total == pytest.approx(1.0 if any(n for _, n in shape) else 0.0)
 

@@ -260,7 +260,7 @@ def stop_or_go(first: float, second: float) -> Node:
 def test_stopping_early_is_learnt_exactly_where_it_pays(first: float, second: float) -> None:
     root = stop_or_go(first, second)
     for method in ("leave_one_out", "group_mean", "group_std"):
-        got = expected(root, 4, method, 1.0, "return_to_go")  # type: ignore[arg-type]
+        got = expected(root, 4, method, 1.0, "return_to_go")
         assert math.copysign(1.0, got[0, 1]) == math.copysign(1.0, second)
 
 

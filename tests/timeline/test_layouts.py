@@ -70,7 +70,7 @@ def test_a_conversation_is_one_segment_in_which_calls_follow_each_other() -> Non
     tree = tree_of(conversation(2))
     expected = [TrainSpan(3, 10, 0, 3), TrainSpan(8, 11, 0, 3)]
     for layout in ("linear", "tree", "group_tree"):
-        (unit,) = lay_out(layout, [tree], [10])  # type: ignore[arg-type]
+        (unit,) = lay_out(layout, [tree], [10])
         (segment,) = unit.segments
         assert (segment.token_ids, segment.spans) == (tree.calls[1].token_ids, expected)
 

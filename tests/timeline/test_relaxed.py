@@ -143,11 +143,9 @@ def random_toy(rng: random.Random) -> Toy:
     toy = Toy(rng, rng.choice([[], [NEWLINE]]))
     for _ in range(rng.randint(1, 9)):
         words = "a", "b", "ab", "aba", "abab"
-        text, said, tools = (
-            rng.choice(words),
-            (("system", rng.choice("ab")),),
-            rng.choice(["", "x"]),
-        )
+        text = rng.choice(words)
+        said: Said = (("system", rng.choice("ab")),)
+        tools = rng.choice(["", "x"])
         base = None
         if toy.calls and rng.random() < 0.85:
             base = rng.randrange(len(toy.calls))

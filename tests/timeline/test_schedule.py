@@ -123,7 +123,7 @@ def test_blocks_are_the_whole_past_of_every_row(trees, budget):
     found = schedule(trees, budget)
     for part in found.passes:
         for place, row in enumerate(part.rows):
-            lengths = []
+            lengths: list[int] = []
             for block in part.blocks:
                 source = found.passes[block.source].rows[
                     block.rows[place if len(block.rows) > 1 else 0]

@@ -138,7 +138,7 @@ async def test_a_worker_of_other_components_or_without_a_checkpoint_is_not_used(
             {"version": "0.0.0"},
             {"engine": plan(tmp_path, engine={"vocab_size": 7}).engine},
         ):
-            other = replace(booted, checkpoint=saved, **changes)  # type: ignore[arg-type]
+            other = replace(booted, checkpoint=saved, **changes)
             assert await worker.adopt(other, 30.0) is None
         assert await worker.adopt(replace(booted, checkpoint=saved + "-none"), 30.0) is None
         assert await worker.adopt(replace(booted, checkpoint=saved), 30.0) is not None

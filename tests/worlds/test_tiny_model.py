@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def conversation() -> list[dict[str, Any]]:
     return messages
 
 
-def by_template(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, prompt: bool) -> Any:
+def by_template(tokenizer: Any, messages: Sequence[Any], tools: Any, prompt: bool) -> Any:
     return tokenizer.apply_chat_template(
         messages, tools=tools, add_generation_prompt=prompt, return_dict=False
     )

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import ajet_backend_torch
 import pytest
 import torch
 import transformers
@@ -135,7 +134,6 @@ def test_other_adapters_are_measured_anew(lora, starts):
     [
         (measurements, "FORMAT"),
         (ajet_core, "__version__"),
-        (ajet_backend_torch, "__version__"),
         (torch, "__version__"),
         (transformers, "__version__"),
     ],
@@ -143,6 +141,13 @@ def test_other_adapters_are_measured_anew(lora, starts):
 def test_other_versions_measure_anew(owner, name, starts, monkeypatch):
     starts.start()
     monkeypatch.setattr(owner, name, 99 if name == "FORMAT" else "2.99.0")
+    starts.start()
+    assert starts.measured == ["trees", "costs"]
+
+
+def test_another_version_of_the_plugin_measures_anew(starts, monkeypatch):
+    starts.start()
+    monkeypatch.setattr(measurements, "version", lambda _: "2.99.0")
     starts.start()
     assert starts.measured == ["trees", "costs"]
 

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from harmony import gpt_oss_renderer
-from scripted import CALL_TEXT, Gateway, ScriptedEngine
-
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 from ajet_testing.tokenizers import renderer_for, template_renderer
+from tests.server.dialects.harmony import gpt_oss_renderer
+from tests.server.dialects.scripted import CALL_TEXT, Gateway, ScriptedEngine
 
 CHATML_TOOLS_TEMPLATE = (
     "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}<|im_end|>\n{% endif %}"

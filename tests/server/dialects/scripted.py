@@ -27,7 +27,7 @@ from ajet_server.gateway.rendering.conversation import ConversationIndex
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 from ajet_testing.tokenizers import renderer_for
 
-MOVE = {
+MOVE: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "move",

@@ -3,13 +3,14 @@
 import asyncio
 import copy
 import json
+from typing import Any
 
 import pytest
-from scripted import CALL_TEXT, MOVE, USER, Gateway, gateway
 
 from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_server.gateway.rendering.conversation import ConversationIndex
+from tests.server.dialects.scripted import CALL_TEXT, MOVE, USER, Gateway, gateway
 
 SAID = {
     "qwen3": f"Up.{CALL_TEXT}<|im_end|>",
@@ -151,7 +152,8 @@ async def test_sampled_tokens_that_text_would_change_are_counted_and_kept(text, 
 
 
 async def test_empty_content_in_any_form():
-    for content in (None, "", []):
+    empty: tuple[Any, ...] = (None, "", [])
+    for content in empty:
         gate = gateway(f"{CALL_TEXT}<|im_end|>")
         history = await first_turn(gate)
         history[1]["content"] = content

@@ -3,7 +3,6 @@ import json
 
 import pytest
 from openai.types import Model
-from scripted import CALL_TEXT, MOVE, USER, Gateway, ScriptedEngine, body, gateway, message_of
 
 from ajet_core.errors import ContextLengthError, EngineError, RequestError, UnsupportedError
 from ajet_core.interfaces.engine import EngineCapabilities
@@ -11,6 +10,16 @@ from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.formats.table import models_list
 from ajet_server.gateway.rendering.call_metadata import MALFORMED_CALLS
 from ajet_testing.tokenizers import renderer_for
+from tests.server.dialects.scripted import (
+    CALL_TEXT,
+    MOVE,
+    USER,
+    Gateway,
+    ScriptedEngine,
+    body,
+    gateway,
+    message_of,
+)
 
 
 async def test_answer_and_its_record():
@@ -108,7 +117,7 @@ async def test_good_calls_beside_malformed_ones_are_made():
     gate = gateway(f"{CALL_TEXT}<tool_call>x</tool_call><|im_end|>")
     choice = (await gate.complete(USER, tools=[MOVE])).choices[0]
     assert choice.message.content == "<tool_call>x</tool_call>"
-    assert len(choice.message.tool_calls) == 1
+    assert len(choice.message.tool_calls or ()) == 1
     assert choice.finish_reason == "tool_calls"
 
 
@@ -187,10 +196,10 @@ async def test_logprobs():
 async def test_token_ids_only_on_request():
     gate = gateway("x<|im_end|>")
     plain = await gate.complete(USER)
-    assert "token_ids" not in plain.choices[0].model_extra
+    assert not hasattr(plain.choices[0], "token_ids")
     asked = await gate.complete(USER, return_token_ids=True)
-    assert asked.choices[0].token_ids == gate.calls[1].sampled_ids
-    assert asked.prompt_token_ids == gate.calls[1].prompt_ids
+    assert asked.choices[0].model_extra["token_ids"] == gate.calls[1].sampled_ids
+    assert asked.model_extra["prompt_token_ids"] == gate.calls[1].prompt_ids
 
 
 async def test_choices_are_calls_of_their_own():

@@ -1,14 +1,15 @@
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import MOVE, USER, body
 
 from ajet_core.errors import RequestError, UnsupportedError
 from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.formats.constraints import ToolChoice
 from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall
+from tests.server.dialects.scripted import MOVE, USER, body
 
 
 def parse(*messages, **settings):
@@ -60,7 +61,7 @@ def test_content_parts_are_one_text(content):
 
 
 CALLING = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
-SAID = [
+SAID: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     USER,
     CALLING,

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import ABLE, MOVE, USER, Gateway, gateway
 
 from ajet_core.errors import UnsupportedError
 from ajet_server.gateway.formats.constraints import AnswerFormat, Constraints, ToolChoice
 from ajet_testing.tokenizers import SPECIALS, renderer_for, tokenizer_for
+from tests.server.dialects.scripted import ABLE, MOVE, USER, Gateway, gateway
 
 llguidance = pytest.importorskip("llguidance")
 

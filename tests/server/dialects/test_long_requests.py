@@ -4,8 +4,6 @@ import asyncio
 import threading
 
 import pytest
-from families import FAMILIES
-from scripted import USER, Gateway, ScriptedEngine, body, gateway
 
 from ajet_core.errors import ContextLengthError
 from ajet_server.gateway.formats.chat import read_chat_request
@@ -16,6 +14,8 @@ from ajet_server.gateway.rendering.drift import DriftMeter
 from ajet_server.gateway.rendering.factory import build_renderer
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 from ajet_testing.tokenizers import tokenizer_for
+from tests.server.dialects.families import FAMILIES
+from tests.server.dialects.scripted import USER, Gateway, ScriptedEngine, body, gateway
 
 
 @pytest.fixture
@@ -111,8 +111,10 @@ async def test_long_requests_of_one_episode_at_the_same_time(name):
     first = gate.calls[0]
     assert all(not call.suffix_ids for call in gate.calls[1:4])
     by_id = {call.call_id: call for call in gate.calls}
-    parents = [by_id[call.parent_call_id] for call in gate.calls[4:]]
-    assert sorted(parent.answer.content for parent in parents) == sorted(texts)
+    parents = [by_id[call.parent_call_id or ""] for call in gate.calls[4:]]
+    assert sorted(parent.answer.content or "" for parent in parents) == sorted(
+        text or "" for text in texts
+    )
     given = {request.request_id: request.prompt_ids for request in gate.engine.requests}
     assert all(call.prompt_ids == given[call.call_id] for call in gate.calls)
     assert first.base is None

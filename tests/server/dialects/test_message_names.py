@@ -1,10 +1,10 @@
 """Messages that have the name of who says them."""
 
 import pytest
-from families import FAMILIES
-from scripted import Gateway, ScriptedEngine
 
 from ajet_testing.tokenizers import renderer_for, template_renderer
+from tests.server.dialects.families import FAMILIES
+from tests.server.dialects.scripted import Gateway, ScriptedEngine
 
 NAMING_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.name and m.role != 'tool' %} ({{ m.name }}){% endif %}"
@@ -61,12 +61,13 @@ async def test_who_speaks_tells_conversations_apart_but_who_answers_does_not(mak
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_where_it_is_not_shown_it_changes_nothing(name):
     gates = [FAMILIES[name].gate(FAMILIES[name].said("there")) for _ in range(2)]
-    for gate, named in zip(gates, (True, False), strict=True):
-        by = {"name": "Alice"} if named else {}
+    for gate, is_named in zip(gates, (True, False), strict=True):
+        by = {"name": "Alice"} if is_named else {}
         answer = {"role": "assistant", "content": "there", **by}
         await gate.complete({**ASKED, **by})
         await gate.complete({**ASKED, **by}, answer, {**MORE, **by})
-        in_vain = ("messages.name",) if named else ()
+        in_vain = ("messages.name",) if is_named else ()
+        assert gate.request is not None
         assert gate.service.completions.without_effect(gate.request) == in_vain
     named, plain = (gate.calls for gate in gates)
     assert [call.prompt_ids for call in named] == [call.prompt_ids for call in plain]

@@ -1,17 +1,18 @@
 """Calls that end at the same time: each is recorded as what is new in it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
-from families import FAMILIES
-from scripted import USER, gateway
 
 from ajet_core.errors import StoreFullError
 from ajet_core.timeline import Call, TokenTrie
 from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.rendering.conversation import ConversationIndex
 from ajet_server.gateway.rendering.messages import ChatMessage
+from tests.server.dialects.families import FAMILIES
+from tests.server.dialects.scripted import USER, gateway
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 LONG = {"role": "system", "content": "Where is the goal? " * 50}
@@ -40,7 +41,7 @@ class Store:
             await asyncio.sleep(0)
 
 
-async def during_one_write(store: Store, work: list[Awaitable], count: int):
+async def during_one_write(store: Store, work: Sequence[Awaitable[Any]], count: int):
     """All of `work`, whose `count` calls are written only when all of them wait."""
     tasks = [asyncio.ensure_future(one) for one in work]
     await store.until(count)
@@ -50,7 +51,7 @@ async def during_one_write(store: Store, work: list[Awaitable], count: int):
 
 def check(gate, calls):
     given = {request.request_id: request.prompt_ids for request in gate.engine.requests}
-    said = {}
+    said: dict[Any, Any] = {}
     trie = TokenTrie("ep")
     for call in calls:
         assert call.prompt_ids == given[call.call_id]
@@ -85,6 +86,7 @@ async def test_choices_of_a_rendered_and_of_an_extended_prompt_share_it():
     completion = await gate.complete(LONG, USER, n=4)
     assert [len(call.suffix_ids) for call in store.calls[1:]] == [0] * 3
     said = [choice.message.content for choice in completion.choices]
+    history: list[dict[str, Any]]
     history = [LONG, USER, {"role": "assistant", "content": said[2]}, LONG | {"role": "user"}]
     store.open.clear()
     await during_one_write(store, [gate.complete(*history, n=4)], 8)
@@ -109,7 +111,7 @@ async def test_a_later_call_extends_the_one_whose_answer_it_brings(name):
     await during_one_write(store, follow, 12)
     by_id = {call.call_id: call for call in store.calls}
     for call in store.calls[6:]:
-        before = by_id[call.parent_call_id]
+        before = by_id[call.parent_call_id or ""]
         assert call.prompt_ids[: before.length] == before.token_ids
         assert call.conversation()[2].text == before.answer
     stored, tree = check(gate, store.calls)

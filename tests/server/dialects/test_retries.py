@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from ajet_core.errors import RequestError
 from ajet_server.gateway.formats.retries import Answers, SameRequest, SharedAnswer
 
-RETRY = {"x-stainless-retry-count": "1"}
-NAMED = {"idempotency-key": "n"}
+RETRY: dict[str, Any] = {"x-stainless-retry-count": "1"}
+NAMED: dict[str, Any] = {"idempotency-key": "n"}
 
 
 class Model:
@@ -99,7 +100,7 @@ async def test_only_the_same_request_may_have_what_was_lost() -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, NAMED])
-async def test_what_nobody_waits_for_is_not_made(headers: dict[str, str]) -> None:
+async def test_what_nobody_waits_for_is_not_made(headers: dict[str, Any]) -> None:
     model, answers = Model(), Answers()
     answer = answers.shared(same(**headers), model.answer())
     task = asyncio.create_task(answer.wait())
@@ -142,7 +143,7 @@ async def test_whoever_hangs_up_does_not_end_it_for_others_of_the_same_name() ->
 
 
 @pytest.mark.parametrize("headers", [{}, NAMED])
-async def test_failures_are_not_kept(headers: dict[str, str]) -> None:
+async def test_failures_are_not_kept(headers: dict[str, Any]) -> None:
     model, answers = Model(), Answers()
     model.free.set()
 

@@ -3,17 +3,18 @@
 import asyncio
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from families import FAMILIES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted import MOVE, body
 
 from ajet_core.timeline import TokenTrie
 from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.rendering.canonical import message_text
 from ajet_server.gateway.rendering.conversation import ConversationIndex
+from tests.server.dialects.families import FAMILIES
+from tests.server.dialects.scripted import MOVE, body
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 QUESTION = {"role": "user", "content": "Where is the goal?"}
@@ -357,6 +358,7 @@ async def test_an_aborted_call_is_shared_but_not_extended(family):
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.call])
 async def test_other_ids_of_tool_calls_are_another_conversation_with_the_same_tokens(name):
     family = FAMILIES[name]
+    assert family.call is not None
     talk = Talk(family.gate(family.call, family.said("Down."), family.said("Left.")))
     (first,) = await talk.ask(SYSTEM, QUESTION, tools=[MOVE])
     await talk.ask(SYSTEM, QUESTION, first, *results(first), tools=[MOVE])
@@ -384,7 +386,7 @@ def test_whatever_agents_do_the_record_is_what_was_asked_and_sampled(family, act
         scripts += [family.thought("there")] if family.think else [family.said("there")]
         scripts += [family.call] if family.call else [family.said("")]
         talk = Talk(family.gate(*scripts * 2, family.said("end")))
-        asked = []
+        asked: list[Any] = []
         for kind, which in [("new", 0), *actions]:
             history, tools, (message,) = asked[which % len(asked)] if asked else ([], None, [None])
             offer = {"tools": [MOVE]} if tools else {}

@@ -1,10 +1,10 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import CALL_TEXT, MOVE, USER, assembled, gateway
 
 from ajet_server.gateway.formats.stopping import StopScanner
 from ajet_testing.tokenizers import renderer_for
+from tests.server.dialects.scripted import CALL_TEXT, MOVE, USER, assembled, gateway
 
 
 async def test_text_ends_before_the_stop_string_and_tokens_with_it():

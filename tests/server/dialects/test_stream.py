@@ -1,27 +1,17 @@
 import asyncio
 import copy
 import json
+from typing import Any
 
 import pytest
-from families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import (
-    CALL_TEXT,
-    MOVE,
-    USER,
-    Gateway,
-    ScriptedEngine,
-    assembled,
-    body,
-    gateway,
-    message_of,
-)
 
 from ajet_core.errors import ContextLengthError, EngineError
 from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.formats.completions import read_completions_request
 from ajet_server.gateway.formats.events import Choice, Grown
+from ajet_server.gateway.formats.exchange import Exchange
 from ajet_server.gateway.rendering.settling import STREAMED_FAMILIES, Settling
 from ajet_server.gateway.rendering.tagged_arguments import TAGGED_FAMILIES
 from ajet_testing.tokenizers import (
@@ -31,6 +21,18 @@ from ajet_testing.tokenizers import (
     SPECIALS,
     THINK,
     renderer_for,
+)
+from tests.server.dialects.families import FAMILIES
+from tests.server.dialects.scripted import (
+    CALL_TEXT,
+    MOVE,
+    USER,
+    Gateway,
+    ScriptedEngine,
+    assembled,
+    body,
+    gateway,
+    message_of,
 )
 
 ALL_SPECIALS = SPECIALS | MORE_SPECIALS | {"gpt-oss": HARMONY, "default": [*CHATML, *THINK]}
@@ -43,7 +45,7 @@ async def test_chunks_in_order():
     assert {chunk.id for chunk in chunks} == {gate.calls[0].call_id}
     texts = [c.choices[0].delta.content for c in chunks[1:-2]]
     assert len(texts) > 3
-    assert "".join(texts) == "I am there."
+    assert "".join(text or "" for text in texts) == "I am there."
     assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 2) + [
         "stop"
     ]
@@ -86,7 +88,7 @@ async def test_a_call_goes_out_when_it_is_written_and_not_at_the_end():
     gate.engine.hold_at = len(gate.renderer.encode(f"Up.{CALL_TEXT}")) + 2
     request = read_chat_request(body(USER, stream=True, tools=[MOVE]))
     stream = gate.service.stream(gate.session, request, gate.record)
-    calls = []
+    calls: list[Any] = []
     while len(calls) < 2:
         calls += json.loads(await anext(stream))["choices"][0]["delta"].get("tool_calls", [])
     assert calls[0]["function"]["name"] == "move"
@@ -114,12 +116,12 @@ async def test_the_call_is_recorded_before_the_finish_is_told():
 async def test_logprobs_and_token_ids_cover_all_tokens():
     gate = gateway("😀 up<|im_end|>")
     chunks = await gate.chunks(USER, logprobs=True, return_token_ids=True)
-    ids = [i for chunk in chunks for i in chunk.choices[0].token_ids]
+    ids = [i for chunk in chunks for i in chunk.choices[0].model_extra["token_ids"]]
     entries = [e for c in chunks if c.choices[0].logprobs for e in c.choices[0].logprobs.content]
     assert ids == gate.calls[0].sampled_ids
     assert [entry.logprob for entry in entries] == gate.calls[0].logprobs
-    assert chunks[0].prompt_token_ids == gate.calls[0].prompt_ids
-    assert all("prompt_token_ids" not in chunk.model_extra for chunk in chunks[1:])
+    assert chunks[0].model_extra["prompt_token_ids"] == gate.calls[0].prompt_ids
+    assert not any(hasattr(chunk, "prompt_token_ids") for chunk in chunks[1:])
 
 
 async def test_no_half_characters():
@@ -193,16 +195,13 @@ async def test_a_failing_choice_fails_the_stream_and_ends_the_others(n):
     assert len(gate.engine.closed) == len(gate.engine.requests)
 
 
-async def test_parses_are_linear_in_the_answer():
+async def test_parses_are_linear_in_the_answer(monkeypatch):
     gate = gateway("up " * 2000 + "<|im_end|>")
     parsed = []
-    renderer = gate.renderer
-    original = renderer.parse
-    try:
-        renderer.parse = lambda ids, *rest: parsed.append(len(ids)) or original(ids, *rest)
-        await gate.chunks(USER)
-    finally:
-        renderer.parse = original
+    original = gate.renderer.parse
+    counting = lambda ids, *rest: parsed.append(len(ids)) or original(ids, *rest)  # noqa: E731
+    monkeypatch.setattr(gate.renderer, "parse", counting)
+    await gate.chunks(USER)
     assert sum(parsed) < 80 * len(gate.calls[0].sampled_ids)
 
 
@@ -258,6 +257,7 @@ async def test_text_that_no_parser_reads_goes_out_as_tokens_come(settles):
     gate = Gateway(ScriptedEngine([renderer.encode("{I am there.")]), renderer)
     request, _ = read_completions_request(b'{"prompt": "x", "stream": true, "max_tokens": 50}')
     exchange = gate.service.completions.begin(gate.session, request, gate.record)
+    assert isinstance(exchange, Exchange)
     texts = []
     async for event in gate.service.completions.events(exchange):
         match event:
@@ -355,7 +355,7 @@ def test_streamed_or_not_the_message_is_the_same(name, data):
 
 def test_text_of_a_tokenizer_that_takes_spaces_out_is_not_settled():
     tokenizer = FAMILIES["default"].renderer()._tokenizer
-    tidy = copy.copy(tokenizer)
+    tidy: Any = copy.copy(tokenizer)
     tidy.clean_up_tokenization_spaces = True
     assert Settling.of("default", tokenizer) is not None
     assert Settling.of("default", tidy) is None

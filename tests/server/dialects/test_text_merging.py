@@ -4,13 +4,13 @@ import copy
 from dataclasses import replace
 
 import pytest
-from families import FAMILIES
-from scripted import MOVE, Gateway, ScriptedEngine, body
 
 from ajet_core.timeline import TokenTrie
 from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.rendering.conversation import ConversationIndex
+from tests.server.dialects.families import FAMILIES
+from tests.server.dialects.scripted import MOVE, Gateway, ScriptedEngine, body
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 QUESTION = {"role": "user", "content": "Where is the goal?"}

@@ -51,7 +51,7 @@ def steps(count: int = 12, **changes: Any) -> list[dict[str, float]]:
 
 
 def read(kind: str, history: list[dict[str, float]], limits: FailureConfig = LIMITS) -> Reading:
-    reading = BY_KIND[kind].read(history, limits)  # type: ignore[index]
+    reading = BY_KIND[kind].read(history, limits)
     assert isinstance(reading, Reading), reading
     return reading
 

@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -52,7 +53,8 @@ def test_half_characters_are_kept_as_something_a_store_can_write(bad):
 
 
 def test_white_space_around_an_answer_does_not_matter_and_around_a_question_does():
-    for role, same in (("assistant", True), ("user", False), ("tool", False)):
+    roles: dict[Any, bool] = {"assistant": True, "user": False, "tool": False}
+    for role, same in roles.items():
         digests = [message_digest(b"", ChatMessage(role, text)) for text in ("Up.", " Up.\n")]
         assert (digests[0] == digests[1]) is same
 

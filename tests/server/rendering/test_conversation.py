@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -212,7 +213,7 @@ def test_a_prompt_is_rendered_again_only_where_words_do_not_tell_if_it_holds_rea
     answer = ChatMessage("assistant", "there", (call,), reasoning="hm hm")
     messages = [*START]
     for role, content in history:
-        tool = {"tool_call_id": "call_1", "name": "move"} if role == "tool" else {}
+        tool: dict[str, Any] = {"tool_call_id": "call_1", "name": "move"} if role == "tool" else {}
         messages += [answer, ChatMessage(role, content, **tool)]
     assert ConversationIndex().prompt(RENDERER, messages, None).reasoned is reasoned
     assert len(counted) == renders

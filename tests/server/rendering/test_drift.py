@@ -101,11 +101,11 @@ def test_plain_answers_have_drifted_as_rendering_them_says(name, words, letter_b
     assert DriftMeter(renderer).drift(sampled, answer) == rendering.drift(sampled, answer)
 
 
-def test_an_answer_in_plain_words_is_not_rendered():
+def test_an_answer_in_plain_words_is_not_rendered(monkeypatch):
     meter = DriftMeter(renderer_for("qwen3"))
     ids = meter._renderer.encode("Go up, then left.<|im_end|>")
     meter.drift(ids, ChatMessage("assistant", "Go up, then left."))
-    meter._written = None
+    monkeypatch.setattr(meter, "_written", None)
     assert meter.drift(ids, ChatMessage("assistant", "Go up, then left.")) == 0
 
 

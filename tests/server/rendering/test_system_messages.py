@@ -1,5 +1,9 @@
 """System messages in any number and place: the model sees each of them, where it was said."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -14,7 +18,7 @@ from ajet_testing.tokenizers import (
 )
 from tests.server.dialects.harmony import gpt_oss_renderer
 
-ROLES = {"s": "system", "u": "user", "a": "assistant"}
+ROLES: dict[str, Any] = {"s": "system", "u": "user", "a": "assistant"}
 WORDS = (
     "Apple",
     "Birch",
@@ -50,10 +54,10 @@ TEMPLATES = {
     "{% set ns.last = m.role %}"
     f"{CHATML}{{% endfor %}}{ASKING}",
 }
-MAKERS = {
-    **{name: lambda name=name: renderer_for(name) for name in [*SPECIALS, *MORE_SPECIALS]},
+MAKERS: dict[str, Callable[[], Any]] = {
+    **{name: partial(renderer_for, name) for name in [*SPECIALS, *MORE_SPECIALS]},
     "gpt-oss": gpt_oss_renderer,
-    **{name: lambda text=text: template_renderer(text) for name, text in TEMPLATES.items()},
+    **{name: partial(template_renderer, text) for name, text in TEMPLATES.items()},
 }
 # DeepSeek R1 takes reasoning out of each answer, so that its conversations are rendered again.
 NEVER_EXTENDED = {"deepseek-r1"}
@@ -179,7 +183,7 @@ def test_a_later_one_extends_the_turn_before(name, roles):
         for answer in tried
     )
     answer, bridged = next((pair for pair in found if pair[1] is not None), (None, None))
-    assert bridged is not None
+    assert answer is not None and bridged is not None
     written = renderer(name).decode(bridged.ids[len(prompt) + len(answer) :])
     whole = [*asked, ChatMessage("assistant", "Yes"), *new]
     rendered = renderer(name).decode(renderer(name).render(whole, None).ids)

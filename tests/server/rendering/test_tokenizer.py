@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -31,7 +32,7 @@ def test_ids_and_text_are_those_of_transformers(reference, text):
 
 def test_directory_is_read_as_transformers_reads_it(tmp_path):
     directory = write_model(tmp_path / "m", "qwen3")
-    tokenizer = load_tokenizer(directory)
+    tokenizer: Any = load_tokenizer(directory)
     reference = PreTrainedTokenizerFast.from_pretrained(directory)
     assert tokenizer.eos_token_id == reference.eos_token_id == 2
     assert tokenizer.unk_token_id is reference.unk_token_id is None

@@ -1,3 +1,1 @@
 """agentjet's adapter for LlamaIndex."""
-
-__version__ = "0.1.0"

@@ -1,3 +1,1 @@
 """agentjet's adapter for the OpenAI Agents SDK."""
-
-__version__ = "0.1.0"

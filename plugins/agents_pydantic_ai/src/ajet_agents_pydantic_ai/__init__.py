@@ -1,3 +1,1 @@
 """agentjet's adapter for Pydantic AI."""
-
-__version__ = "0.1.0"

@@ -2,5 +2,3 @@
 
 Nothing is imported here: `hooks` and `settings` are light, `engine` and `trainer` import torch.
 """
-
-__version__ = "0.1.0"

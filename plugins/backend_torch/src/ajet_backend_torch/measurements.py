@@ -6,6 +6,7 @@ import hashlib
 import logging
 import platform
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -15,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from torch import nn
 from transformers import PreTrainedConfig
 
-import ajet_backend_torch
 import ajet_core
 from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_core.files import write_whole
@@ -81,7 +81,7 @@ def conditions(
     return {
         "format": FORMAT,
         "agentjet": ajet_core.__version__,
-        "agentjet-backend-torch": ajet_backend_torch.__version__,
+        "agentjet-backend-torch": version("agentjet-backend-torch"),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "device": _device_name(device),

@@ -2,5 +2,3 @@
 
 SGLang itself is needed by the server processes alone, which may run in an interpreter of their own.
 """
-
-__version__ = "0.1.0"
