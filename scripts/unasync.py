@@ -13,10 +13,14 @@ import sys
 from pathlib import Path
 
 CLIENT = Path(__file__).resolve().parents[1] / "agentjet" / "client"
-GENERATED = {"_async.py": "_sync.py", "_swarm_async.py": "_swarm_sync.py"}
+GENERATED = {
+    "_connection_async.py": "_connection_sync.py",
+    "_async.py": "_sync.py",
+    "_swarm_async.py": "_swarm_sync.py",
+}
 REPLACEMENTS = [
     # Words.
-    (r"The asynchronous client", "The synchronous client"),
+    (r"The asynchronous (client|connection)", r"The synchronous \1"),
     (
         r", to be shared by the tasks of an event loop; each loop has connections of its own\.",
         ". Safe to share between threads, and usable after a fork.",
@@ -42,12 +46,14 @@ REPLACEMENTS = [
     (r"AsyncIterator, Awaitable, Callable", "Callable, Iterator"),
     (r"\bAsyncIterator\b", "Iterator"),
     (r"Awaitable\[(\w+)\]", r"\1"),
+    (r"\baiter_bytes\b", "iter_bytes"),
+    (r"\baread\b", "read"),
     (r"__aenter__", "__enter__"),
     (r"__aexit__", "__exit__"),
     # Names of ours.
-    (r"\bAsync(Agent|Driver)\b", r"Sync\1"),
+    (r"\bAsyncAgent\b", "SyncAgent"),
     (r"\bAsync(\w+)", r"\1"),
-    (r"\b_(runner|swarm)_async\b", r"_\1_sync"),
+    (r"\b_(connection|runner|swarm)_async\b", r"_\1_sync"),
     (r"\b_async\b", "_sync"),
     # The language.
     (r"\basync (def|with|for)\b", r"\1"),

@@ -11,6 +11,8 @@ from typing_extensions import TypeVar
 
 from ajet_core.protocol import AgentCause, EpisodeGrant, GroupCounts
 
+Kind = Literal["train", "eval"]
+
 MAX_REASON = 4096
 _TOO_MANY_REQUESTS = 429
 
@@ -47,7 +49,7 @@ class Episode:
     episode_id: str
     task_id: str
     group: str
-    kind: Literal["train", "eval"]
+    kind: Kind
     base_url: str
     api_key: str = field(repr=False)
     model: str
@@ -96,6 +98,16 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClaimTerms:
+    """How an episode of a task is claimed and kept; see the parameters of `SwarmClient.begin_episode`."""
+
+    kind: Kind
+    lease_seconds: float
+    heartbeat_seconds: float | None = None
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EpisodeOutcome:
     """What an agent may return instead of a bare reward.
 
@@ -130,6 +142,7 @@ class EpisodeOutcome:
 
 
 EpisodeT = TypeVar("EpisodeT", bound=Rollout, default=Episode)
+EpisodeT_contra = TypeVar("EpisodeT_contra", bound=Rollout, contravariant=True)
 OutcomeT = TypeVar("OutcomeT", bound=Scored, default=EpisodeOutcome)
 
 

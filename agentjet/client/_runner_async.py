@@ -6,20 +6,22 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from agentjet.client._episode import (
+    ClaimTerms,
     Episode,
     EpisodeOutcome,
     EpisodeResult,
     EpisodeT,
+    EpisodeT_contra,
     OutcomeT,
     RunnerReport,
     Task,
     abort_cause,
     abort_reason,
 )
-from agentjet.client._flows import Kind
 from agentjet.client._runner import (
     Job,
     Ledger,
@@ -38,27 +40,21 @@ AsyncAgent = Callable[[Task, Episode], Awaitable[float | EpisodeOutcome]]
 _ABORT_SECONDS = 5.0
 
 
-class AsyncServer(Protocol[EpisodeT]):
+class AsyncServer(Protocol[EpisodeT_contra]):
     """What a runner asks of a client, be it of one server or of several."""
 
-    async def begin_episode(
-        self,
-        task_id: str,
-        *,
-        group: str | None,
-        kind: Kind,
-        tag: str,
-        lease_seconds: float,
-        heartbeat_seconds: float | None,
-    ) -> EpisodeT:
-        """Claim an episode."""
-
     async def abort_episode(
-        self, episode: EpisodeT, reason: str, *, cause: AgentCause, final: bool, retries: int | None
+        self,
+        episode: EpisodeT_contra,
+        reason: str,
+        *,
+        cause: AgentCause,
+        final: bool,
+        retries: int | None,
     ) -> object:
         """Give it up."""
 
-    async def heartbeats(self, episodes: Sequence[EpisodeT]) -> object:
+    async def heartbeats(self, episodes: Sequence[EpisodeT_contra]) -> object:
         """Say that episodes are worked on; called now and then even if there are none."""
 
 
@@ -67,30 +63,32 @@ async def run_episodes(
     jobs: Sequence[Job],
     agent: Callable[[Task, EpisodeT], Awaitable[object]],
     *,
+    claim: Callable[[Task, ClaimTerms], Awaitable[EpisodeT]],
     outcome_of: Callable[[object], OutcomeT],
     end: Callable[[EpisodeT, OutcomeT], Awaitable[object]],
+    terms: ClaimTerms,
     concurrency: int,
-    kind: Kind,
     retries: int,
-    lease_seconds: float,
     episode_timeout: float | None,
     on_result: OnResult[EpisodeT, OutcomeT] | None,
     clock: Callable[[], float],
 ) -> RunnerReport[EpisodeT, OutcomeT]:
     """As `AsyncSwarmClient.run_episodes_until_all_complete`.
 
+    :param claim: claims an episode.
     :param outcome_of: what it means that an agent returned something.
     :param end: reports an outcome to the server.
+    :param terms: of all claims, without the heartbeats, which are the runner's own.
     """
     began = clock()
     ledger = Ledger(retries, on_result)
     runner = _Runner(
         client,
         agent,
+        claim=claim,
         outcome_of=outcome_of,
         end=end,
-        kind=kind,
-        lease_seconds=lease_seconds,
+        terms=terms,
         episode_timeout=episode_timeout,
         ledger=ledger,
         jobs=deque(jobs),
@@ -118,21 +116,21 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         client: AsyncServer[EpisodeT],
         agent: Callable[[Task, EpisodeT], Awaitable[object]],
         *,
+        claim: Callable[[Task, ClaimTerms], Awaitable[EpisodeT]],
         outcome_of: Callable[[object], OutcomeT],
         end: Callable[[EpisodeT, OutcomeT], Awaitable[object]],
-        kind: Kind,
-        lease_seconds: float,
+        terms: ClaimTerms,
         episode_timeout: float | None,
         ledger: Ledger[EpisodeT, OutcomeT],
         jobs: deque[Job],
     ) -> None:
         self._client = client
         self._agent = agent
-        self._kind: Kind = kind
-        self._lease_seconds = lease_seconds
-        self._beat_seconds = heartbeat_seconds(lease_seconds)
+        self._beat_seconds = heartbeat_seconds(terms.lease_seconds)
+        self._terms = replace(terms, heartbeat_seconds=self._beat_seconds)
         self._episode_timeout = episode_timeout
         self._ledger = ledger
+        self._claim = claim
         self._outcome_of = outcome_of
         self._end = end
         self._jobs = jobs
@@ -147,16 +145,8 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
 
     async def _attempt(self, job: Job) -> bool:
         """Roll out one episode; True if that failed and is to be tried again."""
-        task = job.task
         try:
-            episode = await self._client.begin_episode(
-                task.id,
-                group=task.group,
-                kind=self._kind,
-                tag=task.tag,
-                lease_seconds=self._lease_seconds,
-                heartbeat_seconds=self._beat_seconds,
-            )
+            episode = await self._claim(job.task, self._terms)
         except AjetError as error:
             if not concerns_one_episode(error):
                 raise

@@ -9,14 +9,16 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol
 
 from agentjet.client._episode import (
+    ClaimTerms,
     Episode,
     EpisodeOutcome,
     EpisodeResult,
     EpisodeT,
+    EpisodeT_contra,
     OutcomeT,
     RunnerReport,
     RunnerStoppedError,
@@ -24,7 +26,6 @@ from agentjet.client._episode import (
     abort_cause,
     abort_reason,
 )
-from agentjet.client._flows import Kind
 from agentjet.client._runner import (
     Job,
     Ledger,
@@ -40,27 +41,21 @@ SyncAgent = Callable[[Task, Episode], float | EpisodeOutcome]
 _ABORT_THREADS = 16
 
 
-class SyncServer(Protocol[EpisodeT]):
+class SyncServer(Protocol[EpisodeT_contra]):
     """What a runner asks of a client, be it of one server or of several."""
 
-    def begin_episode(
-        self,
-        task_id: str,
-        *,
-        group: str | None,
-        kind: Kind,
-        tag: str,
-        lease_seconds: float,
-        heartbeat_seconds: float | None,
-    ) -> EpisodeT:
-        """Claim an episode."""
-
     def abort_episode(
-        self, episode: EpisodeT, reason: str, *, cause: AgentCause, final: bool, retries: int | None
+        self,
+        episode: EpisodeT_contra,
+        reason: str,
+        *,
+        cause: AgentCause,
+        final: bool,
+        retries: int | None,
     ) -> object:
         """Give it up."""
 
-    def heartbeats(self, episodes: Sequence[EpisodeT]) -> object:
+    def heartbeats(self, episodes: Sequence[EpisodeT_contra]) -> object:
         """Say that episodes are worked on; called now and then even if there are none."""
 
 
@@ -99,20 +94,22 @@ def run_episodes(
     jobs: Sequence[Job],
     agent: Callable[[Task, EpisodeT], object],
     *,
+    claim: Callable[[Task, ClaimTerms], EpisodeT],
     outcome_of: Callable[[object], OutcomeT],
     end: Callable[[EpisodeT, OutcomeT], object],
+    terms: ClaimTerms,
     concurrency: int,
-    kind: Kind,
     retries: int,
-    lease_seconds: float,
     episode_timeout: float | None,
     on_result: OnResult[EpisodeT, OutcomeT] | None,
     clock: Callable[[], float],
 ) -> RunnerReport[EpisodeT, OutcomeT]:
     """As `SwarmClient.run_episodes_until_all_complete`.
 
+    :param claim: claims an episode.
     :param outcome_of: what it means that an agent returned something.
     :param end: reports an outcome to the server.
+    :param terms: of all claims, without the heartbeats, which are the runner's own.
     """
     began = clock()
     ledger = Ledger(retries, on_result)
@@ -120,10 +117,10 @@ def run_episodes(
         client,
         agent,
         ledger,
+        claim=claim,
         outcome_of=outcome_of,
         end=end,
-        kind=kind,
-        lease_seconds=lease_seconds,
+        terms=terms,
         episode_timeout=episode_timeout,
         clock=clock,
     )
@@ -165,10 +162,10 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         agent: Callable[[Task, EpisodeT], object],
         ledger: Ledger[EpisodeT, OutcomeT],
         *,
+        claim: Callable[[Task, ClaimTerms], EpisodeT],
         outcome_of: Callable[[object], OutcomeT],
         end: Callable[[EpisodeT, OutcomeT], object],
-        kind: Kind,
-        lease_seconds: float,
+        terms: ClaimTerms,
         episode_timeout: float | None,
         clock: Callable[[], float],
     ) -> None:
@@ -177,11 +174,11 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         self._client = client
         self._agent = agent
         self._ledger = ledger
+        self._claim = claim
         self._outcome_of = outcome_of
         self._end = end
-        self._kind: Kind = kind
-        self._lease_seconds = lease_seconds
-        self._beat_seconds = heartbeat_seconds(lease_seconds)
+        self._beat_seconds = heartbeat_seconds(terms.lease_seconds)
+        self._terms = replace(terms, heartbeat_seconds=self._beat_seconds)
         self._episode_timeout = episode_timeout
         self._clock = clock
         self._open: dict[str, _Rolling[EpisodeT]] = {}
@@ -231,16 +228,8 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
 
     def _attempt(self, job: Job) -> _Attempt[EpisodeT, OutcomeT] | None:
         """What became of a job; None if its episode was given up meanwhile."""
-        task = job.task
         try:
-            episode = self._client.begin_episode(
-                task.id,
-                group=task.group,
-                kind=self._kind,
-                tag=task.tag,
-                lease_seconds=self._lease_seconds,
-                heartbeat_seconds=self._beat_seconds,
-            )
+            episode = self._claim(job.task, self._terms)
         except Exception as error:  # noqa: BLE001 - it is raised again in the calling thread
             return _Attempt(job, error=error, fatal=not concerns_one_episode(error))
         if not self._opened(job, episode):

@@ -19,6 +19,6 @@ def servers_of(
             urls[role] = model
             continue
         urls[role] = model.url
-        if (token := model._flows.endpoint.token) is not None:
+        if (token := model._connection.endpoint.token) is not None:
             tokens[role] = token
     return urls, tokens

@@ -1,19 +1,28 @@
 # Generated from _swarm_async.py by scripts/unasync.py. Edit that file, and run `make generate`.
-"""The synchronous client of several servers."""
+"""The synchronous client of several servers: joint episodes are ended on all of them, or aborted on all.
+
+Two-phase commit. The server whose role comes first in the alphabet is the arbiter: its part is claimed first, and its
+ordinary end is the moment at which the joint episode has ended. Before it the other parts are prepared, so that nothing
+but its outcome is needed to end them; after it they are committed, now or whenever they can be reached.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
 
 from agentjet.client._episode import (
     NO_REWARD,
+    ClaimTerms,
     EpisodeFailure,
     EpisodeResult,
+    Kind,
     Resumption,
     RunnerReport,
     Task,
@@ -21,8 +30,7 @@ from agentjet.client._episode import (
     abort_reason,
     resumption,
 )
-from agentjet.client._flows import Flow, Kind
-from agentjet.client._joint import ClaimTerms, JointFlows, Rewards, SwarmEpisode, SwarmOutcome
+from agentjet.client._joint import Rewards, SwarmEpisode, SwarmOutcome, check_configs
 from agentjet.client._runner import (
     RUNNER_LEASE_SECONDS,
     as_tasks,
@@ -31,16 +39,37 @@ from agentjet.client._runner import (
     make_jobs,
 )
 from agentjet.client._runner_sync import run_episodes
-from agentjet.client._sync import SwarmClient
-from agentjet.client._transport import SyncDriver
-from agentjet.client._wire import DEFAULT_RETRIES
-from ajet_core.errors import AjetError
-from ajet_core.protocol import AgentCause, EpisodeStatus, RunConfig, RunStatus, ServerStatus
+from agentjet.client._sync import IDS_AT_ONCE, LONG_POLL, SwarmClient
+from agentjet.client._wire import DEFAULT_RETRIES, Call, build, episode_path
+from ajet_core.errors import (
+    AjetError,
+    ConfigError,
+    EpisodeClosedError,
+    EpisodeError,
+    StateError,
+)
+from ajet_core.protocol import (
+    AgentCause,
+    EpisodeStatus,
+    JointOutcomes,
+    JointOutcomesRequest,
+    JointPart,
+    PreparedPart,
+    PreparedParts,
+    RunConfig,
+    RunStatus,
+    ServerStatus,
+)
 
 if TYPE_CHECKING:
     import httpx
 
-R = TypeVar("R")
+# How often a runner asks whether parts of earlier programs, or of its own, are in doubt.
+RESOLVE_SECONDS = 5.0
+# A claim that waits for one server keeps what it has of the others.
+_POLLS_PER_LEASE = 3
+
+_log = logging.getLogger("ajet.client")
 
 JointAgent = Callable[[Task, SwarmEpisode], Rewards]
 
@@ -87,6 +116,8 @@ class Swarm:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if not servers:
+            raise ConfigError("a swarm needs at least one server", param="servers")
         self.clients = {
             role: SwarmClient(
                 url,
@@ -99,19 +130,23 @@ class Swarm:
             )
             for role, url in sorted(servers.items())
         }
-        self._flows = JointFlows({role: c._flows for role, c in self.clients.items()})
         self._clock = clock
-        self._driver = SyncDriver(self[self.arbiter]._flows, transport, sleep)
+        # The ids of the runs by role, once they are known to fit together.
+        self._runs: dict[str, str] = {}
+        # Being claimed or ended: a server that is away keeps the others waiting, with the parts that they have.
+        self._between: dict[str, SwarmEpisode] = {}
+        self._resolved_at: float | None = None
 
     @property
     def roles(self) -> tuple[str, ...]:
         """The names of the servers, in the order in which parts are claimed."""
-        return self._flows.roles
+        # All clients have the same order, so that none waits for another in a circle.
+        return tuple(self.clients)
 
     @property
     def arbiter(self) -> str:
         """The role whose outcome is that of all."""
-        return self._flows.arbiter
+        return self.roles[0]
 
     def __getitem__(self, role: str) -> SwarmClient:
         return self.clients[role]
@@ -128,7 +163,6 @@ class Swarm:
 
     def close(self) -> None:
         """Close all connections; the swarm cannot be used afterwards."""
-        self._driver.close()
         for client in self.clients.values():
             client.close()
 
@@ -149,14 +183,58 @@ class Swarm:
 
         :raises ConfigError: the servers cannot be joined: they have unequal group sizes, or one is named twice.
         """
-        terms = ClaimTerms(group, kind, tag, lease_seconds, heartbeat_seconds, timeout)
-        episode = self._flows.new(task_id)
+        terms = ClaimTerms(
+            kind=kind,
+            lease_seconds=lease_seconds,
+            heartbeat_seconds=heartbeat_seconds,
+            timeout=timeout,
+        )
+        return self._claim(Task(task_id, group=group, tag=tag), terms)
+
+    def _claim(self, task: Task, terms: ClaimTerms) -> SwarmEpisode:
+        """Claim all parts; if it fails those that were claimed are aborted."""
+        episode = SwarmEpisode(task_id=task.id, joint_id=secrets.token_urlsafe(24))
         try:
-            self._run(self._flows.claim(episode, terms))
+            self._claim_parts(episode, task, terms)
         except BaseException as error:
             self._abort_after(episode, error, "cancelled")
             raise
         return episode
+
+    def _claim_parts(self, episode: SwarmEpisode, task: Task, terms: ClaimTerms) -> None:
+        self._join()
+        deadline = None if terms.timeout is None else self._clock() + terms.timeout
+        self._between[episode.joint_id] = episode
+        try:
+            for role, client in self.clients.items():
+                left = None if deadline is None else max(0.0, deadline - self._clock())
+                joint = JointPart(
+                    joint_id=episode.joint_id,
+                    role=role,
+                    arbiter=self.arbiter,
+                    arbiter_run=self._runs[self.arbiter],
+                )
+                episode.parts[role] = client._claim(
+                    task,
+                    replace(terms, timeout=left),
+                    joint=joint,
+                    poll_seconds=min(LONG_POLL, terms.lease_seconds / _POLLS_PER_LEASE),
+                    meanwhile=lambda: self._keep(episode),
+                )
+        finally:
+            del self._between[episode.joint_id]
+
+    def _keep(self, episode: SwarmEpisode) -> None:
+        """Renew the leases of what is claimed.
+
+        :raises EpisodeClosedError: a part is over.
+        """
+        for role, part in list(episode.parts.items()):
+            over = self.clients[role].heartbeats([part])
+            if over:
+                raise EpisodeClosedError(
+                    f"the part at {role!r} is over while another one waited: {over[part.episode_id]}"
+                )
 
     def end_episode(self, episode: SwarmEpisode, rewards: Rewards) -> dict[str, EpisodeStatus]:
         """Report the outcome of a joint episode, on all servers or on none.
@@ -169,6 +247,38 @@ class Swarm:
         """
         return self._end(episode, self._outcome(rewards))
 
+    def _end(self, episode: SwarmEpisode, outcome: SwarmOutcome) -> dict[str, EpisodeStatus]:
+        """End all parts. Once the arbiter's has ended, all have: a server that cannot be reached hears of it later.
+
+        :raises EpisodeError: a part was over before; the others are aborted.
+        """
+        found: dict[str, EpisodeStatus] = {}
+        self._between[episode.joint_id] = episode
+        try:
+            # The arbiter's is the first claimed and the last to say.
+            for role in reversed(self.roles):
+                found[role] = self.clients[role]._end(
+                    episode[role], outcome.parts[role], prepare=role != self.arbiter
+                )
+        except EpisodeError as error:
+            reason = f"a part of the joint episode is over: {error.message}"
+            self.abort_episode(episode, reason, cause="cancelled")
+            raise
+        finally:
+            del self._between[episode.joint_id]
+        committed = self._commit(episode)
+        return found | committed
+
+    def _commit(self, episode: SwarmEpisode) -> dict[str, EpisodeStatus]:
+        """End the prepared parts."""
+        found: dict[str, EpisodeStatus] = {}
+        for role in self.roles[1:]:
+            try:
+                found[role] = _commit_part(self.clients[role], episode[role].episode_id)
+            except AjetError as error:
+                _log_untold(role, error)
+        return found
+
     def abort_episode(
         self,
         episode: SwarmEpisode,
@@ -179,25 +289,82 @@ class Swarm:
         retries: int | None = None,
     ) -> dict[str, EpisodeStatus]:
         """Give a joint episode up on all servers, unless it has ended; parameters as `SwarmClient.abort_episode`."""
-        return self._run(
-            self._flows.abort(episode, reason, cause=cause, final=final, retries=retries)
+        if self.arbiter not in episode.parts:
+            return {}
+        arbiters = self.clients[self.arbiter].abort_episode(
+            episode[self.arbiter], reason, cause=cause, final=final, retries=retries
         )
+        found = {self.arbiter: arbiters}
+        if arbiters.state == "ended":
+            committed = self._commit(episode)
+            return found | committed
+        for role, part in list(episode.parts.items())[1:]:
+            try:
+                found[role] = self.clients[role]._abort(
+                    part.episode_id,
+                    reason,
+                    cause=cause,
+                    final=final,
+                    retries=retries,
+                    arbiter_aborted=True,
+                )
+            except AjetError as error:
+                _log_untold(role, error)
+        return found
 
     def heartbeats(self, episodes: Sequence[SwarmEpisode]) -> dict[str, str]:
         """Renew the leases of all parts of many joint episodes.
 
         :return: why those that are over are, by the id of their arbiter's part.
+        :raises AjetError: a server did not take it; the others have.
         """
-        return self._run(self._flows.heartbeats(episodes))
+        closed: dict[str, str] = {}
+        failed: AjetError | None = None
+        # Those that are being claimed or ended as well.
+        beating = [*episodes, *list(self._between.values())]
+        for role, client in self.clients.items():
+            of_part = {e.parts[role].episode_id: e for e in beating if role in e.parts}
+            try:
+                over = client.heartbeats([e.parts[role] for e in of_part.values()])
+            except AjetError as error:
+                failed = error
+            else:
+                closed |= {of_part[found].episode_id: why for found, why in over.items()}
+        if self._resolved_at is not None and self._clock() - self._resolved_at > RESOLVE_SECONDS:
+            self.resolve()
+        if failed is not None:
+            raise failed
+        return closed
 
     def resolve(self) -> int:
         """End or abort parts that a program of the same token left prepared when it died, as their arbiter decided.
 
-        Runners do it by themselves.
+        Runners do it by themselves. A server that cannot be asked is left for the next time.
 
         :return: how many there were.
         """
-        return self._run(self._flows.resolve())
+        # Raises what is wrong with the arbiter's server if that has never been reached.
+        self.clients[self.arbiter]._connection.connect()
+        self._resolved_at = self._clock()
+        resolved = 0
+        try:
+            self._join()
+        except AjetError as error:
+            _log.warning("joint episodes in doubt are not looked for: %s", error.message)
+            return 0
+        judges = {run: self.clients[role] for role, run in self._runs.items()}
+        for role, client in self.clients.items():
+            try:
+                # The next look may get through if this one does not.
+                found = client._connection.perform(
+                    Call("GET", "/v1/joint", PreparedParts), retries=0
+                )
+                for run in {part.arbiter_run for part in found.prepared} & judges.keys():
+                    parts = [part for part in found.prepared if part.arbiter_run == run]
+                    resolved += _resolve(client, judges[run], run, parts[:IDS_AT_ONCE])
+            except AjetError as error:
+                _log.warning("what is in doubt at %r stays so for now: %s", role, error.message)
+        return resolved
 
     @contextlib.contextmanager
     def episode(
@@ -215,9 +382,8 @@ class Swarm:
         Set ``ep.rewards`` or call ``ep.end(rewards)`` inside. Leaving by an exception aborts it with that reason,
         leaving without rewards aborts it too.
         """
-        claimed = self.begin_episode(
-            task_id, group=group, kind=kind, tag=tag, lease_seconds=lease_seconds, timeout=timeout
-        )
+        terms = ClaimTerms(kind=kind, lease_seconds=lease_seconds, timeout=timeout)
+        claimed = self._claim(Task(task_id, group=group, tag=tag), terms)
         scoped = ScopedSwarmEpisode(**vars(claimed), swarm=self)
         try:
             yield scoped
@@ -254,7 +420,7 @@ class Swarm:
         """
         check_concurrency(concurrency)
         check_episodes_per_task(episodes_per_task)
-        self._run(self._flows.join(again=True))
+        self._join(again=True)
         self.resolve()
         remaining = [(task, episodes_per_task) for task in as_tasks(tasks)]
         if resume:
@@ -264,12 +430,12 @@ class Swarm:
             self,
             make_jobs(remaining),
             agent,
+            claim=self._claim,
             outcome_of=self._outcome,
             end=self._end,
+            terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds),
             concurrency=concurrency,
-            kind=kind,
             retries=retries,
-            lease_seconds=lease_seconds,
             episode_timeout=episode_timeout,
             on_result=on_result,
             clock=self._clock,
@@ -284,7 +450,10 @@ class Swarm:
         check_episodes_per_task(episodes_per_task)
         wanted = as_tasks(tasks)
         groups = list(dict.fromkeys(task.group or task.id for task in wanted))
-        counts = self._run(self._flows.group_counts(groups, kind))
+        self._join()
+        self.resolve()
+        # The arbiter knows of all.
+        counts = self.clients[self.arbiter]._group_counts(groups, kind)
         return resumption(wanted, episodes_per_task, counts)
 
     # --- Runs and servers -------------------------------------------------------------------------
@@ -294,8 +463,9 @@ class Swarm:
 
         :raises ConfigError: runs of these configurations cannot be joined; nothing has changed then.
         """
-        self._flows.check_configs(configs)
-        self._flows.leave()
+        check_configs(self.roles, configs)
+        # The servers' runs may be others from now on.
+        self._runs = {}
         return {role: c.sync_train_config(configs[role]) for role, c in self.clients.items()}
 
     def start_engine(self, wait_seconds: float = 600.0) -> dict[str, RunStatus]:
@@ -303,7 +473,7 @@ class Swarm:
 
         :raises ConfigError: the runs cannot be joined; none has started then.
         """
-        self._run(self._flows.join(again=True))
+        self._join(again=True)
         return {role: client.start_engine(wait_seconds) for role, client in self.clients.items()}
 
     def stop_engine(self, timeout: float = 600.0) -> dict[str, RunStatus]:
@@ -318,11 +488,31 @@ class Swarm:
         """What the servers are doing."""
         return {role: client.status() for role, client in self.clients.items()}
 
+    def _join(self, *, again: bool = False) -> None:
+        """Compare the servers' runs; nothing if that was done.
+
+        :param again: also if that was done: a run may have been configured anew.
+        :raises ConfigError: they cannot be joined.
+        :raises StateError: one has no run.
+        """
+        if self._runs and not again:
+            return
+        runs: dict[str, str] = {}
+        configs: dict[str, RunConfig] = {}
+        for role, client in self.clients.items():
+            status = client.run_status()
+            runs[role], configs[role] = status.run_id, status.config
+        for role, run in runs.items():
+            first = next(other for other in self.roles if runs[other] == run)
+            if first != role:
+                raise ConfigError(
+                    f"{first!r} and {role!r} are the same server (run {run}): a joint episode has one part on each"
+                )
+        check_configs(self.roles, configs)
+        self._runs = runs
+
     def _outcome(self, value: object) -> SwarmOutcome:
         return SwarmOutcome.of(value, self.roles)
-
-    def _end(self, episode: SwarmEpisode, outcome: SwarmOutcome) -> dict[str, EpisodeStatus]:
-        return self._run(self._flows.end(episode, outcome))
 
     def _abort_after(self, episode: SwarmEpisode, error: BaseException, cause: AgentCause) -> None:
         """Abort because of `error`, which matters more than whether that works."""
@@ -333,5 +523,48 @@ class Swarm:
         except AjetError as second:
             error.add_note(f"(aborting the joint episode failed too: {second.message})")
 
-    def _run(self, flow: Flow[R]) -> R:
-        return self._driver.run(flow)
+
+def _commit_part(
+    client: SwarmClient, episode_id: str, *, retries: int | None = None
+) -> EpisodeStatus:
+    call = Call("POST", episode_path(episode_id, "commit"), EpisodeStatus)
+    return client._connection.perform(call, retries=retries)
+
+
+def _resolve(
+    client: SwarmClient, judge: SwarmClient, run: str, parts: Sequence[PreparedPart]
+) -> int:
+    """End or abort prepared parts as their arbiter decided.
+
+    :param judge: the client of the arbiter's server, whose run was `run`.
+    :return: how many there were.
+    """
+    body = build(JointOutcomesRequest, "resolve", joint_ids=[part.joint_id for part in parts])
+    call = Call("POST", "/v1/joint/outcomes", JointOutcomes, body)
+    answer = judge._connection.perform(call, retries=0)
+    if answer.run_id != run:
+        raise StateError(f"{judge.url} has another run by now ({answer.run_id})")
+    resolved = 0
+    for part in parts:
+        outcome = answer.outcomes[part.joint_id]
+        if outcome == "open":
+            # Its client lives, or its lease will end.
+            continue
+        resolved += 1
+        if outcome == "ended":
+            _commit_part(client, part.episode_id, retries=0)
+        else:
+            client._abort(
+                part.episode_id,
+                f"its joint episode was aborted: {part.arbiter!r} says {outcome}",
+                cause="cancelled",
+                final=False,
+                retries=0,
+                arbiter_aborted=True,
+            )
+    return resolved
+
+
+def _log_untold(role: str, error: AjetError) -> None:
+    """Log that a server does not know yet what is decided; that changes nothing."""
+    _log.warning("%r hears later what was decided: %s", role, error.message)

@@ -1,4 +1,4 @@
-"""What crosses the wire, without any transport: requests, answers, errors, and when to repeat."""
+"""Calls, how their answers are read, and when to repeat them; nothing here sends anything."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import os
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
 from ajet_core.credentials import find_local
 from ajet_core.errors import AjetError, ConfigError, RequestError, error_from_payload
 from ajet_core.protocol import ErrorBody
+
+if TYPE_CHECKING:
+    import httpx
 
 DEFAULT_URL = "http://127.0.0.1:8642"
 # With the backoff below 26 to 52 seconds: long enough for a server that is started again, even twice in a row.
@@ -106,33 +109,6 @@ class Call(Generic[A]):
     final: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """A request for a transport to send."""
-
-    method: str
-    url: str
-    headers: Mapping[str, str] = field(repr=False)
-    content: bytes | None = field(default=None, repr=False)
-    read_timeout: float = READ_TIMEOUT
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Seconds for a transport to wait."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came back. `body` is not shown: it may hold an episode's key."""
-
-    status: int
-    headers: Mapping[str, str] = field(repr=False)
-    body: bytes = field(repr=False)
-
-
 class TransportFailure(Exception):  # noqa: N818 - internal, and not an error of the caller's
     """No answer came.
 
@@ -165,6 +141,12 @@ class Backoff:
         return max(retry_after, 0.0) + self.rng.uniform(0.0, 0.1 * max(retry_after, 0.5 * failures))
 
 
+def episode_path(episode_id: str, verb: str = "") -> str:
+    """The path of an episode, or of what is done to it."""
+    path = f"/v1/episodes/{quote(episode_id, safe='')}"
+    return f"{path}/{verb}" if verb else path
+
+
 def build(model: type[A], what: str, **fields: Any) -> A:
     """A message of the protocol from a caller's arguments.
 
@@ -180,14 +162,14 @@ def build(model: type[A], what: str, **fields: Any) -> A:
         raise RequestError(f"{where}: {told}", param=param or None) from None
 
 
-def read_answer(call: Call[A], answer: Answer) -> A:
+def read_answer(call: Call[A], response: httpx.Response) -> A:
     """The body of a good answer.
 
     :raises AjetError: it is not what the route promises.
     """
     try:
         # A later minor version of the protocol may add fields; they are not for us.
-        return call.answer.model_validate_json(answer.body, extra="ignore")
+        return call.answer.model_validate_json(response.content, extra="ignore")
     except ValidationError as error:
         # The input stays out of the message: a grant holds a key.
         found = error.errors(include_url=False, include_context=False, include_input=False)[0]
@@ -198,19 +180,19 @@ def read_answer(call: Call[A], answer: Answer) -> A:
         ) from None
 
 
-def read_error(what: str, answer: Answer) -> AjetError:
+def read_error(what: str, response: httpx.Response) -> AjetError:
     """The error that a bad answer holds, as the class it was on the server.
 
     An answer that is not the server's own, such as a proxy's page, becomes a plain `AjetError`.
     """
     try:
-        payload = ErrorBody.model_validate_json(answer.body, extra="ignore").error
+        payload = ErrorBody.model_validate_json(response.content, extra="ignore").error
         error = error_from_payload(payload.model_dump())
     except ValidationError:
-        text = answer.body[: 4 * SHOWN_BODY].decode("utf-8", "replace")[:SHOWN_BODY].strip()
-        error = AjetError(f"{what}: HTTP {answer.status}: {text or 'no body'}")
+        text = response.content[: 4 * SHOWN_BODY].decode("utf-8", "replace")[:SHOWN_BODY].strip()
+        error = AjetError(f"{what}: HTTP {response.status_code}: {text or 'no body'}")
     if error.retry_after is None:
-        error.retry_after = _retry_after(answer.headers)
+        error.retry_after = _retry_after(response.headers)
     return error
 
 

@@ -5,10 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 
-from agentjet.client import Episode
-from ajet_core.errors import AjetError, DeadlineError, NotRollingError, RequestError, StateError
+from agentjet.client import AsyncSwarm, AsyncSwarmClient, Episode, Task
+from ajet_core.errors import (
+    AjetError,
+    DeadlineError,
+    NotRollingError,
+    RequestError,
+    ServerUnreachableError,
+    StateError,
+)
 from ajet_core.protocol import (
     SUPPORTED_VERSIONS,
     EpisodeGrant,
@@ -19,8 +27,10 @@ from ajet_core.protocol import (
 
 from .conftest import (
     GRANT,
+    PROTOCOL,
     RUN_CONFIG,
     TOKEN,
+    URL,
     Clock,
     MakeFace,
     Script,
@@ -103,6 +113,48 @@ async def test_begin_episode_gives_up_after_its_timeout(make: MakeFace, clock: C
     waits = [body["wait_seconds"] for body in script.bodies()]
     assert waits[0] == 25.0
     assert waits == sorted(waits, reverse=True)
+
+
+async def test_agreeing_on_a_version_takes_nothing_off_a_timeout(
+    make: MakeFace, clock: Clock
+) -> None:
+    lost = httpx.ConnectError("not yet")
+    script = Script().on("GET /v1/protocol", lost, lost, lost, (200, PROTOCOL))
+    script.on("POST /v1/episodes", (200, GRANT))
+    await make(script).call("begin_episode", "task-1", timeout=25)
+    assert clock.now > 0
+    assert script.bodies()[-1]["wait_seconds"] == 25.0
+
+
+async def test_a_runner_claims_as_its_task_and_its_arguments_say(make: MakeFace) -> None:
+    ended = episode_status(state="ended", reward=1.0, lease_expires_in=None)
+    script = Script().on("POST /v1/episodes", (200, GRANT))
+    script.on("POST /v1/episodes/ep-1/end", (200, ended))
+    script.on("POST /v1/heartbeats", (200, {"closed": {}}))
+    face = make(script)
+
+    async def agent_async(*_: object) -> float:
+        return 1.0
+
+    await face.call(
+        "run_episodes_until_all_complete",
+        [Task("task-1", group="g", tag="maths")],
+        agent_async if isinstance(face.client, AsyncSwarmClient) else lambda *_: 1.0,
+        kind="eval",
+        lease_seconds=1.2,
+    )
+    claim = script.bodies()[script.routes().index("POST /v1/episodes")]
+    assert len(claim.pop("claim_id")) == 32
+    assert claim == {
+        "task_id": "task-1",
+        "group": "g",
+        "kind": "eval",
+        "tag": "maths",
+        "lease_seconds": 1.2,
+        "heartbeat_seconds": pytest.approx(0.4),
+        "wait_seconds": 30.0,
+        "joint": None,
+    }
 
 
 async def test_end_episode_sends_the_outcome(make: MakeFace) -> None:
@@ -301,6 +353,18 @@ async def test_a_closed_client_says_so(make: MakeFace) -> None:
     await face.call("close")
     with pytest.raises(StateError, match="is closed"):
         await face.call("status")
+
+
+async def test_a_swarm_that_is_closed_or_never_reached_its_arbiter_resolves_nothing() -> None:
+    def refuse(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("no")
+
+    swarm = AsyncSwarm({"a": URL}, retries=0, transport=httpx.MockTransport(refuse))
+    with pytest.raises(ServerUnreachableError, match="/v1/protocol"):
+        await swarm.resolve()
+    await swarm.close()
+    with pytest.raises(StateError, match="is closed"):
+        await swarm.resolve()
 
 
 async def test_bodies_are_json(make: MakeFace) -> None:

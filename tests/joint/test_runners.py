@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentjet.client import AsyncSwarm, Swarm, SwarmEpisode, Task
+from agentjet.client import AsyncSwarm, EpisodeOutcome, Swarm, SwarmEpisode, Task
 from ajet_core.errors import ConfigError, StateError
 from ajet_core.protocol import RunConfig
 from tests.server.conftest import TOKENS, Running, ServerFactory
@@ -139,17 +139,7 @@ async def test_a_runner_resolves_what_an_earlier_program_left(two: Servers, kind
     urls = {role: server.url for role, server in two.items()}
     async with AsyncSwarm(urls, dict.fromkeys(two, TOKENS.control)) as earlier:
         episode = await earlier.begin_episode("a")
-        await earlier._driver.run(
-            earlier["planner"]._flows.end(
-                episode["planner"].episode_id,
-                1.0,
-                prepare=True,
-                components=None,
-                call_rewards=None,
-                agent_rewards=None,
-                metadata=None,
-            )
-        )
+        await earlier["planner"]._end(episode["planner"], EpisodeOutcome(reward=1.0), prepare=True)
         await earlier["executor"].end_episode(episode["executor"], 1.0)
 
     def work(swarm: Any) -> Any:

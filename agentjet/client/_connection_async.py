@@ -1,0 +1,284 @@
+"""The asynchronous connection to one server: calls, repeated where that is safe, and the stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from agentjet.client._pools import AsyncPool, timeouts, transport_failures
+from agentjet.client._sse import SseParser
+from agentjet.client._wire import (
+    Backoff,
+    Call,
+    Endpoint,
+    TransportFailure,
+    may_repeat,
+    read_answer,
+    read_error,
+    resolve_endpoint,
+)
+from ajet_core.errors import AjetError, AuthError, ServerUnreachableError, VersionError
+from ajet_core.protocol import (
+    PROTOCOL_HEADER,
+    SUPPORTED_VERSIONS,
+    Event,
+    ProtocolInfo,
+    negotiate,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+A = TypeVar("A", bound=BaseModel)
+
+# The server sends a comment every 15 s; a stream that is silent for longer is dead.
+SILENCE = 60.0
+# How long a client waits before its log says what for, and how often it says so again.
+TOLD_EVERY = 60.0
+# Before the server answered once, a wrong URL is as likely as a restart: say so within a second or two, and go on.
+TOLD_AFTER = 2
+_log = logging.getLogger("ajet.client")
+
+
+class AsyncConnection:
+    """What a client knows of its server, and how it asks it; parameters as of `AsyncSwarmClient`.
+
+    :ivar version: of the protocol; None until one is agreed on.
+    """
+
+    def __init__(
+        self,
+        url: str | None,
+        token: str | None,
+        *,
+        retries: int,
+        transport: httpx.AsyncBaseTransport | None = None,
+        rng: random.Random | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.endpoint: Endpoint = resolve_endpoint(url, token)
+        self.backoff = Backoff(rng=rng or random.Random())  # noqa: S311 - jitter, not a secret
+        self.sleep = sleep
+        self.clock = clock
+        self.version: str | None = None
+        self._retries = retries
+        self._pool = AsyncPool(transport)
+        self._told_at = -math.inf
+
+    async def close(self) -> None:
+        """Close all connections; further calls fail."""
+        await self._pool.close()
+
+    async def connect(self) -> None:
+        """Agree on a protocol version; nothing if that was done.
+
+        :raises StateError: the connection is closed.
+        :raises VersionError: client and server have no major version in common.
+        """
+        connecting = self._pool.connecting()
+        if self.version is None:
+            async with connecting:
+                if self.version is None:
+                    self.version = await self._negotiate()
+
+    async def perform(
+        self, call: Call[A], *, retries: int | None = None, until: float = math.inf
+    ) -> A:
+        """Send `call`, again where that is safe, and read the answer.
+
+        :param retries: overrides those of the connection.
+        :param until: clock time after which a lost answer is not asked for again.
+        :raises ServerUnreachableError: no answer after all retries.
+        :raises AjetError: the server's error, as the class it was there.
+        """
+        await self.connect()
+        return await self._perform(call, self._retries if retries is None else retries, until)
+
+    async def events(self, since: int | None) -> AsyncIterator[Event]:
+        """All events after the one with the id `since`, over as many connections as it takes.
+
+        :raises ServerUnreachableError: the server is gone.
+        """
+        failures = 0
+        while True:
+            await self.connect()
+            token = self.endpoint.token
+            headers = self._headers(accept="text/event-stream") | {"cache-control": "no-store"}
+            if since is not None:
+                headers["last-event-id"] = str(since)
+            url = f"{self.endpoint.url}/v1/events"
+            parser = SseParser()
+            refused: httpx.Response | None = None
+            failure: TransportFailure | None = None
+            try:
+                with transport_failures():
+                    http = self._pool.client()
+                    async with http.stream(
+                        "GET", url, headers=headers, timeout=timeouts(SILENCE)
+                    ) as response:
+                        if response.status_code == 200:
+                            async for chunk in response.aiter_bytes():
+                                failures = 0
+                                for event in self._read_events(parser.feed(chunk)):
+                                    since = event.id
+                                    yield event
+                        else:
+                            await response.aread()
+                            refused = response
+            except TransportFailure as error:
+                failure = error
+            if refused is None:
+                if failures >= self._retries:
+                    raise ServerUnreachableError(
+                        f"lost the event stream of {self.endpoint.url} "
+                        f"({failure or 'the server ended it'}) and could not get it back"
+                    ) from failure
+                delay = self.backoff.delay(failures)
+                failures += 1
+            else:
+                delay, failures = self._after_refusal(refused, token, failures)
+            await self.sleep(delay)
+
+    def log_wait(self, what: str, since: float, why: str) -> None:
+        """Log what this client waits for, at most once a minute, however much of it waits.
+
+        :param since: clock time at which the wait began.
+        :param why: the server's words.
+        """
+        now = self.clock()
+        if now - max(since, self._told_at) >= TOLD_EVERY:
+            self._told_at = now
+            _log.warning("%s has waited %.0f s: %s", what, now - since, why)
+
+    async def _negotiate(self) -> str:
+        call = Call("GET", "/v1/protocol", ProtocolInfo)
+        info = await self._perform(call, self._retries, math.inf)
+        try:
+            version = negotiate(info.versions)
+        except ValueError as error:
+            raise VersionError(f"{self.endpoint.url}: {error}") from None
+        if version is None:
+            raise VersionError(
+                f"{self.endpoint.url} (agentjet {info.server_version}) speaks protocol "
+                f"{', '.join(info.versions)}, this client {', '.join(SUPPORTED_VERSIONS)}: "
+                "upgrade the older of the two"
+            )
+        return version
+
+    async def _perform(self, call: Call[A], retries: int, until: float) -> A:
+        failures, began = 0, self.clock()
+        while True:
+            token = self.endpoint.token
+            try:
+                response = await self._send(call)
+            except TransportFailure as failure:
+                unsafe = failure.sent and not call.repeatable
+                if failures >= retries or unsafe or self.clock() >= until:
+                    raise self._unreachable(call, failure, failures + 1) from failure
+                self.log_wait(f"{call.method} {call.path}", began, f"no answer yet ({failure})")
+                delay = self.backoff.delay(failures)
+                if self.version is None and failures + 1 == TOLD_AFTER:
+                    _log.warning(
+                        "no answer from %s yet (%s): trying again", self.endpoint.url, failure
+                    )
+            else:
+                if 200 <= response.status_code < 300:
+                    return read_answer(call, response)
+                error = read_error(f"{call.method} {self.endpoint.url}{call.path}", response)
+                if self._found_token(error, token):
+                    # Nothing was done, and nothing need be waited for.
+                    continue
+                again = call.repeatable and not call.final
+                if failures >= retries or not (again and may_repeat(error, response.status_code)):
+                    raise error
+                delay = (
+                    self.backoff.delay(failures)
+                    if error.retry_after is None
+                    else self.backoff.honour(error.retry_after, failures)
+                )
+            failures += 1
+            await self.sleep(delay)
+
+    async def _send(self, call: Call[A]) -> httpx.Response:
+        headers = self._headers()
+        if call.answer is ProtocolInfo:
+            # The token is only for what has said that it is a server of ours.
+            headers.pop("authorization", None)
+        content = None
+        if call.body is not None:
+            content = call.body.model_dump_json().encode()
+            headers["content-type"] = "application/json"
+        http = self._pool.client()
+        with transport_failures():
+            return await http.request(
+                call.method,
+                self.endpoint.url + call.path,
+                headers=headers,
+                content=content,
+                timeout=timeouts(call.read_timeout),
+            )
+
+    def _headers(self, *, accept: str = "application/json") -> dict[str, str]:
+        headers = {"accept": accept}
+        if self.version is not None:
+            headers[PROTOCOL_HEADER] = self.version
+        if self.endpoint.token is not None:
+            headers["authorization"] = f"Bearer {self.endpoint.token}"
+        return headers
+
+    def _found_token(self, error: AjetError, refused: str | None) -> bool:
+        """Whether there is another token than the one that was refused: a local server left it when it was started again."""
+        if not isinstance(error, AuthError):
+            return False
+        self.endpoint = self.endpoint.found_anew() or self.endpoint
+        # Another request may have found it.
+        return self.endpoint.token != refused
+
+    def _unreachable(
+        self, call: Call[A], failure: TransportFailure, attempts: int
+    ) -> ServerUnreachableError:
+        tried = "once" if attempts == 1 else f"{attempts} times"
+        advice = (
+            "the request may have arrived, and repeating it is not safe"
+            if failure.sent and not call.repeatable
+            else "is the server running, and is the URL right (argument url=, or AJET_URL)?"
+        )
+        return ServerUnreachableError(
+            f"no answer from {self.endpoint.url} to {call.method} {call.path} (tried {tried}): "
+            f"{failure}; {advice}"
+        )
+
+    def _read_events(self, data: list[str]) -> list[Event]:
+        """:raises AjetError: they are none."""
+        try:
+            return [Event.model_validate_json(text, extra="ignore") for text in data]
+        except ValidationError:
+            raise AjetError(
+                f"{self.endpoint.url}/v1/events sent something that is no event; "
+                "is this an agentjet server?"
+            ) from None
+
+    def _after_refusal(
+        self, response: httpx.Response, token: str | None, failures: int
+    ) -> tuple[float, int]:
+        """How long to wait after an answer that is no stream, and how many failures there are by then.
+
+        :param token: the one that was sent.
+        :raises AjetError: the server's error, if waiting does not help.
+        """
+        error = read_error(f"GET {self.endpoint.url}/v1/events", response)
+        if self._found_token(error, token):
+            return 0.0, failures
+        if failures >= self._retries or not may_repeat(error, response.status_code):
+            raise error
+        if error.retry_after is None:
+            return self.backoff.delay(failures), failures + 1
+        return self.backoff.honour(error.retry_after, failures + 1), failures + 1

@@ -1,0 +1,177 @@
+"""The `httpx` clients behind a connection: one for each process, or one for each event loop.
+
+httpx is imported at the first request: it takes as long to import as all the rest of the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from agentjet.client._wire import CONNECT_TIMEOUT, TransportFailure
+from ajet_core.errors import StateError
+
+if TYPE_CHECKING:
+    import httpx
+
+# Shorter than the 5 s after which servers (uvicorn) close idle connections: a request must not meet one
+# that is being closed.
+KEEPALIVE_SECONDS = 3.0
+# httpcore looks at every idle connection of its pool (a system call each) for every request: 64 of them
+# cost more than the requests.
+MAX_IDLE_CONNECTIONS = 16
+
+
+def timeouts(read: float) -> httpx.Timeout:
+    """The timeouts of a request, given the seconds to wait for its answer."""
+    import httpx
+
+    return httpx.Timeout(CONNECT_TIMEOUT, read=read)
+
+
+@contextlib.contextmanager
+def transport_failures() -> Iterator[None]:
+    """Turn httpx's transport errors into ours."""
+    import httpx
+
+    try:
+        yield
+    except httpx.TransportError as error:
+        unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise TransportFailure(text, sent=not unsent) from error
+
+
+def _limits() -> httpx.Limits:
+    import httpx
+
+    # Long polls hold their connections, so the number of connections is that of open requests.
+    return httpx.Limits(
+        max_connections=None,
+        max_keepalive_connections=MAX_IDLE_CONNECTIONS,
+        keepalive_expiry=KEEPALIVE_SECONDS,
+    )
+
+
+def _closed_error(what: str) -> StateError:
+    return StateError(f"this {what} is closed; make a new one")
+
+
+@dataclass(slots=True)
+class _OfProcess:
+    """What belongs to one process.
+
+    :param lock: held while `http` is made.
+    :param connecting: held while a protocol version is agreed on.
+    """
+
+    pid: int = field(default_factory=os.getpid)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    connecting: threading.Lock = field(default_factory=threading.Lock)
+    http: httpx.Client | None = None
+
+
+class Pool:
+    """The `httpx.Client` of this process, for all its threads; a fork makes a new one."""
+
+    def __init__(self, transport: httpx.BaseTransport | None) -> None:
+        self._transport = transport
+        self._closed = False
+        self._mine = _OfProcess()
+
+    def client(self) -> httpx.Client:
+        """The client of this process.
+
+        :raises StateError: the pool is closed.
+        """
+        mine = self._ready()
+        if mine.http is None:
+            import httpx
+
+            with mine.lock:
+                if mine.http is None:
+                    mine.http = httpx.Client(
+                        transport=self._transport, limits=_limits(), trust_env=True
+                    )
+        return mine.http
+
+    def connecting(self) -> threading.Lock:
+        """The lock to hold while a protocol version is agreed on.
+
+        :raises StateError: the pool is closed.
+        """
+        return self._ready().connecting
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._closed = True
+        if self._mine.http is not None and self._mine.pid == os.getpid():
+            self._mine.http.close()
+        self._mine.http = None
+
+    def _ready(self) -> _OfProcess:
+        if self._closed:
+            raise _closed_error("SwarmClient")
+        if self._mine.pid != os.getpid():
+            # The parent's connections (and locks it may have held) are not ours to use or to close.
+            self._mine = _OfProcess()
+        return self._mine
+
+
+@dataclass(frozen=True, slots=True)
+class _OfLoop:
+    """What belongs to one event loop.
+
+    :param connecting: held while a protocol version is agreed on.
+    """
+
+    http: httpx.AsyncClient
+    connecting: asyncio.Lock
+
+
+class AsyncPool:
+    """An `httpx.AsyncClient` for each event loop that asks."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport | None) -> None:
+        self._transport = transport
+        self._closed = False
+        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = WeakKeyDictionary()
+
+    def client(self) -> httpx.AsyncClient:
+        """The client of the event loop that runs.
+
+        :raises StateError: the pool is closed.
+        """
+        return self._ready().http
+
+    def connecting(self) -> asyncio.Lock:
+        """The lock to hold while a protocol version is agreed on.
+
+        :raises StateError: the pool is closed.
+        """
+        return self._ready().connecting
+
+    async def close(self) -> None:
+        """Close all connections of this event loop; those of another one went with it."""
+        self._closed = True
+        mine = self._of_loop.pop(asyncio.get_running_loop(), None)
+        if mine is not None:
+            await mine.http.aclose()
+
+    def _ready(self) -> _OfLoop:
+        if self._closed:
+            raise _closed_error("AsyncSwarmClient")
+        loop = asyncio.get_running_loop()
+        mine = self._of_loop.get(loop)
+        if mine is None:
+            import httpx
+
+            http = httpx.AsyncClient(transport=self._transport, limits=_limits())
+            mine = self._of_loop[loop] = _OfLoop(http, asyncio.Lock())
+        return mine
