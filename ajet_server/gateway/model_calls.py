@@ -140,10 +140,9 @@ class ModelCall:
 
     async def _begun(self) -> tuple[CompletionService, Exchange]:
         completions = await completion_service(self._service)
-        begun = completions.begin(
+        exchange = await completions.begin(
             self._episode.session, self._asked.request, self._service.store.add_call, self._agent
         )
-        exchange = begun if isinstance(begun, Exchange) else await begun()
         self._exchange = exchange
         return completions, exchange
 

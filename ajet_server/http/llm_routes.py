@@ -76,7 +76,7 @@ def add_routes(app: FastAPI, service: SwarmService) -> Route:
     routes = []
     for path, dialect in DIALECTS.items():
         for prefix in ("", _KEY_IN_PATH):
-            routes.append(Route(prefix + path, _Calls(service, dialect), methods=["POST"]))
+            routes.append(Route(prefix + path, CallRoute(service, dialect), methods=["POST"]))
     app.router.routes += routes
     for prefix in ("", _KEY_IN_PATH):
         for path, method, answer in (
@@ -101,7 +101,7 @@ def _agent_name(request: Request) -> str:
     return name.encode("latin-1").decode(errors="replace")[:_MAX_AGENT_NAME]
 
 
-class _Calls:
+class CallRoute:
     """An ASGI application of its own, so that a call counts until the last byte of its answer is sent."""
 
     def __init__(self, service: SwarmService, dialect: Dialect) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -21,15 +21,16 @@ from ajet_server.gateway.formats.answer import Answer, TokenHex, make_answer, ra
 from ajet_server.gateway.formats.constraints import Constraints
 from ajet_server.gateway.formats.deltas import DeltaStream
 from ajet_server.gateway.formats.events import Choice, Event, Grown, Started
-from ajet_server.gateway.formats.exchange import Exchange, Record, Session
+from ajet_server.gateway.formats.exchange import Exchange, Session
 from ajet_server.gateway.formats.generation import EngineHandle, Generation, sample
 from ajet_server.gateway.formats.merging import gathered, merged
 from ajet_server.gateway.formats.recording import CallRecorder
 from ajet_server.gateway.formats.request import ModelRequest
 from ajet_server.gateway.formats.stopping import StopScanner
+from ajet_server.gateway.rendering.conversation import Record
 from ajet_server.gateway.rendering.messages import ChatMessage, without_names
 from ajet_server.gateway.rendering.parsing import Parsed
-from ajet_server.gateway.rendering.prompting import Prompt, Written
+from ajet_server.gateway.rendering.prompting import Prompt, characters, raw_prompt
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 
 
@@ -70,9 +71,6 @@ _UNREAD_CALLS = (
     "writes calls in a known format into the model directory"
 )
 
-Begun = Exchange | Callable[[], Awaitable[Exchange]]
-"""An exchange; or, if making its prompt takes long, what makes it without stopping the event loop."""
-
 
 class CompletionService:
     """Answers requests for the episodes of a run.
@@ -107,9 +105,9 @@ class CompletionService:
         # They share the interpreter with the event loop, which is to have its part of it.
         self._rendering = asyncio.Semaphore(_RENDERING_AT_ONCE)
 
-    def begin(
+    async def begin(
         self, session: Session, request: ModelRequest, record: Record, agent: str = ""
-    ) -> Begun:
+    ) -> Exchange:
         """Make the prompt.
 
         :param agent: name of the agent that asks.
@@ -121,33 +119,36 @@ class CompletionService:
         self._note_tools(request)
         grammar = self._grammar(request)
         if request.prompt is not None:
-            prompt = session.index.raw(self._raw_ids(request.prompt))
-            return self._exchange(session, request, record, agent, prompt, grammar)
-        asked = session.index.asked(self._messages(request), request.tools)
-        work = asked.write_or_defer(self._renderer, self._renderer.quick_characters)
-        if isinstance(work, Written):
-            prompt = session.index.made(asked, work)
-            return self._exchange(session, request, record, agent, prompt, grammar)
-
-        async def begin() -> Exchange:
-            async with self._rendering:
-                written = await asyncio.to_thread(work)
-            prompt = session.index.made(asked, written)
-            return self._exchange(session, request, record, agent, prompt, grammar)
-
-        return begin
+            prompt = raw_prompt(self._raw_ids(request.prompt))
+        else:
+            prompt = await self._prompt(session, request)
+        room = self._room(len(prompt.ids))
+        limits = (room, request.max_tokens, request.most_tokens)
+        created_at = self._clock()
+        # Names that begin with the time lie together in a store's index; random ones each touch a
+        # page of their own.
+        milliseconds = int(created_at * 1000)
+        completion_id = f"{request.id_prefix}{milliseconds:012x}{self._token_hex(6)}"
+        _log.debug("prompt of %s: %s", completion_id, prompt.continuation)
+        return Exchange(
+            session=session,
+            request=request,
+            prompt=prompt,
+            max_tokens=min(limit for limit in limits if limit is not None),
+            grammar=grammar,
+            record=record,
+            agent=agent,
+            model_name=self.model_name,
+            completion_id=completion_id,
+            created_at=created_at,
+        )
 
     async def count(self, session: Session, request: ModelRequest) -> int:
         """Tokens of a request's prompt.
 
         :raises RequestError: the model's template cannot express the messages.
         """
-        asked = session.index.asked(self._messages(request), request.tools)
-        work = asked.write_or_defer(self._renderer, self._renderer.quick_characters)
-        if isinstance(work, Written):
-            return len(work.ids)
-        async with self._rendering:
-            return len((await asyncio.to_thread(work)).ids)
+        return len((await self._prompt(session, request)).ids)
 
     async def complete(self, exchange: Exchange) -> list[Choice]:
         """All choices, each of them a call of the episode.
@@ -180,6 +181,24 @@ class CompletionService:
         """Names of what a request says in vain to this model."""
         in_vain = request.has_names and not self._renderer.writes_names
         return ("messages.name",) if in_vain else ()
+
+    async def _prompt(self, session: Session, request: ModelRequest) -> Prompt:
+        """Plan and render; on a thread if more is to be rendered than the event loop should wait for.
+
+        :raises RequestError: the model's template cannot express the messages.
+        """
+        plan = session.index.plan(self._messages(request), request.tools)
+        renderer, quick = self._renderer, self._renderer.quick_characters
+        render = plan.render
+        if plan.parent is not None and characters(plan.messages[plan.answered :]) <= quick:
+            prompt = plan.bridged(renderer)
+            if prompt is not None:
+                return prompt
+            render = plan.unbridged
+        if characters(plan.messages) <= quick:
+            return render(renderer)
+        async with self._rendering:
+            return await asyncio.to_thread(render, renderer)
 
     def _messages(self, request: ModelRequest) -> tuple[ChatMessage, ...]:
         """The messages with what the model is shown of them, so that nothing else tells conversations apart."""
@@ -238,33 +257,6 @@ class CompletionService:
             )
         return list(prompt)
 
-    def _exchange(  # noqa: PLR0917 - what `begin` was given, and what it made
-        self,
-        session: Session,
-        request: ModelRequest,
-        record: Record,
-        agent: str,
-        prompt: Prompt,
-        grammar: str,
-    ) -> Exchange:
-        room = self._room(len(prompt.ids))
-        limits = (room, request.max_tokens, request.most_tokens)
-        created_at = self._clock()
-        # Names that begin with the time lie together in a store's index; random ones each touch a page of their own.
-        milliseconds = int(created_at * 1000)
-        return Exchange(
-            session=session,
-            request=request,
-            prompt=prompt,
-            max_tokens=min(limit for limit in limits if limit is not None),
-            grammar=grammar,
-            record=record,
-            agent=agent,
-            model_name=self.model_name,
-            completion_id=f"{request.id_prefix}{milliseconds:012x}{self._token_hex(6)}",
-            created_at=created_at,
-        )
-
     def _room(self, prompt: int) -> int:
         """Tokens that the context has left for an answer; at least 1."""
         limit = self._info.max_context
@@ -293,14 +285,14 @@ class CompletionService:
             logit_bias=request.logit_bias,
             grammar=exchange.grammar,
         )
-        asked = GenerateRequest(
+        generate = GenerateRequest(
             request_id=exchange.call_id(choice),
             prompt_ids=exchange.prompt.ids,
             sampling=sampling,
             stream=request.stream or bool(request.stop),
         )
         scanner = StopScanner(self._renderer, request.stop) if request.stop else None
-        return Generation(asked, self._renderer, scanner)
+        return Generation(generate, self._renderer, scanner)
 
     async def _sampled(self, generation: Generation) -> None:
         async with aclosing(sample(self._engine, generation)) as progress:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from ajet_core.timeline import Call
 from ajet_server.gateway.formats.request import ModelRequest
 from ajet_server.gateway.formats.retries import Answers
-from ajet_server.gateway.rendering.conversation import ConversationIndex
+from ajet_server.gateway.rendering.conversation import ConversationIndex, Record
 from ajet_server.gateway.rendering.prompting import Prompt
-
-Record = Callable[[Call], Awaitable[None]]
-"""Makes a call durable; awaited before its answer is given out."""
 
 
 @dataclass(slots=True)

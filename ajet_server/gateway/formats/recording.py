@@ -16,7 +16,11 @@ from ajet_server.gateway.rendering.call_metadata import (
     MALFORMED_CALLS,
 )
 from ajet_server.gateway.rendering.canonical import message_text
-from ajet_server.gateway.rendering.conversation import answer_metadata, prompt_metadata
+from ajet_server.gateway.rendering.conversation import (
+    SharedPrefix,
+    answer_metadata,
+    prompt_metadata,
+)
 from ajet_server.gateway.rendering.drift import DriftMeter
 from ajet_server.gateway.rendering.messages import ChatMessage
 from ajet_server.gateway.rendering.renderer import ChatRenderer
@@ -45,7 +49,7 @@ class CallRecorder:
         """Record a call whose answer nobody got, if anything was sampled."""
         if generation.sampled_ids:
             metadata = prompt_metadata(exchange.prompt)
-            await self._shielded(_save(exchange, generation, "abort", metadata))
+            await self._shielded(_commit(exchange, generation, "abort", metadata, None))
 
     async def _finish(self, exchange: Exchange, generation: Generation, answered: Answer) -> None:
         answer = answered.message
@@ -62,7 +66,7 @@ class CallRecorder:
         if drifted:
             metadata[DRIFT_TOKENS] = str(drifted)
         reason = generation.finish_reason or "abort"
-        await _save(exchange, generation, reason, metadata, answer)
+        await _commit(exchange, generation, reason, metadata, answer)
 
     async def _shielded(self, save: Coroutine[Any, Any, None]) -> None:
         # Tokens that were sampled are recorded even if the client goes away meanwhile.
@@ -72,57 +76,40 @@ class CallRecorder:
         await asyncio.shield(saving)
 
 
-async def _save(
-    exchange: Exchange,
-    generation: Generation,
-    reason: str,
-    metadata: dict[str, str],
-    answer: ChatMessage | None = None,
-) -> None:
-    """Write a call and remember it.
-
-    Calls that end at the same time share tokens with each other because they are written in the order in which
-    they are shared: nothing is awaited between the two.
-    """
-    index, prompt = exchange.session.index, exchange.prompt
-    call = _call(exchange, generation, reason, metadata, answer)
-    index.share(call)
-    try:
-        await exchange.record(call)
-    except BaseException:
-        index.forget(call)
-        raise
-    # Only what is on disk may be extended.
-    index.keep(call, prompt.ids, prompt.written)
-
-
-def _call(
+async def _commit(
     exchange: Exchange,
     generation: Generation,
     reason: str,
     metadata: dict[str, str],
     answer: ChatMessage | None,
-) -> Call:
-    request, session = exchange.request, exchange.session
-    prompt = session.index.settled(exchange.prompt)
-    return Call(
-        call_id=generation.request.request_id,
-        episode_id=session.episode_id,
-        index=session.take_index(),
-        suffix_ids=prompt.ids[prompt.shared :],
-        sampled_ids=generation.sampled_ids,
-        logprobs=generation.logprobs,
-        policy_versions=generation.policy_versions,
-        temperature=request.temperature,
-        finish_reason=reason,
-        base=prompt.base,
-        shared=prompt.shared,
-        agent=exchange.agent,
-        created_at=exchange.created_at,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        metadata={**metadata, **request.metadata},
-        messages=prompt.messages,
-        answer=None if answer is None else message_text(answer),
-        tools=prompt.tools,
-    )
+) -> None:
+    """Write a call and remember it.
+
+    :param answer: what the client is told, None if nothing.
+    """
+    request, session, prompt = exchange.request, exchange.session, exchange.prompt
+
+    def make(prefix: SharedPrefix) -> Call:
+        return Call(
+            call_id=generation.request.request_id,
+            episode_id=session.episode_id,
+            index=session.take_index(),
+            suffix_ids=prompt.ids[prefix.tokens :],
+            sampled_ids=generation.sampled_ids,
+            logprobs=generation.logprobs,
+            policy_versions=generation.policy_versions,
+            temperature=request.temperature,
+            finish_reason=reason,
+            base=prefix.base,
+            shared=prefix.tokens,
+            agent=exchange.agent,
+            created_at=exchange.created_at,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            metadata={**metadata, **request.metadata},
+            messages=prompt.placed[prefix.messages :],
+            answer=None if answer is None else message_text(answer),
+            tools=prompt.tools,
+        )
+
+    await session.index.commit(prompt, make, exchange.record)

@@ -73,6 +73,11 @@ class ConversationDigests:
         self._digests: list[bytes] = []
         self.messages: Sequence[ChatMessage] = ()
 
+    @property
+    def request(self) -> tuple[bytes, Sequence[ChatMessage]]:
+        """Digest of the tools and messages of the last one."""
+        return self._tools, self.messages
+
     def of(self, tools: bytes, messages: Sequence[ChatMessage]) -> list[bytes]:
         """[len(messages)] `message_digest` up to each message.
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 from ajet_core.timeline import Call, MessageText, PlacedMessage, TokenTrie
@@ -23,25 +21,26 @@ from ajet_server.gateway.rendering.canonical import (
     message_digest,
     tools_digest,
 )
-from ajet_server.gateway.rendering.drift import arguments_digest, echo_fields
+from ajet_server.gateway.rendering.drift import arguments_digest
 from ajet_server.gateway.rendering.messages import ChatMessage, ToolSpec
 from ajet_server.gateway.rendering.prompting import (
-    Asked,
+    Continuation,
     Prompt,
-    Written,
+    PromptPlan,
     holds_reasoning,
-    known_texts,
 )
-from ajet_server.gateway.rendering.renderer import ChatRenderer
+
+Record = Callable[[Call], Awaitable[None]]
+"""Makes a call durable; awaited before its answer is given out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedPrefix:
     """The first tokens and messages of a prompt, as an earlier call has them.
 
     :param base: None if there is no such call.
     :param tokens: of `base`, prompt and sampled, that the prompt begins with.
-    :param messages: how many messages of the prompt stand in these tokens.
+    :param messages: how many of `Prompt.placed` stand in these tokens as a whole.
     """
 
     base: Call | None
@@ -49,13 +48,9 @@ class Shared:
     messages: int
 
 
-def shared_with(
-    trie: TokenTrie | None,
-    ids: list[int],
-    said: Sequence[MessageText],
-    *,
-    lost: Container[str] = (),
-) -> Shared:
+def _longest_prefix(
+    trie: TokenTrie | None, ids: list[int], said: Sequence[MessageText], lost: Container[str]
+) -> SharedPrefix:
     """The most that a prompt shares with a call of `trie`, tokens and messages alike.
 
     Where the tokens are the same but their messages are not (the ids of tool calls, which few templates
@@ -76,9 +71,9 @@ def shared_with(
         while same < min(len(known), len(said)) and _alike(known[same].text, said[same]):
             same += 1
         if same == len(known):
-            return Shared(base, tokens, same)
+            return SharedPrefix(base, tokens, same)
         tokens = min(tokens, known[same].end) - 1
-    return Shared(None, 0, 0)
+    return SharedPrefix(None, 0, 0)
 
 
 def _messages_within(base: Call, tokens: int) -> list[PlacedMessage]:
@@ -103,13 +98,14 @@ _WHOLE_PROMPTS = 2
 
 @dataclass(slots=True)
 class ConversationIndex:
-    """Finds the call that a conversation goes on from, and the one that a prompt shares the most tokens with.
+    """Finds the call from which a conversation continues, and remembers the calls that were made.
 
-    A conversation is the same if roles, texts, tool-call ids, names and parsed arguments and the tools
-    are: how a client writes JSON, null for empty text, parts for text or keys of its own do not matter.
+    A conversation is the same if roles, texts, tool-call ids, names and parsed arguments and the
+    tools are: how a client writes JSON, null for empty text, parts for text or keys of its own do
+    not matter.
 
-    Tokens may be shared with a call as soon as it is on its way to the store, so that calls that end at the same
-    time do not all carry the same prompt; it is extended only when it is durable.
+    Tokens may be shared with a call as soon as it is on its way to the store, so that calls that end
+    at the same time do not all carry the same prompt; it is continued only when it is durable.
     """
 
     _by_key: dict[str, Call] = field(default_factory=dict)
@@ -138,29 +134,17 @@ class ConversationIndex:
         """The messages of the last request; the next one repeats most of them."""
         return self._digests.messages
 
-    def prompt(
-        self,
-        renderer: ChatRenderer,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolSpec] | None,
-    ) -> Prompt:
-        """The tokens for `messages`, extending a known call's where that is exact.
+    def plan(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] | None) -> PromptPlan:
+        """What is known for a request: the call from which its prompt continues, or why from none.
 
-        :raises RequestError: the model's template cannot express the messages.
-        """
-        asked = self.asked(messages, tools)
-        return self.made(asked, asked.write(renderer))
-
-    def asked(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] | None) -> Asked:
-        """The request, and what is known for it: the first part of `prompt`.
-
-        Every stored conversation ends with an answer, and no message of ours may be rendered again, so
-        only the conversation up to the last assistant message can be the one to extend.
+        Every stored conversation ends with an answer, and no message of ours may be rendered again,
+        so only the conversation up to the last assistant message can be the one to continue.
 
         :raises RequestError: the tools cannot be written as JSON.
         """
         offered = self._offered(tools)
         first = tools_digest(offered)
+        before = self._digests.request
         digests = self._digests.of(first, messages)
         digest = digests[-1] if digests else first
         position = len(messages)
@@ -170,57 +154,101 @@ class ConversationIndex:
         if 0 < position < len(messages):
             parent = self._by_key.get(digests[position - 1].hex())
         if parent is None:
-            return Asked(messages, tools, offered, digest)
-        previous = self._whole.get(parent.call_id)
-        if previous is None:
-            previous = parent.prompt_ids
-        written = self._written.get(parent.call_id)
-        return Asked(messages, tools, offered, digest, parent, position, previous, written)
-
-    def made(self, asked: Asked, written: Written) -> Prompt:
-        """The prompt, when its tokens are known: the last part of `prompt`."""
-        parent = asked.parent
-        extends = parent is not None and written.how != "render"
-        prompt = Prompt(
-            written.ids,
-            parent if extends else None,
-            parent.length if parent is not None and extends else 0,
-            written.placed,
-            0,
-            written.how,
-            asked.tools_text,
-            asked.digest,
-            written.reasoned,
-            _echoed(parent, asked.messages[asked.answered - 1]) if parent and extends else (),
-            written.written,
+            anew = self._anew(first, messages, position, before)
+            return PromptPlan(messages, tools, offered, digest, anew, self._state)
+        parent_ids = self._whole.get(parent.call_id)
+        if parent_ids is None:
+            parent_ids = parent.prompt_ids
+        return PromptPlan(
+            messages,
+            tools,
+            offered,
+            digest,
+            Continuation.TEMPLATE_DIFFERS,
             self._state,
+            parent,
+            position,
+            parent_ids,
+            self._written.get(parent.call_id),
         )
-        return prompt if extends else self._shared(prompt)
+
+    def _anew(
+        self,
+        tools: bytes,
+        messages: Sequence[ChatMessage],
+        answered: int,
+        before: tuple[bytes, Sequence[ChatMessage]],
+    ) -> Continuation:
+        """Why no call continues.
+
+        :param tools: their digest.
+        :param answered: how many messages there are up to the last answer.
+        :param before: digest of the tools and messages of the request before.
+        """
+        if not self._by_key:
+            return Continuation.FIRST_CALL
+        if not answered:
+            return Continuation.NEW_CONVERSATION
+        if answered == len(messages):
+            return Continuation.NO_NEW_MESSAGE
+        # Only the request before is looked at: to know the others with their tools would take time
+        # for every call.
+        last_tools, last = before
+        if last and tools != last_tools and tuple(messages[: len(last)]) == last:
+            return Continuation.TOOLS_CHANGED
+        return Continuation.HISTORY_CHANGED
 
     def conversation(self, call_id: str) -> tuple[Call, list[ChatMessage]] | None:
         """A call of the episode that was answered, and all messages up to and including its answer."""
         call = self._sharing.get(call_id)
         if call is None or call.answer is None:
             return None
-        return call, [kept_message(text) for text in known_texts(call)]
+        return call, [kept_message(text) for text in _known_texts(call)]
 
-    def raw(self, ids: list[int]) -> Prompt:
-        """A prompt that nobody rendered: text or tokens that are continued as they are."""
-        digest = hashlib.sha256(b"raw" + array("I", ids).tobytes()).digest()
-        return self._shared(
-            Prompt(ids, None, 0, (), 0, "render", "", digest, reasoned=False, state=self._state)
-        )
+    def prefix(self, prompt: Prompt) -> SharedPrefix:
+        """The most that `prompt` shares with a call that is known by now."""
+        parent = prompt.parent
+        if parent is None:
+            said = [message.text for message in prompt.placed]
+            return _longest_prefix(self._tree(), prompt.ids, said, self._lost)
+        continued = SharedPrefix(parent, parent.length, 0)
+        if prompt.state == self._state:
+            return continued
+        # Other calls may have come with the same new tokens.
+        before = _known_texts(parent)
+        said = [*before, *(message.text for message in prompt.placed)]
+        longest = _longest_prefix(self._tree(), prompt.ids, said, self._lost)
+        messages = longest.messages - len(before)
+        if messages < 0 or longest.tokens <= parent.length:
+            return continued
+        return SharedPrefix(longest.base, longest.tokens, messages)
 
-    def settled(self, prompt: Prompt) -> Prompt:
-        """`prompt` as it is to be recorded, now that other calls may have come with the same tokens."""
-        return prompt if prompt.state == self._state else self._shared(prompt)
+    async def commit(
+        self, prompt: Prompt, make: Callable[[SharedPrefix], Call], record: Record
+    ) -> None:
+        """Write the call that was made with `prompt`, and remember it.
+
+        Calls that end at the same time share tokens with each other because they are written in the
+        order in which they are shared: nothing is awaited between the two.
+
+        :param make: makes the call. It has no tokens and messages of its own for what it shares.
+        """
+        call = make(self.prefix(prompt))
+        self._share(call)
+        try:
+            await record(call)
+        except BaseException:
+            self._forget(call)
+            raise
+        # Only what is on disk may be continued.
+        self._keep(call, prompt.ids, prompt.written)
 
     def add(self, call: Call, prompt_ids: list[int] | None = None) -> None:
-        """Remember a call that is recorded; as `share` and `keep`."""
-        self.share(call)
-        self.keep(call, prompt_ids)
+        """Remember a call that is recorded."""
+        self._share(call)
+        self._keep(call, prompt_ids)
 
-    def share(self, call: Call) -> None:
+    def _share(self, call: Call) -> None:
         """Let later calls share tokens with one that is about to be written.
 
         If a later call's base turns out not to be in the store, the store writes that call as a whole.
@@ -232,10 +260,10 @@ class ConversationIndex:
         if call.tools:
             self._tools = call.tools
 
-    def keep(
+    def _keep(
         self, call: Call, prompt_ids: list[int] | None = None, written: list[int] | None = None
     ) -> None:
-        """Let conversations go on from a shared call, now that it is durable.
+        """Let conversations continue from a shared call, now that it is durable.
 
         One without a context key (an aborted one) is only a place to share tokens with.
 
@@ -258,24 +286,12 @@ class ConversationIndex:
                 del self._whole[oldest]
                 self._written.pop(oldest, None)
 
-    def forget(self, call: Call) -> None:
+    def _forget(self, call: Call) -> None:
         """Take a shared call back whose write failed: what shares tokens with it is stored as a whole."""
         if self._sharing.pop(call.call_id, None) is not None:
             self._lost.add(call.call_id)
             self._state += 1
             self._trie = None
-
-    def _shared(self, prompt: Prompt) -> Prompt:
-        """`prompt` on the base that it has the most in common with."""
-        base = prompt.base
-        before = known_texts(base) if base is not None and prompt.how != "render" else []
-        said = [*before, *(message.text for message in prompt.placed)]
-        found = shared_with(self._tree(), prompt.ids, said, lost=self._lost)
-        standing = found.messages - len(before)
-        stays = base is None or base.call_id not in self._lost
-        if standing < 0 or (found.tokens <= prompt.shared and stays):
-            return prompt
-        return replace(prompt, base=found.base, shared=found.tokens, standing=standing)
 
     def _tree(self) -> TokenTrie | None:
         if self._trie is None and self._sharing:
@@ -313,7 +329,7 @@ def prompt_metadata(prompt: Prompt) -> dict[str, str]:
     return {ECHO_FIELDS: ",".join(prompt.echoed)} if prompt.echoed else {}
 
 
-def _echoed(parent: Call, echo: ChatMessage) -> tuple[str, ...]:
-    if parent.answer is None:
-        return ()
-    return tuple(echo_fields(parent.answer, parent.metadata.get(ARGUMENTS_DIGEST), echo))
+def _known_texts(call: Call) -> list[MessageText]:
+    """What a conversation says up to and including a call's answer."""
+    said = [message.text for message in call.conversation()]
+    return said if call.answer is None else [*said, call.answer]

@@ -1,24 +1,31 @@
-"""What one request's prompt is made of: a snapshot of what is known, and the work on it."""
+"""From a request's messages to the tokens of its prompt.
+
+Three steps make a prompt and remember it. `ConversationIndex.plan` looks the conversation up among
+the episode's calls and gives a `PromptPlan`. `PromptPlan.render` makes a `Prompt` of it, on any
+thread. `ConversationIndex.commit` writes the call that was sampled, so that later prompts can
+continue from it. `Continuation` says why a prompt continues from an earlier call or starts anew.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from typing import Literal
+from enum import StrEnum
+from functools import lru_cache
 
 from ajet_core.errors import RequestError
-from ajet_core.timeline import Call, MessageText, PlacedMessage
-from ajet_server.gateway.rendering.call_metadata import REASONED
+from ajet_core.timeline import Call, PlacedMessage
+from ajet_server.gateway.rendering.call_metadata import ARGUMENTS_DIGEST, REASONED
 from ajet_server.gateway.rendering.canonical import message_text
+from ajet_server.gateway.rendering.drift import echo_fields
 from ajet_server.gateway.rendering.messages import ChatMessage, ToolSpec
 from ajet_server.gateway.rendering.placing import Span
-from ajet_server.gateway.rendering.renderer import ChatRenderer
+from ajet_server.gateway.rendering.renderer import ChatRenderer, Extension
 from ajet_server.gateway.rendering.suffix import extended_by_proof
-
-_How = Literal["bridge", "suffix", "render"]
 
 # A message costs time of its own, about as much as these many characters.
 _MESSAGE_CHARACTERS = 64
@@ -26,30 +33,61 @@ _MESSAGE_CHARACTERS = 64
 _WORDS = re.compile(r"[A-Za-z0-9]+(?: [A-Za-z0-9]+)*")
 
 
+class Continuation(StrEnum):
+    """Why a prompt continues from an earlier call, or starts anew."""
+
+    BRIDGED = "bridged"
+    """Continues: the renderer's own rules extend the call's tokens."""
+
+    PROVEN = "proven"
+    """Continues: two renderings prove what extends the call's tokens."""
+
+    FIRST_CALL = "first_call"
+    """Starts anew: the episode has no call yet from which a prompt could continue."""
+
+    NEW_CONVERSATION = "new_conversation"
+    """Starts anew: the messages contain no answer of the model."""
+
+    NO_NEW_MESSAGE = "no_new_message"
+    """Starts anew: the last message is an answer, so there is nothing to render after it."""
+
+    TOOLS_CHANGED = "tools_changed"
+    """Starts anew: the messages begin with those of the request before, which had other tools."""
+
+    HISTORY_CHANGED = "history_changed"
+    """Starts anew: no call of the episode on disk has these messages up to the last answer."""
+
+    REASONING_DROPPED = "reasoning_dropped"
+    """Starts anew: the template takes reasoning out of the history when these messages follow."""
+
+    TEMPLATE_DIFFERS = "template_differs"
+    """Starts anew: it cannot be proven that the template would keep the call's tokens."""
+
+    NO_MESSAGES = "no_messages"
+    """Starts anew: the request has a text or token ids instead of messages."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The tokens for one request, and where they came from.
 
     :param ids: [P] token ids.
-    :param base: the call whose first `shared` tokens (prompt and sampled) `ids` begins with.
-    :param placed: the last messages, at least those that do not stand in the shared tokens as a whole.
-    :param standing: how many of `placed` do stand there.
-    :param how: "bridge" and "suffix" extend all tokens of `base`, the first by the renderer's own rules, the
-        second by proof; "render" renders all messages, whatever they share with `base`.
+    :param placed: all messages; if the prompt continues from a call, only those after its answer.
+    :param parent: the call from which the prompt continues: `ids` begins with all its tokens.
     :param tools: canonical JSON text of the tools.
     :param digest: hash of tools and messages.
-    :param reasoned: whether the tokens hold reasoning.
-    :param echoed: fields of the answer before that the agent wrote in other bytes; see `ECHO_FIELDS`.
-    :param written: [N] what the template writes for the conversation as it is recorded, if that is known.
-    :param state: of the session when the base was chosen.
+    :param reasoned: whether the tokens contain reasoning.
+    :param echoed: fields of the answer before that the agent wrote in other bytes; see
+        `ECHO_FIELDS`.
+    :param written: [N] what the template writes for the conversation as it is recorded, if that
+        is known.
+    :param state: of the `ConversationIndex` when the prompt was planned.
     """
 
     ids: list[int]
-    base: Call | None
-    shared: int
     placed: tuple[PlacedMessage, ...]
-    standing: int
-    how: _How
+    continuation: Continuation
+    parent: Call | None
     tools: str
     digest: bytes
     reasoned: bool
@@ -57,116 +95,131 @@ class Prompt:
     written: list[int] | None = field(default=None, compare=False)
     state: int = field(default=0, compare=False)
 
-    @property
-    def messages(self) -> tuple[PlacedMessage, ...]:
-        """The messages that do not stand in the shared tokens as a whole, in order."""
-        return self.placed[self.standing :]
-
-    @property
-    def parent_call_id(self) -> str | None:
-        """The call that the prompt was made to go on from."""
-        return None if self.how == "render" or self.base is None else self.base.call_id
-
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A prompt's tokens, before it is known with which call it shares the most.
-
-    :param placed: all messages of a rendered prompt, the new ones of an extended one.
-    """
-
-    ids: list[int]
-    placed: tuple[PlacedMessage, ...]
-    how: _How
-    reasoned: bool
-    written: list[int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request's messages, and the call they go on from. Nothing in it changes, so any thread may work on it.
+class PromptPlan:
+    """What is needed to render a prompt. Nothing in it changes, so any thread may render.
 
     :param tools_text: canonical JSON text of the tools.
     :param digest: hash of tools and messages.
-    :param parent: the call to extend, None if none is known.
+    :param anew: why the prompt starts anew if there is no `parent`, or if nothing extends its
+        tokens.
+    :param state: of the `ConversationIndex`.
+    :param parent: the call from which the prompt should continue.
     :param answered: how many messages the conversation up to the parent's answer has.
-    :param previous: [P] the parent's prompt.
-    :param written: [N] what the template writes for it, where that is at hand.
+    :param parent_ids: [P] the parent's prompt.
+    :param parent_written: [N] `Prompt.written` of the parent's prompt.
     """
 
     messages: Sequence[ChatMessage]
     tools: Sequence[ToolSpec] | None
     tools_text: str
     digest: bytes
+    anew: Continuation
+    state: int
     parent: Call | None = None
     answered: int = 0
-    previous: list[int] = field(default_factory=list)
-    written: list[int] | None = None
+    parent_ids: list[int] = field(default_factory=list)
+    parent_written: list[int] | None = None
 
-    def write(self, renderer: ChatRenderer) -> Written:
-        """The tokens of the prompt.
-
-        :raises RequestError: the model's template cannot express the messages.
-        """
-        return self._bridged(renderer) or self._unbridged(renderer)
-
-    def write_or_defer(
-        self, renderer: ChatRenderer, characters: int
-    ) -> Written | Callable[[], Written]:
-        """The tokens of the prompt if no more than these many characters are to be rendered, else the work.
+    def render(self, renderer: ChatRenderer) -> Prompt:
+        """The prompt.
 
         :raises RequestError: the model's template cannot express the messages.
         """
-        if self.parent is not None:
-            if _size(self.messages[self.answered :]) > characters:
-                return partial(self.write, renderer)
-            if (bridged := self._bridged(renderer)) is not None:
-                return bridged
-        if _size(self.messages) > characters:
-            return partial(self._unbridged, renderer)
-        return self._unbridged(renderer)
+        return self.bridged(renderer) or self.unbridged(renderer)
 
-    def _bridged(self, renderer: ChatRenderer) -> Written | None:
+    def bridged(self, renderer: ChatRenderer) -> Prompt | None:
+        """The prompt by the renderer's own rules, which take time for the new messages alone.
+
+        :return: None if they do not cover this conversation.
+        """
         parent = self.parent
         if parent is None:
             return None
-        reasoned = REASONED in parent.metadata
         new = named_results(self.messages, start=self.answered)
-        found = renderer.bridge(
-            self.previous, parent.sampled_ids, new, self.tools, reasoned=reasoned, led=self._led
+        reasoned = REASONED in parent.metadata
+        extension = renderer.bridge(
+            self.parent_ids, parent.sampled_ids, new, self.tools, reasoned=reasoned, led=self._led
         )
-        if found is None:
+        if extension is None:
             return None
-        return Written(found.ids, _placed(new, found.spans), "bridge", reasoned)
+        return self._continued(parent, new, extension, Continuation.BRIDGED)
 
-    def _unbridged(self, renderer: ChatRenderer) -> Written:
-        parent = self.parent
+    def unbridged(self, renderer: ChatRenderer) -> Prompt:
+        """The prompt where `bridged` gives none: all messages are rendered.
+
+        :raises RequestError: the model's template cannot express the messages.
+        """
+        parent, anew = self.parent, self.anew
         if parent is not None:
-            reasoned = REASONED in parent.metadata
             new = named_results(self.messages, start=self.answered)
-            if not (reasoned and renderer.drops_reasoning(new, led=self._led)):
-                found = extended_by_proof(
-                    renderer, parent, self.previous, new, self.tools, asked=self.written
+            reasoned = REASONED in parent.metadata
+            if reasoned and renderer.drops_reasoning(new, led=self._led):
+                anew = Continuation.REASONING_DROPPED
+            else:
+                extension = extended_by_proof(
+                    renderer, parent, self.parent_ids, new, self.tools, asked=self.parent_written
                 )
-                if found is not None:
-                    placed = _placed(new, found.spans)
-                    return Written(found.ids, placed, "suffix", reasoned, found.written)
-        return self._rendered(renderer)
+                if extension is not None:
+                    return self._continued(parent, new, extension, Continuation.PROVEN)
+        ids, placed, reasoned = self._rendered(renderer)
+        return Prompt(
+            ids,
+            placed,
+            anew,
+            None,
+            self.tools_text,
+            self.digest,
+            reasoned,
+            written=ids,
+            state=self.state,
+        )
 
     @property
     def _led(self) -> bool:
         return self.messages[0].role == "system"
 
-    def _rendered(self, renderer: ChatRenderer) -> Written:
+    def _continued(
+        self, parent: Call, new: list[ChatMessage], extension: Extension, how: Continuation
+    ) -> Prompt:
+        return Prompt(
+            extension.ids,
+            _placed(new, extension.spans),
+            how,
+            parent,
+            self.tools_text,
+            self.digest,
+            REASONED in parent.metadata,
+            _echoed(parent, self.messages[self.answered - 1]),
+            extension.written,
+            self.state,
+        )
+
+    def _rendered(self, renderer: ChatRenderer) -> _Rendered:
         asks = all(message.role in ("system", "user") for message in self.messages)
-        if asks and _size(self.messages) <= renderer.quick_characters:
+        if asks and characters(self.messages) <= renderer.quick_characters:
             return _first_prompt(renderer, tuple(self.messages), json.dumps(self.tools))
         return _rendering(renderer, self.messages, self.tools)
 
 
+def raw_prompt(ids: list[int]) -> Prompt:
+    """A prompt that is not rendered: text or tokens that are continued as they are."""
+    digest = hashlib.sha256(b"raw" + array("I", ids).tobytes()).digest()
+    return Prompt(ids, (), Continuation.NO_MESSAGES, None, "", digest, reasoned=False)
+
+
+_Rendered = tuple[list[int], tuple[PlacedMessage, ...], bool]
+"""The tokens of messages, where these stand, and whether the tokens contain reasoning."""
+
+
 @lru_cache(maxsize=128)
-def _first_prompt(renderer: ChatRenderer, messages: tuple[ChatMessage, ...], tools: str) -> Written:
-    """A prompt without answers: the rollouts of a task begin with the same one. It is shared, and never changed.
+def _first_prompt(
+    renderer: ChatRenderer, messages: tuple[ChatMessage, ...], tools: str
+) -> _Rendered:
+    """Messages without answers: the rollouts of a task begin with the same ones.
+
+    What is returned is shared, and must not be changed.
 
     :param tools: JSON text, as they were sent: templates write them in the order of their keys.
     """
@@ -175,16 +228,15 @@ def _first_prompt(renderer: ChatRenderer, messages: tuple[ChatMessage, ...], too
 
 def _rendering(
     renderer: ChatRenderer, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] | None
-) -> Written:
+) -> _Rendered:
     named = named_results(messages)
     rendering = renderer.render(named, tools)
     placed = _placed(named, renderer.spans(rendering, named, tools))
-    reasoned = _keeps_reasoning(renderer, named, tools, rendering.ids)
-    return Written(rendering.ids, placed, "render", reasoned, rendering.ids)
+    return rendering.ids, placed, _keeps_reasoning(renderer, named, tools, rendering.ids)
 
 
-def _size(messages: Sequence[ChatMessage]) -> int:
-    """Characters that are to be rendered, or so."""
+def characters(messages: Sequence[ChatMessage]) -> int:
+    """About how many characters are to be rendered, with a share for each message."""
     size = len(messages) * _MESSAGE_CHARACTERS
     for message in messages:
         size += len(message.content) + len(message.reasoning or "")
@@ -263,7 +315,7 @@ def named_results(messages: Sequence[ChatMessage], start: int = 0) -> list[ChatM
     return named
 
 
-def known_texts(parent: Call) -> list[MessageText]:
-    """What a conversation says up to and including a call's answer."""
-    said = [message.text for message in parent.conversation()]
-    return said if parent.answer is None else [*said, parent.answer]
+def _echoed(parent: Call, echo: ChatMessage) -> tuple[str, ...]:
+    if parent.answer is None:
+        return ()
+    return tuple(echo_fields(parent.answer, parent.metadata.get(ARGUMENTS_DIGEST), echo))

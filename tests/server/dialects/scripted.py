@@ -21,9 +21,9 @@ from ajet_core.interfaces.engine import (
 from ajet_core.timeline import Call
 from ajet_server.gateway.formats.chat import AskedChat, read_chat_request
 from ajet_server.gateway.formats.completing import CompletionService
-from ajet_server.gateway.formats.exchange import Exchange, Record, Session
+from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.formats.request import ModelRequest
-from ajet_server.gateway.rendering.conversation import ConversationIndex
+from ajet_server.gateway.rendering.conversation import ConversationIndex, Record
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 from ajet_testing.tokenizers import renderer_for
 
@@ -105,18 +105,14 @@ class ChatService:
     async def complete(
         self, session: Session, request: ModelRequest, record: Record, agent: str = ""
     ) -> bytes:
-        begun = self.completions.begin(session, request, record, agent)
-        exchange = begun if isinstance(begun, Exchange) else await begun()
+        exchange = await self.completions.begin(session, request, record, agent)
         return AskedChat(request).whole(exchange, await self.completions.complete(exchange))
 
-    def stream(
+    async def stream(
         self, session: Session, request: ModelRequest, record: Record, agent: str = ""
     ) -> AsyncGenerator[bytes, None]:
         """JSON of chunks."""
-        return self._stream(self.completions.begin(session, request, record, agent), request)
-
-    async def _stream(self, begun: Any, request: ModelRequest) -> AsyncGenerator[bytes, None]:
-        exchange = begun if isinstance(begun, Exchange) else await begun()
+        exchange = await self.completions.begin(session, request, record, agent)
         async with aclosing(self.completions.events(exchange)) as events:
             writer = AskedChat(request).writer(exchange)
             async for happened in events:

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -206,6 +207,19 @@ async def test_changed_tools_are_rendered():
     for settings in ({"tools": [other]}, {"tools": [MOVE], "tool_choice": "none"}, {}):
         await gate.complete(*history, **settings)
         assert not extends(gate)
+
+
+async def test_the_debug_log_says_why_each_prompt_continues_or_starts_anew(caplog):
+    caplog.set_level(logging.DEBUG, "ajet.server")
+    gate = gateway(SAID["qwen3"])
+    history = await first_turn(gate)
+    await gate.complete(*history, tools=[MOVE])
+    await gate.complete(*history)
+    reasons = ("first_call", "bridged", "tools_changed")
+    assert caplog.messages == [
+        f"prompt of {call.call_id}: {reason}"
+        for call, reason in zip(gate.calls, reasons, strict=True)
+    ]
 
 
 async def test_an_answer_that_was_cut_off_is_extended():

@@ -9,6 +9,7 @@ from ajet_core.interfaces.engine import EngineCapabilities
 from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.formats.table import models_list
 from ajet_server.gateway.rendering.call_metadata import MALFORMED_CALLS
+from ajet_server.gateway.rendering.prompting import Continuation
 from ajet_testing.tokenizers import renderer_for
 from tests.server.dialects.scripted import (
     CALL_TEXT,
@@ -285,7 +286,8 @@ async def test_what_was_finished_beside_a_failing_choice_is_recorded_as_unseen()
     (call,) = gate.calls
     assert call.finish_reason == "abort"
     assert call.sampled_ids == gate.engine.scripts[0]
-    assert gate.session.index.prompt(gate.renderer, gate.requests[0][0], None).how == "render"
+    plan = gate.session.index.plan(gate.requests[0][0], None)
+    assert plan.anew is Continuation.FIRST_CALL
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -143,12 +143,12 @@ async def test_a_conversation_is_not_extended_before_its_call_is_durable():
     echo = ChatMessage("assistant", "there")
     messages = [*gate.requests[0][0], echo, ChatMessage("user", "go on")]
     index = gate.session.index
-    early = index.prompt(gate.renderer, messages, None)
-    assert early.how == "render"
-    assert early.base is store.requested[0]
+    early = index.plan(messages, None).render(gate.renderer)
+    assert early.parent is None
+    assert index.prefix(early).base is store.requested[0]
     store.open.set()
     await asked
-    assert index.prompt(gate.renderer, messages, None).how == "bridge"
+    assert index.plan(messages, None).render(gate.renderer).parent is store.calls[0]
 
 
 async def test_calls_after_one_that_could_not_be_written_share_with_each_other():
@@ -169,8 +169,9 @@ async def test_calls_after_one_that_could_not_be_written_share_with_each_other()
     index = gate.session.index
     restored = ConversationIndex.restore(store.calls)
     for messages, tools in gate.requests:
-        again, live = (i.prompt(gate.renderer, messages, tools) for i in (restored, index))
-        assert (again.ids, again.how, again.messages) == (live.ids, live.how, live.messages)
+        again, live = (i.plan(messages, tools).render(gate.renderer) for i in (restored, index))
+        assert again == live
+        assert restored.prefix(again).tokens == index.prefix(live).tokens
 
 
 async def test_a_prompt_made_while_its_base_was_written_is_settled_on_another_if_that_failed():

@@ -13,6 +13,7 @@ from ajet_core.timeline import TokenTrie
 from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.rendering.canonical import message_text
 from ajet_server.gateway.rendering.conversation import ConversationIndex
+from ajet_server.gateway.rendering.prompting import Continuation
 from tests.server.dialects.families import FAMILIES
 from tests.server.dialects.scripted import MOVE, body
 
@@ -87,9 +88,12 @@ class Talk:
         restored = ConversationIndex.restore(reversed(self.calls))
         index = self.gate.session.index
         for messages, tools in self.gate.requests:
-            assert restored.prompt(self.gate.renderer, messages, tools) == index.prompt(
-                self.gate.renderer, messages, tools
+            again, live = (
+                known.plan(messages, tools).render(self.gate.renderer)
+                for known in (restored, index)
             )
+            assert again == live
+            assert restored.prefix(again) == index.prefix(live)
 
 
 def results(message):
@@ -106,7 +110,7 @@ def rendered(talk, *messages, **settings):
     request = read_chat_request(body(*messages, **settings))
     renderer = talk.gate.renderer
     return renderer.decode(
-        ConversationIndex().prompt(renderer, request.messages, request.tools).ids
+        ConversationIndex().plan(request.messages, request.tools).render(renderer).ids
     )
 
 
@@ -134,15 +138,17 @@ async def test_a_proof_gives_the_tokens_of_a_bridge(family, kind, monkeypatch):
     (message,) = await talk.ask(SYSTEM, QUESTION, tools=[MOVE])
     request = read_chat_request(body(SYSTEM, QUESTION, message, *results(message), tools=[MOVE]))
     renderer, index = talk.gate.renderer, talk.gate.session.index
-    bridged = index.prompt(renderer, request.messages, request.tools)
+    bridged = index.plan(request.messages, request.tools).render(renderer)
     monkeypatch.setattr(renderer, "bridge", lambda *args, **settings: None)
-    proven = index.prompt(renderer, request.messages, request.tools)
+    proven = index.plan(request.messages, request.tools).render(renderer)
     if (family.name, kind) == ("gpt-oss", "say"):
         # Its prompts begin an analysis that its history leaves out.
-        assert (bridged.how, proven.how) == ("bridge", "render")
+        reasons = bridged.continuation, proven.continuation
+        assert reasons == (Continuation.BRIDGED, Continuation.TEMPLATE_DIFFERS)
         return
-    assert bridged.how == ("suffix" if family.name == "default" else "bridge")
-    assert proven == replace(bridged, how="suffix")
+    by_rules = family.name != "default"
+    assert bridged.continuation is (Continuation.BRIDGED if by_rules else Continuation.PROVEN)
+    assert proven == replace(bridged, continuation=Continuation.PROVEN)
 
 
 async def test_choices_share_their_prompt_and_each_can_be_gone_on_with(family):

@@ -11,7 +11,7 @@ from ajet_core.errors import ContextLengthError, EngineError
 from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.formats.completions import read_completions_request
 from ajet_server.gateway.formats.events import Choice, Grown
-from ajet_server.gateway.formats.exchange import Exchange
+from ajet_server.gateway.rendering.prompting import Continuation
 from ajet_server.gateway.rendering.settling import STREAMED_FAMILIES, Settling
 from ajet_server.gateway.rendering.tagged_arguments import TAGGED_FAMILIES
 from ajet_testing.tokenizers import (
@@ -152,7 +152,8 @@ async def test_hang_up_is_recorded_as_far_as_it_came(n):
     assert {call.finish_reason for call in gate.calls} == {"abort"}
     assert all(call.sampled_ids == gate.engine.scripts[0][: len(call.sampled_ids)] for call in gate.calls)  # fmt: skip
     assert sorted(gate.engine.closed) == sorted(call.call_id for call in gate.calls)
-    assert gate.session.index.prompt(gate.renderer, request.messages, None).how == "render"
+    plan = gate.session.index.plan(request.messages, None)
+    assert plan.anew is Continuation.FIRST_CALL
 
 
 async def test_cancelled_reader_is_a_hang_up():
@@ -179,8 +180,9 @@ async def test_hang_up_after_the_last_token_is_no_abort():
 
 async def test_errors_come_before_the_first_chunk():
     gate = Gateway(ScriptedEngine([[]]), renderer_for("qwen3"), max_context=4)
+    stream = gate.service.stream(gate.session, read_chat_request(body(USER)), gate.record)
     with pytest.raises(ContextLengthError):
-        gate.service.stream(gate.session, read_chat_request(body(USER)), gate.record)
+        await anext(stream)
     gate = gateway("")
     stream = gate.service.stream(gate.session, read_chat_request(body(USER)), gate.record)
     with pytest.raises(EngineError):
@@ -256,8 +258,7 @@ async def test_text_that_no_parser_reads_goes_out_as_tokens_come(settles):
     renderer.settling = renderer.settling if settles else None
     gate = Gateway(ScriptedEngine([renderer.encode("{I am there.")]), renderer)
     request, _ = read_completions_request(b'{"prompt": "x", "stream": true, "max_tokens": 50}')
-    exchange = gate.service.completions.begin(gate.session, request, gate.record)
-    assert isinstance(exchange, Exchange)
+    exchange = await gate.service.completions.begin(gate.session, request, gate.record)
     texts = []
     async for event in gate.service.completions.events(exchange):
         match event:

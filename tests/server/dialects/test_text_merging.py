@@ -99,7 +99,7 @@ async def test_other_tools_are_those_of_the_first_call(family):
     tree = merged(gate, "ignore_tools")
     (leaf,) = tree.leaves()
     request = read_chat_request(body(SYSTEM, QUESTION, message, MORE, tools=[MOVE]))
-    asked = ConversationIndex().prompt(renderer, request.messages, request.tools).ids
+    asked = ConversationIndex().plan(request.messages, request.tools).render(renderer).ids
     expected = renderer.decode(asked) + renderer.decode(gate.calls[1].sampled_ids)
     assert renderer.decode(tree.path_ids(leaf)) == expected
     assert tree.tokens_altered >= gate.calls[1].length - len(tree.path_ids(leaf)) > 20

@@ -18,6 +18,7 @@ from ajet_server.gateway.rendering.canonical import (
 )
 from ajet_server.gateway.rendering.conversation import ConversationIndex, answer_metadata
 from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall
+from ajet_server.gateway.rendering.prompting import Continuation
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 from ajet_testing.tokenizers import renderer_for
 
@@ -31,22 +32,23 @@ def talk(index, messages, turns, *, call_ids="c"):
     calls = []
     messages = list(messages)
     for turn in range(turns):
-        prompt = index.prompt(RENDERER, messages, None)
+        prompt = index.plan(messages, None).render(RENDERER)
+        prefix = index.prefix(prompt)
         answer = ChatMessage("assistant", f"step {turn}")
         call = Call(
             call_id=f"{call_ids}{turn}",
             episode_id="e",
             index=turn,
-            suffix_ids=prompt.ids[prompt.shared :],
+            suffix_ids=prompt.ids[prefix.tokens :],
             sampled_ids=RENDERER.encode(answer.content) + STOP,
             logprobs=[0.0] * (len(RENDERER.encode(answer.content)) + 1),
             policy_versions=[0] * (len(RENDERER.encode(answer.content)) + 1),
             temperature=1.0,
             finish_reason="stop",
-            base=prompt.base,
-            shared=prompt.shared,
+            base=prefix.base,
+            shared=prefix.tokens,
             metadata=answer_metadata(prompt, answer),
-            messages=prompt.messages,
+            messages=prompt.placed[prefix.messages :],
             answer=message_text(answer),
         )
         index.add(call, prompt.ids)
@@ -68,22 +70,92 @@ def test_restored_index_goes_on_where_the_old_one_was():
     stored = [replace(call, metadata=json.loads(json.dumps(call.metadata))) for call in calls]
     restored = ConversationIndex.restore(reversed(stored))
     assert len(restored) == 4
-    assert restored.prompt(RENDERER, messages, None) == index.prompt(RENDERER, messages, None)
-    assert restored.prompt(RENDERER, messages, None).parent_call_id == "c3"
+    again, live = (known.plan(messages, None).render(RENDERER) for known in (restored, index))
+    assert again == live
+    assert again.parent.call_id == "c3"
 
 
 def test_restore_without_some_parents_still_knows_whole_prompts():
     index = ConversationIndex()
     calls, messages = talk(index, START, 3)
     restored = ConversationIndex.restore(calls[2:])
-    assert restored.prompt(RENDERER, messages, None) == index.prompt(RENDERER, messages, None)
+    again, live = (known.plan(messages, None).render(RENDERER) for known in (restored, index))
+    assert again == live
 
 
 def test_aborted_calls_are_not_extended():
     calls, messages = talk(ConversationIndex(), START, 1)
     aborted = replace(calls[0], finish_reason="abort", metadata={})
     index = ConversationIndex.restore([aborted])
-    assert index.prompt(RENDERER, messages, None).how == "render"
+    assert index.plan(messages, None).parent is None
+
+
+MOVE = {"type": "function", "function": {"name": "move"}}
+MORE = ChatMessage("user", "more")
+
+
+@pytest.mark.parametrize(
+    ("change", "tools", "continuation"),
+    [
+        (lambda said: said, None, Continuation.BRIDGED),
+        (lambda said: said[:-2], None, Continuation.BRIDGED),
+        (lambda said: said, [MOVE], Continuation.TOOLS_CHANGED),
+        (lambda said: [START[0], MORE, *said[2:]], None, Continuation.HISTORY_CHANGED),
+        (lambda said: [START[0], MORE, *said[2:]], [MOVE], Continuation.HISTORY_CHANGED),
+        (lambda said: said[:-1], None, Continuation.NO_NEW_MESSAGE),
+        (lambda said: START, None, Continuation.NEW_CONVERSATION),
+    ],
+    ids=[
+        "continued",
+        "continued from an earlier call",
+        "with other tools",
+        "edited",
+        "edited, with other tools",
+        "ends with an answer",
+        "without an answer",
+    ],
+)
+def test_a_prompt_says_why_it_continues_or_starts_anew(change, tools, continuation):
+    index = ConversationIndex()
+    _, messages = talk(index, START, 2)
+    prompt = index.plan(change(messages), tools).render(RENDERER)
+    assert prompt.continuation is continuation
+    assert (prompt.parent is not None) == (continuation is Continuation.BRIDGED)
+
+
+def test_the_first_prompt_of_an_episode_has_nothing_to_continue():
+    prompt = ConversationIndex().plan(START, None).render(RENDERER)
+    assert prompt.continuation is Continuation.FIRST_CALL
+    assert prompting.raw_prompt([1, 2]).continuation is Continuation.NO_MESSAGES
+
+
+async def test_calls_that_end_together_share_the_prompt_that_each_continued_with():
+    index = ConversationIndex()
+    (first,), messages = talk(index, START, 1)
+    prompts = [index.plan(messages, None).render(RENDERER) for _ in range(2)]
+    calls = []
+
+    def make(prefix):
+        prompt = prompts[len(calls)]
+        return replace(
+            first,
+            call_id=f"d{len(calls)}",
+            index=1 + len(calls),
+            suffix_ids=prompt.ids[prefix.tokens :],
+            base=prefix.base,
+            shared=prefix.tokens,
+            messages=prompt.placed[prefix.messages :],
+        )
+
+    async def record(call):
+        calls.append(call)
+
+    for prompt in prompts:
+        await index.commit(prompt, make, record)
+    assert [call.base.call_id for call in calls] == ["c0", "d0"]
+    assert calls[1].suffix_ids == []
+    assert calls[1] == replace(calls[0], call_id="d1", index=2)
+    assert [call.parent_call_id for call in calls] == ["c0", "c0"]
 
 
 def test_rollouts_of_a_task_share_the_rendering_of_their_first_prompt(monkeypatch):
@@ -96,7 +168,10 @@ def test_rollouts_of_a_task_share_the_rendering_of_their_first_prompt(monkeypatc
     question = [ChatMessage("system", "Share."), ChatMessage("user", "Where is it?")]
     move = {"type": "function", "function": {"name": "move", "parameters": {"a": 1, "b": 2}}}
     turned = {"function": {"parameters": {"b": 2, "a": 1}, "name": "move"}, "type": "function"}
-    prompts = [ConversationIndex().prompt(RENDERER, question, tools) for tools in (None, None, [move], [move], [turned])]  # fmt: skip
+    prompts = [
+        ConversationIndex().plan(question, tools).render(RENDERER)
+        for tools in (None, None, [move], [move], [turned])
+    ]
     assert len(rendered) == 3
     assert prompts[0] == prompts[1]
     assert prompts[2] == prompts[3]
@@ -112,7 +187,7 @@ def test_work_and_memory_are_linear_in_the_conversation(monkeypatch):
     index = ConversationIndex()
     calls, messages = talk(index, START, 30)
     counted.clear()
-    index.prompt(RENDERER, messages, None)
+    index.plan(messages, None).render(RENDERER)
     # The last answer and the question after it.
     assert len(counted) == 2
     assert sum(len(call.suffix_ids) + len(call.sampled_ids) for call in calls) == calls[-1].length
@@ -175,8 +250,8 @@ def test_tool_results_are_named_for_templates_that_print_it():
     index = ConversationIndex()
     result = ChatMessage("tool", "there", tool_call_id="call_1")
     messages = [*START, ChatMessage("assistant", tool_calls=(CALL,)), result]
-    prompt = index.prompt(RENDERER, messages, None)
-    assert prompt.messages[-1].text.name == "move"
+    prompt = index.plan(messages, None).render(RENDERER)
+    assert prompt.placed[-1].text.name == "move"
 
 
 def test_a_family_that_drops_reasoning_is_not_asked_to_prove_the_contrary(monkeypatch):
@@ -187,7 +262,8 @@ def test_a_family_that_drops_reasoning_is_not_asked_to_prove_the_contrary(monkey
     original = RENDERER.render
     monkeypatch.setattr(RENDERER, "render", lambda *a, **k: rendered.append(a) or original(*a, **k))
     answer = ChatMessage("assistant", "step 0")
-    assert index.prompt(RENDERER, [*START, answer, ChatMessage("user", "x")], None).how == "render"
+    prompt = index.plan([*START, answer, ChatMessage("user", "x")], None).render(RENDERER)
+    assert prompt.continuation is Continuation.REASONING_DROPPED
     assert len(rendered) == 1
 
 
@@ -215,5 +291,5 @@ def test_a_prompt_is_rendered_again_only_where_words_do_not_tell_if_it_holds_rea
     for role, content in history:
         tool: dict[str, Any] = {"tool_call_id": "call_1", "name": "move"} if role == "tool" else {}
         messages += [answer, ChatMessage(role, content, **tool)]
-    assert ConversationIndex().prompt(RENDERER, messages, None).reasoned is reasoned
+    assert ConversationIndex().plan(messages, None).render(RENDERER).reasoned is reasoned
     assert len(counted) == renders

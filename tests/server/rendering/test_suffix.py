@@ -8,6 +8,7 @@ from ajet_core.timeline import Call
 from ajet_server.gateway.rendering.canonical import message_text
 from ajet_server.gateway.rendering.conversation import ConversationIndex, answer_metadata
 from ajet_server.gateway.rendering.messages import ChatMessage
+from ajet_server.gateway.rendering.prompting import Continuation
 from ajet_testing.tokenizers import CHATML_TEMPLATE, template_renderer
 
 QUESTION = [ChatMessage("system", "Be brief."), ChatMessage("user", "Where?")]
@@ -43,7 +44,7 @@ def turn(template, sampled, *new, given=None, reason="stop"):
     # Both <|im_end|> and <|endoftext|> end an answer.
     renderer = template_renderer(template, extra_stop_ids=[0])
     index = ConversationIndex()
-    prompt = index.prompt(renderer, QUESTION, None)
+    prompt = index.plan(QUESTION, None).render(renderer)
     ids = renderer.encode(sampled)
     parsed = renderer.parse(ids, prompt.ids, None)
     answer = given or ChatMessage("assistant", parsed.content, reasoning=parsed.reasoning or None)
@@ -58,12 +59,13 @@ def turn(template, sampled, *new, given=None, reason="stop"):
         temperature=1.0,
         finish_reason=reason,
         metadata=answer_metadata(prompt, answer),
-        messages=prompt.messages,
+        messages=prompt.placed,
         answer=message_text(answer),
     )
     index.add(call)
     echo = replace(answer, reasoning=None)
-    return renderer, call, index.prompt(renderer, [*QUESTION, echo, *(new or [MORE])], None)
+    plan = index.plan([*QUESTION, echo, *(new or [MORE])], None)
+    return renderer, call, plan.render(renderer)
 
 
 THOUGHT = "<think>\nhm\n</think>\n\nthere<|im_end|>"
@@ -87,16 +89,15 @@ THOUGHT = "<think>\nhm\n</think>\n\nthere<|im_end|>"
 )
 def test_proven_prompts_hold_the_sampled_tokens_and_what_the_template_adds(template, sampled, new):
     renderer, call, prompt = turn(template, sampled, new)
-    assert prompt.how == "suffix"
-    assert prompt.base is call
-    assert prompt.shared == call.length
+    assert prompt.continuation is Continuation.PROVEN
+    assert prompt.parent is call
     assert prompt.ids[: call.length] == call.token_ids
     answer = ChatMessage("assistant", call.answer.content, reasoning=call.answer.reasoning or None)
     asked = renderer.decode(call.prompt_ids)
     full = renderer.decode(renderer.render([*QUESTION, answer, new], None).ids)
     _, _, after_answer = full.removeprefix(asked).partition("<|im_end|>")
     assert renderer.decode(prompt.ids[call.length :]) == after_answer
-    ((start, end),) = [(m.start, m.end) for m in prompt.messages]
+    ((start, end),) = [(m.start, m.end) for m in prompt.placed]
     assert renderer.decode(prompt.ids[start:end]).startswith(
         f"<|im_start|>{new.role}\n{new.content}"
     )
@@ -123,7 +124,7 @@ def test_proven_prompts_hold_the_sampled_tokens_and_what_the_template_adds(templ
 )
 def test_what_is_not_proven_is_rendered(template, sampled):
     renderer, call, prompt = turn(template, sampled)
-    assert prompt.how == "render"
+    assert prompt.continuation is Continuation.TEMPLATE_DIFFERS
     assert (
         prompt.ids
         == renderer.render(
@@ -134,24 +135,24 @@ def test_what_is_not_proven_is_rendered(template, sampled):
 
 def test_an_answer_that_was_cut_off_is_closed_as_the_template_closes_it():
     renderer, call, prompt = turn(CHATML_TEMPLATE, "I am", reason="length")
-    assert prompt.how == "suffix"
+    assert prompt.continuation is Continuation.PROVEN
     assert renderer.decode(prompt.ids[call.length :]).startswith("<|im_end|>\n<|im_start|>user")
 
 
 def test_a_cut_off_answer_whose_text_the_template_changes_is_rendered():
     _, _, prompt = turn(STRIPPED, "I am ", reason="length", given=ChatMessage("assistant", "I am "))
-    assert prompt.how == "render"
+    assert prompt.continuation is Continuation.TEMPLATE_DIFFERS
 
 
 def test_an_answer_that_the_client_saw_a_part_of_is_rendered():
     given = ChatMessage("assistant", "there")
     _, _, prompt = turn(CHATML_TEMPLATE, "there. Observation:", given=given)
-    assert prompt.how == "render"
+    assert prompt.continuation is Continuation.TEMPLATE_DIFFERS
 
 
 def test_several_new_messages_are_placed_each():
     renderer, _, prompt = turn(CHATML_TEMPLATE, "there<|im_end|>", TOOL, MORE)
-    assert [renderer.decode(prompt.ids[m.start : m.end]) for m in prompt.messages] == [
+    assert [renderer.decode(prompt.ids[m.start : m.end]) for m in prompt.placed] == [
         "<|im_start|>tool\n2 down<|im_end|>\n",
         "<|im_start|>user\nand now?<|im_end|>\n",
     ]
