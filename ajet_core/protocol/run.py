@@ -129,16 +129,6 @@ class AlgorithmConfig(Message):
     max_update_kl: NonNegative | None = None
     token_budget: PositiveInt | None = None
 
-    @model_validator(mode="after")
-    def _cap_is_used(self) -> Self:
-        unchanged = type(self).model_fields["importance_cap"].default
-        if self.importance != "truncated" and self.importance_cap != unchanged:
-            raise ValueError(
-                f"importance_cap {self.importance_cap:g} bounds nothing: importance is {self.importance}, which has no "
-                "importance weights; set importance to truncated"
-            )
-        return self
-
 
 class TimelineConfig(Message):
     """How an episode's calls become timelines, and how those are trained.
@@ -480,6 +470,17 @@ class RunConfig(Message):
         if chosen != "auto":
             return chosen
         return "truncated" if self.rollout.mode == "async" else "ratio"
+
+    @model_validator(mode="after")
+    def _cap_is_used(self) -> Self:
+        algorithm = self.algorithm
+        unchanged = AlgorithmConfig.model_fields["importance_cap"].default
+        if self.importance != "truncated" and algorithm.importance_cap != unchanged:
+            raise ValueError(
+                f"algorithm.importance_cap {algorithm.importance_cap:g} bounds nothing: importance is "
+                f"{algorithm.importance}, which has no importance weights; set importance to truncated"
+            )
+        return self
 
     @model_validator(mode="after")
     def _groups_have_a_baseline(self) -> Self:

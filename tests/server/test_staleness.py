@@ -111,3 +111,20 @@ def test_a_mean_that_no_asynchronous_batch_can_have_is_refused(
     else:
         with pytest.raises(ValidationError, match=f"is below what a batch needs .* {full_by} "):
             RunConfig.model_validate(config)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("importance", ["auto", "ratio", "truncated"])
+def test_a_cap_is_refused_where_there_are_no_importance_weights(importance: str, mode: str) -> None:
+    config = {
+        "model": {"path": "m"},
+        "algorithm": {"importance": importance, "importance_cap": 3.0},
+        "rollout": {"mode": mode},
+    }
+    if importance == "truncated" or (importance, mode) == ("auto", "async"):
+        assert RunConfig.model_validate(config).importance == "truncated"
+    else:
+        with pytest.raises(
+            ValidationError, match=f"is {importance}, .* set importance to truncated"
+        ):
+            RunConfig.model_validate(config)

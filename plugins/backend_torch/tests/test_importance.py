@@ -288,13 +288,6 @@ def test_a_refused_step_leaves_no_trace(spoiled, model_dir, context):
     assert same(state(trainer), state(twin))
 
 
-def test_a_changed_cap_is_refused_where_it_bounds_nothing():
-    with pytest.raises(ValueError, match="set importance to truncated"):
-        AlgorithmConfig(importance_cap=3.0)
-    assert AlgorithmConfig(importance="truncated", importance_cap=3.0).importance_cap == 3.0
-    assert AlgorithmConfig.model_validate(AlgorithmConfig().model_dump()) == AlgorithmConfig()
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_cuda(model_dir, context):
     trainer = TorchTrainer(TorchTrainerSettings(device="cuda"), context)
