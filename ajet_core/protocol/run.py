@@ -183,8 +183,9 @@ class RolloutConfig(Message):
     A token's staleness is the number of steps that the weights which sampled it are behind those that are trained on
     it; 0 if they are the same.
 
-    :param mode: ``sync``: no episode begins and no call is answered while a step is trained; ``async``: they never
-        rest, and the weights change under them. Engine and trainer are processes of their own then.
+    :param mode: ``sync``: no episode begins while a step is trained. The calls of open episodes
+        wait meanwhile if engine and trainer share their weights. ``async``: rollouts never stop,
+        and the weights change under them. Engine and trainer are processes of their own then.
     :param max_staleness: of any trained token. A batch waits for the tasks that would be too old for the next one; an episode
         that is too old all the same is left out as a whole.
     :param max_mean_staleness: ``async``: of trained tokens, on average over the steps: so many batches are rolled out
