@@ -93,6 +93,7 @@ def test_an_unknown_estimator_is_refused_with_those_that_there_are() -> None:
         ({"verl": {ACTOR + "loss_scale_factor": 100}}, "seq-mean-token-sum-norm"),
         ({"loss_mode": "dro"}, "dro_beta"),
         ({"loss_mode": "geo_mean", "loss_agg_mode": "token-mean"}, "weighs tokens by itself"),
+        ({"loss_mode": "sapo", "loss_agg_mode": "token-mean"}, "weighs tokens by itself"),
         ({"verl": {CORRECTION + "rollout_rs": "token_k1"}}, "rollout_rs_threshold"),
         ({"loss_mode": "gspo", "verl": {CORRECTION + "bypass_mode": True}}, "loss of its own"),
         ({"verl": {CORRECTION + "loss_type": "reinforce"}}, "bypass_mode"),
@@ -115,6 +116,7 @@ def test_what_does_not_fit_together_is_refused(settings: dict[str, object], mess
         ),
         ({"loss_agg_mode": "token-sum"}, {"aggregation": "call_mean"}, "algorithm.aggregation"),
         ({"loss_mode": "kl_cov"}, {"aggregation": "episode_mean"}, "algorithm.aggregation"),
+        ({"loss_mode": "sapo"}, {"aggregation": "call_mean"}, "algorithm.aggregation"),
         (
             {"verl": {CORRECTION + "rollout_is": "sequence"}},
             {"importance": "truncated"},
