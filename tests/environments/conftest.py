@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_installation.environment import python_version
+from ajet_installation.environment import PLUGINS, python_version
 from ajet_installation.pythons import Python
 
 from .making import wheel
@@ -19,8 +19,9 @@ from .making import wheel
 @pytest.fixture(autouse=True)
 def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    # Environments put their plugins on it.
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    # Environments put their plugins on it. Those of real ones may be there already: other tests in this
+    # process find the checkout's own.
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path).name != PLUGINS])
     # There may be real ones beside the environment of the tests.
     monkeypatch.setattr("ajet_installation.environment.BESIDE", None)
     for name in [name for name in os.environ if name.upper().startswith(("AJET_", "PIP_", "UV_"))]:
