@@ -29,7 +29,7 @@ STOP = RENDERER.encode("<|im_end|>")
 
 def talk(index, messages, turns, *, call_ids="c"):
     """`turns` turns of an agent; returns its calls and messages."""
-    calls = []
+    calls: list[Any] = []
     messages = list(messages)
     for turn in range(turns):
         prompt = index.plan(messages, None).render(RENDERER)
@@ -133,7 +133,7 @@ async def test_calls_that_end_together_share_the_prompt_that_each_continued_with
     index = ConversationIndex()
     (first,), messages = talk(index, START, 1)
     prompts = [index.plan(messages, None).render(RENDERER) for _ in range(2)]
-    calls = []
+    calls: list[Any] = []
 
     def make(prefix):
         prompt = prompts[len(calls)]

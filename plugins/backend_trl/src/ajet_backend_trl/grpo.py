@@ -245,7 +245,7 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         return found
 
 
-class _AroundUpdates(TrainerCallback):
+class _AroundUpdates(TrainerCallback):  # type: ignore[misc]
     """Calls the trainer right before and right after each optimiser step."""
 
     def __init__(self, trainer: SteppedGRPOTrainer) -> None:
