@@ -9,12 +9,16 @@ from __future__ import annotations
 import random
 
 from ajet_core.interfaces import Chat, World, WorldAnswer, WorldOutcome, WorldPrompt, WorldRecipe
+from ajet_core.protocol import BatchConfig
 from ajet_worlds.tiny_grpo import TINY_GRPO
 
 BEST_ARM = (2, 0, 3, 1, 1, 3, 0, 2)
 """The best arm by lamp. No formula, so that every lamp has to be learned."""
 ARMS = 4
 BEST_PAYS, OTHERS_PAY = 0.9, 0.1
+HABIT_SHARE = 0.3
+"""How often the novice pulls the arm of its habit, which is the best one of no lamp. It makes a model that is
+warmed up on it look at the lamp: without it, one model in four pulls the same arms for all lamps forever."""
 PAY = 1.0
 INVALID_REWARD = -0.5
 
@@ -22,7 +26,9 @@ INVALID_REWARD = -0.5
 class BanditWorld(World):
     """See this module's description."""
 
-    recipe = WorldRecipe(steps=40, algorithm=TINY_GRPO.model_copy(update={"learning_rate": 2e-3}))
+    recipe = WorldRecipe(
+        steps=80, algorithm=TINY_GRPO, batch=BatchConfig(tasks=16, episodes_per_task=8)
+    )
     reward_range = (INVALID_REWARD, PAY)
 
     async def play(self, task_id: str, chat: Chat) -> WorldOutcome:
@@ -44,5 +50,8 @@ class BanditWorld(World):
         lamp = int(prompt.messages[-1]["content"].split()[-1])
         return WorldAnswer(str(BEST_ARM[lamp]))
 
-    def novice(self, prompt: WorldPrompt, rng: random.Random) -> WorldAnswer:  # noqa: ARG002
+    def novice(self, prompt: WorldPrompt, rng: random.Random) -> WorldAnswer:
+        if rng.random() < HABIT_SHARE:
+            lamp = int(prompt.messages[-1]["content"].split()[-1])
+            return WorldAnswer(str(lamp % ARMS))
         return WorldAnswer(str(rng.randrange(ARMS)))

@@ -31,7 +31,7 @@ class MemoryWorld(World):
     recipe = WorldRecipe(
         steps=30,
         algorithm=TINY_GRPO,
-        batch=BatchConfig(tasks=4, episodes_per_task=8),
+        batch=BatchConfig(tasks=8, episodes_per_task=8),
         warmup_steps=300,
     )
 

@@ -201,10 +201,11 @@ class Runs:
     """Runs of this benchmark, each a process of its own.
 
     :param root: a directory that they may fill.
+    :param histories: where the metrics of their steps are kept, as RUN.jsonl.
     """
 
-    def __init__(self, root: Path, steps: int) -> None:
-        self._root, self._steps = root, steps
+    def __init__(self, root: Path, steps: int, histories: Path | None) -> None:
+        self._root, self._steps, self._histories = root, steps, histories
         self._environment = environment_with_plugin(root / "plugins")
         self._lock = threading.Lock()
         self._processes: set[subprocess.Popen[str]] = set()
@@ -240,6 +241,8 @@ class Runs:
             raise subprocess.CalledProcessError(process.returncode, command)
         found: Figures = json.loads(written.splitlines()[-1])
         print(json.dumps({"run": name, **found}), file=sys.stderr, flush=True)
+        if self._histories is not None:
+            shutil.copy(directory / "server" / "metrics.jsonl", self._histories / f"{name}.jsonl")
         shutil.rmtree(directory)
         return found
 
@@ -304,15 +307,20 @@ def main() -> None:
     parser.add_argument(
         "--at-once", type=at_least(1), default=1, help="how many runs share the machine"
     )
+    parser.add_argument(
+        "--histories", type=Path, help="a directory that keeps the metrics of all steps"
+    )
     parser.add_argument("--output", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
+    if options.histories is not None:
+        options.histories.mkdir(parents=True, exist_ok=True)
     seeds = range(options.seeds)
     pairs = [(share, seed) for share in options.update_share for seed in seeds]
     with (
         terminate_as_interrupt(),
         tempfile.TemporaryDirectory(prefix="ajet-async-") as root,
     ):
-        runs = Runs(Path(root), options.steps)
+        runs = Runs(Path(root), options.steps, options.histories)
         for seed in seeds:
             runs.model(seed)
         with ThreadPoolExecutor(options.at_once) as pool:

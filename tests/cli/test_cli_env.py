@@ -76,10 +76,7 @@ def test_a_path_and_a_directory_of_wheels_can_be_given(tmp_path: Path, orders: l
     assert "agentjet-backend-trl is left out" in order.source.note.replace("_", "-")
     (wheels / "agentjet_backend_trl-0.1.0-py3-none-any.whl").touch()
     ajet("env", "create", "trl", "--path", str(tmp_path / "y"), "--find-links", str(wheels))
-    assert orders[1].source.plugin[2:] == (
-        "agentjet-backend-trl>=0.1",
-        "agentjet-backend-torch>=0.1",
-    )
+    assert orders[1].source.plugin[2:] == ("agentjet-backend-trl>=0.1",)
 
 
 @pytest.mark.parametrize(("tool", "device"), [(None, "cpu"), ("/usr/bin/nvidia-smi", "gpu")])
