@@ -390,8 +390,9 @@ class FailureConfig(Message):
 class PreflightConfig(Message):
     """What is looked at before a run changes any weights: its first batch is computed, and nothing is applied.
 
-    :param enabled: the run pauses if engine and trainer disagree about the first batch, or if the longest episode does
-        not fit into memory. What else is wrong with it is told.
+    :param enabled: the run pauses if engine and trainer disagree about the first batch, if nothing
+        reads the model's tool calls, or if the longest episode does not fit into memory. What else
+        is wrong with it is told.
     :param max_logprob_gap: between engine and trainer, in nats: the mean absolute difference of the sampled tokens'
         logprobs, at any quarter of the context.
     """

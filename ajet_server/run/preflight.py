@@ -19,7 +19,7 @@ from ajet_server.workers.run_workers import RunWorkers
 # On a CPU a longer one would take minutes, and has the machine's memory anyway.
 _MOST_ON_CPU = 4096
 # A batch that fails another check changes no weights, and the next one may be better.
-_HARMFUL = frozenset({"logprobs", "memory"})
+_HARMFUL = frozenset({"logprobs", "tools", "memory"})
 # With these words begins the reason of a pause.
 _FAILED = "the preflight of step"
 

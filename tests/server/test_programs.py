@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from ajet_core.protocol import ServerState
 from ajet_core.timeline import Call
 from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 from ajet_testing.tokenizers import renderer_for, write_model
-from tests.server.conftest import CLIENT, Running, ServerFactory, key
+from tests.server.conftest import CLIENT, CONTROL, Running, ServerFactory, key
+from tests.server.test_faults import status, until_state
 
 # Their templates take one system message, at the beginning.
 FAMILIES = ("qwen3.8", "nemotron-3")
@@ -215,6 +217,7 @@ HERMES = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CALLED = f'<tool_call>\n{{"name": "write_file", "arguments": {json.dumps(FILE)}}}\n</tool_call><|im_end|>'
+UNREAD = HERMES.replace("tool_call>", "call>")
 
 
 async def test_calls_of_a_model_with_a_template_of_its_own_are_run(tmp_path: Path) -> None:
@@ -237,8 +240,7 @@ async def test_calls_of_a_model_with_a_template_of_its_own_are_run(tmp_path: Pat
 async def test_tools_whose_calls_nobody_reads_are_a_finding(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    unknown = HERMES.replace("tool_call>", "call>")
-    async with says(CALLED, "qwen3", tmp_path, unknown) as model:
+    async with says(CALLED, "qwen3", tmp_path, UNREAD) as model:
 
         async def codes() -> list[str]:
             status = await model.server.http.get("/v1/status", headers=CLIENT)
@@ -257,3 +259,23 @@ async def test_tools_whose_calls_nobody_reads_are_a_finding(
     # What was meant as a call stays visible.
     assert "write_file" in answer["choices"][0]["message"]["content"]
     assert caplog.text.count("no known parser reads") == 1
+
+
+async def test_a_first_batch_whose_tool_calls_nobody_reads_pauses_the_run_untrained(
+    tmp_path: Path,
+) -> None:
+    async with says(CALLED, "qwen3", tmp_path, UNREAD) as model:
+        server, coordinator = model.server, model.server.service.coordinator
+        tools = [{"type": "function", "function": WRITE}]
+        others = [await server.claim(task) for task in "abb"]
+        for number, grant in enumerate([model.grant, *others]):
+            assert (await server.chat(grant, tools=tools)).status_code == 200
+            assert (await server.end(grant, float(number % 2))).status_code == 200
+        await until_state(server, ServerState.PAUSED)
+        said = (await status(server))["paused"]
+        assert "the preflight of step 1 failed before anything was trained: tools:" in said
+        assert "4 of 4 calls offer tools" in said
+        assert coordinator.step == 0
+        # Its agent may read them by itself.
+        await server.http.post("/v1/run/resume", headers=CONTROL)
+        await server.service.board.wait_until(lambda: coordinator.step == 1)
