@@ -2,7 +2,8 @@
 
 The demo's model learns GridWalk from the same weights, with the same tasks and as many steps, in mode `sync` and in mode
 `async` with `rollout.max_staleness` = `--bound`; all else is the default. Each reply of the tool takes a time
-of a Pareto distribution, cut off at a longest one, the same for the same move of the same rollout of a task in both modes.
+of a Pareto distribution, cut off at a longest one, the same for the same move of the same rollout of a task in both modes
+(the world `slow-grid`).
 One client sends one stream of episodes, with more at a time than either mode has places for.
 
 Steps take the time of a large model's. In sync the trainer (`waiting_trainer`) waits until each step has taken
@@ -27,14 +28,12 @@ import argparse
 import asyncio
 import itertools
 import json
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,9 +43,8 @@ from altered_plugin import environment_with_plugin
 from options import at_least, fraction
 from reporting import report
 
-from agentjet.client import AsyncSwarmClient, Episode, EpisodeOutcome, SwarmClient, Task
+from agentjet.client import AsyncSwarmClient, SwarmClient
 from ajet_core.protocol import ComponentChoice, RolloutConfig, RunConfig, ServerState, ServerStatus
-from ajet_demo.agent import GridWalkAgent
 from ajet_demo.orchestrate import terminate_as_interrupt
 from ajet_demo.recipe import (
     EPISODES_PER_STEP,
@@ -57,42 +55,26 @@ from ajet_demo.recipe import (
 )
 from ajet_demo.server_child import DemoServer
 from ajet_demo.tiny_model import create_tiny_model
-from ajet_worlds.gridwalk import GridWalk
+from ajet_worlds.agent import WorldAgent
+from ajet_worlds.grid import GridWorld, SlowGridWorld
 
-# Seconds: the least, the most, and how heavy the tail between them is.
-SHORTEST, LONGEST, TAIL = 0.1, 6.0, 1.1
 EVAL_TASKS = 256
 POLL_SECONDS = 0.05
 
 Figures = dict[str, float]
 
 
-class SlowTools(GridWalkAgent):
-    """The demo's agent in a world in which most tool calls are quick, and some are not.
+class SlowTools(SlowGridWorld):
+    """The world ``slow-grid``, which adds up how long its tools take."""
 
-    :param seed: of the delays.
-    """
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(TEMPERATURE)
-        self._seed = seed
-        self._rollouts: dict[str, Iterator[int]] = defaultdict(itertools.count)
-        self._delays: dict[GridWalk, random.Random] = {}
-        self.slept = 0.0
-
-    async def walk(self, walk: GridWalk, episode: Episode) -> None:
-        number = next(self._rollouts[walk.task_id])
-        self._delays[walk] = random.Random(f"{self._seed}/{walk.task_id}/{number}")
-        try:
-            await super().walk(walk, episode)
-        finally:
-            del self._delays[walk]
-
-    async def use_tool(self, walk: GridWalk, name: str, arguments: str) -> str:
-        delay = min(LONGEST, SHORTEST * self._delays[walk].paretovariate(TAIL))
-        self.slept += delay
-        await asyncio.sleep(delay)
-        return await super().use_tool(walk, name, arguments)
+    def delays(self, task_id: str) -> Iterator[float]:
+        for delay in super().delays(task_id):
+            self.seconds += delay
+            yield delay
 
 
 def configured(
@@ -123,12 +105,9 @@ async def train(
     url: str, token: str, observer: SwarmClient, *, seed: int, steps: int, concurrency: int
 ) -> Figures:
     """Roll out the tasks of `steps` batches, wait for the last step, and evaluate its weights."""
-    slow, quick = SlowTools(seed), GridWalkAgent(TEMPERATURE)
+    tools = SlowTools()
+    slow, quick = WorldAgent(tools, TEMPERATURE), WorldAgent(GridWorld(), TEMPERATURE)
     tasks = [task_id for step in range(1, steps + 1) for task_id in train_task_ids(seed, step)]
-
-    async def succeeds(task: Task, episode: Episode) -> EpisodeOutcome:
-        outcome = await quick(task, episode)
-        return EpisodeOutcome(reward=outcome.components["success"])
 
     async with AsyncSwarmClient(url, token) as client:
 
@@ -148,12 +127,12 @@ async def train(
             await asyncio.sleep(POLL_SECONDS)
         seconds = time.monotonic() - began
         held_out = [f"eval-{seed}-{i}" for i in range(EVAL_TASKS)]
-        evaluated = await client.evaluate(held_out, succeeds, tag="held-out")
+        evaluated = await client.evaluate(held_out, quick.success, tag="held-out")
     await asyncio.gather(slow.close(), quick.close())
     return {
         "seconds": seconds,
         "success": evaluated.reward_mean or 0.0,
-        "tool_seconds": slow.slept / episodes,
+        "tool_seconds": tools.seconds / episodes,
         "extra_tasks": float(next(more)),
     }
 
