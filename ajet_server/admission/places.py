@@ -99,10 +99,11 @@ class Places:
 
     def refusal(self, tag: str) -> str | None:
         """Why episodes of a tag are not trained, if they are not."""
-        mixture = self._next_mixture
-        # This batch still needs what the next one may not have.
-        needed = self.quotas.keys() - self._inherited.keys()
-        if mixture is None or tag in mixture.tags or self.lane(tag) in needed:
+        mixture, lane = self._next_mixture, self.lane(tag)
+        if mixture is None or tag in mixture.tags:
+            return None
+        # This batch could not be filled without the tags that have places in it.
+        if self.quotas.get(lane, 0) > 0 and lane not in self._inherited:
             return None
         known = ", ".join(map(repr, sorted(mixture.tags)))
         return f"the mixture has no tag {tag!r}, only {known} (the argument tag of the episode)"
@@ -112,7 +113,7 @@ class Places:
         self._next_mixture = mixture
         if not self._filling:
             self._adopt()
-            self._plan()
+        self._plan()
 
     def settle(self) -> None:
         """The batch is about to be filled: a change of the mixture does not concern it any more."""
@@ -207,6 +208,10 @@ class Places:
         if ahead < 0:
             self.limits |= shares.quotas(max(0, left + ahead), without) | kept | self._inherited
         self._add_later(ahead)
+        assert self._next_mixture is not None, "a mixture is only ever replaced by another"
+        for tag in self.limits.keys() - self._next_mixture.tags:
+            # No batch after this one trains it.
+            self.limits[tag] = min(self.limits[tag], self.quotas.get(tag, 0))
 
     def _add_later(self, places: int) -> None:
         """Add places of the batches after this one."""

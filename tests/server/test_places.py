@@ -236,6 +236,30 @@ def test_what_ended_of_a_tag_that_is_removed_is_kept_for_its_return_and_hinders_
     assert {*ids(later), half.episode_id} < set(batch.take().ended)
 
 
+@pytest.mark.parametrize("rollout", [RolloutConfig(), RolloutConfig(spare_tasks=2), ASYNC])
+def test_of_a_tag_that_is_removed_as_much_begins_as_the_batch_needs(rollout: RolloutConfig) -> None:
+    batch = batches(tasks=2, mixture=HALVES, rollout=rollout)
+    batch.change_mixture(MixtureConfig(ratios={"a": 1}))
+    mine = [roll_out(batch, "a1", "a")]
+    assert not batch.is_full()
+    assert batch.places.refusal("b") is None
+    mine.append(roll_out(batch, "b1", "b"))
+    assert batch.is_full()
+    # It is not refused yet: the batch would need it if it were not full.
+    assert batch.places.refusal("b") is None
+    assert batch.admission("b2", "b") == "later"
+    assert set(batch.take().ended) == ids(*mine)
+    assert "no tag 'b', only 'a'" in (batch.places.refusal("b") or "")
+
+
+def test_a_tag_that_is_removed_and_has_no_places_in_the_batch_is_refused_at_once() -> None:
+    batch = batches(tasks=1, mixture=HALVES)
+    assert batch.places.quotas == {"a": 1, "b": 0}
+    batch.change_mixture(MixtureConfig(ratios={"c": 1}))
+    assert batch.places.refusal("a") is None
+    assert "no tag 'b', only 'c'" in (batch.places.refusal("b") or "")
+
+
 def test_by_episodes_a_batch_takes_those_that_came_first() -> None:
     batch = batches(tasks=2, size=2, rollout=ASYNC, full_by="episodes")
     opened = [start(batch, f"g{i % 3}") for i in range(12)]
