@@ -317,6 +317,7 @@ HealthKind = Literal[
     "entropy",
     "length",
     "grad_norm",
+    "shortened",
     "reward_drop",
 ]
 """What can be wrong with the training of a run, see docs/health.md."""
@@ -353,6 +354,7 @@ class FailureConfig(Message):
     :param min_entropy: nats per token.
     :param max_length_growth: tokens per answer, relative to the steps before, and the other way round.
     :param max_grad_growth: gradient norm, relative to the steps before.
+    :param max_shortened: share of a step's updates that are shortened by ``algorithm.max_update_kl``.
     :param max_reward_drop: loss of reward, as a share of the best mean reward's distance to the worst.
     :param pause_on: findings that pause the run, unless their limits are None.
     """
@@ -375,6 +377,7 @@ class FailureConfig(Message):
     min_entropy: Annotated[float, Field(gt=0)] | None = 0.002
     max_length_growth: Growth | None = 3.0
     max_grad_growth: Growth | None = 30.0
+    max_shortened: Share | None = 0.5
     max_reward_drop: Share | None = 0.75
     pause_on: Annotated[tuple[HealthKind, ...], Field(max_length=len(get_args(HealthKind)))] = (
         "zero_signal",

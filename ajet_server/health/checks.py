@@ -244,6 +244,21 @@ def grad_norm(history: History, limits: FailureConfig) -> Reading | str:
     return Reading(found[-1] / usual / limits.max_grad_growth, cause)
 
 
+def shortened(history: History, limits: FailureConfig) -> Reading | str:
+    """The share of optimiser updates that moved the policy too far, in some steps in a row."""
+    assert limits.max_shortened is not None
+    shares = series.ratios(history, "updates_shortened", "updates")[-_STEADY:]
+    if not shares:
+        return "the trainer reports no updates_shortened: it shortens no updates"
+    if len(shares) < _STEADY:
+        return series.too_few(len(shares), _STEADY)
+    cause = (
+        f"at least {_percent(min(shares))} of the updates of each of the last {_STEADY} steps were "
+        "shortened, because they moved the policy by more than algorithm.max_update_kl"
+    )
+    return Reading(min(shares) / limits.max_shortened, cause)
+
+
 def reward_drop(history: History, limits: FailureConfig) -> Reading | str:
     """The mean reward, relative to the best that there was."""
     assert limits.max_reward_drop is not None
@@ -262,6 +277,8 @@ def reward_drop(history: History, limits: FailureConfig) -> Reading | str:
 
 # Steps whose mean or median is taken where single ones vary.
 _SPAN = 3
+# Steps that all have to show what single ones may show by chance.
+_STEADY = 5
 # The first steps, by which is judged what the run began with.
 _PAST = 20
 # Below these, differences mean nothing, in nats.
@@ -363,6 +380,14 @@ CHECKS: Sequence[Check] = (
         grad_norm,
         "look at the step's episodes (`ajet inspect`); lower algorithm.learning_rate or max_grad_norm if it "
         "happens again",
+    ),
+    Check(
+        "shortened",
+        ("max_shortened",),
+        shortened,
+        "the learning rate is too high for minibatches of this size: lower algorithm.learning_rate or "
+        "minibatches, or begin with a warm-up (algorithm.warmup_steps)",
+        span=_STEADY,
     ),
     Check(
         "advantage_bias",

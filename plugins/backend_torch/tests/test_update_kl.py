@@ -67,7 +67,7 @@ def test_an_update_that_is_too_large_is_shortened(minibatches, importance, model
     trainer = make(model_dir, context, algorithm)
     b = batch(load(model_dir))
     report = trainer.step(b)
-    assert report.metrics["updates_shortened"] == minibatches
+    assert report.metrics["updates"] == report.metrics["updates_shortened"] == minibatches
     assert 0 < report.metrics["update_kl"] <= MAX_UPDATE_KL
     if minibatches == 1:
         assert moved(trainer, b, load(model_dir)) == pytest.approx(
@@ -79,7 +79,7 @@ def test_without_a_limit_it_is_applied_as_it_is(model_dir, context):
     trainer = make(model_dir, context, FAR.model_copy(update={"max_update_kl": 0.0}))
     b = batch(load(model_dir))
     report = trainer.step(b)
-    assert "update_kl" not in report.metrics
+    assert not {"update_kl", "updates", "updates_shortened"} & report.metrics.keys()
     assert moved(trainer, b, load(model_dir)) > 10 * MAX_UPDATE_KL
 
 
@@ -91,6 +91,7 @@ def test_an_update_within_the_limit_is_the_same_as_without(model_dir, context):
         trainer = make(model_dir, context, algorithm)
         found.append((trainer.step(b), weights(trainer)))
     (plain, without), (limited, within) = found
+    assert limited.metrics["updates"] == 2
     assert limited.metrics["updates_shortened"] == 0
     assert limited.tokens_processed == plain.tokens_processed
     assert all(torch.equal(without[name], tensor) for name, tensor in within.items())

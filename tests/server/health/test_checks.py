@@ -36,6 +36,8 @@ HEALTHY: Mapping[str, float] = {
     "entropy": 0.2,
     "kl": 0.2,
     "grad_norm": 0.3,
+    "updates": 4,
+    "updates_shortened": 0,
     "logprob_gap_mean": 0.005,
 }
 
@@ -80,6 +82,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("length", {"tokens_per_call": [80, 90, 90]}, "have 90 tokens, 20 before"),
     ("length", {"tokens_per_call": [2, 2, 2]}, "have 2 tokens, 20 before"),
     ("grad_norm", {"grad_norm": [10]}, "is 10, 0.3 in the steps before"),
+    (
+        "shortened",
+        {"updates_shortened": [2, 3, 2, 4, 2]},
+        "50 % of the updates of each of the last 5",
+    ),
     ("reward_drop", {"reward_mean": [0, 0, 0]}, "fell to 0 from 0.5"),
 ]
 
@@ -100,6 +107,7 @@ def test_each_fault_is_found_by_its_check(kind: str, changes: dict[str, Any], wo
         ("kl", {"kl": [0.2, 2.5, 0.2]}),
         ("length", {"tokens_per_call": [20, 90, 20]}),
         ("advantage_bias", {"advantage_bias": [-0.9, 0.9, -0.9]}),
+        ("shortened", {"updates_shortened": [4, 4, 1, 4, 4]}),
         # Noise of batches is no fall.
         ("reward_drop", {"reward_mean": [0.9, 0.1] * 6}),
         # A divergence that begins at nothing grows fast.

@@ -129,6 +129,7 @@ class Totals:
         }
         if self.moves:
             found["update_kl"] = max(self.moves)
+            found["updates"] = float(len(self.moves))
             found["updates_shortened"] = float(self.shortened)
         if self.has_reference:
             found["kl"] = sums["kl"] / self.tokens
