@@ -12,6 +12,7 @@ from statistics import fmean, median
 
 from ajet_core.protocol import FailureConfig, HealthKind
 from ajet_server.health import series
+from ajet_server.health.past import Past
 
 CLEAR = 0.5
 
@@ -60,13 +61,12 @@ class Check:
     of_answers: bool = False
     by_tag: bool = False
 
-    def read(self, history: History, limits: FailureConfig) -> Reading | str:
+    def read(self, past: Past, limits: FailureConfig) -> Reading | str:
         """What `measure` finds, whatever mixture of tags the batches are made of."""
-        tags = series.by_tag(history) if self.by_tag else {}
+        tags = past.by_tag if self.by_tag else {}
         if not tags:
-            return self.measure(
-                history if self.before and not self.by_tag else series.of_like_tags(history), limits
-            )
+            whatever = self.before and not self.by_tag
+            return self.measure(past.steps if whatever else past.of_like_tags, limits)
         found: Reading | None = None
         why = ""
         for tag, known in tags.items():
@@ -77,7 +77,7 @@ class Check:
                 # Steps between them may have none of it.
                 first, _ = known[-self.span :][0]
                 found = replace(
-                    reading, cause=f"tag {tag}: {reading.cause}", span=len(history) - first
+                    reading, cause=f"tag {tag}: {reading.cause}", span=len(past) - first
                 )
         return found or why
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ajet_core.interfaces import StepRecord
 from ajet_core.protocol import FailureConfig, HealthKind
 from ajet_server.health.checks import CHECKS, CLEAR, Check, Reading
+from ajet_server.health.past import Past, StepMetrics
 
 _REMEMBERED = 256
 """Steps that are judged by; older ones are forgotten."""
@@ -42,7 +43,7 @@ class HealthMonitor:
 
     def __init__(self, config: FailureConfig, past: Iterable[StepRecord] = ()) -> None:
         self._config = config
-        self._history: deque[Mapping[str, float]] = deque(maxlen=_REMEMBERED)
+        self._steps: deque[StepMetrics] = deque(maxlen=_REMEMBERED)
         self._suspect_since: dict[HealthKind, int] = {}
         self._found: dict[HealthKind, HealthFinding] = {}
         self._readings: dict[HealthKind, Reading | str] = {}
@@ -73,16 +74,16 @@ class HealthMonitor:
         :param metrics: of the batch.
         :return: findings that begin.
         """
-        history = [*self._history, metrics]
-        return self._look([c for c in CHECKS if c.before], history, step, now)
+        past = Past([*self._steps, StepMetrics.of(metrics)])
+        return self._look([c for c in CHECKS if c.before], past, step, now)
 
     def record(self, step: int, metrics: Mapping[str, float], now: float) -> list[HealthFinding]:
         """Judge a finished step.
 
         :return: findings that begin; those of its batch have begun before if it was judged.
         """
-        self._history.append(metrics)
-        return self._look(CHECKS, list(self._history), step, now)
+        self._steps.append(StepMetrics.of(metrics))
+        return self._look(CHECKS, Past([*self._steps]), step, now)
 
     def checks(self) -> dict[str, str]:
         """How each check stands: "ok", "found", "off", or why it cannot judge."""
@@ -97,13 +98,13 @@ class HealthMonitor:
         return reading if isinstance(reading, str) else "ok"
 
     def _look(
-        self, checks: Sequence[Check], history: list[Mapping[str, float]], step: int, now: float
+        self, checks: Sequence[Check], past: Past, step: int, now: float
     ) -> list[HealthFinding]:
         begun = []
         for check in checks:
             if check.is_off(self._config):
                 continue
-            reading = self._readings[check.kind] = check.read(history, self._config)
+            reading = self._readings[check.kind] = check.read(past, self._config)
             if isinstance(reading, str):
                 continue
             if reading.level < CLEAR:

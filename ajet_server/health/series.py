@@ -15,13 +15,6 @@ WINDOW = 20
 """Steps that tell what was usual before."""
 
 _NOW = 3
-_EPISODES = "episodes/"
-_COUNTS = ("tasks", "episodes", "calls", "calls_malformed")
-_OF_TAGS = (*_COUNTS, "reward_mean", "reward_std", "tokens_per_call")
-# Tasks of a tag that make its figures worth a look.
-_TASKS = 4
-# The share of a batch that may have other tags than another's, for both to be compared.
-_LIKE = 0.25
 # The standard deviation of a normal distribution over its median absolute deviation.
 _MAD = 1.4826
 
@@ -81,93 +74,6 @@ def of_most_tasks(
     not like the rest.
     """
     return [m for m in history if 2 * m.get("tasks_equal", 0.0) <= m.get("tasks", 0.0)]
-
-
-def by_tag(
-    history: Sequence[Mapping[str, float]],
-) -> dict[str, list[tuple[int, Mapping[str, float]]]]:
-    """The figures of each tag of a mixture, named without it, with the places in `history` where they begin.
-
-    Chance makes more of few tasks: steps in which a tag has less than `_TASKS` of them are joined. What a tag had before
-    `WINDOW` steps without any is forgotten, and so is a tag that had none in the last ones.
-
-    :return: nothing if the newest step had no mixture.
-    """
-    found: dict[str, list[tuple[int, Mapping[str, float]]]] = {}
-    for tag in _tags(history[-1]) and {
-        tag for metrics in history[-WINDOW:] for tag in _tags(metrics)
-    }:
-        had = [place for place, metrics in enumerate(history) if metrics.get(f"tasks/{tag}")]
-        if not had or len(history) - had[-1] > WINDOW:
-            continue
-        joined: list[Mapping[str, float]] = []
-        known = found[tag] = []
-        begins = had[0]
-        for before, place in zip([had[0], *had], had, strict=False):
-            if place - before > WINDOW:
-                known.clear()
-                joined.clear()
-            if not joined:
-                begins = place
-            joined.append(history[place])
-            if sum(metrics[f"tasks/{tag}"] for metrics in joined) >= _TASKS:
-                known.append((begins, _of_tag(tag, joined)))
-                joined.clear()
-    return found
-
-
-def _of_tag(tag: str, steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What some steps had of a tag, as if they were one."""
-    figures = [
-        {name: step[f"{name}/{tag}"] for name in _OF_TAGS if f"{name}/{tag}" in step}
-        for step in steps
-    ]
-    if len(figures) == 1:
-        return figures[0]
-
-    def average(name: str, weight: str, power: int = 1) -> float:
-        parts = [(m[weight], m[name] ** power) for m in figures if m.get(weight) and name in m]
-        total = sum(of for of, _ in parts)
-        return sum(of * value for of, value in parts) / total if total else 0.0
-
-    joined = {name: sum(m.get(name, 0.0) for m in figures) for name in _COUNTS}
-    if joined["episodes"]:
-        mean = average("reward_mean", "episodes")
-        square = average("reward_mean", "episodes", 2) + average("reward_std", "episodes", 2)
-        joined |= {"reward_mean": mean, "reward_std": sqrt(max(0.0, square - mean**2))}
-    if joined["calls"]:
-        joined["tokens_per_call"] = average("tokens_per_call", "calls")
-    return joined
-
-
-def of_like_tags(history: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]:
-    """The steps that had much the same mixture of tags as the newest one.
-
-    What a trainer measures is about all it computed. After a change of the mixture that is something else, whatever the
-    weights are like.
-    """
-    newest = _shares(history[-1])
-    return [metrics for metrics in history if _distance(_shares(metrics), newest) <= _LIKE]
-
-
-def _tags(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Episodes by tag of the mixture; nothing without one."""
-    return {
-        name.removeprefix(_EPISODES): metrics[name]
-        for name in metrics
-        if name.startswith(_EPISODES)
-    }
-
-
-def _shares(metrics: Mapping[str, float]) -> dict[str, float]:
-    tags = _tags(metrics)
-    total = sum(tags.values())
-    return {tag: episodes / total for tag, episodes in tags.items()} if total > 0 else {}
-
-
-def _distance(a: Mapping[str, float], b: Mapping[str, float]) -> float:
-    """Total variation distance, 0 to 1 for shares that sum to 1."""
-    return sum(abs(a.get(tag, 0.0) - b.get(tag, 0.0)) for tag in {*a, *b}) / 2
 
 
 def ratios(history: Sequence[Mapping[str, float]], part: str, whole: str) -> list[float]:

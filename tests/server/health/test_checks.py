@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from ajet_core.protocol import FailureConfig, RunConfig
 from ajet_server.health import CHECKS, Reading
+from ajet_server.health.past import Past
 
 LIMITS = FailureConfig()
 BY_KIND = {check.kind: check for check in CHECKS}
@@ -53,7 +54,7 @@ def steps(count: int = 12, **changes: Any) -> list[dict[str, float]]:
 
 
 def read(kind: str, history: list[dict[str, float]], limits: FailureConfig = LIMITS) -> Reading:
-    reading = BY_KIND[kind].read(history, limits)
+    reading = BY_KIND[kind].read(Past.of(history), limits)
     assert isinstance(reading, Reading), reading
     return reading
 
@@ -141,9 +142,9 @@ def test_a_model_that_never_knew_the_form_of_a_call_is_no_reason_to_pause() -> N
 
 
 def test_what_a_trainer_does_not_report_is_not_judged() -> None:
-    history = [{"calls": 3.0}] * 12
+    past = Past.of([{"calls": 3.0}] * 12)
     for check in CHECKS:
-        reading = check.read(history, LIMITS)
+        reading = check.read(past, LIMITS)
         assert isinstance(reading, str) or reading.level == 0, check.kind
 
 
@@ -161,7 +162,7 @@ def test_no_history_makes_a_check_fail(changes: list[tuple[int, str, float]]) ->
         history[step][name] = value
     for check in CHECKS:
         for count in range(1, len(history) + 1):
-            reading = check.read(history[:count], LIMITS)
+            reading = check.read(Past.of(history[:count]), LIMITS)
             assert isinstance(reading, str) or reading.level == reading.level
 
 
