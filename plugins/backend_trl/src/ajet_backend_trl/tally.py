@@ -174,6 +174,7 @@ class Tally:
         }
         if self.moves:
             found["update_kl"] = max(self.moves)
+            found["updates"] = float(len(self.moves))
             found["updates_shortened"] = float(self.shortened)
         for name in self.means:
             found[name] = self.sums[name] / tokens

@@ -91,6 +91,7 @@ class Tally:
         }
         if self.moves:
             found["update_kl"] = max(self.moves)
+            found["updates"] = float(len(self.moves))
             found["updates_shortened"] = float(self.shortened)
         if has_kl:
             found["kl"] = self.sums["kl"] / tokens
