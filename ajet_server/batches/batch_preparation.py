@@ -53,7 +53,7 @@ class PreparedBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Episode:
+class _StoredEpisode:
     record: EpisodeRecord
     calls: list[Call]
 
@@ -68,10 +68,10 @@ async def prepare_batch(
     """
     episodes = await _load(store, record)
 
-    def prepare(some: Sequence[_Episode]) -> PreparedBatch:
+    def prepare(some: Sequence[_StoredEpisode]) -> PreparedBatch:
         return _prepare(run, record, some, trainer)
 
-    async def works(some: Sequence[_Episode]) -> bool:
+    async def works(some: Sequence[_StoredEpisode]) -> bool:
         try:
             await asyncio.to_thread(prepare, some)
         except Exception:  # noqa: BLE001 - as below
@@ -103,7 +103,7 @@ async def untrainable_episodes(
     """
     episodes = await _load(store, record)
 
-    async def works(some: Sequence[_Episode]) -> bool:
+    async def works(some: Sequence[_StoredEpisode]) -> bool:
         try:
             prepared = await asyncio.to_thread(_prepare, run, record, some, trainer)
             await rehearse(prepared.data.batch)
@@ -117,29 +117,29 @@ async def untrainable_episodes(
     return frozenset(episode.record.episode_id for episode in culprits)
 
 
-def _client(episode: _Episode) -> str:
+def _client(episode: _StoredEpisode) -> str:
     return episode.record.client_id
 
 
-async def _load(store: SampleStore, record: BatchRecord) -> list[_Episode]:
+async def _load(store: SampleStore, record: BatchRecord) -> list[_StoredEpisode]:
     try:
         calls = await store.calls(record.episode_ids)
         found = [await store.get_episode(episode_id) for episode_id in record.episode_ids]
     except DamagedRecordError as error:
         _log.error("batch %s cannot be read: %s", record.batch_id, error.message)
         return await _load_each(store, record)
-    return [_Episode(episode, calls[episode.episode_id]) for episode in found if episode]
+    return [_StoredEpisode(episode, calls[episode.episode_id]) for episode in found if episode]
 
 
-async def _load_each(store: SampleStore, record: BatchRecord) -> list[_Episode]:
+async def _load_each(store: SampleStore, record: BatchRecord) -> list[_StoredEpisode]:
     """The episodes one by one, where something is wrong with the records of some."""
-    found: list[_Episode] = []
+    found: list[_StoredEpisode] = []
     unreadable: dict[str, DamagedRecordError] = {}
     for episode_id in record.episode_ids:
         try:
             calls = await store.calls([episode_id])
             if (episode := await store.get_episode(episode_id)) is not None:
-                found.append(_Episode(episode, calls[episode_id]))
+                found.append(_StoredEpisode(episode, calls[episode_id]))
         except DamagedRecordError as error:
             unreadable[episode_id] = error
     if unreadable:
@@ -154,7 +154,7 @@ def _unprocessable(error: Exception, episode_ids: Sequence[str]) -> Unprocessabl
 
 
 def _prepare(
-    run: ResolvedRun, record: BatchRecord, episodes: Sequence[_Episode], trainer: TrainerInfo
+    run: ResolvedRun, record: BatchRecord, episodes: Sequence[_StoredEpisode], trainer: TrainerInfo
 ) -> PreparedBatch:
     data = training_data(
         record.batch_id,

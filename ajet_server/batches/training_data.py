@@ -70,7 +70,7 @@ class TrainingData:
 
 
 @dataclass(frozen=True, slots=True)
-class _Episode:
+class _LimitedEpisode:
     """An episode's calls within the limits.
 
     :param tree: of those that are merged.
@@ -199,7 +199,9 @@ def _train_episode(record: EpisodeRecord) -> TrainEpisode:
     )
 
 
-def _limited(tree: TokenTree, config: RunConfig, merger: Merger, counts: Counter[str]) -> _Episode:
+def _limited(
+    tree: TokenTree, config: RunConfig, merger: Merger, counts: Counter[str]
+) -> _LimitedEpisode:
     """The trees of an episode within the limits of `TimelineConfig`; what is left out is counted."""
     timelines = config.timelines
     limited = limit_timelines(
@@ -213,12 +215,12 @@ def _limited(tree: TokenTree, config: RunConfig, merger: Merger, counts: Counter
     counts["tokens_dropped"] += sum(len(call.sampled_ids) for call in dropped)
     counts["calls_alone"] += len(limited.alone)
     if not dropped and not limited.alone:
-        return _Episode(tree, [])
+        return _LimitedEpisode(tree, [])
 
     def merge(indices: Sequence[int]) -> TokenTree:
         return merger.merge(tree.episode_id, [tree.calls[i] for i in indices], timelines.policy)
 
-    return _Episode(merge(limited.together), [merge([index]) for index in limited.alone])
+    return _LimitedEpisode(merge(limited.together), [merge([index]) for index in limited.alone])
 
 
 def _count(counts: Counter[str], tree: TokenTree) -> None:
@@ -233,7 +235,7 @@ def _count(counts: Counter[str], tree: TokenTree) -> None:
 
 def _plan(
     episodes: Sequence[TrainEpisode],
-    merged: Sequence[_Episode],
+    merged: Sequence[_LimitedEpisode],
     calls: Sequence[TrainCall],
     config: RunConfig,
     trainer: TrainerInfo,
@@ -262,7 +264,7 @@ def _plan(
 
 
 def _lay_out_group(
-    layout: Layout, episodes: Sequence[_Episode], first_calls: Sequence[int]
+    layout: Layout, episodes: Sequence[_LimitedEpisode], first_calls: Sequence[int]
 ) -> list[TrainTree]:
     units = lay_out(layout, [episode.tree for episode in episodes], first_calls)
     for episode, first in zip(episodes, first_calls, strict=True):

@@ -39,7 +39,7 @@ class _Write:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _WriteResult:
     write: _Write
     result: object = None
     error: Exception | None = None
@@ -136,7 +136,7 @@ class GroupCommitter:
                 return writes, True
         return writes, False
 
-    def _transaction(self, writes: list[_Write]) -> list[_Outcome]:
+    def _transaction(self, writes: list[_Write]) -> list[_WriteResult]:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             outcomes = [self._apply(write) for write in writes]
@@ -148,28 +148,28 @@ class GroupCommitter:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
             self._owner.rolled_back()
-            return [_Outcome(write, error=self._caused(error)) for write in writes]
+            return [_WriteResult(write, error=self._caused(error)) for write in writes]
         self.transactions += 1
         self._owner.committed()
         return outcomes
 
-    def _apply(self, write: _Write) -> _Outcome:
+    def _apply(self, write: _Write) -> _WriteResult:
         try:
-            return _Outcome(write, write.apply())
+            return _WriteResult(write, write.apply())
         except sqlite3.Error as error:
             if self._fatal(error):
                 raise
-            return _Outcome(write, error=self._caused(error))
+            return _WriteResult(write, error=self._caused(error))
         # Whatever a record holds that cannot be stored is its writer's to hear about; the thread goes on.
         except Exception as error:  # noqa: BLE001
-            return _Outcome(write, error=error)
+            return _WriteResult(write, error=error)
 
     def _caused(self, error: sqlite3.Error) -> StoreError:
         translated = self._translate(error)
         translated.__cause__ = error
         return translated
 
-    def _answer(self, outcomes: list[_Outcome]) -> None:
+    def _answer(self, outcomes: list[_WriteResult]) -> None:
         for outcome in outcomes:
             self._places.release()
             answer = outcome.write.answer

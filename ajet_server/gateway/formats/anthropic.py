@@ -55,7 +55,7 @@ _KEEP_ALL = ("all", {"type": "all"})
 _OWN_TOOLS = (None, "custom")
 
 
-class _Body(Body):
+class _MessagesBody(Body):
     messages: Annotated[list[Any], Field(min_length=1, max_length=_MAX_MESSAGES)]
     max_tokens: Tokens | None = None
     model: str | None = None
@@ -78,7 +78,7 @@ def read_messages_request(body: bytes) -> ModelRequest:
     :raises RequestError: it is no JSON object of the right form; `param` names the field.
     """
     try:
-        parsed = _Body.model_validate(read_object(body))
+        parsed = _MessagesBody.model_validate(read_object(body))
     except ValidationError as error:
         raise request_error(error) from error
     extra = parsed.model_extra or {}
@@ -135,7 +135,7 @@ def _refuse_editing(settings: Any) -> None:
             )
 
 
-def _without_effect(body: _Body) -> Iterator[str]:
+def _without_effect(body: _MessagesBody) -> Iterator[str]:
     """Names of what is understood and does nothing here."""
     # Templates have no place for it: that a tool failed has to be said in its result.
     blocks = (block for message in body.messages for block in _listed(message.get("content")))
@@ -163,7 +163,7 @@ def _choice(choice: dict[str, Any]) -> ToolChoice | None:
     return ToolChoice(forced=kind != "auto", name=name, single=single)
 
 
-def _answer_format(body: _Body) -> AnswerFormat | None:
+def _answer_format(body: _MessagesBody) -> AnswerFormat | None:
     """Of ``output_format``, or where it stands now, ``output_config.format``."""
     config = body.output_config or {}
     form, param = body.output_format, "output_format"
@@ -188,7 +188,7 @@ def _tools(bodies: Sequence[Any]) -> Tools:
     return Tools(tuple(offered), tuple(unknown))
 
 
-def _messages(body: _Body) -> Iterator[ChatMessage]:
+def _messages(body: _MessagesBody) -> Iterator[ChatMessage]:
     if body.system is not None and (system := _text(body.system, "system")):
         yield ChatMessage("system", system)
     for i, message in enumerate(body.messages):

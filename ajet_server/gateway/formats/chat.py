@@ -264,7 +264,7 @@ _INSTEAD = {
 }
 
 
-class _Body(Body):
+class _ChatBody(Body):
     messages: Annotated[list[Any], Field(min_length=1, max_length=_MAX_MESSAGES)]
     model: str | None = None
     tools: Annotated[list[Any], Field(max_length=_MAX_TOOLS)] | None = None
@@ -299,7 +299,7 @@ def read_chat_request(body: bytes, known: Sequence[ChatMessage] = ()) -> ModelRe
     """
     plain = read_object(body)
     try:
-        parsed = _Body.model_validate(plain)
+        parsed = _ChatBody.model_validate(plain)
         messages = chat_messages(parsed.messages, known)
     except ValidationError as error:
         raise request_error(error) from error
@@ -355,7 +355,7 @@ def _tools(bodies: Sequence[Any]) -> Tools:
     return Tools(tuple(offered), tuple(unknown))
 
 
-def _choice(body: _Body) -> ToolChoice | None:
+def _choice(body: _ChatBody) -> ToolChoice | None:
     choice, name = body.tool_choice, ""
     if isinstance(choice, dict):
         function = choice.get("function")
