@@ -29,7 +29,6 @@ from ajet_server.batches.refusals import Refusals
 from ajet_server.batches.refused_batches import RefusedBatches
 from ajet_server.batches.sharing import Sharing
 from ajet_server.gateway.formats.completing import CompletionService
-from ajet_server.run import doing
 from ajet_server.run.checkpoints import Checkpoint, CheckpointFolder, Position
 from ajet_server.run.preflight import Preflights, preflight
 from ajet_server.run.probing import probed, wants_probe
@@ -125,10 +124,19 @@ class RunLoop:
         """What is done in the states in which nobody rolls out, and how long it may take."""
         settings = self._parts.settings
         if self._board.state is ServerState.BOOTING:
-            return doing.booting(settings, self._parts.run_dir)
+            return (
+                f"the workers load the model (at most {settings.boot_timeout_seconds:g} s); their "
+                f"logs are in {self._parts.run_dir / 'logs'}"
+            )
+        at_most = f"at most {settings.step_timeout_seconds:g} s"
         if self._finishing:
-            return doing.exporting(settings)
-        return doing.training(settings, self.step + 1, self.last_step)
+            return f"the model is exported ({at_most})"
+        last = self.last_step
+        before = f"; the one before took {last.metrics['update_seconds']:.0f} s" if last else ""
+        return (
+            f"step {self.step + 1} is being trained or its weights are published "
+            f"({at_most}{before})"
+        )
 
     def resume(self) -> None:
         """Undo a pause; what was against the run is forgotten."""
