@@ -8,10 +8,12 @@ from ajet_core.errors import ConfigError
 from ajet_core.interfaces import MetricsLogger, SampleStore, WorkerContext
 from ajet_core.plugin import PluginManager
 from ajet_installation.settings import Settings
-from ajet_server.admission.claims import ClaimDesk, EpisodeLimits
+from ajet_server.admission.admission import Admission, EpisodeLimits
+from ajet_server.admission.claims import ClaimDesk
 from ajet_server.episodes.evaluations import Evaluations
 from ajet_server.episodes.joint import JointDesk
 from ajet_server.episodes.joint_peers import JointPeers
+from ajet_server.episodes.open_episodes import OpenEpisodes
 from ajet_server.episodes.registry import EpisodeRegistry
 from ajet_server.observe.events import EventLog
 from ajet_server.observe.metrics_loggers import MetricsLoggers
@@ -60,22 +62,22 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
             server.max_event_streams,
         ),
     )
+    open_episodes = OpenEpisodes(time.monotonic, time.time, server.max_episode_seconds)
+    admission = Admission(board, events, tenants, open_episodes, limits, wall_clock=time.time)
+    evaluations = Evaluations()
     episodes = EpisodeRegistry(
         store,
         board,
         events,
         tenants,
+        open_episodes=open_episodes,
+        admission=admission,
+        evaluations=evaluations,
         clock=time.monotonic,
         wall_clock=time.time,
-        max_seconds=server.max_episode_seconds,
+        listeners=[lambda episode: plugins.notify("ajet_episode_finished", episode=episode)],
     )
-    evaluations = Evaluations()
-    episodes.opened = evaluations.opened
-    episodes.observers.append(evaluations.finished)
-    episodes.observers.append(
-        lambda episode: plugins.notify("ajet_episode_finished", episode=episode)
-    )
-    claims = ClaimDesk(store, board, episodes, limits, tenants, wall_clock=time.time)
+    joint = JointDesk(store, episodes, wall_clock=time.time)
     parts = RunParts(
         settings=settings.server,
         store=store,
@@ -83,13 +85,12 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         board=board,
         events=events,
         episodes=episodes,
+        admission=admission,
         evaluations=evaluations,
         loggers=told,
         clock=time.monotonic,
         wall_clock=time.time,
     )
-    coordinator = Coordinator(settings, parts)
-    episodes.observers.append(coordinator.episode_finished)
     return SwarmService(
         settings=settings,
         plugins=plugins,
@@ -98,11 +99,12 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         events=events,
         board=board,
         episodes=episodes,
-        claims=claims,
-        coordinator=coordinator,
+        admission=admission,
+        claims=ClaimDesk(store, episodes, admission),
+        coordinator=Coordinator(settings, parts),
         evaluations=evaluations,
         tokens=tokens,
         tenants=tenants,
-        joint=JointDesk(store, episodes),
-        peers=JointPeers(episodes.joint, server.peers),
+        joint=joint,
+        peers=JointPeers(joint, episodes.prepared, server.peers),
     )

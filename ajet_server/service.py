@@ -38,13 +38,13 @@ from ajet_core.protocol import (
     TokenRequest,
 )
 from ajet_installation.settings import Settings
+from ajet_server.admission.admission import Admission
 from ajet_server.admission.claims import ClaimDesk
 from ajet_server.episodes.evaluations import Evaluations
 from ajet_server.episodes.joint import JointDesk
 from ajet_server.episodes.joint_peers import JointPeers
 from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_server.episodes.registry import EpisodeRegistry, not_found_message
-from ajet_server.episodes.reward_limits import check_size
 from ajet_server.gateway.silence import Silence
 from ajet_server.observe.events import EventLog
 from ajet_server.observe.metrics_loggers import MetricsLoggers
@@ -77,6 +77,7 @@ class SwarmService:
     events: EventLog
     board: StateBoard
     episodes: EpisodeRegistry
+    admission: Admission
     claims: ClaimDesk
     coordinator: Coordinator
     evaluations: Evaluations
@@ -183,7 +184,7 @@ class SwarmService:
             # Readers of events look at their token when they are woken.
             self.events.wake()
         for tenant, why in dead.items():
-            self.claims.drop(tenant, why)
+            self.admission.drop(tenant, why)
             reason = f"its token is no longer valid: {why}"
             await self.episodes.abort_all(reason, "token_revoked", tenant)
 
@@ -201,12 +202,12 @@ class SwarmService:
 
         :raises StateError: it is no such part.
         """
-        return await self._ended(episode_id, request, self.episodes.joint.prepare)
+        return await self._ended(episode_id, request, self.joint.prepare)
 
     async def commit(self, episode_id: str) -> EpisodeStatus:
-        """As `JointParts.commit`."""
+        """As `JointDesk.commit`."""
         calls = await self._calls(episode_id)
-        return self._episode_status(await self.episodes.joint.commit(episode_id), calls)
+        return self._episode_status(await self.joint.commit(episode_id), calls)
 
     async def _ended(
         self,
@@ -228,7 +229,7 @@ class SwarmService:
         if live is None:
             # The outcome that stands is not changed by this request, whatever it says.
             return
-        check_size(request, self.settings.server.max_reward)
+        _check_size(request, self.settings.server.max_reward)
         if not (request.call_rewards or request.agent_rewards):
             return
         # A call whose client went away is not trained, so that no reward can be about it.
@@ -251,9 +252,15 @@ class SwarmService:
                 )
 
     async def abort(self, episode_id: str, request: AbortRequest) -> EpisodeStatus:
-        """Abort an episode; an episode that is over stays as it is."""
+        """Abort an episode; an episode that is over stays as it is.
+
+        :raises StateError: it is prepared, and its arbiter has not aborted it.
+        """
         calls = await self._calls(episode_id)
-        return self._episode_status(await self.episodes.abort(episode_id, request), calls)
+        record = await self.episodes.abort(episode_id, request)
+        if record.state == "prepared":
+            record = await self.joint.give_up(record, request)
+        return self._episode_status(record, calls)
 
     async def heartbeat(self, episode_id: str) -> EpisodeStatus:
         """Renew a lease."""
@@ -280,8 +287,8 @@ class SwarmService:
         coordinator = self.coordinator
         counters: dict[str, float] = dict(await self.store.counters())
         counters["open_episodes"] = len(self.episodes.open)
-        counters["prepared_episodes"] = len(self.episodes.joint)
-        counters["waiting_claims"] = self.claims.waiting_count
+        counters["prepared_episodes"] = len(self.episodes.prepared)
+        counters["waiting_claims"] = self.admission.waiting_count
         if (
             workers := coordinator.workers
         ) is not None and self.board.state is not ServerState.BOOTING:
@@ -293,7 +300,7 @@ class SwarmService:
                 counters["engine_cached_tokens"] = stats.cached_tokens
                 counters["engine_sampled_tokens"] = stats.sampled_tokens
                 counters["engine_forward_seconds"] = stats.forward_seconds
-        builder = self.episodes.builder
+        builder = self.admission.builder
         return ServerStatus(
             state=self.board.state,
             run_id=coordinator.run_id,
@@ -323,7 +330,7 @@ class SwarmService:
 
     def _view(self) -> ServerView:
         now = time.monotonic()
-        builder, loop = self.episodes.builder, self.coordinator.loop
+        builder, loop = self.admission.builder, self.coordinator.loop
         chat = self.coordinator.chat
         in_state = now - self.board.since
         late_waited = loop.rollouts.late_waited if loop is not None else None
@@ -333,7 +340,7 @@ class SwarmService:
         return ServerView(
             state=self.board.state,
             in_state=in_state,
-            still=self.episodes.still,
+            still=self.episodes.open.still(self.board.since),
             open=[
                 OpenView(
                     episode.record.episode_id,
@@ -349,7 +356,7 @@ class SwarmService:
             ],
             late_waited=late_waited or 0.0,
             late_seconds=loop.run.config.rollout.late_seconds if loop is not None else 0.0,
-            waiting_claims=self.claims.waiting_count,
+            waiting_claims=self.admission.waiting_count,
             batch=builder.progress() if builder is not None else None,
             episodes_per_task=builder.episodes_per_task if builder is not None else 0,
             lacking=builder.lacking() if builder is not None else (),
@@ -361,9 +368,9 @@ class SwarmService:
             set_aside=loop.rollouts.set_aside if loop is not None else (),
             in_doubt=[
                 DoubtView(
-                    p.record.episode_id, p.joint.arbiter, self.episodes.joint.waited(p), p.doubt
+                    p.record.episode_id, p.joint.arbiter, self.episodes.prepared.waited(p), p.doubt
                 )
-                for p in self.episodes.joint
+                for p in self.episodes.prepared
             ],
             unread_calls="" if chat is None else chat.unread_calls,
             doing=loop.doing if loop is not None else "",
@@ -423,7 +430,7 @@ class SwarmService:
 
     async def _watch(self, watchdog: Watchdog) -> float:
         watchdog.look(self.findings())
-        self.claims.relieve()
+        self.admission.relieve()
         return min(_WATCH_SECONDS, self.settings.server.stuck_seconds)
 
     async def _look_at_leases(self) -> float:
@@ -452,3 +459,26 @@ class SwarmService:
             async with asyncio.timeout(seconds):
                 await self.closed.wait()
         return self.closed.is_set()
+
+
+def _check_size(request: EndRequest, limit: float) -> None:
+    """Refuse rewards, or parts of them, that are too large for sums and gradients.
+
+    :param limit: of their absolute values.
+    :raises RequestError: one is larger; `param` names the field.
+    """
+    if abs(request.reward) > limit:
+        raise _too_large("reward", request.reward, limit, "reward")
+    for part in ("components", "call_rewards", "agent_rewards"):
+        values: dict[str, float] = getattr(request, part)
+        for name, value in values.items():
+            if abs(value) > limit:
+                raise _too_large(f"{part}: {name!r}", value, limit, part)
+
+
+def _too_large(what: str, value: float, limit: float, param: str) -> RequestError:
+    return RequestError(
+        f"{what} is {value:g}; this server takes values from {-limit:g} to {limit:g} "
+        "(setting server.max_reward): scale the rewards of the task down",
+        param=param,
+    )

@@ -1,8 +1,9 @@
-"""Which package may import which, and that no modules import each other in a circle."""
+"""How the packages are divided: which imports which, into how many modules, under which names."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 from collections import Counter
 from collections.abc import Iterator
@@ -48,14 +49,19 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imported(module: str) -> Iterator[str]:
-    """The modules of ours that a module imports, wherever in it."""
-    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """The syntax of a file."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules of ours that a file imports, wherever in it."""
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module} has a relative import"
+            assert node.level == 0, f"{path} has a relative import"
             inside = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in MODULES else str(node.module) for name in inside]
         else:
@@ -69,7 +75,7 @@ def test_packages_import_only_what_they_may(package: str) -> None:
         f"{module} -> {name}"
         for module in MODULES
         if module.partition(".")[0] == package
-        for name in imported(module)
+        for name in imported(MODULES[module])
         if name.partition(".")[0] not in {package, *ALLOWED[package]}
     }
     assert arrows == set()
@@ -78,7 +84,7 @@ def test_packages_import_only_what_they_may(package: str) -> None:
 def test_no_modules_import_each_other_in_a_circle() -> None:
     # A package's __init__ gathers what its modules offer.
     graph = {
-        module: {name for name in imported(module) if name != module}
+        module: {name for name in imported(MODULES[module]) if name != module}
         for module in MODULES
         if MODULES[module].name != "__init__.py"
     }
@@ -98,3 +104,44 @@ def test_no_folder_is_crowded() -> None:
     folders = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
     crowded = {str(folder.relative_to(ROOT)): n for folder, n in folders.items() if n > 20}
     assert crowded == {}
+
+
+def test_no_small_module_serves_a_single_other() -> None:
+    importers: dict[str, set[str]] = {}
+    for path in [*MODULES.values(), *(ROOT / "plugins").glob("*/src/**/*.py")]:
+        for name in imported(path):
+            importers.setdefault(name, set()).add(str(path.relative_to(ROOT)))
+    needless = {
+        module: importers[module]
+        for module, path in MODULES.items()
+        if len(path.read_text(encoding="utf-8").splitlines()) <= 30
+        and path.name != "__init__.py"
+        and len(importers.get(module, ())) == 1
+    }
+    assert needless == {}, "a part of its only importer"
+
+
+def test_names_of_classes_in_the_server_are_unique() -> None:
+    where: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        if module.partition(".")[0] in {"ajet_server", *ALLOWED["ajet_server"]}:
+            for node in nodes(path):
+                if isinstance(node, ast.ClassDef):
+                    where.setdefault(node.name, set()).add(module)
+    shared = {
+        name: found
+        for name, found in where.items()
+        if len(found) > 1 and any(module.startswith("ajet_server.") for module in found)
+    }
+    assert shared == {}
+
+
+def test_a_server_is_put_together_by_constructors_alone() -> None:
+    completed = [
+        ast.unparse(target)
+        for node in nodes(MODULES["ajet_server.build"])
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Attribute)
+    ]
+    assert completed == [], "give it to the constructor"

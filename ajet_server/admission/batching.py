@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import (
@@ -15,10 +15,8 @@ from ajet_core.protocol import (
     TagProgress,
 )
 from ajet_server.admission.places import Places
-from ajet_server.admission.task_group import GroupCounts, TaskGroup
+from ajet_server.admission.task_group import BatchCounts, TaskGroup
 from ajet_server.episodes.set_aside import TaskFailures
-
-Admission = Literal["now", "later"]
 
 
 class Taken(NamedTuple):
@@ -59,7 +57,7 @@ class BatchBuilder:
         self._groups: dict[str, TaskGroup] = {}
         # By lane, of all its groups; kept up to date, because with thousands of them each end would have to add
         # them up.
-        self._sums: dict[str, GroupCounts] = {}
+        self._sums: dict[str, BatchCounts] = {}
         self._decided: set[str] = set()
         self._draining = False
 
@@ -77,20 +75,20 @@ class BatchBuilder:
         """Why a client's task gets no more episodes, if it is set aside."""
         return self._failures.refusal(client_id, task_id)
 
-    def admission(self, group: str, tag: str = "") -> Admission:
-        """Whether one more episode of `group` may start now, or only in a later batch."""
+    def may_begin(self, group: str, tag: str = "") -> bool:
+        """Whether one more episode of `group` may start now, and not only in a later batch."""
         if self._draining:
-            return "later"
+            return False
         if self._config.full_by != "episodes" and (found := self._groups.get(group)) is not None:
             size = self._config.episodes_per_task
             if found.holds_place(size) or not (found.room(size) or found.spent(size)):
-                return "now" if found.room(size) else "later"
-        return "now" if self.takes(tag) else "later"
+                return found.room(size) > 0
+        return self.takes(tag)
 
     def starves(self, tag: str) -> bool:
         """Whether the batch lacks episodes like those of `tag`, and nobody rolls any out."""
         lane = self.places.lane(tag)
-        counts = self._sums.get(lane, GroupCounts())
+        counts = self._sums.get(lane, BatchCounts())
         needed = self.places.quotas.get(lane, 0)
         busy = self._draining or counts.open or self.places.training
         return not busy and self._ready(lane) < needed
@@ -381,14 +379,14 @@ class BatchBuilder:
     def _count_anew(self) -> None:
         self._sums, self._decided = {}, set()
         for name, group in self._groups.items():
-            group.counted = GroupCounts()
+            group.counted = BatchCounts()
             self._add_up(name, group)
 
     def _add_up(self, name: str, group: TaskGroup) -> None:
         counts = group.counts(self._config)
         lane = self.places.lane(group.tag)
-        before = self._sums.get(lane, GroupCounts())
-        self._sums[lane] = GroupCounts(
+        before = self._sums.get(lane, BatchCounts())
+        self._sums[lane] = BatchCounts(
             *(old + new - was for old, new, was in zip(before, counts, group.counted, strict=True))
         )
         group.counted = counts
@@ -401,11 +399,11 @@ class BatchBuilder:
             self._decided.discard(name)
 
     def _ready(self, lane: str) -> int:
-        counts = self._sums.get(lane, GroupCounts())
+        counts = self._sums.get(lane, BatchCounts())
         return counts.ended if self._config.full_by == "episodes" else counts.ready
 
     def _under_way(self, lane: str) -> int:
-        counts = self._sums.get(lane, GroupCounts())
+        counts = self._sums.get(lane, BatchCounts())
         if self._config.full_by == "episodes":
             return counts.open + counts.ended
         return counts.active

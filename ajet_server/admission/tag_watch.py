@@ -8,8 +8,8 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 from ajet_core.protocol import ServerState
+from ajet_server.admission.admission import Admission
 from ajet_server.admission.batching import BatchBuilder
-from ajet_server.episodes.registry import EpisodeRegistry
 from ajet_server.observe.events import EventLog
 from ajet_server.run.state import StateBoard
 
@@ -78,12 +78,12 @@ class TagKeeper:
     def __init__(
         self,
         builder: BatchBuilder,
-        episodes: EpisodeRegistry,
+        admission: Admission,
         board: StateBoard,
         events: EventLog,
         clock: Callable[[], float],
     ) -> None:
-        self._builder, self._episodes = builder, episodes
+        self._builder, self._admission = builder, admission
         self._board, self._events = board, events
         self._clock = clock
         self._watch = TagWatch()
@@ -110,7 +110,7 @@ class TagKeeper:
         if not rolling or builder.is_full():
             self._watch.rest(self._clock())
             return
-        before, wanted = places.blocked, self._episodes.wanted_tags()
+        before, wanted = places.blocked, self._admission.wanted_tags()
         tags = {tag for tag, ratio in places.ratios.items() if ratio > 0}
         blocked = self._watch.look(
             tags, wanted, self._clock(), grace_seconds=self._grace, blocked=before
@@ -130,7 +130,7 @@ class TagKeeper:
             _log.warning("no client is working on %s: their places go to %s", sorted(tags), heirs)
         told = {"what": "blocked", "tags": sorted(tags), "places": self._builder.places.quotas}
         self._events.emit("mixture", told)
-        self._episodes.freed()
+        self._admission.admit()
         self._board.touch()
 
     @property

@@ -15,7 +15,7 @@ from ajet_server.episodes.set_aside import counts_as_failure
 _FEWEST_EPISODES = 2
 
 
-class GroupCounts(NamedTuple):
+class BatchCounts(NamedTuple):
     """What a group, or all groups together, counts for.
 
     :param ready: complete groups that count towards a full batch.
@@ -54,7 +54,7 @@ class TaskGroup:
     forgotten: set[str] = field(default_factory=set)
     exhausted: bool = False
     idle: bool = False
-    counted: GroupCounts = field(default_factory=GroupCounts)
+    counted: BatchCounts = field(default_factory=BatchCounts)
 
     def begin(self, episode: EpisodeRecord) -> None:
         """Note an episode that is open, and whose client answers."""
@@ -126,12 +126,12 @@ class TaskGroup:
             (e.reward or 0.0, e.call_rewards, e.agent_rewards) for e in self.ended.values()
         )
 
-    def counts(self, config: BatchConfig) -> GroupCounts:
+    def counts(self, config: BatchConfig) -> BatchCounts:
         """What it counts for as it is now."""
         size = config.episodes_per_task
         complete = self.complete(size)
         dull = complete and config.full_by == "differing_tasks" and not self.differs()
-        return GroupCounts(
+        return BatchCounts(
             open=len(self.open),
             ended=len(self.ended),
             ready=complete and self.worth(size) and not dull,

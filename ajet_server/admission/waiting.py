@@ -85,7 +85,7 @@ class WaitingLine:
             if builder.takes(tag):
                 # Only groups whose places are all taken are passed over.
                 firsts += itertools.islice(
-                    (t for t in tickets.values() if builder.admission(t.group or "", tag) == "now"),
+                    (t for t in tickets.values() if builder.may_begin(t.group or "", tag)),
                     1,
                 )
         return min(firsts, key=lambda ticket: ticket.number, default=None)

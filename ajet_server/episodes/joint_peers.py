@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from ajet_core.credentials import find_local
 from ajet_core.protocol import JointOutcomes, JointOutcomesRequest
 from ajet_installation.settings import PeerSettings
-from ajet_server.episodes.joint_parts import JointParts, PreparedEpisode
+from ajet_server.episodes.joint import JointDesk
+from ajet_server.episodes.prepared import PreparedEpisode, PreparedEpisodes
 
 if TYPE_CHECKING:
     import httpx
@@ -26,25 +27,29 @@ _IDS_AT_ONCE = 1024
 class JointPeers:
     """Resolves what is in doubt. Whom it asks is in the settings alone: no client can name an address.
 
+    :param desk: resolves parts.
+    :param prepared: what may be in doubt.
     :param transport: instead of the network.
     """
 
     def __init__(
         self,
-        parts: JointParts,
+        desk: JointDesk,
+        prepared: PreparedEpisodes,
         peers: Mapping[str, PeerSettings],
         *,
         patience: float = _PATIENCE_SECONDS,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._parts = parts
+        self._desk = desk
+        self._prepared = prepared
         self._peers = peers
         self._patience = patience
         self._transport = transport
 
     async def look(self) -> float:
         """Ask about all that has waited for a while; seconds until the next look."""
-        waiting = [part for part in self._parts if self._parts.waited(part) >= self._patience]
+        waiting = [part for part in self._prepared if self._prepared.waited(part) >= self._patience]
         by_arbiter: dict[str, list[PreparedEpisode]] = {}
         for part in waiting:
             by_arbiter.setdefault(part.joint.arbiter, []).append(part)
@@ -77,12 +82,12 @@ class JointPeers:
     async def _resolve(self, part: PreparedEpisode, outcome: str) -> None:
         arbiter = part.joint.arbiter
         if outcome == "ended":
-            await self._parts.commit(part.record.episode_id)
+            await self._desk.commit(part.record.episode_id)
         elif outcome == "open":
             part.doubt = "it is open there, until its client decides or its lease ends"
         else:
             reason = f"its joint episode was aborted: {arbiter!r} says {outcome}"
-            await self._parts.drop(part.record, reason, "cancelled")
+            await self._desk.drop(part.record, reason, "cancelled")
 
     async def _outcomes(self, peer: PeerSettings, joint_ids: list[str]) -> JointOutcomes | str:
         """What a peer says, or why it says nothing."""

@@ -64,7 +64,6 @@ class OpenEpisodes:
     :param clock: seconds, monotonic.
     :param wall_clock: unix seconds, as in the records.
     :param max_seconds: longest time an episode may be open.
-    :ivar moved_at: clock time of the last claim, call or removal.
     """
 
     def __init__(
@@ -75,13 +74,14 @@ class OpenEpisodes:
     ) -> None:
         self._clock = clock
         self._wall_clock = wall_clock
-        self._max_seconds = max_seconds
+        self.max_seconds = max_seconds
         self._open: dict[str, OpenEpisode] = {}
         self._leases = LeaseWatch()
         self._silences = LeaseWatch()
         # By client, how long it may be silent, of those that came back after they had been taken for dead.
         self._patience: dict[str, float] = {}
-        self.moved_at = clock()
+        # Clock time of the last claim, call or removal.
+        self._moved_at = clock()
 
     def __iter__(self) -> Iterator[OpenEpisode]:
         return iter(list(self._open.values()))
@@ -99,20 +99,27 @@ class OpenEpisodes:
         """The open episode of an id, if it is one."""
         return self._open.get(episode_id)
 
+    def still(self, since: float) -> float:
+        """Seconds since a claim, a call or an end last moved anything.
+
+        :param since: clock time of something else that moved.
+        """
+        return self._clock() - max(since, self._moved_at)
+
     def opened(self, record: EpisodeRecord, session: Session) -> OpenEpisode:
         """An episode whose lease begins now; `add` takes it up."""
         now = self._clock()
         # A wall clock that was set back must not make it longer.
         age = max(0.0, self._wall_clock() - record.created_at)
         return OpenEpisode(
-            record, session, seen_at=now, called_at=now, ends_at=now + self._max_seconds - age
+            record, session, seen_at=now, called_at=now, ends_at=now + self.max_seconds - age
         )
 
     def add(self, episode: OpenEpisode) -> None:
         """Watch over an episode."""
         episode_id = episode.record.episode_id
         self._open[episode_id] = episode
-        self.moved_at = episode.seen_at
+        self._moved_at = episode.seen_at
         self._leases.add(episode.expires_at, episode_id)
         if (silent_at := self._silent_at(episode)) is not None:
             self._silences.add(silent_at, episode_id)
@@ -120,7 +127,7 @@ class OpenEpisodes:
     def remove(self, episode_id: str) -> None:
         """An episode is over."""
         del self._open[episode_id]
-        self.moved_at = self._clock()
+        self._moved_at = self._clock()
 
     def saw(self, episode: OpenEpisode) -> bool:
         """Take notice of a sign of life: the lease begins anew.
@@ -157,12 +164,12 @@ class OpenEpisodes:
             raise EpisodeClosedError(f"episode {episode_id} was closed before this call began")
         task = asyncio.create_task(work)
         episode.calls_running.add(task)
-        self.moved_at = self._clock()
+        self._moved_at = self._clock()
         try:
             yield task
         finally:
             episode.calls_running.discard(task)
-            episode.called_at = self.moved_at = self._clock()
+            episode.called_at = self._moved_at = self._clock()
 
     def expired(self) -> list[OpenEpisode]:
         """Those whose leases have run out since the last look."""

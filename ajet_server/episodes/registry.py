@@ -1,12 +1,11 @@
-"""Open episodes: kept alive by leases, closed once. How they are claimed is in `claims`."""
+"""Open episodes: kept alive by leases, closed once. `Admission` decides which begin."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import hmac
-import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence, Set
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,11 +15,12 @@ from ajet_core.errors import (
     EpisodeNotFoundError,
 )
 from ajet_core.interfaces import EpisodeRecord, SampleStore
-from ajet_core.protocol import AbortCause, AbortRequest, EndRequest, SetAside
+from ajet_core.protocol import AbortCause, AbortRequest, EndRequest
+from ajet_server.admission.admission import Admission
 from ajet_server.admission.batching import BatchBuilder
-from ajet_server.episodes.evaluations import is_mixed
-from ajet_server.episodes.joint_parts import JointParts
+from ajet_server.episodes.evaluations import Evaluations, is_mixed
 from ajet_server.episodes.open_episodes import OpenEpisode, OpenEpisodes
+from ajet_server.episodes.prepared import PreparedEpisodes
 from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.rendering.conversation import ConversationIndex
 from ajet_server.observe.events import EventLog
@@ -30,19 +30,22 @@ from ajet_server.security.tenants import Tenants
 
 T = TypeVar("T")
 
+EpisodeListener = Callable[[EpisodeRecord], None]
+
 _SHOWN_ID = 64
 
 
 class EpisodeRegistry:
     """All open episodes of the server.
 
+    :param open_episodes: those that are open.
+    :param admission: gets a report of what becomes of each episode.
+    :param evaluations: counts evaluation episodes.
     :param clock: seconds, monotonic; for leases.
     :param wall_clock: unix seconds; for records.
-    :param tenants: whose episodes are counted here.
-    :param max_seconds: longest time an episode may be open.
-    :ivar open: those that are open.
-    :ivar observers: called with every episode whose outcome is durable.
-    :ivar joint: parts of joint episodes that wait for their arbiter.
+    :param listeners: called with every episode whose outcome is durable.
+    :ivar open: as `open_episodes`.
+    :ivar prepared: parts of joint episodes that wait for their arbiter.
     """
 
     def __init__(
@@ -52,29 +55,24 @@ class EpisodeRegistry:
         events: EventLog,
         tenants: Tenants,
         *,
+        open_episodes: OpenEpisodes,
+        admission: Admission,
+        evaluations: Evaluations,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
-        max_seconds: float = math.inf,
+        listeners: Iterable[EpisodeListener] = (),
     ) -> None:
         self._store = store
-        self._max_seconds = max_seconds
         self._board = board
         self._events = events
         self._tenants = tenants
         self._clock = clock
         self._wall_clock = wall_clock
-        self.observers: list[Callable[[EpisodeRecord], None]] = []
-        self.joint = JointParts(self, store, clock=clock, wall_clock=wall_clock)
-        self.open = OpenEpisodes(clock, wall_clock, max_seconds)
-        self.builder: BatchBuilder | None = None
-        # Called when a place may have come free.
-        self.freed: Callable[[], None] = lambda: None
-        # Called with every episode that is open from now on, those of before a restart included.
-        self.opened: Callable[[EpisodeRecord], None] = lambda _record: None
-        # Called with a task that is not tried any more, and why.
-        self.task_refused: Callable[[SetAside, str], None] = lambda _aside, _why: None
-        # Tags of train episodes that somebody waits for.
-        self.waiting_tags: Callable[[], Set[str]] = frozenset
+        self._admission = admission
+        self._evaluations = evaluations
+        self._listeners = list(listeners)
+        self.open = open_episodes
+        self.prepared = PreparedEpisodes(clock)
 
     async def restore(self) -> None:
         """Take up the store's open episodes: they go on with the same keys after a restart."""
@@ -84,46 +82,46 @@ class EpisodeRegistry:
             following = max((call.index for call in calls), default=-1) + 1
             session = Session(record.episode_id, ConversationIndex.restore(calls), following)
             self._add(self.open.opened(record, session))
-            self._tenants.reopen(record)
-        for record in await self.joint.restore():
-            self._tenants.reopen(record)
+            self._admission.restored(record)
+        for record in await self._store.episodes(state="prepared"):
+            self.prepared.add(record)
+            self._admission.restored(record)
 
     async def begin(self, builder: BatchBuilder) -> None:
         """Fill batches with `builder` from now on; what no batch has taken yet belongs to the first."""
         meanwhile: list[EpisodeRecord] = []
-        listen = meanwhile.append
-        self.observers.append(listen)
-        try:
+        with self.listening(meanwhile.append):
             found = await self._store.episodes(state="ended", batched=False)
             found += await self._store.episodes(state="aborted", batched=False)
-        finally:
-            self.observers.remove(listen)
         records = {record.episode_id: record for record in found + meanwhile}
         # What is durable and not yet told to a builder is still open here: this one will be told.
         records |= {episode.record.episode_id: episode.record for episode in self.open}
-        records |= {part.record.episode_id: part.record for part in self.joint}
+        records |= {part.record.episode_id: part.record for part in self.prepared}
         builder.restore(record for record in records.values() if record.kind == "train")
         for episode in self.open:
             if episode.silent and episode.record.kind == "train":
                 builder.silent(episode.record)
-        for part in self.joint:
+        for part in self.prepared:
             if part.silent and part.record.kind == "train":
                 builder.silent(part.record)
-        self.builder = builder
-        self._board.touch()
+        self._admission.begin(builder)
+
+    @contextlib.contextmanager
+    def listening(self, listener: EpisodeListener) -> Iterator[None]:
+        """While the context is open, call `listener` with each episode whose outcome is durable."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
 
     @property
     def clients(self) -> Set[str]:
         """Ids of the clients that have open episodes or wait for some."""
         return self._tenants.active
 
-    @property
-    def still(self) -> float:
-        """Seconds since a claim, a call or an end last moved anything, in the server's present state."""
-        return self._clock() - max(self._board.since, self.open.moved_at)
-
     async def begin_episode(self, record: EpisodeRecord) -> OpenEpisode:
-        """Open an episode that the builder has admitted; it is durable when this returns.
+        """Open an episode that was admitted; it is durable when this returns.
 
         :raises StoreError: it could not be stored, and never began.
         """
@@ -133,18 +131,11 @@ class EpisodeRegistry:
             await self._store.add_episode(record)
         except BaseException:
             # Without a durable record the episode never began; its place goes to the next claim.
-            self.withdraw(record)
+            self._admission.withdraw(record)
             raise
         self._add(episode)
         self.emit(record, "claimed")
         return episode
-
-    def withdraw(self, record: EpisodeRecord) -> None:
-        """Undo the admission of an episode that never reached its client."""
-        self._tenants.closed(record)
-        if self.builder is not None and record.kind == "train":
-            self.builder.withdrawn(record)
-        self.freed()
 
     def renew(self, episode_id: str) -> OpenEpisode | None:
         """The open episode of an id, its lease renewed; None if it is not open."""
@@ -236,7 +227,7 @@ class EpisodeRegistry:
 
         A client may also be late, and give up for good what ended otherwise, by its lease say.
 
-        :raises StateError: it is prepared, and its arbiter has not aborted it.
+        :return: as it is stored; what is prepared stays so.
         """
         record = await self._close(
             episode_id,
@@ -245,14 +236,9 @@ class EpisodeRegistry:
             cause=request.cause,
             final=request.final,
         )
-        if record.state == "prepared":
-            return await self.joint.give_up(record, request)
         if request.final and record.state == "aborted" and not record.final:
             record = await self._store.give_up(episode_id)
-            if self.builder is not None and record.kind == "train":
-                self.builder.given_up(record)
-            self._board.touch()
-            self.freed()
+            self._admission.given_up(record)
         return record
 
     async def drop(self, episode_id: str, reason: str, cause: AbortCause) -> EpisodeRecord:
@@ -272,11 +258,6 @@ class EpisodeRegistry:
         """Abort every open train episode."""
         whose = [e.record.episode_id for e in self.open if e.record.kind == "train"]
         await self._drop_each(dict.fromkeys(whose, reason), cause)
-
-    def wanted_tags(self) -> set[str]:
-        """Tags of train episodes that somebody rolls out, or waits to."""
-        rolled_out = {e.record.tag for e in self.open if e.record.kind == "train" and not e.silent}
-        return rolled_out | self.waiting_tags()
 
     async def drop_late(self, reason: str, *, before: int | None = None) -> None:
         """Abort train episodes that are open.
@@ -302,8 +283,8 @@ class EpisodeRegistry:
             record = episode.record
             if episode.ends_at <= self._clock():
                 overlong[record.episode_id] = (
-                    f"it was open for {self._max_seconds:g} s, the longest time that this server allows "
-                    "(setting server.max_episode_seconds)"
+                    f"it was open for {self.open.max_seconds:g} s, the longest time that this "
+                    "server allows (setting server.max_episode_seconds)"
                 )
             else:
                 expired[record.episode_id] = (
@@ -311,7 +292,9 @@ class EpisodeRegistry:
                 )
         await self._drop_each(expired, "lease_expired")
         await self._drop_each(overlong, "timeout")
-        self._note_silences()
+        silent = [episode.record for episode in self.open.newly_silent()]
+        silent += [part.record for part in self.prepared.newly_silent()]
+        self._admission.silent(silent)
         return self.open.seconds_to_look()
 
     @contextlib.contextmanager
@@ -330,22 +313,12 @@ class EpisodeRegistry:
 
     def _add(self, episode: OpenEpisode) -> None:
         self.open.add(episode)
-        self.opened(episode.record)
+        self._evaluations.opened(episode.record)
 
     def _saw(self, episode: OpenEpisode) -> None:
         """An episode's client gave a sign of life."""
-        was_silent = self.open.saw(episode)
-        if was_silent and self.builder is not None and episode.record.kind == "train":
-            self.builder.heard(episode.record)
-
-    def _note_silences(self) -> None:
-        """Give the places of silent clients to whoever asks; they get them back when they are heard again."""
-        silent = self.open.newly_silent()
-        for episode in silent:
-            if self.builder is not None and episode.record.kind == "train":
-                self.builder.silent(episode.record)
-        if self.joint.note_silences(self._clock()) or silent:
-            self.freed()
+        if self.open.saw(episode):
+            self._admission.heard(episode.record)
 
     async def _drop_each(self, reasons: dict[str, str], cause: AbortCause) -> None:
         """Abort episodes by id, each for its reason; the store commits them together.
@@ -388,11 +361,11 @@ class EpisodeRegistry:
 
     def over(self, record: EpisodeRecord) -> None:
         """Tell everybody of an episode's outcome, which is durable."""
-        self._tenants.closed(record)
-        self._account(record)
+        self._admission.over(record)
         self.emit(record, record.state)
-        for observer in self.observers:
-            observer(record)
+        self._evaluations.finished(record)
+        for listener in self._listeners:
+            listener(record)
 
     async def is_mixed(self, record: EpisodeRecord) -> bool:
         """Whether weights changed under an evaluation episode; its calls are only looked at if they may have."""
@@ -400,16 +373,6 @@ class EpisodeRegistry:
             return False
         calls = await self._store.calls([record.episode_id])
         return is_mixed(record, calls[record.episode_id])
-
-    def _account(self, record: EpisodeRecord) -> None:
-        if self.builder is not None and record.kind == "train":
-            if record.state == "ended":
-                self.builder.ended(record)
-            elif (aside := self.builder.aborted(record)) is not None:
-                self._events.emit("task_set_aside", aside.model_dump(), record.client_id)
-                self.task_refused(aside, self.builder.refuses(aside.client_id, aside.task_id) or "")
-        self._board.touch()
-        self.freed()
 
     def emit(self, record: EpisodeRecord, what: str) -> None:
         """Tell what happened to an episode."""

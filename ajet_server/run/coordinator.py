@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ajet_core.errors import AjetError, StateError, StoreError, error_from_payload
-from ajet_core.interfaces import EpisodeRecord, EvaluationCount, RunRecord
+from ajet_core.interfaces import EvaluationCount, RunRecord
 from ajet_core.protocol import (
     ErrorDetail,
     MixtureConfig,
@@ -213,7 +213,7 @@ class Coordinator:
         """
         if (config := self._config) is None:
             raise StateError("no run is configured: PUT /v1/run first")
-        builder = self._parts.episodes.builder if self.running else None
+        builder = self._parts.admission.builder if self.running else None
         tags = builder.tags() if builder is not None else None
         step = builder.places.step if builder is not None else self.step + 1
         return MixtureStatus(config=config.mixture, step=step, tags=tags or {})
@@ -296,11 +296,6 @@ class Coordinator:
             f"the checkpoint of step {step} {state}: go back to that of {others}, or to 0, the model that the "
             "run began with"
         )
-
-    def episode_finished(self, record: EpisodeRecord) -> None:
-        """Take notice of an episode's outcome."""
-        if self._loop is not None:
-            self._loop.rollouts.episode_finished(record)
 
     async def shutdown(self) -> None:
         """End the workers without stopping the run: it goes on when the server is started again."""
@@ -418,7 +413,8 @@ class Coordinator:
     async def _run_to_end(self, loop: RunLoop) -> None:
         run_id = loop.run.run_id
         try:
-            self._export_dir = await loop.to_end()
+            with self._parts.episodes.listening(loop.rollouts.episode_finished):
+                self._export_dir = await loop.to_end()
             await self._deactivate()
             self._events.emit("run", {"what": "stopped", "run_id": run_id, "step": loop.step})
         except AjetError as error:

@@ -44,7 +44,8 @@ class Rollouts:
     ) -> None:
         self._config = config
         self._parts = parts
-        self._board, self._events, self._episodes = parts.board, parts.events, parts.episodes
+        self._board, self._events = parts.board, parts.events
+        self._episodes, self._admission = parts.episodes, parts.admission
         self._supervisor = supervisor
         self._sharing = sharing
         self._failures = FailureMeter(config.failures, sharing.others)
@@ -107,15 +108,13 @@ class Rollouts:
         """Give out no more train episodes to a client, and train none of it, until `resume`."""
         aside = self._task_failures.set_client_aside(client_id, reason)
         _log.error("client %s is set aside: %s", client_id, reason)
-        self._events.emit("task_set_aside", aside.model_dump(), client_id)
-        self._episodes.task_refused(aside, self._task_failures.refusal(client_id, "") or "")
+        self._admission.set_aside(aside, self._task_failures.refusal(client_id, "") or "")
 
     def resume(self) -> None:
         """Undo `pause`; tasks and clients that were set aside get another chance."""
         self._paused = ""
         self._failures.forget()
-        if self._episodes.builder is not None:
-            self._episodes.builder.readmit()
+        self._admission.readmit()
         self._show_pause()
 
     def stop(self) -> None:
@@ -131,16 +130,14 @@ class Rollouts:
     def change_mixture(self, mixture: MixtureConfig) -> None:
         """Have another mixture from the next batch on."""
         self._mixture = mixture
-        if self._episodes.builder is not None:
-            self._episodes.builder.change_mixture(mixture)
+        self._admission.change_mixture(mixture)
         self._events.emit("mixture", {"what": "changed", "ratios": dict(mixture.ratios)})
         # Who waits for a tag that is gone need not wait any longer.
-        self._episodes.freed()
+        self._admission.admit()
 
     def stepped(self) -> None:
         """Everybody is about to hear that a step was trained: who changes the mixture then means the batch after next."""
-        if self._episodes.builder is not None:
-            self._episodes.builder.places.settle()
+        self._admission.settle()
 
     def episode_finished(self, record: EpisodeRecord) -> None:
         """Take notice of an episode's outcome."""
@@ -162,7 +159,7 @@ class Rollouts:
         if self._mixture is not None:
             # It may have been changed while the builder was being made ready.
             builder.change_mixture(self._mixture)
-        keeper = TagKeeper(builder, self._episodes, self._board, self._events, self._parts.clock)
+        keeper = TagKeeper(builder, self._admission, self._board, self._events, self._parts.clock)
         watch = asyncio.create_task(keeper.keep())
         try:
             yield builder
@@ -193,7 +190,7 @@ class Rollouts:
                 )
         taken = builder.take()
         # Whoever waits for a task that was complete may begin it anew.
-        self._episodes.freed()
+        self._admission.admit()
         record = BatchRecord(
             secrets.token_hex(8),
             step,
@@ -214,7 +211,7 @@ class Rollouts:
             f"{step + 1} is trained on (setting rollout.max_staleness)",
             before=step - most,
         )
-        self._episodes.freed()
+        self._admission.admit()
         if self.rolls_on:
             # No change of state tells that there was a step.
             self._board.touch()

@@ -9,6 +9,7 @@ from pathlib import Path
 from ajet_core.interfaces import SampleStore
 from ajet_core.plugin import PluginManager
 from ajet_installation.settings import ServerSettings
+from ajet_server.admission.admission import Admission
 from ajet_server.episodes.evaluations import Evaluations
 from ajet_server.episodes.registry import EpisodeRegistry
 from ajet_server.observe.events import EventLog
@@ -30,6 +31,7 @@ class RunParts:
     board: StateBoard
     events: EventLog
     episodes: EpisodeRegistry
+    admission: Admission
     evaluations: Evaluations
     loggers: MetricsLoggers
     clock: Callable[[], float]

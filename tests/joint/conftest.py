@@ -68,7 +68,11 @@ class Server:
         await service.episodes.begin(BatchBuilder(config.batch))
         service.board.set(ServerState.ROLLING)
         service.peers = JointPeers(
-            service.episodes.joint, self.peers, patience=0.0, transport=self.network
+            service.joint,
+            service.episodes.prepared,
+            self.peers,
+            patience=0.0,
+            transport=self.network,
         )
         app = create_app(service, TokenGuard(self.tokens, service.tokens))
         self.network.servers[f"{self.role}.test"] = httpx.ASGITransport(app)

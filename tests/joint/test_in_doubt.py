@@ -36,8 +36,14 @@ class Arbiter:
 async def ask(world: World, answer: httpx.Response, peer: PeerSettings = PEER) -> Arbiter:
     """Let the server ask an arbiter that gives this answer."""
     arbiter = Arbiter(answer)
-    parts = world[OTHER].service.episodes.joint
-    peers = JointPeers(parts, {ARBITER: peer}, patience=0.0, transport=httpx.MockTransport(arbiter))
+    service = world[OTHER].service
+    peers = JointPeers(
+        service.joint,
+        service.episodes.prepared,
+        {ARBITER: peer},
+        patience=0.0,
+        transport=httpx.MockTransport(arbiter),
+    )
     await peers.look()
     return arbiter
 
@@ -89,7 +95,7 @@ async def test_what_says_nothing_leaves_it_in_doubt(
     await prepared(world)
     arbiter = await ask(world, answer)
     assert await states(world) == ["prepared"]
-    (part,) = world[OTHER].service.episodes.joint
+    (part,) = world[OTHER].service.episodes.prepared
     assert doubt in part.doubt
     assert SECRET not in part.doubt
     assert len(arbiter.requests) == 1
@@ -98,13 +104,17 @@ async def test_what_says_nothing_leaves_it_in_doubt(
 async def test_a_server_asks_nobody_who_is_not_in_its_settings(world: World) -> None:
     await prepared(world)
     arbiter = Arbiter(says("ended"))
-    parts = world[OTHER].service.episodes.joint
+    service = world[OTHER].service
     peers = JointPeers(
-        parts, {"another": PEER}, patience=0.0, transport=httpx.MockTransport(arbiter)
+        service.joint,
+        service.episodes.prepared,
+        {"another": PEER},
+        patience=0.0,
+        transport=httpx.MockTransport(arbiter),
     )
     await peers.look()
     assert arbiter.requests == []
-    (part,) = parts
+    (part,) = service.episodes.prepared
     assert f"server.peers.{ARBITER}" in part.doubt
 
 
@@ -112,7 +122,8 @@ async def test_a_client_that_lives_is_given_time(world: World) -> None:
     await prepared(world)
     arbiter = Arbiter(says("ended"))
     peers = JointPeers(
-        world[OTHER].service.episodes.joint,
+        world[OTHER].service.joint,
+        world[OTHER].service.episodes.prepared,
         {ARBITER: PEER},
         patience=3600.0,
         transport=httpx.MockTransport(arbiter),
@@ -123,7 +134,7 @@ async def test_a_client_that_lives_is_given_time(world: World) -> None:
 
 async def test_what_is_in_doubt_is_shown_to_operators_and_counted(world: World) -> None:
     episode = await prepared(world)
-    (part,) = world[OTHER].service.episodes.joint
+    (part,) = world[OTHER].service.episodes.prepared
     part.since -= 100.0
     status = await world[OTHER].service.status()
     (finding,) = [found for found in status.findings if found.code == "joint_in_doubt"]

@@ -191,23 +191,23 @@ async def test_what_is_prepared_makes_no_calls_and_has_no_lease(world: World) ->
 async def test_what_is_prepared_holds_its_place_and_is_not_trained(world: World) -> None:
     episode = await prepared(world)
     service = world[OTHER].service
-    assert service.episodes.builder is not None
-    assert service.episodes.builder.progress().open_episodes == 1
+    assert service.admission.builder is not None
+    assert service.admission.builder.progress().open_episodes == 1
     with pytest.raises(Exception, match="prepared, not ended"):
         await service.store.add_batch(BatchRecord("batch", 1, [episode], 1.0))
     # A run that boots again fills its batches anew.
     await service.episodes.begin(
         BatchBuilder(RunConfig.model_validate({"model": {"path": "x"}}).batch)
     )
-    assert service.episodes.builder.progress().open_episodes == 1
+    assert service.admission.builder.progress().open_episodes == 1
 
 
 async def test_the_place_of_what_waits_for_long_is_given_away(world: World) -> None:
     episode = await prepared(world)
     service = world[OTHER].service
-    builder = service.episodes.builder
+    builder = service.admission.builder
     assert builder is not None
-    (found,) = service.episodes.joint
+    (found,) = service.episodes.prepared
     found.record = replace(found.record, heartbeat_seconds=0.1)
     found.since -= 1.0
     await service.episodes.expire_leases()

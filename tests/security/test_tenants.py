@@ -302,7 +302,7 @@ async def test_a_waiting_claim_of_a_revoked_token_is_refused_at_once(server: Run
         await server.claim()
     token_id, alice = await new_token(server, "alice")
     waiting = asyncio.create_task(claim_as(server, alice, wait_seconds=300.0))
-    while not server.service.claims.waiting_count:
+    while not server.service.admission.waiting_count:
         await asyncio.sleep(0)
     await revoke(server, token_id)
     answer = await waiting
@@ -415,7 +415,7 @@ async def test_the_quota_of_waiting_claims_holds(server: Running) -> None:
         await server.claim()
     _, alice = await new_token(server, "alice", quotas={"waiting_claims": 1})
     waiting = asyncio.create_task(claim_as(server, alice, wait_seconds=300.0))
-    while not server.service.claims.waiting_count:
+    while not server.service.admission.waiting_count:
         await asyncio.sleep(0)
     answer = await claim_as(server, alice)
     assert answer.status_code == 429

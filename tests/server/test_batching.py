@@ -38,7 +38,7 @@ def builder(full_by: str = "tasks", **changes: int) -> BatchBuilder:
 
 
 def start(batch: BatchBuilder, group: str) -> EpisodeRecord:
-    assert batch.admission(group) == "now"
+    assert batch.may_begin(group)
     found = episode(group)
     batch.opened(found)
     return found
@@ -51,14 +51,14 @@ def finish(batch: BatchBuilder, record: EpisodeRecord, reward: float) -> None:
 def test_a_task_gets_no_more_places_than_episodes_per_task() -> None:
     batch = builder()
     start(batch, "a"), start(batch, "a")
-    assert batch.admission("a") == "later"
-    assert batch.admission("b") == "now"
+    assert not batch.may_begin("a")
+    assert batch.may_begin("b")
 
 
 def test_a_batch_has_no_place_for_one_task_too_many() -> None:
     batch = builder()
     start(batch, "a"), start(batch, "b")
-    assert batch.admission("c") == "later"
+    assert not batch.may_begin("c")
 
 
 def test_an_aborted_episode_frees_its_place() -> None:
@@ -66,7 +66,7 @@ def test_an_aborted_episode_frees_its_place() -> None:
     first = start(batch, "a")
     start(batch, "a")
     batch.aborted(replace(first, state="aborted"))
-    assert batch.admission("a") == "now"
+    assert batch.may_begin("a")
 
 
 def test_a_task_that_nobody_works_on_any_more_gives_its_place_to_others() -> None:
@@ -85,7 +85,7 @@ def test_an_incomplete_task_takes_its_place_again_when_it_goes_on() -> None:
     finish(batch, start(batch, "a"), 1.0)
     again = start(batch, "a")
     start(batch, "b")
-    assert batch.admission("c") == "later"
+    assert not batch.may_begin("c")
     finish(batch, again, 0.0)
     assert batch.progress().ready == 1
 
@@ -100,13 +100,13 @@ def test_full_by_tasks_needs_every_task_complete() -> None:
     assert batch.is_full()
     assert sorted(batch.take().ended) == sorted(r.episode_id for r in running)
     assert not batch.is_full()
-    assert batch.admission("a") == "now"
+    assert batch.may_begin("a")
 
 
 def test_full_by_episodes_does_not_care_for_tasks() -> None:
     batch = builder("episodes")
     running = [start(batch, g) for g in "aaab"]
-    assert batch.admission("z") == "later"
+    assert not batch.may_begin("z")
     for record in running:
         finish(batch, record, 0.0)
     assert batch.is_full()
@@ -118,7 +118,7 @@ def test_equal_rewards_give_their_place_to_another_task() -> None:
     other = [start(batch, "b"), start(batch, "b")]
     for record in dull:
         finish(batch, record, 1.0)
-    assert batch.admission("c") == "now"
+    assert batch.may_begin("c")
     third = [start(batch, "c"), start(batch, "c")]
     for record, reward in zip(other + third, (0.0, 1.0, 0.0, 1.0), strict=True):
         finish(batch, record, reward)
@@ -181,7 +181,7 @@ def test_what_was_given_up_on_purpose_is_no_failure_of_its_task() -> None:
     batch = builder(max_aborts_per_task=1)
     for _ in range(5):
         fail(batch, start(batch, "a"), "cancelled")
-    assert batch.admission("a") == "now"
+    assert batch.may_begin("a")
 
 
 def test_a_batch_goes_on_with_what_succeeded_of_a_task_that_fails_too_often() -> None:
@@ -191,7 +191,7 @@ def test_a_batch_goes_on_with_what_succeeded_of_a_task_that_fails_too_often() ->
     late = start(batch, "a")
     for _ in range(3):
         fail(batch, start(batch, "a"))
-    assert batch.admission("a") == "later"
+    assert not batch.may_begin("a")
     assert not batch.is_full()
     fail(batch, late)
     assert batch.is_full()
@@ -205,7 +205,7 @@ def test_episodes_that_nobody_tries_again_are_not_waited_for() -> None:
         assert not batch.is_full()
         fail(batch, start(batch, "a"), final=True)
     assert batch.is_full()
-    assert batch.admission("a") == "later"
+    assert not batch.may_begin("a")
 
 
 def test_a_task_of_which_too_little_came_begins_anew_when_somebody_asks_for_it() -> None:
@@ -254,7 +254,7 @@ def test_what_its_client_gave_up_by_its_lease_is_not_waited_for_when_it_says_so(
     # It says nothing of the next batch.
     start(batch, "a")
     batch.given_up(aborted(lost, "lease_expired", final=True))
-    assert [batch.admission("a") for _ in range(2) if start(batch, "a")] == ["now", "later"]
+    assert [batch.may_begin("a") for _ in range(2) if start(batch, "a")] == [True, False]
 
 
 @given(
@@ -273,7 +273,7 @@ def test_a_builder_that_takes_a_batch_up_goes_on_as_the_one_before_would(
     for now, (group, what) in enumerate(script):
         running = [r for r in known.values() if r.group == group and r.state == "open"]
         if what == "open":
-            if batch.admission(group) == "now":
+            if batch.may_begin(group):
                 record = replace(episode(group), created_at=now)
                 known[record.episode_id] = record
                 batch.opened(record)
@@ -296,7 +296,7 @@ def test_a_builder_that_takes_a_batch_up_goes_on_as_the_one_before_would(
     assert again.decided == batch.decided
     assert sorted(again.lacking()) == sorted(batch.lacking())
     for group in "abc":
-        assert again.admission(group) == batch.admission(group)
+        assert again.may_begin(group) == batch.may_begin(group)
     assert sorted(again.take().ended) == sorted(batch.take().ended)
 
 
@@ -319,7 +319,7 @@ def test_a_client_that_only_ever_begins_does_not_make_a_batch_grow() -> None:
     batch = builder(tasks=1)
     begun = 0
     for _ in range(10):
-        if batch.admission("a") == "now":
+        if batch.may_begin("a"):
             begun += 1
             batch.silent(start(batch, "a"))
     assert begun == 4
@@ -375,7 +375,7 @@ def test_every_ended_episode_is_taken_exactly_once(
     ended: list[str] = []
     taken: list[str] = []
     for group, reward in script:
-        if batch.admission(group) != "now":
+        if not batch.may_begin(group):
             continue
         record = episode(group)
         batch.opened(record)
@@ -436,17 +436,17 @@ class Recount:
     def ready(self, group: str) -> bool:
         return self.complete(group) and len(self.rewards(group)) >= 2 and not self.dull(group)
 
-    def admission(self, group: str) -> str:
+    def may_begin(self, group: str) -> bool:
         if self.full_by == "episodes":
-            return "now" if len(self.open) + len(self.ended) < self.tasks * self.size else "later"
+            return len(self.open) + len(self.ended) < self.tasks * self.size
         if not (self.room(group) or self.spent(group)):
-            return "later"
+            return False
         if self.running(group) and not self.complete(group):
-            return "now"
+            return True
         active = sum(
             self.ready(g) or (self.running(g) > 0 and not self.complete(g)) for g in "abcde"
         )
-        return "now" if active < self.tasks else "later"
+        return active < self.tasks
 
     def is_full(self) -> bool:
         if self.full_by == "episodes":
@@ -470,7 +470,7 @@ def test_the_sums_are_those_of_counting_again(
     batch, recount = builder(full_by, max_aborts_per_task=1), Recount(full_by)
     for group, what in script:
         running = next((r for r in recount.open if r.group == group), None)
-        if what == "open" and batch.admission(group) == "now":
+        if what == "open" and batch.may_begin(group):
             if recount.spent(group):
                 recount.forget(group)
             recount.open.append(episode(group))
@@ -495,7 +495,7 @@ def test_the_sums_are_those_of_counting_again(
                 recount.aborts.append(group)
                 recount.given_up += [group] * (what == "give up")
                 fail(batch, running, final=what == "give up")
-        assert [batch.admission(g) for g in "abcde"] == [recount.admission(g) for g in "abcde"]
+        assert [batch.may_begin(g) for g in "abcde"] == [recount.may_begin(g) for g in "abcde"]
         assert batch.is_full() == recount.is_full()
         assert batch.progress().open_episodes == len(recount.open)
         if batch.is_full():

@@ -17,7 +17,7 @@ from ajet_core.errors import (
     NotRollingError,
 )
 from ajet_core.protocol import RunConfig
-from ajet_server.admission import claims
+from ajet_server.admission import admission
 from ajet_server.observe import watchdog
 from tests.server.conftest import CLIENT, TOKENS, Running, ServerFactory
 
@@ -144,12 +144,12 @@ async def test_a_client_that_asks_again_for_a_complete_task_does_not_wait_for_ev
             await server.episode("a", reward)
         late: dict[str, Any] = {"headers": CLIENT, "json": {"task_id": "a", "wait_seconds": 0.0}}
         assert (await server.http.post("/v1/episodes", **late)).status_code == 503
-        monkeypatch.setattr(claims, "RELIEF_SECONDS", 0.0)
+        monkeypatch.setattr(admission, "RELIEF_SECONDS", 0.0)
         waiting = await server.claim("a")
         # Others of it wait now, until that one is over.
         assert (await server.http.post("/v1/episodes", **late)).status_code == 503
         await server.end(waiting, 0.5)
-        monkeypatch.setattr(claims, "RELIEF_SECONDS", 600.0)
+        monkeypatch.setattr(admission, "RELIEF_SECONDS", 600.0)
         for reward in (0.0, 1.0):
             await server.episode("b", reward)
         await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
@@ -165,7 +165,7 @@ async def test_a_claim_that_already_waits_is_relieved_too(
         for reward in (0.0, 1.0):
             await server.episode("a", reward)
         waiting = asyncio.create_task(server.claim("a"))
-        while server.service.claims.waiting_count == 0:
+        while server.service.admission.waiting_count == 0:
             await asyncio.sleep(0)
-        monkeypatch.setattr(claims, "RELIEF_SECONDS", 0.0)
+        monkeypatch.setattr(admission, "RELIEF_SECONDS", 0.0)
         await server.end(await waiting, 0.5)

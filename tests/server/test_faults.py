@@ -340,7 +340,7 @@ async def test_a_task_that_always_fails_is_set_aside_and_shown(server: Running) 
         )
         for _ in range(2)
     ]
-    while server.service.claims.waiting_count < 1:
+    while server.service.admission.waiting_count < 1:
         await asyncio.sleep(0)
     await abort(server, third, reason="ValueError: always")
     answers = [await other for other in others]

@@ -91,7 +91,7 @@ async def test_a_run_goes_on_without_its_mixture(server: Running) -> None:
 async def test_the_first_to_come_after_all_were_gone_waits_for_nobody(server: Running) -> None:
     await server.roll(mixture={**HALVES, "grace_seconds": 0.05})
     # Longer than the grace time: nobody is there when the first client comes.
-    waiting = server.service.episodes.wanted_tags
+    waiting = server.service.admission.wanted_tags
     looks = 0
 
     def counted() -> set[str]:
@@ -101,7 +101,7 @@ async def test_the_first_to_come_after_all_were_gone_waits_for_nobody(server: Ru
             server.service.board.touch()
         return waiting()
 
-    server.service.episodes.wanted_tags = counted  # type: ignore[method-assign]
+    server.service.admission.wanted_tags = counted  # type: ignore[method-assign]
     await server.service.board.wait_until(lambda: looks > 3)
     await asyncio.gather(task(server, "a", "x"), task(server, "b", "x"))
     await until_step(server, 1)
@@ -148,7 +148,7 @@ async def test_who_waits_for_a_tag_that_is_removed_is_sent_away(server: Running)
             json={"task_id": "third", "tag": "x", "wait_seconds": 60.0},
         )
     )
-    while not server.service.claims.waiting_count:
+    while not server.service.admission.waiting_count:
         await asyncio.sleep(0)
     await put(server, all_of("y"))
     # The batch that is being filled may still have a place for it.

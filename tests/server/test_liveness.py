@@ -65,7 +65,7 @@ class World:
     def claim(self, group: str, tag: str) -> EpisodeRecord | None:
         """An episode, if there is a place for it."""
         tag = tag if self.mixture is not None else ""
-        if self.builder.admission(group, tag) != "now":
+        if not self.builder.may_begin(group, tag):
             return None
         now = next(self._now)
         record = EpisodeRecord(

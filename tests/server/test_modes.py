@@ -156,7 +156,7 @@ async def test_whoever_waits_for_a_complete_task_begins_it_anew_once_a_batch_has
         await until_step(server, 1)
         await task(server, "c")
         again = asyncio.create_task(server.claim("c"))
-        while server.service.claims.waiting_count == 0:
+        while server.service.admission.waiting_count == 0:
             await asyncio.sleep(0)
         last = await server.claim("d"), await server.claim("d")
         for grant in last:

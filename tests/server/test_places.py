@@ -40,7 +40,7 @@ def batches(
 
 
 def start(batch: BatchBuilder, group: str, tag: str = "") -> EpisodeRecord:
-    assert batch.admission(group, tag) == "now"
+    assert batch.may_begin(group, tag)
     episode = replace(make_episode(f"e{next(_ids)}", group=group), tag=tag)
     batch.opened(episode)
     return episode
@@ -65,7 +65,7 @@ def test_a_tag_has_its_places_and_no_more() -> None:
     batch = batches(mixture={"a": 0.75, "b": 0.25})
     for name in "xyz":
         roll_out(batch, name, "a")
-    assert (batch.admission("w", "a"), batch.admission("v", "b")) == ("later", "now")
+    assert (batch.may_begin("w", "a"), batch.may_begin("v", "b")) == (False, True)
     # However fast the others are, the batch waits for the slowest.
     assert not batch.is_full()
     roll_out(batch, "v", "b")
@@ -79,7 +79,7 @@ def test_a_tag_that_nobody_rolls_out_gives_its_places_to_the_others_for_this_bat
     batch.block({"b"})
     # What there is of the blocked tag stays part of the batch.
     assert batch.places.quotas == {"a": 3, "b": 1}
-    assert batch.admission("v", "b") == "later"
+    assert not batch.may_begin("v", "b")
     mine.append(roll_out(batch, "z", "a"))
     assert batch.is_full()
     assert set(batch.take().ended) == ids(*mine)
@@ -122,14 +122,14 @@ def test_rollouts_are_ahead_by_as_many_batches_as_their_tokens_may_be_old() -> N
     batch = batches(tasks=2, rollout=ASYNC)
     for name in "abcdef":
         roll_out(batch, name)
-    assert batch.admission("g") == "later"
+    assert not batch.may_begin("g")
     batch.take()
     # It is trained now, with the weights that sampled the others.
-    assert batch.admission("g") == "later"
+    assert not batch.may_begin("g")
     batch.trained()
     start(batch, "g")
     start(batch, "h")
-    assert batch.admission("i") == "later"
+    assert not batch.may_begin("i")
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ def test_rollouts_are_no_further_ahead_than_a_batch_may_be_old_on_average(
     batch = batches(tasks=4, rollout=rollout)
     for name in itertools.islice(map(str, itertools.count()), 4 + ahead):
         roll_out(batch, name)
-    assert batch.admission("one more") == "later"
+    assert not batch.may_begin("one more")
     batch.take()
     # These would be sampled by the weights that are being trained.
-    assert batch.admission("one more") == "later"
+    assert not batch.may_begin("one more")
     batch.trained()
-    assert batch.admission("one more") == "now"
+    assert batch.may_begin("one more")
 
 
 def test_a_tag_has_its_places_while_the_last_batch_that_is_only_of_it_is_trained() -> None:
@@ -188,10 +188,10 @@ def test_spare_tasks_may_be_rolled_out_and_belong_to_the_batch_if_they_end_in_ti
     late = start(batch, "z")
     assert batch.is_full()
     batch.drain()
-    assert batch.admission("z") == "later"
+    assert not batch.may_begin("z")
     assert not batch.decided
     assert set(batch.take().ended) == ids(*done)
-    assert batch.admission("z") == "now"
+    assert batch.may_begin("z")
     end(batch, late)
 
 
@@ -203,7 +203,7 @@ def test_a_full_batch_that_is_drained_is_filled_again_if_tasks_get_another_chanc
     batch.drain()
     batch.readmit()
     assert not batch.is_full()
-    assert batch.admission("x") == "now"
+    assert batch.may_begin("x")
 
 
 def test_what_a_mixture_begins_with_takes_any_tag_until_the_next_batch() -> None:
@@ -263,7 +263,7 @@ def test_a_tag_that_is_removed_and_has_no_places_in_the_batch_is_refused_at_once
 def test_by_episodes_a_batch_takes_those_that_came_first() -> None:
     batch = batches(tasks=2, size=2, rollout=ASYNC, full_by="episodes")
     opened = [start(batch, f"g{i % 3}") for i in range(12)]
-    assert batch.admission("g0") == "later"
+    assert not batch.may_begin("g0")
     end(batch, *opened[:6])
     taken = batch.take().ended
     assert len(taken) == 4
@@ -295,7 +295,7 @@ def test_whoever_waits_for_a_later_batch_gets_what_is_left_of_one_that_nobody_fi
     # What is ready of a is kept, and what is of b counts for its new places.
     assert batch.places.quotas == {"a": 1, "b": 2, "c": 1}
     assert "no tag 'a'" in (batch.places.refusal("a") or "")
-    assert batch.admission("a2", "a") == "later"
+    assert not batch.may_begin("a2", "a")
     mine.append(roll_out(batch, "c1", "c"))
     assert set(batch.take().ended) == ids(*mine)
     assert batch.places.quotas == {"b": 2, "c": 2}
@@ -438,7 +438,7 @@ def test_whatever_clients_do_there_is_a_way_to_the_next_batch(
         if what in {"new", "more"}:
             count = next(names) if what == "new" else data.draw(st.integers(0, 9))
             group = f"{tag}{count}"
-            if batch.admission(group, tag) == "now":
+            if batch.may_begin(group, tag):
                 opened.append(start(batch, group, tag))
         elif what in {"end", "abort"} and opened:
             episode = some(opened)
@@ -496,7 +496,7 @@ def test_whatever_is_slow_no_batch_has_an_episode_that_is_older_than_the_bound(
     names = itertools.count()
 
     def begin(group: str, tag: str) -> None:
-        assert batch.admission(group, tag) == "now"
+        assert batch.may_begin(group, tag)
         made = make_episode(f"e{next(_ids)}", group=group)
         opened.append(replace(made, tag=tag, claim_version=version))
         batch.opened(opened[-1])
@@ -507,7 +507,7 @@ def test_whatever_is_slow_no_batch_has_an_episode_that_is_older_than_the_bound(
         if what == "begin" and batch.takes(tag := data.draw(st.sampled_from(tags))):
             group = f"{tag}{next(names)}"
             for _ in range(batch.episodes_per_task):
-                if batch.admission(group, tag) == "now":
+                if batch.may_begin(group, tag):
                     begin(group, tag)
         elif what in {"end", "fail"} and opened:
             episode = opened.pop(data.draw(st.integers(0, len(opened) - 1)))
@@ -545,7 +545,7 @@ def test_clients_that_fall_silent_and_come_back_make_no_episode_too_old(
         what = data.draw(st.sampled_from(["begin", "end", "end", "silent", "heard", "train"]))
         if what == "begin" and batch.takes(""):
             group = f"g{next(names)}"
-            while batch.admission(group) == "now" and len(opened) < 40:
+            while batch.may_begin(group) and len(opened) < 40:
                 made = make_episode(f"e{next(_ids)}", group=group)
                 opened.append(replace(made, tag="", claim_version=version))
                 batch.opened(opened[-1])

@@ -82,11 +82,11 @@ async def test_a_client_that_hangs_up_while_it_waits_leaves_no_episode(server: R
     grants = [await server.claim(task) for task in "aabb"]
     waiting = asyncio.create_task(server.claim("c"))
     registry = server.service.episodes
-    while server.service.claims.waiting_count == 0:
+    while server.service.admission.waiting_count == 0:
         await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    while server.service.claims.waiting_count:
+    while server.service.admission.waiting_count:
         await asyncio.sleep(0)
     for grant in grants:
         await server.end(grant, 1.0)
@@ -200,7 +200,7 @@ async def test_a_server_that_ends_tells_waiting_claims_to_come_back(
             await server.claim(task)
         body = {"task_id": "c", "wait_seconds": 60.0}
         waiting = asyncio.create_task(server.http.post("/v1/episodes", headers=CLIENT, json=body))
-        while not server.service.claims.waiting_count:
+        while not server.service.admission.waiting_count:
             await asyncio.sleep(0)
         await server.service.interrupt()
         answer = await waiting

@@ -1,0 +1,328 @@
+"""Admission: which claims get an episode, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ajet_core.errors import AjetError, AuthError, BusyError, EpisodeError, NotRollingError
+from ajet_core.interfaces import EpisodeRecord, JointRecord
+from ajet_core.protocol import ClaimRequest, MixtureConfig, ServerState, SetAside
+from ajet_server.admission.batching import BatchBuilder
+from ajet_server.admission.waiting import Granted, Ticket, WaitingLine
+from ajet_server.episodes.open_episodes import OpenEpisodes
+from ajet_server.observe.events import EventLog
+from ajet_server.run.state import StateBoard
+from ajet_server.security.auth import hash_secret, new_episode_key
+from ajet_server.security.tenants import Tenants, stored_group
+
+_log = logging.getLogger("ajet.server")
+
+# How long nothing moves before a claim is granted that could wait.
+RELIEF_SECONDS = 10.0
+_NOT_ROLLING_RETRY_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """How much clients may have open at once."""
+
+    open_episodes: int
+    waiting_claims: int
+
+
+class Admission:
+    """Decides which claims get an episode, and when.
+
+    Claims wait here until the batch being filled has a place for them. `EpisodeRegistry` reports
+    what becomes of each admitted episode, because that frees places.
+
+    :param open_episodes: those that are durable; read, never changed.
+    :param wall_clock: unix seconds; for records.
+    """
+
+    def __init__(
+        self,
+        board: StateBoard,
+        events: EventLog,
+        tenants: Tenants,
+        open_episodes: OpenEpisodes,
+        limits: EpisodeLimits,
+        *,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._board = board
+        self._events = events
+        self._tenants = tenants
+        self._open = open_episodes
+        self._limits = limits
+        self._wall_clock = wall_clock
+        self._waiting = WaitingLine()
+        self._builder: BatchBuilder | None = None
+        board.listen(lambda _: self.admit())
+
+    @property
+    def builder(self) -> BatchBuilder | None:
+        """Fills the batches; None before this process has begun one."""
+        return self._builder
+
+    @property
+    def waiting_count(self) -> int:
+        """Claims that wait for a place."""
+        return len(self._waiting)
+
+    def wanted_tags(self) -> set[str]:
+        """Tags of train episodes that clients roll out or wait to roll out."""
+        rolled_out = {e.record.tag for e in self._open if e.record.kind == "train" and not e.silent}
+        return rolled_out | self._waiting.tags
+
+    # --- Claims -----------------------------------------------------------------------------------
+
+    async def wait_for_place(self, request: ClaimRequest, client_id: str) -> Granted:
+        """A new episode, as soon as there is a place for it; its record is not stored yet.
+
+        :raises NotRollingError: no run is active, or no place came free in `request.wait_seconds`.
+        :raises BusyError: a limit on open episodes or waiting claims is reached.
+        :raises EpisodeError: the task is set aside, or its tag is not in the mixture.
+        """
+        self._check_limits()
+        with self._tenants.waiting(client_id):
+            return await self._wait(request, client_id)
+
+    def withdraw(self, record: EpisodeRecord) -> None:
+        """Undo the admission of an episode that never reached its client."""
+        self._tenants.closed(record)
+        if (builder := self._builder_of(record)) is not None:
+            builder.withdrawn(record)
+        self.admit()
+
+    def admit(self) -> None:
+        """Give free places to waiting claims, in the order they came."""
+        if self._board.state is ServerState.OFFLINE:
+            for waiting in list(self._waiting):
+                self._refuse(waiting, self._board.not_running())
+        builder = self._builder
+        if builder is None or not self._board.rolling:
+            return
+        self._refuse_tags(builder)
+        while (ticket := self._waiting.next(builder)) is not None:
+            self._waiting.discard(ticket)
+            self._give(ticket, builder)
+
+    def relieve(self) -> None:
+        """Grant the first claim for a task that is complete, in a batch without open episodes.
+
+        This is done only when nothing has moved for a while. The claim would otherwise wait until
+        the batch is trained, and its client may ask for other tasks, which the batch lacks, only
+        after it: for example after an `end` whose answer was lost.
+        """
+        builder = self._builder
+        if builder is None or not self._board.rolling:
+            return
+        if self._open.still(self._board.since) < RELIEF_SECONDS:
+            return
+        for ticket in self._waiting:
+            if ticket.group is not None and builder.starves(ticket.request.tag):
+                _log.info(
+                    "task %r is complete in this batch and gets one more episode: nothing else is "
+                    "rolled out",
+                    ticket.request.task_id,
+                )
+                self._waiting.discard(ticket)
+                self._give(ticket, builder)
+                return
+
+    def drop(self, client_id: str, why: str) -> None:
+        """Refuse all waiting claims of a client."""
+        for ticket in list(self._waiting):
+            if ticket.client_id == client_id:
+                self._refuse(ticket, AuthError(f"the token is no longer valid: {why}"))
+
+    def set_aside(self, aside: SetAside, why: str) -> None:
+        """Report that a task is no longer tried, and refuse the claims that wait for it.
+
+        :param aside: without a task id it covers all tasks of its client.
+        """
+        self._events.emit("task_set_aside", aside.model_dump(), aside.client_id)
+        for ticket in list(self._waiting):
+            asked = (ticket.client_id, ticket.request.task_id if aside.task_id else "")
+            if ticket.group is not None and asked == (aside.client_id, aside.task_id):
+                self._refuse(ticket, EpisodeError(why))
+
+    # --- Admitted episodes ------------------------------------------------------------------------
+
+    def restored(self, record: EpisodeRecord) -> None:
+        """Note an episode that was open when the server was started."""
+        self._tenants.reopen(record)
+
+    def silent(self, records: Iterable[EpisodeRecord]) -> None:
+        """Give the places of episodes whose clients are silent to other claims, until `heard`."""
+        freed = False
+        for record in records:
+            freed = True
+            if (builder := self._builder_of(record)) is not None:
+                builder.silent(record)
+        if freed:
+            self.admit()
+
+    def heard(self, record: EpisodeRecord) -> None:
+        """Undo `silent`."""
+        if (builder := self._builder_of(record)) is not None:
+            builder.heard(record)
+
+    def over(self, record: EpisodeRecord) -> None:
+        """Note the outcome of an episode, which is durable."""
+        self._tenants.closed(record)
+        if (builder := self._builder_of(record)) is not None:
+            if record.state == "ended":
+                builder.ended(record)
+            elif (aside := builder.aborted(record)) is not None:
+                self.set_aside(aside, builder.refuses(aside.client_id, aside.task_id) or "")
+        self._moved()
+
+    def given_up(self, record: EpisodeRecord) -> None:
+        """Note that the client of an aborted episode will not try it again."""
+        if (builder := self._builder_of(record)) is not None:
+            builder.given_up(record)
+        self._moved()
+
+    # --- The run ----------------------------------------------------------------------------------
+
+    def begin(self, builder: BatchBuilder) -> None:
+        """Fill batches with `builder` from now on."""
+        self._builder = builder
+        self._board.touch()
+
+    def readmit(self) -> None:
+        """Give all tasks another chance."""
+        if self._builder is not None:
+            self._builder.readmit()
+
+    def change_mixture(self, mixture: MixtureConfig) -> None:
+        """Have another mixture from the next batch on."""
+        if self._builder is not None:
+            self._builder.change_mixture(mixture)
+
+    def settle(self) -> None:
+        """As `Places.settle`."""
+        if self._builder is not None:
+            self._builder.places.settle()
+
+    # --- Inside -----------------------------------------------------------------------------------
+
+    def _builder_of(self, record: EpisodeRecord) -> BatchBuilder | None:
+        """The builder of the batch that an episode has a place in."""
+        return self._builder if record.kind == "train" else None
+
+    def _moved(self) -> None:
+        """A place may be free, and the batch may be full."""
+        self._board.touch()
+        self.admit()
+
+    def _check_limits(self) -> None:
+        if len(self._open) >= self._limits.open_episodes:
+            raise BusyError(
+                f"{len(self._open)} episodes are open, the limit of this server "
+                "(setting server.max_open_episodes): end or abort some",
+                retry_after=1.0,
+            )
+        if len(self._waiting) >= self._limits.waiting_claims:
+            raise BusyError(
+                f"{len(self._waiting)} claims are waiting, the limit of this server "
+                "(setting server.max_waiting_claims)",
+                retry_after=1.0,
+            )
+
+    async def _wait(self, request: ClaimRequest, client_id: str) -> Granted:
+        builder = self._builder
+        # Also of an episode that is not trained: the name is refused now, not when it has a place.
+        stored = _group(request, client_id)
+        group = stored if request.kind == "train" else None
+        if group and builder is not None:
+            why = builder.places.refusal(request.tag)
+            if why := why or builder.refuses(client_id, request.task_id):
+                raise EpisodeError(why)
+        ticket = Ticket(request, client_id, group, asyncio.get_running_loop().create_future())
+        self._waiting.add(ticket)
+        try:
+            self.admit()
+            self.relieve()
+            await asyncio.wait([ticket.granted], timeout=request.wait_seconds)
+        except asyncio.CancelledError:
+            if ticket.granted.done() and ticket.granted.exception() is None:
+                self.withdraw(ticket.granted.result().record)
+            raise
+        finally:
+            self._waiting.discard(ticket)
+        if not ticket.granted.done():
+            raise NotRollingError(
+                f"no episode of task {request.task_id!r} could start within "
+                f"{request.wait_seconds:g} s ({self._why_not()})",
+                retry_after=_NOT_ROLLING_RETRY_SECONDS,
+            )
+        return ticket.granted.result()
+
+    def _why_not(self) -> str:
+        state, builder = f"the server is {self._board.state}", self._builder
+        if builder is None or not self._board.rolling:
+            # The reason may quote another client's agents.
+            paused = self._board.state is ServerState.PAUSED
+            return f"{state}; its operator sees why" if paused else state
+        progress = builder.progress()
+        unit = "episodes" if progress.full_by == "episodes" else "tasks"
+        return (
+            f"{state} and the batch has no place for it: {progress.ready} of {progress.needed} "
+            f"{unit} are complete, {progress.open_episodes} episodes are open"
+        )
+
+    def _refuse_tags(self, builder: BatchBuilder) -> None:
+        """Refuse the claims that wait for a place of a tag that is no longer in the mixture."""
+        for tag in list(self._waiting.tags):
+            if why := builder.places.refusal(tag):
+                for ticket in self._waiting.of_tag(tag):
+                    self._refuse(ticket, EpisodeError(why))
+
+    def _refuse(self, ticket: Ticket, error: AjetError) -> None:
+        self._waiting.discard(ticket)
+        ticket.granted.set_exception(error)
+
+    def _give(self, ticket: Ticket, builder: BatchBuilder) -> None:
+        """Answer a claim that has a place."""
+        try:
+            granted = self._grant(ticket, builder)
+        except (BusyError, AuthError) as error:
+            ticket.granted.set_exception(error)
+        else:
+            ticket.granted.set_result(granted)
+
+    def _grant(self, ticket: Ticket, builder: BatchBuilder) -> Granted:
+        """An episode for a claim that has a place."""
+        request = ticket.request
+        episode_id = secrets.token_hex(12)
+        key = new_episode_key(episode_id, request.claim_id)
+        record = EpisodeRecord(
+            episode_id=episode_id,
+            key_hash=hash_secret(key),
+            task_id=request.task_id,
+            group=_group(request, ticket.client_id),
+            kind=request.kind,
+            tag=request.tag,
+            client_id=ticket.client_id,
+            claim_version=self._board.policy_version,
+            lease_seconds=request.lease_seconds,
+            heartbeat_seconds=request.heartbeat_seconds,
+            created_at=self._wall_clock(),
+            claim_hash=hash_secret(request.claim_id) if request.claim_id is not None else "",
+            joint=JointRecord(**dict(request.joint)) if request.joint is not None else None,
+        )
+        self._tenants.open(record)
+        if record.kind == "train":
+            builder.opened(record)
+        return Granted(record, key)
+
+
+def _group(request: ClaimRequest, client_id: str) -> str:
+    return stored_group(client_id, request.group or request.task_id)

@@ -1,0 +1,74 @@
+"""Parts of joint episodes that are prepared: stored, and in force once the arbiter has decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ajet_core.interfaces import EpisodeRecord, JointRecord
+from ajet_server.episodes.open_episodes import BEATS_MISSED
+
+
+@dataclass(slots=True)
+class PreparedEpisode:
+    """A part that makes no more calls, has no lease, and is not trained.
+
+    :ivar since: clock time at which it was prepared, or found by a server that was started again.
+    :ivar silent: it has waited for so long that its place in the batch is given away.
+    :ivar doubt: why nobody knows yet what its arbiter decided.
+    """
+
+    record: EpisodeRecord
+    since: float
+    silent: bool = False
+    doubt: str = "its client has not said what its arbiter decided"
+
+    @property
+    def joint(self) -> JointRecord:
+        """Which part of what it is."""
+        assert self.record.joint is not None, "only parts of joint episodes are prepared"
+        return self.record.joint
+
+    @property
+    def silent_at(self) -> float:
+        """Clock time after which nobody waits for it: its client would have gone on long ago."""
+        promised = self.record.heartbeat_seconds
+        patience = self.record.lease_seconds if promised is None else BEATS_MISSED * promised
+        return self.since + patience
+
+
+class PreparedEpisodes:
+    """The prepared parts of a server.
+
+    :param clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._prepared: dict[str, PreparedEpisode] = {}
+
+    def __iter__(self) -> Iterator[PreparedEpisode]:
+        return iter(list(self._prepared.values()))
+
+    def __len__(self) -> int:
+        return len(self._prepared)
+
+    def add(self, record: EpisodeRecord) -> None:
+        """A part is prepared from now on."""
+        self._prepared[record.episode_id] = PreparedEpisode(record, self._clock())
+
+    def remove(self, episode_id: str) -> bool:
+        """A part is over; whether it was there."""
+        return self._prepared.pop(episode_id, None) is not None
+
+    def waited(self, part: PreparedEpisode) -> float:
+        """Seconds for which a part has been prepared."""
+        return self._clock() - part.since
+
+    def newly_silent(self) -> list[PreparedEpisode]:
+        """Those that have become silent since the last look; they are marked."""
+        now = self._clock()
+        silent = [part for part in self if not part.silent and part.silent_at <= now]
+        for part in silent:
+            part.silent = True
+        return silent
