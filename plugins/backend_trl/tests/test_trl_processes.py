@@ -81,7 +81,9 @@ def test_two_processes_train_as_one_does(mode, distribution, outcome):
     for mine, other in zip(two["reports"], one["reports"], strict=True):
         assert mine["trained"] == other["trained"]
         # DeepSpeed's updates cannot be shortened.
-        unmeasured = {"update_kl", "updates", "updates_shortened"} if "zero" in distribution else set()
+        unmeasured = (
+            {"update_kl", "updates", "updates_shortened"} if "zero" in distribution else set()
+        )
         assert mine["metrics"].keys() == other["metrics"].keys() - unmeasured
         for name, value in mine["metrics"].items():
             # A clipped fraction jumps by a token.
