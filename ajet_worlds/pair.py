@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 
 from ajet_core.interfaces import Chat, World, WorldAnswer, WorldOutcome, WorldPrompt, WorldRecipe
+from ajet_core.protocol import BatchConfig
 from ajet_worlds.tiny_grpo import TINY_GRPO
 
 GUIDE, FOLLOWER = "guide", "follower"
@@ -25,7 +26,9 @@ GOOD_ANSWER_SHARE = 0.2
 class PairWorld(World):
     """See this module's description."""
 
-    recipe = WorldRecipe(steps=30, algorithm=TINY_GRPO)
+    recipe = WorldRecipe(
+        steps=60, algorithm=TINY_GRPO, batch=BatchConfig(tasks=16, episodes_per_task=8)
+    )
     reward_range = (INVALID_REWARD, 1.0)
 
     async def play(self, task_id: str, chat: Chat) -> WorldOutcome:
