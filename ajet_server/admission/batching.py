@@ -229,16 +229,51 @@ class BatchBuilder:
         """Groups whose open episodes would be too old, or would lose others of them, if the batch were made now."""
         if not self.places.waits:
             return
-        version, size = self.places.last_chance, self._config.episodes_per_task
-        for group in self._groups.values():
-            if self.places.lane(group.tag) not in self.places.quotas:
-                continue
-            if self._config.full_by == "episodes":
-                waits = group.has_open_of(version)
-            else:
-                waits = bool(group.open) and not group.complete(size) and group.has_any_of(version)
-            if waits:
-                yield group
+        size = self._config.episodes_per_task
+        for lane in self.places.quotas:
+            claimed = range(self.places.last_chance, self._cannot_stay(lane) + 1)
+            for group in self._of_lane(lane) if claimed else ():
+                if self._config.full_by == "episodes":
+                    waits = any(version in claimed for version in group.open.values())
+                else:
+                    incomplete = bool(group.open) and not group.complete(size)
+                    waits = incomplete and any(v in claimed for v in group.versions())
+                if waits:
+                    yield group
+
+    def _cannot_stay(self, lane: str) -> int:
+        """The newest version up to which more would be left than later batches can train in time.
+
+        A tag does not have places in each of them, so this need not be `Places.last_chance`. If
+        everything can stay, it is the version before that.
+        """
+        last_chance, later = self.places.last_chance, self.places.later(lane)
+        found = last_chance - 1
+        left = sorted(version for version in self._left(lane) if version >= last_chance)
+        for count, version in enumerate(left, 1):
+            if version - last_chance < len(later) and count > later[version - last_chance]:
+                found = version
+        return found
+
+    def _left(self, lane: str) -> Iterator[int]:
+        """The versions of the episodes or tasks of `lane` that the batch, if made now, would leave."""
+        quota = self.places.quotas[lane]
+        if self._config.full_by == "episodes":
+            ended = [e.claim_version for g in self._of_lane(lane) for e in g.ended.values()]
+            yield from sorted(ended)[quota:]
+            for group in self._of_lane(lane):
+                yield from group.open.values()
+            return
+        for group in self._of_lane(lane):
+            if group.counted.ready and quota > 0:
+                quota -= 1
+            elif group.counted.active:
+                # What is too old already does not make the rest so.
+                young = [v for v in group.versions() if v >= self.places.last_chance]
+                yield from [min(young)] if young else ()
+
+    def _of_lane(self, lane: str) -> Iterator[TaskGroup]:
+        return (g for g in self._groups.values() if self.places.lane(g.tag) == lane)
 
     def _take_all(self) -> Taken:
         taken = Taken([], [])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from itertools import accumulate
 
 from ajet_core.protocol import BatchConfig, MixtureConfig, RolloutConfig
 from ajet_server.admission.mixture import Shares
@@ -56,6 +57,7 @@ class Places:
         self._training = False
         self.quotas: dict[str, int] = {}
         self.limits: dict[str, int] = {}
+        self._later: dict[str, list[int]] = {}
         self._plan()
 
     @property
@@ -77,6 +79,14 @@ class Places:
     def last_chance(self) -> int:
         """The version whose samples this batch is the last to train: the next one would find them too old."""
         return self.step - 1 - self._max_staleness
+
+    def later(self, lane: str) -> list[int]:
+        """The sums of the lane's places in the k batches after this one, for k from 0 to the bound.
+
+        These are the batches that can train what was claimed with version `last_chance + k`. Empty if
+        the lane has no part in them.
+        """
+        return self._later.get(lane, [])
 
     @property
     def ratios(self) -> Mapping[str, float]:
@@ -196,6 +206,7 @@ class Places:
         if self.mixture is None:
             self.quotas = {ANY: self.needed}
             self.limits = {ANY: self.needed + self._spare + ahead}
+            self._later = {ANY: [k * self.needed for k in range(self._max_staleness + 1)]}
             return
         without = self._without()
         shares, kept = self._shares(self.step), self._kept_now(without)
@@ -212,9 +223,20 @@ class Places:
         for tag in self.limits.keys() - self._next_mixture.tags:
             # No batch after this one trains it.
             self.limits[tag] = min(self.limits[tag], self.quotas.get(tag, 0))
+        later = list(self._batches_after(self._max_staleness * self.needed))
+        self._later = {
+            tag: list(accumulate((quotas.get(tag, 0) for quotas in later), initial=0))
+            for tag in self.quotas.keys() & self._next_mixture.tags
+        }
 
     def _add_later(self, places: int) -> None:
         """Add places of the batches after this one."""
+        for quotas in self._batches_after(places):
+            for tag, more in quotas.items():
+                self.limits[tag] = self.limits.get(tag, 0) + more
+
+    def _batches_after(self, places: int) -> Iterator[dict[str, int]]:
+        """By tag, the places of each batch after this one; of the last one as many as are left."""
         without = self._without()
         credit = dict(self._credit)
         step = self.step
@@ -222,9 +244,7 @@ class Places:
             of_this = self._own if step == self.step else self.needed
             self._shares(step, credit).commit(of_this, without)
             step += 1
-            some = self._shares(step, credit).quotas(min(places, self.needed), without)
-            for tag, more in some.items():
-                self.limits[tag] = self.limits.get(tag, 0) + more
+            yield self._shares(step, credit).quotas(min(places, self.needed), without)
             places -= self.needed
 
     def _shares(self, step: int, credit: dict[str, float] | None = None) -> Shares:

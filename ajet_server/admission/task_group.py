@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -138,14 +138,11 @@ class TaskGroup:
             active=self.holds_place(size) and not dull,
         )
 
-    def has_open_of(self, version: int) -> bool:
-        """Whether weights of `version` were served when one of its open episodes was claimed."""
-        return version in self.open.values()
-
-    def has_any_of(self, version: int) -> bool:
-        """The same for its ended episodes, too."""
-        ended = any(e.claim_version == version for e in self.ended.values())
-        return ended or self.has_open_of(version)
+    def versions(self) -> Iterator[int]:
+        """The weights' version at the claim of each open or ended episode."""
+        yield from self.open.values()
+        for episode in self.ended.values():
+            yield episode.claim_version
 
     def due(self, version: int) -> bool:
         """Whether one of its ended episodes was claimed with weights of `version`, or earlier ones."""
