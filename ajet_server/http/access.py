@@ -34,9 +34,7 @@ def peer_of(request: Request) -> str:
     return request.client.host if request.client else "unknown"
 
 
-require_client = _needs("episodes")
-
-Client = Annotated[Token, Depends(require_client)]
+Client = Annotated[Token, Depends(_needs("episodes"))]
 Control = Annotated[Token, Depends(_needs("control"))]
 Looker = Annotated[Token, Depends(_needs("look"))]
 Inspector = Annotated[Token, Depends(_needs("all episodes"))]

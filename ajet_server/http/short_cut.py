@@ -7,9 +7,10 @@ documented, and they answer whatever is not in order, so that an error is the sa
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -20,8 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ajet_core.errors import AjetError
 from ajet_core.protocol import PROTOCOL_HEADER, PROTOCOL_VERSION
 from ajet_server.http.http_errors import on_ajet_error, on_client_gone, on_http_exception
-
-Body = TypeVar("Body", bound=BaseModel)
 
 _JSON = "application/json"
 
@@ -68,17 +67,24 @@ class ShortCut:
             await answer(scope, receive, send)
 
 
-class JsonEndpoint(Generic[Body]):
-    """An ASGI application that takes and answers JSON of the swarm protocol.
+class JsonEndpoint:
+    """The endpoint of a route of the swarm protocol, called without FastAPI.
 
-    :param work: what a request that is in order is for.
+    :param route: its endpoint takes one JSON body, and besides it nothing but the request, strings of
+        the path, and dependencies on the request.
     """
 
-    def __init__(
-        self, model: type[Body], work: Callable[[Request, Body], Awaitable[BaseModel]]
-    ) -> None:
-        self._model = model
-        self._work = work
+    def __init__(self, route: APIRoute) -> None:
+        takes = route.dependant
+        (body,) = takes.body_params
+        self._endpoint = route.endpoint
+        self._model: type[BaseModel] = body.field_info.annotation
+        self._body = body.name
+        self._request = takes.request_param_name
+        self._path = [param.name for param in takes.path_params]
+        # Those without a name are of the whole application: `__call__` checks the version.
+        self._dependencies = {d.name: d.call for d in takes.dependencies if d.name is not None}
+        self.quick = Route(route.path, self, methods=list(route.methods))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
@@ -90,10 +96,16 @@ class JsonEndpoint(Generic[Body]):
         ):
             raise LongWayError(body)
         try:
-            parsed = self._model.model_validate_json(body)
+            arguments: dict[str, Any] = {self._body: self._model.model_validate_json(body)}
         except ValidationError:
             raise LongWayError(body) from None
-        answer = await self._work(request, parsed)
+        if self._request is not None:
+            arguments[self._request] = request
+        for name in self._path:
+            arguments[name] = request.path_params[name]
+        for name, depend in self._dependencies.items():
+            arguments[name] = await depend(request)
+        answer: BaseModel = await self._endpoint(**arguments)
         response = Response(answer.model_dump_json(), media_type=_JSON)
         await response(scope, receive, send)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Annotated
 
 import httpx
 import pytest
+from fastapi import Depends, FastAPI
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ajet_core.errors import EpisodeClosedError
 from ajet_core.protocol import PROTOCOL_HEADER, PROTOCOL_VERSION
@@ -22,23 +24,39 @@ class Number(BaseModel):
     value: int
 
 
-async def doubled(request: Request, number: Number) -> Number:
+async def requested_length(request: Request) -> int:
+    return int(request.headers["content-length"])
+
+
+async def doubled(
+    name: str, number: Number, request: Request, length: Annotated[int, Depends(requested_length)]
+) -> Number:
+    assert length == len(await request.body())
     if number.value == 410:
         raise EpisodeClosedError("it is over")
     if number.value == 499:
         raise HTTPException(499, "gone")
-    return Number(value=2 * number.value + len(request.path_params["name"]))
+    return Number(value=2 * number.value + len(name))
 
 
-async def by_router(request: Request) -> Response:
-    return Response(b"router: " + await request.body())
+class Replaced:
+    """Answers in the place of the router, with what it would have read."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.router = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await Request(scope, receive).body()
+        await Response(b"router: " + body)(scope, receive, send)
 
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    app = Starlette(routes=[Route("/double/{name}", by_router, methods=["POST", "GET"])])
-    quick = Route("/double/{name}", JsonEndpoint(Number, doubled), methods=["POST"])
-    app.add_middleware(ShortCut, routes=[quick])
+    app = FastAPI()
+    app.post("/double/{name}")(doubled)
+    (route,) = [route for route in app.routes if isinstance(route, APIRoute)]
+    app.add_middleware(Replaced)
+    app.add_middleware(ShortCut, routes=[JsonEndpoint(route).quick])
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
