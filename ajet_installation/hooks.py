@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ajet_core.plugin.components import CommandSpec, LoggerSpec, MergerSpec, StoreSpec, WorldSpec
+from ajet_core.plugin.components import (
+    AdvantageSpec,
+    CommandSpec,
+    LoggerSpec,
+    MergerSpec,
+    StoreSpec,
+    WorldSpec,
+)
 from ajet_core.plugin.spec import hookimpl
 
 
@@ -29,6 +36,28 @@ def ajet_register_mergers() -> Sequence[MergerSpec]:
             name="trie",
             target="ajet_server.embedded.trie_merger:TrieMerger",
             summary="A token tree: every distinct context of an episode once",
+        ),
+    )
+
+
+@hookimpl
+def ajet_register_advantages() -> Sequence[AdvantageSpec]:
+    """Rewards relative to the other episodes of a task, in three ways."""
+    return (
+        AdvantageSpec(
+            name="group_std",
+            target="ajet_training.advantages:GroupStd",
+            summary="Relative to the mean of the task, over its standard deviation (GRPO)",
+        ),
+        AdvantageSpec(
+            name="group_mean",
+            target="ajet_training.advantages:GroupMean",
+            summary="Relative to the mean of the task (Dr. GRPO)",
+        ),
+        AdvantageSpec(
+            name="leave_one_out",
+            target="ajet_training.advantages:LeaveOneOut",
+            summary="Relative to the mean of the other episodes of the task (RLOO)",
         ),
     )
 

@@ -18,7 +18,7 @@ from agentjet.agents.programs import (
 )
 from agentjet.agents.tasks import TaskId
 from agentjet.agents.terms import Reward, Terms
-from agentjet.client import AsyncSwarm, AsyncSwarmClient, Swarm, SwarmClient, servers_of
+from agentjet.client import AsyncSwarm, AsyncSwarmClient, Swarm, SwarmClient
 from ajet_core.errors import ConfigError
 
 Models = Mapping[str, str | SwarmClient | AsyncSwarmClient]
@@ -176,7 +176,7 @@ def _async_client(client: Client | None, models: Models | None) -> AsyncClient |
         raise TypeError(
             f"an async function needs AsyncSwarmClient or AsyncSwarm, not {type(client).__name__}"
         )
-    return AsyncSwarm(*servers_of(models)) if models is not None else client
+    return AsyncSwarm(*_servers_of(models)) if models is not None else client
 
 
 def _sync_client(client: Client | None, models: Models | None) -> SyncClient | None:
@@ -184,4 +184,20 @@ def _sync_client(client: Client | None, models: Models | None) -> SyncClient | N
         raise TypeError(
             f"a function that is not async needs SwarmClient or Swarm, not {type(client).__name__}"
         )
-    return Swarm(*servers_of(models)) if models is not None else client
+    return Swarm(*_servers_of(models)) if models is not None else client
+
+
+def _servers_of(
+    models: Mapping[str, str | SwarmClient | AsyncSwarmClient],
+) -> tuple[dict[str, str], dict[str, str]]:
+    """URLs and known tokens by role, as `Swarm` takes them, of servers given by URL or by a client."""
+    urls: dict[str, str] = {}
+    tokens: dict[str, str] = {}
+    for role, model in models.items():
+        if isinstance(model, str):
+            urls[role] = model
+            continue
+        urls[role] = model.url
+        if (token := model._connection.endpoint.token) is not None:
+            tokens[role] = token
+    return urls, tokens

@@ -34,7 +34,6 @@ from agentjet.client._episode import (
 )
 from agentjet.client._evaluation import EvaluationReport, TaskEvaluation
 from agentjet.client._joint import SwarmEpisode, SwarmOutcome
-from agentjet.client._servers import servers_of
 from agentjet.client._swarm_async import AsyncScopedSwarmEpisode, AsyncSwarm
 from agentjet.client._swarm_sync import ScopedSwarmEpisode, Swarm
 from agentjet.client._sync import ScopedEpisode, SwarmClient
@@ -59,5 +58,4 @@ __all__ = [
     "SwarmOutcome",
     "Task",
     "TaskEvaluation",
-    "servers_of",
 ]

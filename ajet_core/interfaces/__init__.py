@@ -1,5 +1,6 @@
 """The contracts that plugins implement: one abstract base class a file."""
 
+from ajet_core.interfaces.advantage import AdvantageEstimator
 from ajet_core.interfaces.agent import AgentAdapter, ModelEndpoint
 from ajet_core.interfaces.context import (
     LOOPBACK,
@@ -50,6 +51,7 @@ from ajet_core.interfaces.world import (
 
 __all__ = [
     "LOOPBACK",
+    "AdvantageEstimator",
     "AgentAdapter",
     "BatchRecord",
     "CallScore",

@@ -59,6 +59,7 @@ Rules:
 
 from ajet_core.plugin.compat import HOOK_API, negotiate_channel
 from ajet_core.plugin.components import (
+    AdvantageSpec,
     AgentSpec,
     CommandSpec,
     ComponentSpec,
@@ -76,6 +77,7 @@ from ajet_core.plugin.spec import hookimpl
 
 __all__ = [
     "HOOK_API",
+    "AdvantageSpec",
     "AgentSpec",
     "CommandSpec",
     "ComponentSpec",

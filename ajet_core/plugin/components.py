@@ -59,6 +59,11 @@ class MergerSpec(ComponentSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageSpec(ComponentSpec):
+    """An `ajet_core.interfaces.AdvantageEstimator`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSpec(ComponentSpec):
     """An `ajet_core.interfaces.AgentAdapter`.
 

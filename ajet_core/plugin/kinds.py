@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ajet_core.interfaces import (
+    AdvantageEstimator,
     AgentAdapter,
     Engine,
     Merger,
@@ -15,6 +16,7 @@ from ajet_core.interfaces import (
     World,
 )
 from ajet_core.plugin.components import (
+    AdvantageSpec,
     AgentSpec,
     CommandSpec,
     ComponentSpec,
@@ -26,7 +28,9 @@ from ajet_core.plugin.components import (
     WorldSpec,
 )
 
-KindName = Literal["engine", "trainer", "store", "merger", "agent", "logger", "world", "command"]
+KindName = Literal[
+    "engine", "trainer", "store", "merger", "advantage", "agent", "logger", "world", "command"
+]
 
 RESERVED_COMMANDS = frozenset(
     {
@@ -54,12 +58,16 @@ class Kind:
     :param hook: the hook that registers components of this kind.
     :param spec: what the hook returns.
     :param interface: what the target is a subclass of; None for commands, whose target is an object.
+    :param chosen_by: the field of a configuration that names the component; "" for ``NAME.name``.
+    :param set_by: the field with its settings; "" for ``NAME.settings``.
     """
 
     name: KindName
     hook: str
     spec: type[ComponentSpec]
     interface: type | None
+    chosen_by: str = ""
+    set_by: str = ""
 
 
 KINDS: tuple[Kind, ...] = (
@@ -67,6 +75,14 @@ KINDS: tuple[Kind, ...] = (
     Kind("trainer", "ajet_register_trainers", TrainerSpec, Trainer),
     Kind("store", "ajet_register_stores", StoreSpec, SampleStore),
     Kind("merger", "ajet_register_mergers", MergerSpec, Merger),
+    Kind(
+        "advantage",
+        "ajet_register_advantages",
+        AdvantageSpec,
+        AdvantageEstimator,
+        chosen_by="algorithm.advantage",
+        set_by="algorithm.advantage_settings",
+    ),
     Kind("agent", "ajet_register_agents", AgentSpec, AgentAdapter),
     Kind("logger", "ajet_register_loggers", LoggerSpec, MetricsLogger),
     Kind("world", "ajet_register_worlds", WorldSpec, World),

@@ -20,6 +20,7 @@ from ajet_core.errors import (
     UnknownComponentError,
 )
 from ajet_core.interfaces import (
+    AdvantageEstimator,
     AgentAdapter,
     ComponentSettings,
     Engine,
@@ -31,6 +32,7 @@ from ajet_core.interfaces import (
 )
 from ajet_core.plugin import discovery, targets
 from ajet_core.plugin.components import (
+    AdvantageSpec,
     AgentSpec,
     CommandSpec,
     ComponentSpec,
@@ -117,6 +119,10 @@ class PluginManager:
         """The merger registered as `name`; errors as in `component`."""
         return self._component("merger", name, MergerSpec)
 
+    def advantage(self, name: str) -> AdvantageSpec:
+        """The advantage estimator registered as `name`; errors as in `component`."""
+        return self._component("advantage", name, AdvantageSpec)
+
     def agent(self, name: str) -> AgentSpec:
         """The agent adapter registered as `name`; errors as in `component`."""
         return self._component("agent", name, AgentSpec)
@@ -160,6 +166,8 @@ class PluginManager:
     def load_target(self, spec: StoreSpec) -> type[SampleStore]: ...
     @overload
     def load_target(self, spec: MergerSpec) -> type[Merger]: ...
+    @overload
+    def load_target(self, spec: AdvantageSpec) -> type[AdvantageEstimator]: ...
     @overload
     def load_target(self, spec: AgentSpec) -> type[AgentAdapter]: ...
     @overload
@@ -239,7 +247,9 @@ class PluginManager:
                 raise type(problem)(
                     f"{kind} {name!r} cannot be used: {problem.message}", param=problem.param
                 )
-        raise UnknownComponentError(self._unknown(kind, name), param=f"{kind}.name")
+        raise UnknownComponentError(
+            self._unknown(kind, name), param=BY_NAME[kind].chosen_by or f"{kind}.name"
+        )
 
     def _unknown(self, kind: KindName, name: str) -> str:
         known = self.names(kind)

@@ -16,6 +16,7 @@ import pluggy
 if TYPE_CHECKING:
     from ajet_core.interfaces import EpisodeRecord
     from ajet_core.plugin.components import (
+        AdvantageSpec,
         AgentSpec,
         CommandSpec,
         EngineSpec,
@@ -84,6 +85,20 @@ def ajet_register_mergers() -> Sequence[MergerSpec]:  # type: ignore[empty-body]
     merger by `merger.name`, and `merger.settings` configures it.
 
     .. versionadded:: 1.0
+
+    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
+    """
+
+
+@hookspec
+def ajet_register_advantages() -> Sequence[AdvantageSpec]:  # type: ignore[empty-body]
+    """Register the advantage estimators of this plugin.
+
+    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
+    nothing heavy, because a server loads the hooks of every installed plugin. A run selects an
+    estimator by `algorithm.advantage`, and `algorithm.advantage_settings` configures it.
+
+    .. versionadded:: 1.1
 
     :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
     """

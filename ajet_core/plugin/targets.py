@@ -103,8 +103,8 @@ def check_settings(
     :raises ConfigError: a value is wrong or a key unknown; its `param` is the dotted path of the first.
     :raises PluginLoadError: the settings type cannot be imported.
     """
-    kind = kind_of(spec).name
-    what = f"{kind} {spec.name!r} of {owner}"
+    kind = kind_of(spec)
+    what = f"{kind.name} {spec.name!r} of {owner}"
     settings_type = import_target(spec.settings, f"the settings of {what}", hint)
     if not (isinstance(settings_type, type) and issubclass(settings_type, ComponentSettings)):
         raise PluginLoadError(
@@ -114,7 +114,7 @@ def check_settings(
     try:
         return settings_type.model_validate(dict(values))
     except ValidationError as error:
-        prefix = f"{kind}.settings"
+        prefix = kind.set_by or f"{kind.name}.settings"
         known = ", ".join(settings_type.model_fields) or "none"
         problems = []
         paths = []
@@ -125,6 +125,6 @@ def check_settings(
             unknown = detail["type"] == "extra_forbidden"
             problems.append(f"{path}: {'unknown key' if unknown else detail['msg']}")
         raise ConfigError(
-            f"settings of {kind} {spec.name!r}: {'; '.join(problems)} (known keys: {known})",
+            f"settings of {kind.name} {spec.name!r}: {'; '.join(problems)} (known keys: {known})",
             param=paths[0],
         ) from error

@@ -72,7 +72,9 @@ class AlgorithmConfig(Message):
       The advantages of each task are balanced: they sum to 0 over its trained tokens, weighed as `aggregation` says, because
       with samples of earlier weights any rest is unlearnt or learnt blindly (`ajet_core.timeline.credit.balanced`).
 
-    :param advantage: baseline and scale of the rewards in a group.
+    :param advantage: the estimator of advantages: ``group_std``, ``group_mean``, ``leave_one_out``, or one that a plugin
+        registers.
+    :param advantage_settings: of the estimator, checked by its own settings type.
     :param call_credit: how rewards for single calls are credited: ``return_to_go``, the rewards of
         a call and of those after it, relative to the same call number of the other episodes of the
         group: without bias, however many calls an episode makes; ``process_supervision``, GRPO's,
@@ -105,7 +107,8 @@ class AlgorithmConfig(Message):
     :param token_budget: most tokens (padding included) of one forward pass; None lets the trainer choose.
     """
 
-    advantage: Literal["group_std", "group_mean", "leave_one_out"] = "group_std"
+    advantage: Name = "group_std"
+    advantage_settings: dict[str, Any] = Field(default_factory=dict)
     call_credit: Literal["return_to_go", "process_supervision"] = "return_to_go"
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
     aggregation: Literal["token_mean", "call_mean", "episode_mean", "episode_sum"] = "token_mean"

@@ -163,6 +163,7 @@ def _prepare(
         {episode.record.episode_id: episode.calls for episode in episodes},
         config=run.config,
         merger=run.merger,
+        estimator=run.estimator,
         trainer=trainer,
     )
     batch = data.batch

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ajet_core.interfaces import EpisodeRecord, Merger, TrainerInfo
+from ajet_core.interfaces import AdvantageEstimator, EpisodeRecord, Merger, TrainerInfo
 from ajet_core.protocol import RunConfig
 from ajet_core.timeline import (
     LAYOUTS,
@@ -19,7 +19,6 @@ from ajet_core.timeline import (
     TrainEpisode,
     TrainTree,
     balanced,
-    call_advantages,
     lay_out,
 )
 from ajet_server.batches.batch_facts import batch_facts, tag_facts
@@ -93,6 +92,7 @@ def training_data(
     *,
     config: RunConfig,
     merger: Merger,
+    estimator: AdvantageEstimator,
     trainer: TrainerInfo,
 ) -> TrainingData:
     """Merge, limit, credit and lay out the calls of a batch.
@@ -111,9 +111,7 @@ def training_data(
     seen = [known[record.episode_id] for record in fresh.episodes]
     episodes = [_train_episode(record) for record in fresh.episodes]
     algorithm = config.algorithm
-    credit = call_advantages(
-        episodes, seen, algorithm.advantage, algorithm.discount, algorithm.call_credit
-    )
+    credit = estimator.estimate(episodes, seen)
     advantages = {
         call.call_id: advantage
         for made, given in zip(seen, credit, strict=True)

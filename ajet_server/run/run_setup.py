@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from ajet_core.errors import ConfigError, DamagedRecordError, ModelDirectoryError
 from ajet_core.interfaces import (
     LOOPBACK,
+    AdvantageEstimator,
     ComponentSettings,
     EngineCapabilities,
     Merger,
@@ -65,6 +66,7 @@ class ResolvedRun:
     channel: str
     renderer: ChatRenderer
     merger: Merger
+    estimator: AdvantageEstimator
     python: dict[str, Interpreter]
     reloads: bool
     rehearses: bool = False
@@ -113,6 +115,7 @@ def resolve_run(
     engine = find_engine(plugins, config.engine.name)
     trainer = find_trainer(plugins, config.trainer.name)
     merger = plugins.merger(config.merger.name)
+    estimator = plugins.advantage(config.algorithm.advantage)
     _check_algorithm(config, trainer)
     engine_plan = _plan(plugins, engine, config.engine, settings)
     sleeps = config.rollout.engine_sleeps
@@ -126,6 +129,7 @@ def resolve_run(
         trainer if together else _without_in_process(trainer), engine, config.weight_channel
     )
     merger_settings = plugins.validate_settings(merger, config.merger.settings)
+    estimator_settings = plugins.validate_settings(estimator, config.algorithm.advantage_settings)
     context = WorkerContext(run_dir=settings.server.run_dir, seed=config.seed)
     return ResolvedRun(
         run_id=run_id,
@@ -136,6 +140,7 @@ def resolve_run(
         channel=channel,
         renderer=make_renderer(config.model, directory),
         merger=plugins.load_target(merger)(merger_settings, context),
+        estimator=plugins.load_target(estimator)(estimator_settings, config.algorithm),
         python=python,
         reloads=trainer.capabilities.reloads,
         rehearses=trainer.capabilities.rehearses,
@@ -289,6 +294,8 @@ def _without_in_process(trainer: TrainerSpec) -> TrainerSpec:
 
 def _check_algorithm(config: RunConfig, trainer: TrainerSpec) -> None:
     honoured = trainer.capabilities.algorithm_fields
+    # What the estimator makes of them is all that trainers see.
+    of_estimator = {"advantage_settings"} if "advantage" in honoured else set()
     # Where there are two ways to say that nothing is asked for, either is no change.
     usual: dict[str, tuple[object, ...]] = {
         "importance": ("auto", "ratio"),
@@ -298,7 +305,7 @@ def _check_algorithm(config: RunConfig, trainer: TrainerSpec) -> None:
     for name in AlgorithmConfig.model_fields:
         unchanged = usual.get(name, (getattr(default, name),))
         changed = getattr(config.algorithm, name) not in unchanged
-        if changed and name not in honoured:
+        if changed and name not in honoured | of_estimator:
             raise ConfigError(
                 f"trainer {trainer.name!r} does not honour algorithm.{name}; "
                 f"it honours {', '.join(sorted(honoured))}",

@@ -135,6 +135,11 @@ def run_for(viewer: Token, run: RunStatus) -> RunStatus:
         "engine": _without_secrets(config.engine),
         "trainer": _without_secrets(config.trainer),
         "merger": _without_secrets(config.merger),
+        "algorithm": config.algorithm.model_copy(
+            update={
+                "advantage_settings": _masked(config.algorithm.advantage_settings, secret=False)
+            }
+        ),
     }
     return run.model_copy(update={"config": config.model_copy(update=hidden)})
 

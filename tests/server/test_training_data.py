@@ -15,6 +15,7 @@ from ajet_core.timeline import Call, CostModel
 from ajet_server.batches.training_data import TrainingData, training_data
 from ajet_server.embedded.trie_merger import TrieMerger
 from ajet_testing.suites.samples import conversation, make_call, make_episode
+from ajet_training.advantages import GroupMean, GroupStd
 
 from .conftest import CLIENT, CONTROL, Running, key
 
@@ -31,17 +32,21 @@ def prepare(
     made: dict[str, list[Call]],
     records: list[EpisodeRecord] | None = None,
     trainer: TrainerInfo = TREES,
-    **config: Any,
+    step: int = 1,
+    **changes: Any,
 ) -> TrainingData:
     if records is None:
         records = [record(name, float(i)) for i, name in enumerate(made)]
+    config = RunConfig.model_validate({"model": {"path": "m"}, **changes})
+    estimator = GroupMean if config.algorithm.advantage == "group_mean" else GroupStd
     return training_data(
         "batch",
-        1,
+        step,
         records,
         made,
-        config=RunConfig.model_validate({"model": {"path": "m"}, **config}),
+        config=config,
         merger=TrieMerger(ComponentSettings(), WorkerContext(Path())),
+        estimator=estimator(ComponentSettings(), config.algorithm),
         trainer=trainer,
     )
 
@@ -134,17 +139,7 @@ def test_a_task_is_compared_with_what_is_trained_of_it_where_an_episode_is_too_o
     made["old"] = [replace(call, policy_versions=[0, 1, 1]) for call in made["old"]]
     made |= {n: [replace(c, policy_versions=[3] * 3) for c in made[n]] for n in ("x", "y")}
     records = [record("x", 0.0), record("y", 1.0), record("old", 9.0)]
-    data = training_data(
-        "batch",
-        4,
-        records,
-        made,
-        config=RunConfig.model_validate(
-            {"model": {"path": "m"}, "rollout": ASYNC, "algorithm": {"advantage": "group_mean"}}
-        ),
-        merger=TrieMerger(ComponentSettings(), WorkerContext(Path())),
-        trainer=TREES,
-    )
+    data = prepare(made, records, step=4, rollout=ASYNC, algorithm={"advantage": "group_mean"})
     assert [episode.episode_id for episode in data.batch.episodes] == ["x", "y"]
     assert {round(call.advantage, 9) for call in data.batch.calls} == {-0.5, 0.5}
     assert (data.metrics()["episodes_stale"], data.metrics()["tokens_stale"]) == (1, 9)

@@ -169,7 +169,7 @@ def check_algorithm(options: VerlTrainerSettings, algorithm: AlgorithmConfig) ->
     """
     plain = AlgorithmConfig()
     if options.adv_estimator is not None:
-        for name in ("advantage", "call_credit", "discount"):
+        for name in ("advantage", "advantage_settings", "call_credit", "discount"):
             if getattr(algorithm, name) != getattr(plain, name):
                 raise ConfigError(
                     f"trainer.settings.adv_estimator {options.adv_estimator!r} and algorithm.{name} both say what "

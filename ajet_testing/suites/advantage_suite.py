@@ -1,0 +1,73 @@
+"""What every advantage estimator must do. Subclass `AdvantageSuite` in a test module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from ajet_core.interfaces import AdvantageEstimator
+from ajet_core.timeline import Call, TrainEpisode
+from ajet_testing.suites.samples import conversation
+
+Batch = tuple[list[TrainEpisode], list[list[Call]]]
+
+
+def batch_of(rewards: Sequence[float], turns: Sequence[int], tasks: int = 1) -> Batch:
+    """Episodes with these rewards and numbers of calls, dealt out to tasks one after the other.
+
+    The last call of each episode has a reward of its own, and its agent has one.
+    """
+    episodes, calls = [], []
+    for number, (reward, count) in enumerate(zip(rewards, turns, strict=True)):
+        made = conversation(count, episode_id=f"e{number}") if count else []
+        last = {made[-1].call_id: -reward} if made else {}
+        agents = {made[-1].agent: 2 * reward} if made else {}
+        group = f"task-{number % tasks}"
+        episodes.append(TrainEpisode(f"e{number}", group, reward, "", last, agents))
+        calls.append(made)
+    return episodes, calls
+
+
+class AdvantageSuite:
+    """Subclass and say how the estimator is made; `pytest` runs the tests."""
+
+    def make_estimator(self) -> AdvantageEstimator:
+        """A new estimator."""
+        raise NotImplementedError
+
+    @pytest.mark.parametrize(
+        ("rewards", "turns"),
+        [
+            ([], []),
+            ([1.0], [1]),
+            ([0.0, 1.0, 0.5, 0.5], [1, 3, 2, 3]),
+            ([1.0, 1.0, 1.0], [2, 2, 2]),
+            ([0.0, 1.0], [0, 2]),
+            ([1e6, -1e6, 0.0, 1e-12], [1, 1, 2, 1]),
+        ],
+        ids=["no episode", "one episode", "one task", "equal rewards", "no call", "limits"],
+    )
+    @pytest.mark.parametrize("tasks", [1, 2])
+    def test_every_call_has_a_finite_advantage(
+        self, rewards: Sequence[float], turns: Sequence[int], tasks: int
+    ) -> None:
+        episodes, calls = batch_of(rewards, turns, tasks)
+        found = self.make_estimator().estimate(episodes, calls)
+        assert [len(given) for given in found] == list(turns)
+        assert all(math.isfinite(value) for given in found for value in given)
+
+    def test_the_same_batch_has_the_same_advantages(self) -> None:
+        batch = batch_of([0.0, 1.0, 0.5, 1.0], [2, 1, 3, 2], 2)
+        estimator = self.make_estimator()
+        first = [list(given) for given in estimator.estimate(*batch)]
+        estimator.estimate(*batch_of([5.0, -5.0], [1, 1]))
+        assert [list(given) for given in estimator.estimate(*batch)] == first
+        assert [list(given) for given in self.make_estimator().estimate(*batch)] == first
+
+    def test_a_better_episode_of_a_task_has_no_smaller_advantage(self) -> None:
+        episodes, calls = batch_of([0.0, 1.0], [1, 1])
+        plain = [TrainEpisode(e.episode_id, e.group, e.reward) for e in episodes]
+        (worse,), (better,) = self.make_estimator().estimate(plain, calls)
+        assert worse <= better
