@@ -94,6 +94,9 @@ class Fault:
         return set(self.kinds) & set(FailureConfig().pause_on)
 
 
+# A trainer without a limit of updates, as DeepSpeed's: it would undo some of these faults.
+UNLIMITED = {"max_update_kl": 0.0}
+
 FAULTS: Sequence[Fault] = (
     Fault("constant rewards", ("zero_signal",), reward="constant"),
     Fault("rewards by task alone", ("zero_signal",), reward="by_task"),
@@ -107,12 +110,18 @@ FAULTS: Sequence[Fault] = (
     Fault("greedy sampling", ("entropy", "zero_signal"), call={"temperature": 0.01}),
     Fault("logprob gap", ("logprob_gap",), trainer={"noise": 0.5}),
     Fault("small logprob gap", ("logprob_gap",), trainer={"noise": 0.2}),
-    Fault("learning rate x100", ("entropy", "malformed", "reward_drop"), trainer={"rate": 100.0}),
+    Fault("learning rate x100", ("shortened",), trainer={"rate": 100.0}),
     Fault(
-        "learning rate x100, KL",
+        "learning rate x100, updates of any size",
+        ("entropy", "malformed", "reward_drop"),
+        trainer={"rate": 100.0},
+        config={"algorithm": UNLIMITED},
+    ),
+    Fault(
+        "learning rate x100, updates of any size, KL",
         ("kl",),
         trainer={"rate": 100.0},
-        config={"algorithm": {"kl_coef": 1e-3}},
+        config={"algorithm": {**UNLIMITED, "kl_coef": 1e-3}},
     ),
     Fault(
         "rewards x1000",
@@ -120,7 +129,13 @@ FAULTS: Sequence[Fault] = (
         reward="large",
         config={"algorithm": {"advantage": "group_mean"}},
     ),
-    Fault("entropy trained away", ("entropy",), reward="noise", trainer={"sharpen": 300.0}),
+    Fault(
+        "entropy trained away",
+        ("entropy",),
+        reward="noise",
+        trainer={"sharpen": 300.0},
+        config={"algorithm": UNLIMITED},
+    ),
     Fault("a broken tool", ("reward_drop",), broken=True),
     Fault(
         "long episodes left out",

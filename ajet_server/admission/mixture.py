@@ -37,6 +37,25 @@ class Shares:
             quotas[tag] += 1
         return quotas
 
+    def first_of(self, places: int, batch: Mapping[str, int]) -> dict[str, int]:
+        """Some of the places of a batch, shared out by the ratios too.
+
+        Fewer places are not just less of each tag: rounding may give a place to a tag that has none
+        among more places.
+
+        :param batch: the places of each tag in the whole batch, which are not fewer than `places`.
+        """
+        without = self.ratios.keys() - batch.keys()
+        found = {
+            tag: min(n, batch[tag])
+            for tag, n in self.quotas(places, without).items()
+            if tag in batch
+        }
+        for tag in sorted(batch, key=lambda tag: (found.get(tag, 0) - batch[tag], tag)):
+            more = min(batch[tag] - found.get(tag, 0), places - sum(found.values()))
+            found[tag] = found.get(tag, 0) + more
+        return found
+
     def commit(self, places: int, without: Set[str] = frozenset()) -> None:
         """Take note that a batch was made of `quotas` of the same arguments."""
         quotas = self.quotas(places, without)

@@ -217,7 +217,8 @@ class Places:
             for tag, places in shares.quotas(left + self._spare, without).items():
                 self.limits[tag] = max(self.limits[tag], places)
         if ahead < 0:
-            self.limits |= shares.quotas(max(0, left + ahead), without) | kept | self._inherited
+            batch = shares.quotas(left, without)
+            self.limits |= shares.first_of(max(0, left + ahead), batch) | kept | self._inherited
         self._add_later(ahead)
         assert self._next_mixture is not None, "a mixture is only ever replaced by another"
         for tag in self.limits.keys() - self._next_mixture.tags:
@@ -244,7 +245,9 @@ class Places:
             of_this = self._own if step == self.step else self.needed
             self._shares(step, credit).commit(of_this, without)
             step += 1
-            yield self._shares(step, credit).quotas(min(places, self.needed), without)
+            shares = self._shares(step, credit)
+            batch = shares.quotas(self.needed, without)
+            yield batch if places >= self.needed else shares.first_of(places, batch)
             places -= self.needed
 
     def _shares(self, step: int, credit: dict[str, float] | None = None) -> Shares:

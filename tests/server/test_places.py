@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -247,7 +248,7 @@ def test_of_a_tag_that_is_removed_as_much_begins_as_the_batch_needs(rollout: Rol
     assert batch.is_full()
     # It is not refused yet: the batch would need it if it were not full.
     assert batch.places.refusal("b") is None
-    assert batch.admission("b2", "b") == "later"
+    assert not batch.may_begin("b2", "b")
     assert set(batch.take().ended) == ids(*mine)
     assert "no tag 'b', only 'a'" in (batch.places.refusal("b") or "")
 
@@ -523,6 +524,56 @@ def test_whatever_is_slow_no_batch_has_an_episode_that_is_older_than_the_bound(
         if batch.is_full() and not training:
             weights = batch.places.step - 1
             ages = [weights - born.pop(episode) for episode in batch.take().ended]
+            assert max(ages) <= rollout.max_staleness
+            training = True
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_episode_is_older_than_the_bound_though_its_tag_has_few_places(seed: int) -> None:
+    """Most episodes end soon, some very late; which batches have places of a tag is up to its ratio."""
+    chance = random.Random(seed)
+    tags = chance.choice([["a", "b"], ["a", "b", "c"]])
+    first, *others = [chance.randint(1, 20) for _ in tags]
+    rollout = RolloutConfig(
+        mode="async",
+        max_staleness=chance.randint(1, 4),
+        max_mean_staleness=chance.choice([None, 0.5, 1.0, 1.5, 4.0]),
+    )
+    batch = batches(
+        chance.randint(2, 5),
+        chance.randint(2, 3),
+        rollout=rollout,
+        mixture=dict(zip(tags, (n / (first + sum(others)) for n in (first, *others)), strict=True)),
+        full_by=chance.choice(["tasks", "episodes"]),
+    )
+    slow_share = chance.choice([0.2, 0.5])
+    slow: set[str] = set()
+    opened: list[EpisodeRecord] = []
+    born: dict[str, int] = {}
+    version, training = 0, False
+    for number in range(600):
+        what = chance.choice(["begin", "begin", "end", "end", "end", "train"])
+        if what == "begin" and batch.takes(tag := chance.choice(tags)):
+            group = f"{tag}{number}"
+            for _ in range(batch.episodes_per_task):
+                if batch.may_begin(group, tag):
+                    made = make_episode(f"e{next(_ids)}", group=group)
+                    opened.append(replace(made, tag=tag, claim_version=version))
+                    batch.opened(opened[-1])
+                    born[made.episode_id] = version
+                    if chance.random() < slow_share:
+                        slow.add(made.episode_id)
+        elif what == "end" and opened:
+            quick = [e for e in opened if e.episode_id not in slow]
+            episode = chance.choice(quick if quick and chance.random() > 0.02 else opened)
+            opened.remove(episode)
+            batch.ended(replace(episode, state="ended", reward=0.0))
+        elif what == "train" and training:
+            version, training = version + 1, False
+            batch.trained()
+        if batch.is_full() and not training:
+            weights = batch.places.step - 1
+            ages = [weights - born[episode] for episode in batch.take().ended]
             assert max(ages) <= rollout.max_staleness
             training = True
 
