@@ -36,7 +36,7 @@ class BatchBuilder:
     An episode is admitted only if there is a place for it (`Places`), so that nothing is rolled out with weights
     that are about to change, or that are too old when it is trained.
 
-    Exact batches are made of their places: of the complete tasks, those that began first. Other batches take every
+    Exact batches are made of their places: of the complete tasks, those with the oldest samples. Other batches take every
     complete task. A task with open episodes stays whole and belongs to a later batch. A batch waits for the tasks that
     would be too old for the next one (`Places.last_chance`), so no task loses its slow episodes. Where no ratios are kept it
     takes all of these: clients that were silent and come back may have more under way than it has places for.
@@ -232,7 +232,7 @@ class BatchBuilder:
         size = self._config.episodes_per_task
         for lane in self.places.quotas:
             claimed = range(self.places.last_chance, self._cannot_stay(lane) + 1)
-            for group in self._of_lane(lane) if claimed else ():
+            for _, group in self._of_lane(lane) if claimed else ():
                 if self._config.full_by == "episodes":
                     waits = any(version in claimed for version in group.open.values())
                 else:
@@ -257,23 +257,34 @@ class BatchBuilder:
 
     def _left(self, lane: str) -> Iterator[int]:
         """The versions of the episodes or tasks of `lane` that the batch, if made now, would leave."""
-        quota = self.places.quotas[lane]
         if self._config.full_by == "episodes":
-            ended = [e.claim_version for g in self._of_lane(lane) for e in g.ended.values()]
-            yield from sorted(ended)[quota:]
-            for group in self._of_lane(lane):
+            ended = [e.claim_version for _, g in self._of_lane(lane) for e in g.ended.values()]
+            yield from sorted(ended)[self.places.quotas[lane] :]
+            for _, group in self._of_lane(lane):
                 yield from group.open.values()
             return
-        for group in self._of_lane(lane):
-            if group.counted.ready and quota > 0:
-                quota -= 1
-            elif group.counted.active:
+        taken = self._in_places(lane)
+        for name, group in self._of_lane(lane):
+            if group.counted.active and name not in taken:
                 # What is too old already does not make the rest so.
                 young = [v for v in group.versions() if v >= self.places.last_chance]
                 yield from [min(young)] if young else ()
 
-    def _of_lane(self, lane: str) -> Iterator[TaskGroup]:
-        return (g for g in self._groups.values() if self.places.lane(g.tag) == lane)
+    def _in_places(self, lane: str) -> set[str]:
+        """The groups that take the places of `lane`: the complete ones with the oldest samples.
+
+        Most of them began first, but a task that began early may have been tried again.
+        """
+        ready = [
+            (min(group.versions()), name)
+            for name, group in self._of_lane(lane)
+            if group.counted.ready
+        ]
+        ready.sort(key=lambda one: one[0])
+        return {name for _, name in ready[: self.places.quotas.get(lane, 0)]}
+
+    def _of_lane(self, lane: str) -> Iterator[tuple[str, TaskGroup]]:
+        return (item for item in self._groups.items() if self.places.lane(item[1].tag) == lane)
 
     def _take_all(self) -> Taken:
         taken = Taken([], [])
@@ -309,7 +320,7 @@ class BatchBuilder:
         return Taken(taken.ended, sorted(taken.aborted))
 
     def _take_places(self) -> Taken:
-        """The places of each lane, from the group on that was begun first, and what no batch would ever be full of.
+        """The places of each lane, from the oldest samples on, and what no batch would ever be full of.
 
         What ended of a tag that has no part in the mixture any more is not trained, and kept in case that it has one
         again: at most what was under way when the mixture was changed, for nothing of the tag begins after that.
@@ -317,13 +328,12 @@ class BatchBuilder:
         if self._config.full_by == "episodes":
             return self._take_episodes()
         taken = Taken([], [])
-        left = dict(self.places.quotas)
+        in_places = {name for lane in self.places.quotas for name in self._in_places(lane)}
         rest: dict[str, TaskGroup] = {}
         for name, group in self._groups.items():
             lane = self.places.lane(group.tag)
             due = self.places.mixture is None and group.due(self.places.last_chance)
-            if group.counted.ready and (left.get(lane, 0) > 0 or due):
-                left[lane] = left.get(lane, 0) - 1
+            if name in in_places or (group.counted.ready and due):
                 after = self._take_group(group, taken)
             elif lane not in self.places.quotas:
                 after = group

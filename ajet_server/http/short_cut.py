@@ -8,7 +8,7 @@ documented, and they answer whatever is not in order, so that an error is the sa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
@@ -78,13 +78,15 @@ class JsonEndpoint:
         takes = route.dependant
         (body,) = takes.body_params
         self._endpoint = route.endpoint
-        self._model: type[BaseModel] = body.field_info.annotation
+        self._model = cast("type[BaseModel]", body.field_info.annotation)
         self._body = body.name
         self._request = takes.request_param_name
         self._path = [param.name for param in takes.path_params]
         # Those without a name are of the whole application: `__call__` checks the version.
-        self._dependencies = {d.name: d.call for d in takes.dependencies if d.name is not None}
-        self.quick = Route(route.path, self, methods=list(route.methods))
+        self._dependencies = {
+            d.name: d.call for d in takes.dependencies if d.name is not None and d.call is not None
+        }
+        self.quick = Route(route.path, self, methods=list(route.methods or ()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
