@@ -20,6 +20,7 @@ from ajet_core.interfaces.engine import (
     Probe,
     SamplingParams,
     SealReport,
+    ServingEngine,
     WeightUpdate,
 )
 from ajet_core.interfaces.logger import MetricsLogger
@@ -81,6 +82,7 @@ __all__ = [
     "SampleStore",
     "SamplingParams",
     "SealReport",
+    "ServingEngine",
     "StepRecord",
     "StepReport",
     "Trainer",

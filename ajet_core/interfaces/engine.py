@@ -214,20 +214,13 @@ class SealReport:
     noise: float = 0.0
 
 
-class Engine(ABC):
-    """An inference engine. All methods run on one asyncio event loop and must not block it.
+class ServingEngine(ABC):
+    """What can be asked of an engine that has started, in this process or another.
 
-    Failures raise `ajet_core.errors.EngineError`; a prompt that does not fit raises
+    All methods run on one asyncio event loop and must not block it. Failures raise
+    `ajet_core.errors.EngineError`; a prompt that does not fit raises
     `ajet_core.errors.ContextLengthError`.
     """
-
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
-        self.settings = settings
-        self.context = context
-
-    @abstractmethod
-    async def start(self, model: ModelConfig) -> EngineInfo:
-        """Load `model` and get ready to serve; called once."""
 
     @abstractmethod
     def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
@@ -273,6 +266,18 @@ class Engine(ABC):
     async def metrics(self) -> str:
         """What the engine measures beyond `stats`, in the text format of Prometheus; "" if nothing."""
         return ""
+
+
+class Engine(ServingEngine):
+    """An inference engine, which the process that makes it also starts and closes."""
+
+    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+        self.settings = settings
+        self.context = context
+
+    @abstractmethod
+    async def start(self, model: ModelConfig) -> EngineInfo:
+        """Load `model` and get ready to serve; called once."""
 
     @abstractmethod
     async def close(self) -> None:
