@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ajet_server.workers import methods
+
 ROOT = Path(__file__).resolve().parents[1]
 
 ALLOWED: dict[str, set[str]] = {
@@ -145,3 +147,17 @@ def test_a_server_is_put_together_by_constructors_alone() -> None:
         if isinstance(target, ast.Attribute)
     ]
     assert completed == [], "give it to the constructor"
+
+
+def test_only_their_table_spells_the_methods_of_a_worker() -> None:
+    names = {value.name for value in vars(methods).values() if isinstance(value, methods.Method)}
+    names.add(methods.GENERATE)
+    spelled = {
+        (module, node.value)
+        for module, path in MODULES.items()
+        if module.startswith("ajet_server.workers.")
+        or any(name.startswith("ajet_server.workers.") for name in imported(path))
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and node.value in names
+    }
+    assert {module for module, _ in spelled} == {"ajet_server.workers.methods"}, spelled

@@ -1,4 +1,4 @@
-"""Between the dialects and the engine: calls wait for a live worker and survive its death."""
+"""Between the dialects and the engine: calls wait for a live engine and survive its death."""
 
 from __future__ import annotations
 
@@ -7,45 +7,44 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from ajet_core.errors import DeadlineError, EngineError, WorkerDiedError, WorkerError
-from ajet_core.interfaces import GenerateChunk, GenerateRequest
+from ajet_core.interfaces import GenerateChunk, GenerateRequest, ServingEngine
 from ajet_core.protocol import ServerState
 from ajet_server.run.state import StateBoard
-from ajet_server.workers.process import WorkerProcess
 
 _log = logging.getLogger("ajet.server")
 
 
 class EngineGate:
-    """Hands calls to the engine's worker.
+    """Hands calls to the engine.
 
-    While the server boots or its worker is being replaced, calls wait. A call whose worker died goes on
+    While the server boots or replaces the engine's worker, calls wait. A call whose worker died continues
     in the next one from the tokens that were sampled so far, so its client notices only a pause.
 
-    :param deadline: seconds a call may wait for a worker.
+    :param deadline: seconds a call may wait for an engine.
     :ivar running: calls that an engine has and has not finished.
     """
 
     def __init__(self, board: StateBoard, deadline: float) -> None:
         self._board = board
         self._deadline = deadline
-        self._worker: WorkerProcess | None = None
+        self._engine: ServingEngine | None = None
         self.running = 0
 
-    def open(self, worker: WorkerProcess) -> None:
-        """Send calls to `worker` from now on."""
-        self._worker = worker
+    def open(self, engine: ServingEngine) -> None:
+        """Send calls to `engine` from now on."""
+        self._engine = engine
         self._board.touch()
 
     def shut(self) -> None:
         """Let calls wait."""
-        self._worker = None
+        self._engine = None
         self._board.touch()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
-        """As `ajet_core.interfaces.Engine.generate`.
+        """As `ajet_core.interfaces.ServingEngine.generate`.
 
         :raises NotRollingError: no run is active.
-        :raises DeadlineError: no worker came in time.
+        :raises DeadlineError: no engine was ready in time.
         """
         sampled: list[int] = []
         version = 0
@@ -54,8 +53,8 @@ class EngineGate:
             if rest.sampling.max_tokens <= 0:
                 yield GenerateChunk([], [], version, "length")
                 return
-            worker = await self._alive()
-            chunks = worker.generate(rest)
+            engine = await self._ready()
+            chunks = engine.generate(rest)
             self.running += 1
             try:
                 async for chunk in chunks:
@@ -64,11 +63,11 @@ class EngineGate:
                     yield chunk
                 return
             except WorkerDiedError:
-                if self._worker is worker:
+                if self._engine is engine:
                     self.shut()
             except WorkerError as error:
                 # It holds a traceback, and maybe what others said: for the log, not for an agent.
-                _log.error("a call failed in worker %d: %s", worker.pid, error.message)
+                _log.error("a call failed in %s: %s", engine, error.message)
                 raise EngineError("the engine failed; the server's log says how") from None
             finally:
                 self.running -= 1
@@ -76,12 +75,12 @@ class EngineGate:
                 if isinstance(chunks, AsyncGenerator):
                     await chunks.aclose()
 
-    async def _alive(self) -> WorkerProcess:
-        if (worker := self._worker) is not None:
-            return worker
+    async def _ready(self) -> ServingEngine:
+        if (engine := self._engine) is not None:
+            return engine
 
         def decided() -> bool:
-            return self._worker is not None or self._board.state is ServerState.OFFLINE
+            return self._engine is not None or self._board.state is ServerState.OFFLINE
 
         try:
             async with asyncio.timeout(self._deadline):
@@ -92,6 +91,6 @@ class EngineGate:
                 f"(the server is {self._board.state}; setting server.call_deadline_seconds)",
                 retry_after=5.0,
             ) from error
-        if self._worker is None:
+        if self._engine is None:
             raise self._board.not_running()
-        return self._worker
+        return self._engine

@@ -510,9 +510,7 @@ class RunLoop:
 
     async def _checkpoint(self) -> None:
         async def save(directory: Path) -> None:
-            work = self.supervisor.workers.trainer.call(
-                "trainer.save", {"directory": str(directory)}
-            )
+            work = self.supervisor.workers.trainer.save(directory)
             await self.supervisor.watched(work, f"saving the checkpoint of step {self.step}")
 
         position = Position(self.run.run_id, self._last_batch, self._credit)
@@ -528,6 +526,6 @@ class RunLoop:
         if self.step > self._checkpointed:
             await self._checkpoint()
         target = self._parts.run_dir / "export" / f"step-{self.step:06d}"
-        work = self.supervisor.workers.trainer.call("trainer.export", {"directory": str(target)})
+        work = self.supervisor.workers.trainer.export(target)
         await self.supervisor.watched(work, "exporting the model")
         return target

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 
 from ajet_core.errors import SealError
-from ajet_core.interfaces import EngineCapabilities, SealReport, WeightUpdate
+from ajet_core.interfaces import EngineCapabilities, SealReport, ServingEngine, WeightUpdate
 from ajet_server.observe.events import EventLog
-from ajet_server.workers.process import WorkerProcess
 
 _log = logging.getLogger("ajet.server")
 
@@ -38,7 +37,7 @@ class SealWatch:
         """Give the version that failed another chance."""
         self._failures = 0
 
-    async def serve(self, engine: WorkerProcess, update: WeightUpdate) -> SealReport:
+    async def serve(self, engine: ServingEngine, update: WeightUpdate) -> SealReport:
         """Have an engine serve weights; nothing is sampled with them before they are proven.
 
         :raises SealError: no server of the engine has what was published.

@@ -89,7 +89,7 @@ async def train_step(
     merged = clock()
     if run.together:
         # Engine and trainer share the parameters: no forward may run while they change.
-        await workers.engine.call("engine.pause")
+        await workers.engine.pause()
     try:
         async with engine_asleep(run, workers):
             report = await _trained(workers, data.batch)
@@ -101,14 +101,14 @@ async def train_step(
     except StepRefusedError:
         # The weights are what they were, and are served again.
         if run.together:
-            await workers.engine.call("engine.resume")
+            await workers.engine.resume()
         raise
     published = clock()
     seal = await seals.serve(workers.engine, update)
     # Not in a finally: if the step was interrupted, the shared weights may be half-way between two
     # versions, and nothing may be sampled from them any more.
     if run.together:
-        await workers.engine.call("engine.resume")
+        await workers.engine.resume()
     board.policy_version = record.step
     synced = clock()
     measured = {
@@ -145,23 +145,23 @@ async def engine_asleep(run: ResolvedRun, workers: RunWorkers) -> AsyncIterator[
     if not run.config.rollout.engine_sleeps:
         yield
         return
-    await workers.engine.call("engine.sleep")
+    await workers.engine.sleep()
     try:
         yield
     finally:
-        await workers.engine.call("engine.wake")
+        await workers.engine.wake()
 
 
 @contextlib.asynccontextmanager
 async def trainer_alone(run: ResolvedRun, workers: RunWorkers) -> AsyncIterator[None]:
     """As while a step is trained: the engine leaves shared weights and memory alone."""
     if run.together:
-        await workers.engine.call("engine.pause")
+        await workers.engine.pause()
     async with engine_asleep(run, workers):
         yield
     # Not in a finally, as in `train_step`.
     if run.together:
-        await workers.engine.call("engine.resume")
+        await workers.engine.resume()
 
 
 async def _trained(workers: RunWorkers, batch: TrainBatch) -> StepReport:

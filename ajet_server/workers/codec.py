@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
+from types import UnionType
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -73,10 +74,10 @@ class BootReport:
     trainer: TrainerInfo | None
 
 
-_adapters: dict[type, TypeAdapter[Any]] = {}
+_adapters: dict[Any, TypeAdapter[Any]] = {}
 
 
-def _adapter(cls: type) -> TypeAdapter[Any]:
+def _adapter(cls: Any) -> TypeAdapter[Any]:
     if (found := _adapters.get(cls)) is None:
         found = _adapters[cls] = TypeAdapter(cls)
     return found
@@ -87,9 +88,10 @@ def to_plain(value: object) -> Any:
     return _adapter(type(value)).dump_python(value, mode="python")
 
 
-def from_plain(cls: type[T], plain: Any) -> T:
+def from_plain(cls: type[T] | UnionType, plain: Any) -> T:
     """The `cls` that `to_plain` wrote.
 
+    :param cls: a type, or a union such as ``BootReport | None``.
     :raises pydantic.ValidationError: it is not one.
     """
     result: T = _adapter(cls).validate_python(plain)

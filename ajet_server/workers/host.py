@@ -17,6 +17,7 @@ import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar
 
 from ajet_core import __version__
@@ -27,11 +28,9 @@ from ajet_core.interfaces import (
     EngineInfo,
     Trainer,
     TrainerInfo,
-    WeightUpdate,
     WorkerContext,
 )
-from ajet_core.timeline import TrainBatch
-from ajet_server.workers import frames
+from ajet_server.workers import frames, methods
 from ajet_server.workers.codec import (
     BootPlan,
     BootReport,
@@ -41,8 +40,13 @@ from ajet_server.workers.codec import (
     to_plain,
     unpack_request,
 )
+from ajet_server.workers.methods import Method
 
-T = TypeVar("T")
+P = TypeVar("P")
+R = TypeVar("R")
+
+_Handler = Callable[[int, Any], Awaitable[Any]]
+"""Answers a call: takes its id and its plain parameters, and returns its plain result."""
 
 _CLOSE_SECONDS = 2.0
 # A new worker is there in about this time.
@@ -74,6 +78,11 @@ def _check_version(of_server: object) -> None:
         )
 
 
+def _plain_result(method: Method[P, R], result: R) -> Any:
+    # A component may return something where nothing is asked for.
+    return None if method.result is NoneType else to_plain(result)
+
+
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
     """Turn the garbage collector off during a boot, and freeze what the boot has made.
@@ -101,25 +110,29 @@ class WorkerHost:
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._chunks: list[list[Any]] = []
-        self._methods: dict[str, Callable[[int, Any], Awaitable[Any]]] = {
-            "boot": self._boot,
-            "adopt": self._adopt,
-            "ping": self._ping,
-            "generate": self._generate,
-            "engine.update_weights": self._update_weights,
-            "engine.seal": self._seal,
-            "engine.pause": self._pause,
-            "engine.resume": self._resume,
-            "engine.sleep": self._sleep,
-            "engine.wake": self._wake,
-            "engine.stats": self._stats,
-            "engine.metrics": self._metrics,
-            "trainer.step": self._step,
-            "trainer.rehearse": self._rehearse,
-            "trainer.publish": self._publish,
-            "trainer.save": self._save,
-            "trainer.export": self._export,
-        }
+        self._handlers: dict[str, _Handler] = dict(
+            [
+                (methods.GENERATE, self._generate),
+                (methods.BOOT.name, self._boot_of_any_version),
+                self._on_loop(methods.ADOPT, self._adopt),
+                self._on_loop(methods.PING, self._ping),
+                self._on_engine(
+                    methods.UPDATE_WEIGHTS, lambda engine, update: engine.update_weights(update)
+                ),
+                self._on_engine(methods.SEAL, lambda engine, _: engine.seal()),
+                self._on_engine(methods.PAUSE, lambda engine, _: engine.pause()),
+                self._on_engine(methods.RESUME, lambda engine, _: engine.resume()),
+                self._on_engine(methods.SLEEP, self._sleep),
+                self._on_engine(methods.WAKE, self._wake),
+                self._on_engine(methods.STATS, lambda engine, _: engine.stats()),
+                self._on_engine(methods.METRICS, lambda engine, _: engine.metrics()),
+                self._on_trainer(methods.STEP, lambda trainer, batch: trainer.step(batch)),
+                self._on_trainer(methods.REHEARSE, lambda trainer, batch: trainer.rehearse(batch)),
+                self._on_trainer(methods.PUBLISH, lambda trainer, args: trainer.publish(*args)),
+                self._on_trainer(methods.SAVE, lambda trainer, path: trainer.save(Path(path))),
+                self._on_trainer(methods.EXPORT, lambda trainer, path: trainer.export(Path(path))),
+            ]
+        )
 
     async def serve(self, connection: socket.socket) -> bool:
         """Answer calls until the server closes the connection.
@@ -165,7 +178,7 @@ class WorkerHost:
                 if self._engine is not None:
                     await self._engine.close()
                 if self._trainer is not None:
-                    await self._on_trainer(lambda trainer: trainer.close())
+                    await self._in_thread(lambda trainer: trainer.close())
         self._trainer_thread.shutdown(wait=False)
 
     def _forget(self, call_id: int, _: asyncio.Task[None]) -> None:
@@ -173,7 +186,7 @@ class WorkerHost:
 
     async def _answer(self, call_id: int, method: str, params: Any) -> None:
         try:
-            handler = self._methods.get(method)
+            handler = self._handlers.get(method)
             if handler is None:
                 raise WorkerError(f"unknown method {method!r}")
             answer = frames.pack([frames.RESULT, call_id, await handler(call_id, params)])
@@ -184,7 +197,7 @@ class WorkerHost:
         # A component may raise anything; its caller is in another process and must hear of it.
         except Exception as error:  # noqa: BLE001
             text = "".join(traceback.format_exception(error)[-12:])
-            cls = WorkerBootError if method == "boot" else WorkerError
+            cls = WorkerBootError if method == methods.BOOT.name else WorkerError
             failure = cls(f"{method} failed:\n{text}").to_payload()
             answer = frames.pack([frames.ERROR, call_id, failure])
         self._flush_chunks()
@@ -195,21 +208,48 @@ class WorkerHost:
             raise WorkerError("this worker hosts no engine")
         return self._engine
 
-    async def _on_trainer(self, work: Callable[[Trainer], T]) -> T:
+    async def _in_thread(self, work: Callable[[Trainer], R]) -> R:
         trainer = self._trainer
         if trainer is None:
             raise WorkerError("this worker hosts no trainer")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._trainer_thread, work, trainer)
 
-    async def _boot(self, _: int, params: Any) -> Any:
+    def _on_loop(
+        self, method: Method[P, R], answer: Callable[[P], Awaitable[R]]
+    ) -> tuple[str, _Handler]:
+        async def handle(_: int, plain: Any) -> Any:
+            return _plain_result(method, await answer(from_plain(method.params, plain)))
+
+        return method.name, handle
+
+    def _on_engine(
+        self, method: Method[P, R], answer: Callable[[Engine, P], Awaitable[R]]
+    ) -> tuple[str, _Handler]:
+        return self._on_loop(method, lambda params: answer(self._need_engine(), params))
+
+    def _on_trainer(
+        self, method: Method[P, R], answer: Callable[[Trainer, P], R]
+    ) -> tuple[str, _Handler]:
+        # A batch may have millions of tokens: it is read on the trainer's thread too.
+        def work(trainer: Trainer, plain: Any) -> Any:
+            return _plain_result(method, answer(trainer, from_plain(method.params, plain)))
+
+        async def handle(_: int, plain: Any) -> Any:
+            return await self._in_thread(lambda trainer: work(trainer, plain))
+
+        return method.name, handle
+
+    async def _boot_of_any_version(self, _: int, plain: Any) -> Any:
         # Before the plan is read: another version may have written it in another form.
-        _check_version(params.get("version"))
-        plan = from_plain(BootPlan, params)
+        _check_version(plain.get("version"))
+        return to_plain(await self._boot(from_plain(methods.BOOT.params, plain)))
+
+    async def _boot(self, plan: BootPlan) -> BootReport:
         with _without_garbage_collection():
             report = await self._make_components(plan)
         self._booted = plan, report
-        return to_plain(report)
+        return report
 
     async def _make_components(self, plan: BootPlan) -> BootReport:
         context = WorkerContext(
@@ -223,21 +263,20 @@ class WorkerHost:
         # The trainer comes first: an engine in the same process then takes over its weights.
         if plan.trainer is not None:
             self._trainer = _make(plan.trainer, context)
-            trainer_info = await self._on_trainer(lambda t: t.start(plan.model, plan.algorithm))
+            trainer_info = await self._in_thread(lambda t: t.start(plan.model, plan.algorithm))
             if plan.checkpoint is not None:
                 directory = Path(plan.checkpoint)
-                await self._on_trainer(lambda t: t.load(directory))
+                await self._in_thread(lambda t: t.load(directory))
         if (channel := plan.channel) is not None:
             version = plan.policy_version
-            await self._on_trainer(lambda t: t.publish(channel, version))
+            await self._in_thread(lambda t: t.publish(channel, version))
         if plan.engine is not None:
             self._engine = _make(plan.engine, context)
             engine_info = await self._need_engine().start(plan.model)
         return BootReport(engine_info, trainer_info)
 
-    async def _adopt(self, _: int, params: Any) -> Any:
+    async def _adopt(self, plan: BootPlan) -> BootReport | None:
         """As `_boot`, with the components that are there; None if they are others, or cannot be put back."""
-        plan = from_plain(BootPlan, params)
         if self._booted is None or self._booted[0].components != plan.components:
             return None
         if not await self._is_idle():
@@ -246,16 +285,14 @@ class WorkerHost:
             if plan.checkpoint is None:
                 return None
             directory = Path(plan.checkpoint)
-            await self._on_trainer(lambda t: t.load(directory))
+            await self._in_thread(lambda t: t.load(directory))
             if (channel := plan.channel) is not None:
                 version = plan.policy_version
-                await self._on_trainer(lambda t: t.publish(channel, version))
-        if self._asleep:
-            # The server was killed while a step was trained.
-            await self._wake(0, None)
-        elif self._engine is not None:
-            await self._engine.resume()
-        return to_plain(self._booted[1])
+                await self._in_thread(lambda t: t.publish(channel, version))
+        if self._engine is not None:
+            # It sleeps if the server was killed while a step was trained.
+            await (self._wake(self._engine, None) if self._asleep else self._engine.resume())
+        return self._booted[1]
 
     async def _is_idle(self) -> bool:
         """Whether what the last server had begun ends soon; the engine is paused then."""
@@ -264,12 +301,12 @@ class WorkerHost:
                 if self._engine is not None:
                     await self._engine.pause()
                 if self._trainer is not None:
-                    await self._on_trainer(lambda _: None)
+                    await self._in_thread(lambda _: None)
         except TimeoutError:
             return False
         return True
 
-    async def _ping(self, _: int, __: Any) -> None:
+    async def _ping(self, _: None) -> None:
         """Nothing: that it is answered is the answer."""
 
     async def _generate(self, call_id: int, params: Any) -> None:
@@ -291,53 +328,11 @@ class WorkerHost:
             self._writer.write(frames.pack([frames.CHUNKS, self._chunks]))
             self._chunks = []
 
-    async def _update_weights(self, _: int, params: Any) -> None:
-        await self._need_engine().update_weights(from_plain(WeightUpdate, params))
-
-    async def _seal(self, _: int, __: Any) -> Any:
-        return to_plain(await self._need_engine().seal())
-
-    async def _pause(self, _: int, __: Any) -> None:
-        await self._need_engine().pause()
-
-    async def _resume(self, _: int, __: Any) -> None:
-        await self._need_engine().resume()
-
-    async def _sleep(self, _: int, __: Any) -> None:
-        engine = self._need_engine()
+    async def _sleep(self, engine: Engine, _: None) -> None:
         # Also if it is interrupted, or fails half-way.
         self._asleep = True
         await engine.sleep()
 
-    async def _wake(self, _: int, __: Any) -> None:
-        await self._need_engine().wake()
+    async def _wake(self, engine: Engine, _: None) -> None:
+        await engine.wake()
         self._asleep = False
-
-    async def _stats(self, _: int, __: Any) -> Any:
-        return to_plain(await self._need_engine().stats())
-
-    async def _metrics(self, _: int, __: Any) -> str:
-        return await self._need_engine().metrics()
-
-    async def _step(self, _: int, params: Any) -> Any:
-        # A batch may have millions of tokens: it is decoded on the trainer's thread too.
-        return await self._on_trainer(
-            lambda trainer: to_plain(trainer.step(from_plain(TrainBatch, params)))
-        )
-
-    async def _rehearse(self, _: int, params: Any) -> Any:
-        return await self._on_trainer(
-            lambda trainer: to_plain(trainer.rehearse(from_plain(TrainBatch, params)))
-        )
-
-    async def _save(self, _: int, params: Any) -> None:
-        directory = Path(params["directory"])
-        await self._on_trainer(lambda trainer: trainer.save(directory))
-
-    async def _export(self, _: int, params: Any) -> None:
-        directory = Path(params["directory"])
-        await self._on_trainer(lambda trainer: trainer.export(directory))
-
-    async def _publish(self, _: int, params: Any) -> Any:
-        channel, version = params["channel"], params["policy_version"]
-        return to_plain(await self._on_trainer(lambda trainer: trainer.publish(channel, version)))

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ajet_core.errors import WorkerBootError
-from ajet_core.interfaces import EngineInfo, TrainerInfo
+from ajet_core.interfaces import EngineInfo, ServingEngine, TrainerInfo
 from ajet_installation.environment import Interpreter
 from ajet_server.run.checkpoints import Checkpoint
 from ajet_server.run.run_setup import ResolvedRun
 from ajet_server.workers.codec import BootPlan, BootReport
 from ajet_server.workers.process import WorkerProcess
+from ajet_server.workers.remote import RemoteEngine, RemoteTrainer
 
 _log = logging.getLogger("ajet.server")
 
@@ -23,12 +24,14 @@ _DISMISS_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class RunWorkers:
-    """Running workers; `engine` and `trainer` are the same process if they share weights."""
+    """An engine and a trainer that run, and their processes: the same one if they share weights."""
 
-    engine: WorkerProcess
-    trainer: WorkerProcess
+    engine: ServingEngine
+    trainer: RemoteTrainer
     engine_info: EngineInfo
     trainer_info: TrainerInfo
+    engine_process: WorkerProcess
+    trainer_process: WorkerProcess
 
     @classmethod
     async def boot(
@@ -70,14 +73,22 @@ class RunWorkers:
                 raise WorkerBootError("a worker came up without its engine or its trainer")
             engine = boot.running["worker" if run.together else "engine"]
             trainer = boot.running["worker" if run.together else "trainer"]
-            return cls(engine, trainer, report.engine, report.trainer)
+            return cls(
+                engine=RemoteEngine(engine.connection, f"worker {engine.pid}"),
+                trainer=RemoteTrainer(trainer.connection),
+                engine_info=report.engine,
+                trainer_info=report.trainer,
+                engine_process=engine,
+                trainer_process=trainer,
+            )
         except BaseException:
             await asyncio.gather(*(worker.close(grace=0.0) for worker in boot.running.values()))
             raise
 
     def processes(self) -> list[WorkerProcess]:
         """Each process once."""
-        return [self.engine] if self.engine is self.trainer else [self.engine, self.trainer]
+        both = [self.engine_process, self.trainer_process]
+        return both[:1] if self.engine_process is self.trainer_process else both
 
     def alive(self) -> bool:
         """Whether all of them run."""
@@ -86,7 +97,7 @@ class RunWorkers:
     @property
     def only_engine_died(self) -> bool:
         """Whether an engine with a process of its own has ended, and the trainer runs."""
-        return self.engine.died.done() and not self.trainer.died.done()
+        return self.engine_process.died.done() and not self.trainer_process.died.done()
 
     def obituary(self) -> str:
         """How those that ended have ended."""

@@ -117,7 +117,7 @@ async def kill_in_a_step(servers: ServerFactory, trainer_name: str, **settings: 
         await roll(server, trainer_name, **settings)
         await _batch(server)
         await _until_step(server, 1)
-        trainer = _workers_of(server).trainer
+        trainer = _workers_of(server).trainer_process
         # Stopped, it cannot be done with its step before it is killed.
         os.kill(trainer.pid, signal.SIGSTOP)
         await _batch(server)
@@ -126,7 +126,7 @@ async def kill_in_a_step(servers: ServerFactory, trainer_name: str, **settings: 
         )
         os.kill(trainer.pid, signal.SIGKILL)
         await _until_step(server, 2)
-        assert _workers_of(server).trainer.pid != trainer.pid
+        assert _workers_of(server).trainer_process.pid != trainer.pid
         steps = await server.service.store.steps()
         assert [step.step for step in steps] == [1, 2]
         # Tokens, sampled in one process and trained in another, by the same weights.

@@ -276,11 +276,11 @@ async def test_a_status_does_not_wait_for_a_worker_that_hangs(server: Running) -
     await server.roll()
     workers = loop_of(server).supervisor.running
     assert workers is not None
-    os.kill(workers.engine.pid, signal.SIGSTOP)
+    os.kill(workers.engine_process.pid, signal.SIGSTOP)
     try:
         found = await status(server)
     finally:
-        os.kill(workers.engine.pid, signal.SIGCONT)
+        os.kill(workers.engine_process.pid, signal.SIGCONT)
     assert found["state"] == "ROLLING"
     assert "engine_sampled_tokens" not in found["counters"]
 
@@ -379,7 +379,7 @@ async def test_a_frozen_worker_is_replaced_in_the_middle_of_a_step(servers: Serv
             training = asyncio.create_task(server.batch())
             while not (server.run_dir / "scripted-trainer.hung").exists():
                 await asyncio.sleep(0)
-            os.kill(watch.workers.trainer.pid, signal.SIGSTOP)
+            os.kill(watch.workers.trainer_process.pid, signal.SIGSTOP)
             await training
         assert server.service.coordinator.step == 1
         died = [e["message"] for e in events(server, "worker") if e["what"] == "died"]

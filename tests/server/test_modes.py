@@ -202,7 +202,7 @@ async def test_an_engine_that_dies_while_a_step_is_trained_is_replaced_at_once_a
         grant = await server.claim("c")
         while not (server.run_dir / "scripted-trainer.hung").exists():
             await asyncio.sleep(0)
-        os.kill(loop.supervisor.workers.engine.pid, signal.SIGKILL)
+        os.kill(loop.supervisor.workers.engine_process.pid, signal.SIGKILL)
         # The step hangs no more: its trainer was replaced with the engine.
         await until_step(server, 1)
         assert (await server.chat(grant)).status_code == 200

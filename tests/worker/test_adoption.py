@@ -19,19 +19,22 @@ import pytest
 from ajet_server.workers import process
 from ajet_server.workers.codec import BootPlan, to_plain
 from ajet_server.workers.process import WorkerProcess
+from ajet_server.workers.remote import RemoteTrainer
 from ajet_server.workers.rendezvous import SUPPORTED, find_worker, wait_for_server
 from ajet_testing.faults import HoldGate
 from ajet_testing.scripted_engine import ASLEEP
 
-from .test_process import batch, plan, request, tokens
+from .test_process import batch, engine_of, plan, request, tokens
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="needs Linux")
 
 # A server in miniature: boots a worker, says so, and waits to be killed.
 SERVER = """
 import asyncio, json, pathlib, sys
+from ajet_core.timeline import TrainBatch
 from ajet_server.workers.codec import BootPlan, from_plain
 from ajet_server.workers.process import WorkerProcess
+from ajet_server.workers.remote import RemoteTrainer
 
 async def main():
     run_dir, plan, seconds = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), float(sys.argv[3])
@@ -40,7 +43,8 @@ async def main():
     )
     await worker.boot(from_plain(BootPlan, plan), 60.0)
     if len(sys.argv) > 4:
-        asyncio.ensure_future(worker.call("trainer.step", json.loads(sys.argv[4])))
+        batch = from_plain(TrainBatch, json.loads(sys.argv[4]))
+        asyncio.ensure_future(RemoteTrainer(worker.connection).step(batch))
         while not (run_dir / "scripted-trainer.hung").exists():
             await asyncio.sleep(0.01)
     print(worker.pid, flush=True)
@@ -72,7 +76,7 @@ async def find(run_dir: Path) -> WorkerProcess:
 
 
 async def checkpoint(worker: WorkerProcess, directory: Path) -> Path:
-    await worker.call("trainer.save", {"directory": str(directory)})
+    await RemoteTrainer(worker.connection).save(directory)
     return directory
 
 
@@ -93,7 +97,7 @@ async def test_a_worker_is_found_put_back_and_used_again(tmp_path: Path) -> None
     worker = await find(tmp_path)
     try:
         assert worker.pid == pid
-        await worker.step(batch())
+        await RemoteTrainer(worker.connection).step(batch())
         again = replace(booted, checkpoint=str(saved), policy_version=3)
         report = await worker.adopt(again, 30.0)
         assert report is not None
@@ -115,7 +119,7 @@ async def test_an_engine_that_slept_when_its_server_was_killed_is_woken(tmp_path
     await asyncio.to_thread(orphan, tmp_path, booted)
     worker = await find(tmp_path)
     try:
-        await worker.call("engine.sleep")
+        await engine_of(worker).sleep()
         assert (tmp_path / ASLEEP).exists()
         assert await worker.adopt(replace(booted, checkpoint=str(saved)), 30.0) is not None
         assert not (tmp_path / ASLEEP).exists()

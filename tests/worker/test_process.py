@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pytest
@@ -33,7 +34,9 @@ from ajet_core.timeline import (
 )
 from ajet_installation import Interpreter
 from ajet_server.workers.codec import BootPlan, ComponentPlan
+from ajet_server.workers.methods import Method
 from ajet_server.workers.process import WorkerProcess
+from ajet_server.workers.remote import RemoteEngine, RemoteTrainer
 from ajet_testing.faults import HoldGate
 
 
@@ -79,8 +82,12 @@ def batch() -> TrainBatch:
     return TrainBatch("b", 1, [TrainEpisode("e", "g", 0.5)], [call], [tree], 2)
 
 
+def engine_of(worker: WorkerProcess) -> RemoteEngine:
+    return RemoteEngine(worker.connection, "worker")
+
+
 async def tokens(worker: WorkerProcess, asked: GenerateRequest) -> list[int]:
-    return [t async for chunk in worker.generate(asked) for t in chunk.token_ids]
+    return [t async for chunk in engine_of(worker).generate(asked) for t in chunk.token_ids]
 
 
 async def test_requests_run_side_by_side_and_keep_their_own_chunks(
@@ -116,7 +123,7 @@ async def test_a_batch_crosses_the_process_border_unchanged(
     worker: WorkerProcess, tmp_path: Path
 ) -> None:
     await worker.boot(plan(tmp_path), 30)
-    report = await worker.step(batch())
+    report = await RemoteTrainer(worker.connection).step(batch())
     assert report.step == 1
     assert report.tokens_trained == 1
 
@@ -125,17 +132,17 @@ async def test_leaving_a_stream_cancels_it_in_the_worker(
     worker: WorkerProcess, tmp_path: Path
 ) -> None:
     await worker.boot(plan(tmp_path, engine={"reply_length": 100_000, "max_context": 200_000}), 30)
-    stream = worker.generate(request(1, max_tokens=100_000))
+    stream = engine_of(worker).generate(request(1, max_tokens=100_000))
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
-    while (await worker.stats()).running:
+    while (await engine_of(worker).stats()).running:
         pass
     assert await tokens(worker, request(1, max_tokens=3))
 
 
 async def test_an_unknown_method_is_an_error_not_a_death(worker: WorkerProcess) -> None:
     with pytest.raises(WorkerError, match="unknown method"):
-        await worker.call("format.disk")
+        await worker.connection.call(Method("format.disk", NoneType, NoneType), None)
     assert not worker.died.done()
 
 
@@ -145,13 +152,13 @@ async def test_a_killed_worker_fails_its_calls_and_says_how_it_ended(
     with HoldGate(tmp_path, "engine"):
         await worker.boot(plan(tmp_path, engine={"hangs_at": 1}), 30)
         call = asyncio.create_task(tokens(worker, request()))
-        while not (await worker.stats()).running:
+        while not (await engine_of(worker).stats()).running:
             pass
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match="killed by signal 9"):
             await call
     with pytest.raises(WorkerDiedError):
-        await worker.stats()
+        await engine_of(worker).stats()
     assert "killed by signal 9" in await worker.died
 
 

@@ -21,7 +21,7 @@ class EngineHandle(Protocol):
     """Whatever passes requests on to an engine."""
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
-        """As `ajet_core.interfaces.Engine.generate`."""
+        """As `ajet_core.interfaces.ServingEngine.generate`."""
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from ajet_server.observe.events import EventLog
 from ajet_server.run.state import StateBoard
 from ajet_server.workers.codec import BootPlan, ComponentPlan
 from ajet_server.workers.process import WorkerProcess
+from ajet_server.workers.remote import RemoteEngine
 from ajet_testing.ascii_tokenizer import ascii_text, write_ascii_tokenizer
 
 CALLS = 4
@@ -47,6 +48,10 @@ def versions(tmp_path: Path) -> list[str]:
         AutoModelForCausalLM.from_config(config).save_pretrained(path)
         found.append(str(path))
     return found
+
+
+def engine_of(worker: WorkerProcess) -> RemoteEngine:
+    return RemoteEngine(worker.connection, "worker")
 
 
 class Engines:
@@ -80,8 +85,8 @@ class Engines:
         try:
             await worker.boot(plan, BOOT_SECONDS)
             if update is not None:
-                await worker.update_weights(update)
-            self.gate.open(worker)
+                await engine_of(worker).update_weights(update)
+            self.gate.open(engine_of(worker))
             yield worker
         finally:
             await worker.close(grace=0.0)
@@ -147,7 +152,7 @@ async def test_calls_go_on_through_weights_and_a_killed_engine_exactly(versions,
         async with engines.serving() as worker:
             await calls.until_each_has(0)
             # Nothing is paused: the weights change between two tokens.
-            await worker.update_weights(update(versions, 1))
+            await engine_of(worker).update_weights(update(versions, 1))
             await calls.until_each_has(1)
             os.kill(worker.pid, signal.SIGKILL)
             await worker.died

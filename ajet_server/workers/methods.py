@@ -1,0 +1,60 @@
+"""The methods that a server calls in a worker: their names, and the types of what crosses.
+
+Both ends use this table: `Connection.call` takes a method with a value of the type `Method.params`,
+and `WorkerHost` answers with one of the type `Method.result`. A type checker therefore sees both
+ends of every call, and no other module spells the name of a method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Generic, TypeVar
+
+from ajet_core.interfaces import EngineStats, SealReport, StepReport, WeightUpdate
+from ajet_core.timeline import TrainBatch
+from ajet_server.workers.codec import BootPlan, BootReport
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[P, R]):
+    """A method that is answered once; its parameters and its result cross as `codec.to_plain` makes them.
+
+    :param params: None for a method without parameters.
+    :param large: its parameters may have millions of numbers, and are made plain on a thread.
+    """
+
+    name: str
+    params: type[P]
+    result: type[R] | UnionType
+    large: bool = False
+
+
+GENERATE = "generate"
+"""`ServingEngine.generate`, the only method that is answered in pieces.
+
+It is called for every model call, so what it takes and gives crosses in forms of its own
+(`codec.pack_request`, `codec.pack_chunk`), and it is no `Method`.
+"""
+
+BOOT = Method("boot", BootPlan, BootReport)
+ADOPT: Method[BootPlan, BootReport | None] = Method("adopt", BootPlan, BootReport | None)
+PING = Method("ping", NoneType, NoneType)
+
+UPDATE_WEIGHTS = Method("engine.update_weights", WeightUpdate, NoneType)
+SEAL = Method("engine.seal", NoneType, SealReport)
+PAUSE = Method("engine.pause", NoneType, NoneType)
+RESUME = Method("engine.resume", NoneType, NoneType)
+SLEEP = Method("engine.sleep", NoneType, NoneType)
+WAKE = Method("engine.wake", NoneType, NoneType)
+STATS = Method("engine.stats", NoneType, EngineStats)
+METRICS = Method("engine.metrics", NoneType, str)
+
+STEP = Method("trainer.step", TrainBatch, StepReport, large=True)
+REHEARSE = Method("trainer.rehearse", TrainBatch, StepReport, large=True)
+PUBLISH = Method("trainer.publish", tuple[str, int], WeightUpdate)
+SAVE = Method("trainer.save", str, NoneType)
+EXPORT = Method("trainer.export", str, NoneType)

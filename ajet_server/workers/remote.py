@@ -1,0 +1,91 @@
+"""An engine and a trainer that run in a worker, as the server uses them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from ajet_core.interfaces import (
+    EngineStats,
+    GenerateChunk,
+    GenerateRequest,
+    SealReport,
+    ServingEngine,
+    StepReport,
+    WeightUpdate,
+)
+from ajet_core.timeline import TrainBatch
+from ajet_server.workers import methods
+from ajet_server.workers.connection import Connection
+
+
+class RemoteEngine(ServingEngine):
+    """The engine of a worker. Any method also raises `WorkerDiedError` if the worker ends first.
+
+    :param worker: what logs call it.
+    """
+
+    def __init__(self, connection: Connection, worker: str) -> None:
+        self._connection = connection
+        self._worker = worker
+
+    def __str__(self) -> str:
+        return self._worker
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        return self._connection.generate(request)
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        await self._connection.call(methods.UPDATE_WEIGHTS, update)
+
+    async def seal(self) -> SealReport:
+        return await self._connection.call(methods.SEAL, None)
+
+    async def pause(self) -> None:
+        await self._connection.call(methods.PAUSE, None)
+
+    async def resume(self) -> None:
+        await self._connection.call(methods.RESUME, None)
+
+    async def sleep(self) -> None:
+        await self._connection.call(methods.SLEEP, None)
+
+    async def wake(self) -> None:
+        await self._connection.call(methods.WAKE, None)
+
+    async def stats(self) -> EngineStats:
+        return await self._connection.call(methods.STATS, None)
+
+    async def metrics(self) -> str:
+        return await self._connection.call(methods.METRICS, None)
+
+
+class RemoteTrainer:
+    """The trainer of a worker: the methods of a `Trainer` that has started, as coroutines.
+
+    A `Trainer` blocks the thread that calls it, which must not be that of the server's event loop.
+    Any method also raises `WorkerDiedError` if the worker ends first.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def step(self, batch: TrainBatch) -> StepReport:
+        """As `Trainer.step`."""
+        return await self._connection.call(methods.STEP, batch)
+
+    async def rehearse(self, batch: TrainBatch) -> StepReport:
+        """As `Trainer.rehearse`."""
+        return await self._connection.call(methods.REHEARSE, batch)
+
+    async def publish(self, channel: str, policy_version: int) -> WeightUpdate:
+        """As `Trainer.publish`."""
+        return await self._connection.call(methods.PUBLISH, (channel, policy_version))
+
+    async def save(self, directory: Path) -> None:
+        """As `Trainer.save`."""
+        await self._connection.call(methods.SAVE, str(directory))
+
+    async def export(self, directory: Path) -> None:
+        """As `Trainer.export`."""
+        await self._connection.call(methods.EXPORT, str(directory))
