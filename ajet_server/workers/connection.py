@@ -1,4 +1,4 @@
-"""The server's end of a socket to a worker: calls go out as frames, and answers find their callers."""
+"""The server's end of a socket to a worker: sends calls as frames, and takes their answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ R = TypeVar("R")
 class _Stream:
     """The answer to a running `generate`: its next chunk, what made it fail, or None at its end.
 
-    A queue with one reader and no limit; asyncio's has locks and counters that each call would pay for.
+    A queue with one reader and no limit; asyncio's has locks and counters that each call would pay
+    for.
     """
 
     def __init__(self) -> None:
@@ -44,8 +45,8 @@ class _Stream:
 class Connection:
     """Calls to the worker at the other end of a socket. Made by `Connection.open`.
 
-    A call takes as long as the worker does. Its deadline is an `asyncio.timeout` around it: to cancel
-    a call cancels it in the worker too.
+    A call has no deadline of its own. Callers put it into an `asyncio.timeout`: a call that is
+    cancelled here is cancelled in the worker too.
 
     :ivar closed: whether `close` was called.
     """
@@ -61,7 +62,7 @@ class Connection:
 
     @classmethod
     async def open(cls, connected: socket.socket) -> Connection:
-        """The connection of a connected socket, which it closes; somebody has to `read` it."""
+        """A connection over a connected socket; no call is answered before `read` runs."""
         return cls(*await asyncio.open_unix_connection(sock=connected, limit=1 << 20))
 
     async def call(self, method: Method[P, R], params: P) -> R:

@@ -21,10 +21,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[P, R]):
-    """A method that is answered once; its parameters and its result cross as `codec.to_plain` makes them.
+    """A method that is answered once. What crosses is written by `codec.to_plain`.
 
     :param params: None for a method without parameters.
-    :param large: its parameters may have millions of numbers, and are made plain on a thread.
+    :param large: its parameters may have millions of numbers, and are converted on a thread.
     """
 
     name: str
