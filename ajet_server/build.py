@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ajet_core.errors import ConfigError
-from ajet_core.interfaces import MetricsLogger, SampleStore, WorkerContext
+from ajet_core.interfaces import MetricsLogger, WorkerContext
 from ajet_core.plugin import PluginManager
 from ajet_installation.settings import Settings
 from ajet_server.admission.admission import Admission, EpisodeLimits
@@ -23,6 +23,8 @@ from ajet_server.run.state import StateBoard
 from ajet_server.security.tenants import TenantLimits, Tenants
 from ajet_server.security.tokens import TokenBook
 from ajet_server.service import SwarmService
+from ajet_server.store.chosen_store import make_store
+from ajet_server.store.run_store import RunStore
 
 
 def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
@@ -39,9 +41,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
             f"cannot make the run directory {run_dir}: {error}", param="server.run_dir"
         ) from error
     context = WorkerContext(run_dir=run_dir)
-    store_spec = plugins.store(settings.store.name)
-    store_settings = plugins.validate_settings(store_spec, settings.store.settings)
-    store: SampleStore = plugins.load_target(store_spec)(store_settings, context)
+    store = RunStore(make_store(settings.store, plugins, run_dir))
     loggers: list[MetricsLogger] = []
     for name, values in {"jsonl": {}, **settings.loggers}.items():
         spec = plugins.logger(name)

@@ -17,7 +17,7 @@ from ajet_core.errors import (
     RequestError,
     StoreError,
 )
-from ajet_core.interfaces import EpisodeRecord, SampleStore
+from ajet_core.interfaces import EpisodeRecord
 from ajet_core.plugin import PluginManager
 from ajet_core.protocol import (
     AbortRequest,
@@ -54,6 +54,8 @@ from ajet_server.run.state import StateBoard
 from ajet_server.security.tenants import Tenants, shown_group, stored_group
 from ajet_server.security.throttle import ThrottleMeter
 from ajet_server.security.tokens import Token, TokenBook
+from ajet_server.store.chosen_store import note_store
+from ajet_server.store.run_store import RunStore
 
 _log = logging.getLogger("ajet.server")
 
@@ -72,7 +74,7 @@ class SwarmService:
 
     settings: Settings
     plugins: PluginManager
-    store: SampleStore
+    store: RunStore
     loggers: MetricsLoggers
     events: EventLog
     board: StateBoard
@@ -101,6 +103,7 @@ class SwarmService:
         except BaseException:
             await self.store.close()
             raise
+        await self._note_store()
         await self.episodes.restore()
         await self.coordinator.restore()
         self._tasks = [
@@ -117,6 +120,14 @@ class SwarmService:
                 self._again_and_again("telling of evaluations", self.tell_evaluations)
             ),
         ]
+
+    async def _note_store(self) -> None:
+        try:
+            run_dir = self.settings.server.run_dir.resolve()
+            await asyncio.to_thread(note_store, self.settings.store, run_dir)
+        except OSError as error:
+            # The run needs no note: only tools beside it do.
+            _log.error("tools may not find the store of this run: %s", error)
 
     async def close(self) -> None:
         """End the workers and close the store; an active run goes on at the next start."""
@@ -384,7 +395,7 @@ class SwarmService:
     async def group_counts(self, request: GroupCountsRequest, client_id: str) -> GroupCountsAnswer:
         """Count a client's episodes by group."""
         stored = {stored_group(client_id, group): group for group in request.groups}
-        found = await self.store.group_counts(list(stored), kind=request.kind, client_id=client_id)
+        found = self.store.group_counts(stored, kind=request.kind, client_id=client_id)
         return GroupCountsAnswer(
             groups={
                 stored[group]: GroupCounts(open=c.open, ended=c.ended, aborted=c.aborted)

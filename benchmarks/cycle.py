@@ -33,6 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from options import at_least
+from recorded import recorded_episodes
 from reporting import report
 
 from agentjet.client import AsyncSwarmClient, Episode, EpisodeOutcome, Task
@@ -50,7 +51,6 @@ from ajet_demo.recipe import (
 )
 from ajet_demo.server_child import DemoServer
 from ajet_demo.tiny_model import create_tiny_model
-from ajet_server.store.store_reader import EpisodeQuery, StoreReader
 from ajet_worlds.gridwalk import GridWalk
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -146,9 +146,8 @@ class OneCall(GridWalk):
 
 def recorded_calls(directory: Path) -> Iterator[Call]:
     """All finished calls of a run."""
-    with StoreReader(directory / "server") as store:
-        for episode_id in store.episode_ids(EpisodeQuery()):
-            yield from (c for c in store.load(episode_id).calls if c.finish_reason != "abort")
+    for episode in recorded_episodes(directory / "server"):
+        yield from (call for call in episode.calls if call.finish_reason != "abort")
 
 
 def logprob_differences(calls: Iterator[Call], weights: dict[int, Path]) -> dict[int, float]:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from options import at_least
+from recorded import recorded_episodes
 from recovery import free_port
 from reporting import report
 
@@ -44,7 +45,6 @@ from ajet_demo.recipe import (
 )
 from ajet_demo.relay import PLANNER, RelayAgent
 from ajet_demo.two_models import WIDTHS
-from ajet_server.store.store_reader import EpisodeQuery, StoreReader
 
 CONTROL, CLIENT = "joint-benchmark-control", "joint-benchmark-client"
 POLL_SECONDS = 0.05
@@ -250,13 +250,12 @@ def audit(cluster: Cluster) -> dict[str, object]:
     trained_twice = 0
     for role in WIDTHS:
         ended[role] = set()
-        with StoreReader(cluster.run_dir(role)) as store:
-            for episode_id in store.episode_ids(EpisodeQuery()):
-                record = store.load(episode_id).record
-                assert record.joint is not None
-                states.setdefault(record.joint.joint_id, {})[role] = record.state
-                if record.state == "ended":
-                    ended[role].add(episode_id)
+        for episode in recorded_episodes(cluster.run_dir(role)):
+            record = episode.record
+            assert record.joint is not None
+            states.setdefault(record.joint.joint_id, {})[role] = record.state
+            if record.state == "ended":
+                ended[role].add(record.episode_id)
         checkpoint = sorted((cluster.run_dir(role) / "checkpoints").glob("step-*"))[-1]
         trained = json.loads((checkpoint / "witness.json").read_text(encoding="utf-8"))
         batches = Counter(batch_id for batch_id, _ in trained)

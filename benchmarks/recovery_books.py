@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from recorded import recorded_episodes
 from recovery_clients import EPISODES_PER_TASK
 from recovery_swarm import Swarm
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import Evaluation, MixtureConfig, RunConfig
-from ajet_server.store.store_reader import EpisodeQuery, StoreReader
+from ajet_server.store.store_reader import EpisodeChoice
 
 
 def journal_lines(directory: Path) -> Iterator[dict[str, object]]:
@@ -96,9 +97,8 @@ def audit(swarm: Swarm, run: RunConfig, scores: list[Evaluation]) -> dict[str, o
     )
     saw = [batch_id for batch_id, _ in trained]
     members = Counter(episode for _, episodes in trained for episode in episodes)
-    with StoreReader(run_dir) as store:
-        ids = store.episode_ids(EpisodeQuery(state="ended"))
-        ended = {i: store.load(i).record for i in ids}
+    recorded = recorded_episodes(run_dir, EpisodeChoice(state="ended"))
+    ended = {episode.record.episode_id: episode.record for episode in recorded}
     lost = [i for i, reward in acknowledged.items() if i not in ended or ended[i].reward != reward]
     batches = {record.batch_id for record in ended.values() if record.batch_id is not None}
     again = sum(number - 1 for number in Counter(saw).values())

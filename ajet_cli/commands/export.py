@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import cast
 
@@ -12,9 +13,11 @@ from ajet_cli.inspect.run_facts import RunFacts
 from ajet_cli.inspect.sample_files import FILE_FORMATS, file_format, open_writer
 from ajet_cli.inspect.samples import RowsOf, row_type, rows
 from ajet_cli.inspect.token_texts import TokenTexts
+from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import RequestError
 from ajet_core.interfaces import EpisodeKind, EpisodeState
-from ajet_server.store.store_reader import EpisodeQuery, StoreReader
+from ajet_server.store.chosen_store import store_of_run
+from ajet_server.store.store_reader import EpisodeChoice, StoreReader
 
 
 @click.command()
@@ -57,7 +60,10 @@ from ajet_server.store.store_reader import EpisodeQuery, StoreReader
     help="Directory of the tokenizer for --text.  [default: the run's model]",
 )
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@config_option
+@pass_state
 def export(
+    cli: CliState,
     *,
     run: Path,
     out: Path,
@@ -77,28 +83,34 @@ def export(
     exactly one row.
     """
     file_type = file_format(out, given_format)
-    query = EpisodeQuery(
+    choice = EpisodeChoice(
         None if state == "any" else cast("EpisodeState", state),
         task,
         step,
         None if kind == "any" else cast("EpisodeKind", kind),
     )
-    with StoreReader(run) as reader:
-        facts = RunFacts.of(reader.run())
-        texts = _texts(tokenizer or facts.model) if text else None
-        episode_ids = reader.episode_ids(query)
-        if not episode_ids:
-            raise RequestError(f"nothing to export: {reader.path} has no such episodes")
-        written = 0
-        with (
-            new_file(out, replace=force) as file,
-            open_writer(file, file_type, row_type(rows_of, text=text)) as writer,
-        ):
-            for episode_id in episode_ids:
-                for row in rows(reader.load(episode_id), rows_of, facts.policy, texts):
-                    writer.write(row)
-                    written += 1
-    click.echo(f"wrote {out} ({written} rows of {len(episode_ids)} episodes)")
+    store = store_of_run(run, cli.settings().store, cli.plugins)
+
+    async def write() -> None:
+        async with StoreReader(store, run) as reader:
+            facts = RunFacts.of(await reader.run())
+            texts = _texts(tokenizer or facts.model) if text else None
+            episode_ids = await reader.episode_ids(choice)
+            if not episode_ids:
+                raise RequestError(f"nothing to export: {run} has no such episodes")
+            written = 0
+            with (
+                new_file(out, replace=force) as file,
+                open_writer(file, file_type, row_type(rows_of, text=text)) as writer,
+            ):
+                for episode_id in episode_ids:
+                    stored = await reader.load(episode_id)
+                    for row in rows(stored, rows_of, facts.policy, texts):
+                        writer.write(row)
+                        written += 1
+        click.echo(f"wrote {out} ({written} rows of {len(episode_ids)} episodes)")
+
+    asyncio.run(write())
 
 
 def _texts(directory: Path | None) -> TokenTexts:

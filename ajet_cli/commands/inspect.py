@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +20,12 @@ from ajet_cli.inspect.summary import EpisodeSummary, summarise
 from ajet_cli.inspect.terminal import episode_table, episode_tree, fork_list
 from ajet_cli.inspect.token_texts import TokenTexts
 from ajet_cli.output import table_console
+from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import RequestError
 from ajet_server.observe.forks import ForkSummary
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
-from ajet_server.store.store_reader import EpisodeQuery, StoreReader
+from ajet_server.store.chosen_store import store_of_run
+from ajet_server.store.store_reader import EpisodeChoice, StoreReader
 
 State = Literal["open", "prepared", "ended", "aborted"]
 
@@ -61,7 +64,10 @@ _LIMIT = 20
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory of the tokenizer.  [default: the run's model]",
 )
+@config_option
+@pass_state
 def inspect(
+    cli: CliState,
     *,
     run: Path,
     episode: str | None,
@@ -82,8 +88,8 @@ def inspect(
     """
     if as_json and html is not None:
         raise click.UsageError("--json and --html cannot be combined")
-    query = EpisodeQuery(state, task, step, refused=refused)
-    if episode is not None and (limit is not None or query != EpisodeQuery()):
+    choice = EpisodeChoice(state, task, step, refused=refused)
+    if episode is not None and (limit is not None or choice != EpisodeChoice()):
         raise click.UsageError(
             "--limit, --step, --refused, --task and --state choose episodes: leave out EPISODE"
         )
@@ -91,23 +97,31 @@ def inspect(
         raise click.UsageError(
             "--html needs an EPISODE, or the --step (or --refused) whose episodes it shows"
         )
-    with StoreReader(run) as reader:
-        facts = RunFacts.of(reader.run())
-        found = _Found(reader, facts, tokenizer or facts.model)
-        if html is not None:
-            ids = _chosen(reader, query, limit) if episode is None else [reader.find(episode)]
-            found.write_page(html, ids, step, max_tokens)
-        elif episode is not None:
-            found.show_episode(reader.find(episode), as_json)
-        else:
-            found.show_list(query, limit or _LIMIT, as_json)
+    store = store_of_run(run, cli.settings().store, cli.plugins)
+
+    async def show() -> None:
+        async with StoreReader(store, run) as reader:
+            facts = RunFacts.of(await reader.run())
+            found = _Found(reader, facts, tokenizer or facts.model)
+            if episode is not None:
+                ids = [await reader.find(episode)]
+            elif html is not None:
+                ids = await _chosen(reader, choice, limit)
+            if html is not None:
+                await found.write_page(html, ids, step, max_tokens)
+            elif episode is not None:
+                await found.show_episode(ids[0], as_json)
+            else:
+                await found.show_list(choice, limit or _LIMIT, as_json)
+
+    asyncio.run(show())
 
 
-def _chosen(reader: StoreReader, query: EpisodeQuery, limit: int | None) -> list[str]:
-    ids = reader.episode_ids(query, limit=limit)
+async def _chosen(reader: StoreReader, choice: EpisodeChoice, limit: int | None) -> list[str]:
+    ids = await reader.episode_ids(choice, limit=limit)
     if not ids:
-        batch = "a refused batch" if query.refused else f"step {query.step}"
-        raise RequestError(f"no episode of {reader.path} is of {batch} and as asked for")
+        batch = "a refused batch" if choice.refused else f"step {choice.step}"
+        raise RequestError(f"no episode of {reader.run_dir} is of {batch} and as asked for")
     return ids
 
 
@@ -119,11 +133,12 @@ class _Found:
         self._facts = facts
         self._model = model
 
-    def show_list(self, query: EpisodeQuery, limit: int, as_json: bool) -> None:
+    async def show_list(self, choice: EpisodeChoice, limit: int, as_json: bool) -> None:
         """The table of episodes, newest first, and their forks in sum."""
-        ids = self._reader.episode_ids(query, newest_first=True, limit=limit)
-        episodes, forks = summarise(self._reader, ids, self._facts.policy)
-        total = self._reader.count(query)
+        ids = await self._reader.episode_ids(choice, newest_first=True, limit=limit)
+        episodes, forks = await summarise(self._reader, ids, self._facts.policy)
+        total = await self._reader.count(choice)
+        refused = await self._reader.refused()
         if as_json:
             content = {
                 "run": self._facts.run_id,
@@ -131,8 +146,7 @@ class _Found:
                 "episodes": [episode.numbers for episode in episodes],
                 "forks": forks.sentences(),
                 "refused": [
-                    {"batch_id": b.batch_id, "step": b.step, "reason": b.refused}
-                    for b in self._reader.refused()
+                    {"batch_id": b.batch_id, "step": b.step, "reason": b.refused} for b in refused
                 ],
             }
             click.echo(json.dumps(content, indent=2))
@@ -145,13 +159,13 @@ class _Found:
                 f"({len(batch.episode_ids)} episodes), which the trainer refused: {batch.refused}",
                 "red",
             )
-            for batch in self._reader.refused()
+            for batch in refused
         ]
         _print(table_console(), *rows, *_footer(len(episodes), total, forks, drifted))
 
-    def show_episode(self, episode_id: str, as_json: bool) -> None:
+    async def show_episode(self, episode_id: str, as_json: bool) -> None:
         """The tree of one episode and its forks."""
-        stored = self._reader.load(episode_id)
+        stored = await self._reader.load(episode_id)
         merged = merge_episode(episode_id, stored.calls, self._facts.policy)
         timelines = episode_timelines(stored.record, merged, stored.scores)
         if as_json:
@@ -167,18 +181,18 @@ class _Found:
             *([problem] if texts.problem else []),
         )
 
-    def write_page(
+    async def write_page(
         self, path: Path, episode_ids: Sequence[str], step: int | None, max_tokens: int
     ) -> None:
         """The page about episodes."""
         about = f"step {step}" if step is not None else f"{len(episode_ids)} episodes"
         if step is None and len(episode_ids) == 1:
             about = f"episode {episode_ids[0]}"
-        title = f"{self._facts.run_id or self._reader.path.parent.name}: {about}"
+        title = f"{self._facts.run_id or self._reader.run_dir.name}: {about}"
         data = PageData(title, self._facts.run_id, TokenTexts.load(self._model), max_tokens)
         forks = ForkSummary()
         for episode_id in episode_ids:
-            stored = self._reader.load(episode_id)
+            stored = await self._reader.load(episode_id)
             merged = merge_episode(episode_id, stored.calls, self._facts.policy)
             forks.add(merged.seen, merged.forks)
             timelines = episode_timelines(stored.record, merged, stored.scores)

@@ -74,14 +74,14 @@ class EpisodeSummary:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def summarise(
+async def summarise(
     reader: StoreReader, episode_ids: Iterable[str], policy: MergePolicy
 ) -> tuple[list[EpisodeSummary], ForkSummary]:
     """The summaries of episodes, read one after the other, and their forks in sum."""
     found = []
     forks = ForkSummary()
     for episode_id in episode_ids:
-        stored = reader.load(episode_id)
+        stored = await reader.load(episode_id)
         merged = merge_episode(episode_id, stored.calls, policy)
         forks.add(merged.seen, merged.forks)
         found.append(EpisodeSummary.of(stored, merged))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -101,44 +101,6 @@ class BatchRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupCount:
-    """How many episodes a group has in each state."""
-
-    open: int = 0
-    ended: int = 0
-    aborted: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationCount:
-    """The evaluation episodes of one task that a client claimed at one policy version and that are over.
-
-    :param ended: with a reward; the next three are of these.
-    :param passed: with at least the reward that was asked for.
-    """
-
-    client_id: str
-    tag: str
-    claim_version: int
-    task_id: str
-    ended: int
-    passed: int
-    mixed: int
-    reward_sum: float
-    aborted: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One finished training step."""
-
-    step: int
-    batch_id: str
-    metrics: dict[str, float]
-    finished_at: float
-
-
-@dataclass(frozen=True, slots=True)
 class CallScore:
     """What training made of one call with T sampled tokens.
 
@@ -149,6 +111,27 @@ class CallScore:
     call_id: str
     advantage: float
     logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One finished training step.
+
+    :param scores: what it made of its calls; `SampleStore.steps` leaves them out.
+    """
+
+    step: int
+    batch_id: str
+    metrics: dict[str, float]
+    finished_at: float
+    scores: Sequence[CallScore] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RewindRecord:
+    """The weights are those of `step` again: the steps after it are forgotten, with their scores."""
+
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +154,59 @@ class RunRecord:
     retrains: bool = False
 
 
-class SampleStore(ABC):
-    """Durable record of a run. Every write is on disk when its coroutine returns.
+Record = RunRecord | EpisodeRecord | Call | BatchRecord | StepRecord | RewindRecord
+"""What is appended to a store."""
 
-    Writes of concurrent callers may be committed together; a write that was requested earlier is
-    never durable later than one that was requested after it. A full disk or quota raises
-    `ajet_core.errors.StoreFullError` and writes nothing of that call.
+
+@dataclass(frozen=True, slots=True)
+class CallTotals:
+    """Totals over all calls of a store.
+
+    :param tokens_raw: prompt and sampled tokens.
+    """
+
+    calls: int = 0
+    tokens_raw: int = 0
+    tokens_sampled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeQuery:
+    """Which episodes, and in which order; None and "" mean any.
+
+    :param prefix: of their ids.
+    :param newest_first: in the reverse order of their claims.
+    """
+
+    state: EpisodeState | None = None
+    kind: EpisodeKind | None = None
+    task_id: str | None = None
+    prefix: str = ""
+    newest_first: bool = False
+
+    def matches(self, episode: EpisodeRecord) -> bool:
+        """Whether an episode is one of them."""
+        return (
+            self.state in (None, episode.state)
+            and self.kind in (None, episode.kind)
+            and self.task_id in (None, episode.task_id)
+            and episode.episode_id.startswith(self.prefix)
+        )
+
+
+ALL_EPISODES = EpisodeQuery()
+
+
+class SampleStore(ABC):
+    """Durable records of a run.
+
+    A store keeps records and knows little about them. What follows from them (which claims were
+    granted, how many episodes a group has, which outcome stands) is the server's business.
+
+    Each fact is in one record. `Call` and `RunRecord` stand for themselves. An `EpisodeRecord` says
+    who claimed an episode and what became of it. A `BatchRecord` says which episodes it has, and
+    the store derives `EpisodeRecord.batch_id` from that. A `StepRecord` has the scores of the calls
+    that were trained.
     """
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
@@ -184,155 +214,90 @@ class SampleStore(ABC):
         self.context = context
 
     @abstractmethod
-    async def open(self) -> None:
-        """Open or create the store in `context.run_dir`."""
+    async def open(self, *, read_only: bool = False) -> None:
+        """Open the store in `context.run_dir`, or create it.
+
+        :param read_only: neither create, lock nor change it: a server may have it open for writing.
+        :raises StoreError: another process writes to it, it cannot be used, or it is to be read and
+            there is none.
+        """
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish pending writes and release the files."""
+        """Finish pending writes and release the files; without effect if it is not open."""
 
     @abstractmethod
-    async def put_run(self, run: RunRecord) -> None:
-        """Write or replace the run."""
+    async def append(self, *records: Record) -> None:
+        """Write records, in their order; all of them are on disk when this returns, or none.
+
+        A record replaces the one of its id, or of its step:
+
+        - `RunRecord`: there is one.
+        - `EpisodeRecord`: what it was claimed with never changes, and it keeps its place in the order
+          of claims, and its batch. `batch_id` is ignored. One that is open is new.
+        - `Call`: always new. The store may keep its prompt as the difference to its base.
+        - `BatchRecord`: takes its episodes from the batch that had them, and gives back those that
+          it has no longer.
+        - `StepRecord`: replaces all scores of the step, too.
+        - `RewindRecord`: removes later steps and their scores.
+
+        Writes of concurrent callers may be committed together. A write that was requested earlier is
+        never durable later than one that was requested after it, and once it is requested it happens,
+        even if its caller is cancelled.
+
+        :raises StoreFullError: disk or quota is full; nothing of these records was written.
+        :raises StoreError: one of them cannot be written: a call or an open episode whose id is
+            there already, a call of an unknown episode, a score of an unknown call, or a batch with
+            an episode that has not ended (not been aborted, for `aborted_ids`).
+        """
 
     @abstractmethod
     async def get_run(self) -> RunRecord | None:
-        """The run, if one was started."""
-
-    @abstractmethod
-    async def add_episode(self, episode: EpisodeRecord) -> None:
-        """Add a claimed episode.
-
-        :raises StoreError: there is one of its id, of its claim, or of its joint episode.
-        """
-
-    @abstractmethod
-    async def prepare_episode(self, episode: EpisodeRecord) -> EpisodeRecord:
-        """Write an episode with the outcome that it has if its joint episode is committed.
-
-        Only an open episode is changed: any other is returned as it is stored.
-
-        :raises StoreError: there is no such episode, or `episode` is not prepared.
-        """
-
-    @abstractmethod
-    async def finish_episode(self, episode: EpisodeRecord) -> EpisodeRecord:
-        """Write an ended or aborted episode.
-
-        The first outcome stands: if the stored episode is finished already it is returned unchanged.
-
-        :raises StoreError: there is no such episode, or `episode` is open or prepared.
-        """
-
-    @abstractmethod
-    async def give_up(self, episode_id: str) -> EpisodeRecord:
-        """Note that nobody will try an aborted episode again.
-
-        :return: the episode as it is stored now.
-        :raises StoreError: there is no such episode, or it was not aborted.
-        """
+        """The run, if one was configured."""
 
     @abstractmethod
     async def get_episode(self, episode_id: str) -> EpisodeRecord | None:
-        """One episode."""
+        """One episode.
+
+        :raises DamagedRecordError: its record cannot be read.
+        """
 
     @abstractmethod
-    async def claimed(self, claim_hash: str) -> EpisodeRecord | None:
-        """The episode of a claim, by `EpisodeRecord.claim_hash`; None for "" and for an unknown one."""
+    def episodes(self, query: EpisodeQuery = ALL_EPISODES) -> AsyncIterator[EpisodeRecord]:
+        """Episodes in the order of their claims, one after the other.
 
-    @abstractmethod
-    async def joint_parts(self, joint_ids: Sequence[str]) -> dict[str, EpisodeRecord]:
-        """The episodes that are parts of these joint episodes, by joint id; those of unknown ones are left out."""
-
-    @abstractmethod
-    async def episodes(
-        self, *, state: EpisodeState | None = None, batched: bool | None = None
-    ) -> list[EpisodeRecord]:
-        """Episodes in the order they were claimed, filtered by state and by whether a batch has them."""
-
-    @abstractmethod
-    async def add_call(self, call: Call) -> None:
-        """Record one model call.
-
-        :raises StoreError: its episode is not in the store, or its id is.
+        Nothing is held between two of them, so the caller may take its time. Records that cannot be
+        read are logged and left out.
         """
 
     @abstractmethod
     async def calls(self, episode_ids: Sequence[str]) -> dict[str, list[Call]]:
-        """Calls of the episodes, each list in order of `Call.index`; an unknown id has an empty list."""
-
-    @abstractmethod
-    async def add_batch(self, batch: BatchRecord) -> None:
-        """Add a batch and give it its episodes, all or nothing.
-
-        :raises StoreError: an episode is not ended (aborted, for `aborted_ids`) or has a batch already.
-        """
-
-    @abstractmethod
-    async def batches(self, *, after_step: int, refused: bool = False) -> list[BatchRecord]:
-        """Batches for steps after `after_step`, in order of step: those to train, or those that were refused."""
-
-    @abstractmethod
-    async def refuse_batch(self, batch_id: str, reason: str) -> None:
-        """Note that a batch is not to be trained; its episodes stay its own.
-
-        :raises StoreError: there is no such batch.
-        """
-
-    @abstractmethod
-    async def split_batch(self, batch_id: str, aside: BatchRecord) -> None:
-        """Move episodes of a batch to another one that is refused, all or nothing.
-
-        :param aside: the new batch, with the reason in `refused`.
-        :raises StoreError: there is a batch of its id, or an episode is not one of `batch_id` that ended.
-        """
-
-    @abstractmethod
-    async def add_step(self, step: StepRecord, scores: Sequence[CallScore] = ()) -> None:
-        """Record a finished step with what it made of its calls.
-
-        A repeated step number replaces the step and all its scores (a resumed run trains again), and the
-        batch is from now on that of this step.
-
-        :raises StoreError: a call is not in the store.
-        """
-
-    @abstractmethod
-    async def rewind(self, step: int, *, discard: BatchRecord | None = None) -> None:
-        """Forget the steps after `step` and their scores.
-
-        The weights that they made are lost, and their batches are trained again.
-
-        :param discard: the batches are refused instead, for its reason `BatchRecord.refused`. This batch is refused too, and
-            is given the train episodes that have ended or were aborted and have no batch; it is left out if there are none.
-        """
+        """Calls of episodes, each list in order of `Call.index`; an unknown id has an empty list."""
 
     @abstractmethod
     async def scores(self, episode_id: str) -> dict[str, CallScore]:
         """The latest score of each call of an episode that has been trained on, by call id."""
 
     @abstractmethod
-    async def group_counts(
-        self, groups: Sequence[str], *, kind: EpisodeKind, client_id: str
-    ) -> dict[str, GroupCount]:
-        """The episodes of these groups that a client claimed, by group; prepared ones count as open."""
+    async def batches(self, *, after_step: int, refused: bool = False) -> list[BatchRecord]:
+        """Batches for steps after `after_step`, in order of step.
 
-    @abstractmethod
-    async def evaluation_counts(self, *, pass_reward: float) -> list[EvaluationCount]:
-        """All evaluation episodes that are over, counted by client, tag, policy version and task.
-
-        :param pass_reward: the least reward of an episode that passed.
-        :return: in order of policy version.
+        :param refused: those that were refused, instead of those to train.
         """
 
     @abstractmethod
     async def steps(self) -> list[StepRecord]:
-        """All finished steps, in order."""
+        """All finished steps, in order, without their scores."""
 
-    @abstractmethod
-    async def counters(self) -> dict[str, int]:
-        """Totals over the whole run.
+    async def call_totals(self) -> CallTotals:
+        """Totals over all calls. Each status asks for them.
 
-        They are: ``episodes``, ``episodes_ended``, ``episodes_aborted``, of these ``aborted_CAUSE`` for each
-        `AbortCause` and those of joint episodes as ``joint_ended`` and ``joint_aborted``, ``calls``, ``tokens_raw`` (prompt + sampled over all calls), ``tokens_sampled``.
+        A store that keeps them overrides this: the default reads every call.
         """
+        calls = tokens_raw = tokens_sampled = 0
+        async for episode in self.episodes():
+            for call in (await self.calls([episode.episode_id]))[episode.episode_id]:
+                calls += 1
+                tokens_raw += call.length
+                tokens_sampled += len(call.sampled_ids)
+        return CallTotals(calls, tokens_raw, tokens_sampled)

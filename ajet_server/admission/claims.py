@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 
 from ajet_core.errors import AjetError, EpisodeClosedError, ForbiddenError, StoreError
-from ajet_core.interfaces import SampleStore
 from ajet_core.protocol import ClaimRequest
 from ajet_server.admission.admission import Admission
 from ajet_server.admission.waiting import Granted
 from ajet_server.episodes.registry import EpisodeRegistry, closed_message
 from ajet_server.security.auth import hash_secret, new_episode_key
+from ajet_server.store.run_store import RunStore
 
 
 class ClaimDesk:
     """Answers claims: with an episode that `Admission` has a place for, and each claim once."""
 
-    def __init__(self, store: SampleStore, episodes: EpisodeRegistry, admission: Admission) -> None:
+    def __init__(self, store: RunStore, episodes: EpisodeRegistry, admission: Admission) -> None:
         self._store = store
         self._episodes = episodes
         self._admission = admission

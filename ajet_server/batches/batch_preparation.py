@@ -13,12 +13,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ajet_core.errors import DamagedRecordError, StepRefusedError, WeightsLostError, WorkerError
-from ajet_core.interfaces import BatchRecord, EpisodeRecord, SampleStore, StepReport, TrainerInfo
+from ajet_core.interfaces import BatchRecord, EpisodeRecord, StepReport, TrainerInfo
 from ajet_core.protocol import StepSummary
 from ajet_core.timeline import Call, TrainBatch
 from ajet_server.batches.culprits import find_culprits
 from ajet_server.batches.training_data import TrainingData, training_data
 from ajet_server.run.run_setup import ResolvedRun
+from ajet_server.store.run_store import RunStore
 
 _log = logging.getLogger("ajet.server")
 
@@ -59,7 +60,7 @@ class _StoredEpisode:
 
 
 async def prepare_batch(
-    run: ResolvedRun, store: SampleStore, record: BatchRecord, trainer: TrainerInfo
+    run: ResolvedRun, store: RunStore, record: BatchRecord, trainer: TrainerInfo
 ) -> PreparedBatch:
     """The training data of a batch, made on a thread.
 
@@ -89,7 +90,7 @@ async def prepare_batch(
 
 async def untrainable_episodes(
     run: ResolvedRun,
-    store: SampleStore,
+    store: RunStore,
     record: BatchRecord,
     trainer: TrainerInfo,
     rehearse: Callable[[TrainBatch], Awaitable[StepReport]],
@@ -121,7 +122,7 @@ def _client(episode: _StoredEpisode) -> str:
     return episode.record.client_id
 
 
-async def _load(store: SampleStore, record: BatchRecord) -> list[_StoredEpisode]:
+async def _load(store: RunStore, record: BatchRecord) -> list[_StoredEpisode]:
     try:
         calls = await store.calls(record.episode_ids)
         found = [await store.get_episode(episode_id) for episode_id in record.episode_ids]
@@ -131,7 +132,7 @@ async def _load(store: SampleStore, record: BatchRecord) -> list[_StoredEpisode]
     return [_StoredEpisode(episode, calls[episode.episode_id]) for episode in found if episode]
 
 
-async def _load_each(store: SampleStore, record: BatchRecord) -> list[_StoredEpisode]:
+async def _load_each(store: RunStore, record: BatchRecord) -> list[_StoredEpisode]:
     """The episodes one by one, where something is wrong with the records of some."""
     found: list[_StoredEpisode] = []
     unreadable: dict[str, DamagedRecordError] = {}

@@ -52,7 +52,7 @@ class RefusedBatches:
             return record
         clients = await self._clients(record.episode_ids)
         reason = _reason(clients, error)
-        await self._store.refuse_batch(record.batch_id, reason)
+        await self._store.refuse_batch(record, reason)
         self._refusals.refused(clients.keys())
         self._tell(replace(record, refused=reason), error)
         if len(clients) == 1:
@@ -94,7 +94,7 @@ class RefusedBatches:
         if len(theirs) < len(record.episode_ids):
             return (await self._split(record, theirs, error))[0] if theirs else record
         reason = _reason(await self._clients(theirs), error)
-        await self._store.refuse_batch(record.batch_id, reason)
+        await self._store.refuse_batch(record, reason)
         self._tell(replace(record, refused=reason), error)
         return None
 
@@ -110,7 +110,7 @@ class RefusedBatches:
             created_at=record.created_at,
             refused=_reason(clients, error),
         )
-        await self._store.split_batch(record.batch_id, aside)
+        await self._store.split_batch(record, aside)
         self._tell(aside, error)
         kept = [i for i in record.episode_ids if i not in culprits]
         return replace(record, episode_ids=kept), clients

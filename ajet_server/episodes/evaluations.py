@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ajet_core.interfaces import EpisodeRecord, EvaluationCount
+from ajet_core.interfaces import EpisodeRecord
 from ajet_core.pass_at import mean_pass_at
 from ajet_core.protocol import Evaluation, EvaluationConfig
 from ajet_core.timeline import Call
 from ajet_server.averages import term
+from ajet_server.store.run_store import EvaluationCount
 
 # What one client can make the server hold, by inventing tasks and task sets.
 _KEPT_TASKS = 100_000

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ajet_core.errors import EpisodeClosedError, RequestError, StateError
-from ajet_core.interfaces import EpisodeRecord, SampleStore
+from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import (
     AbortCause,
     AbortRequest,
@@ -19,6 +19,7 @@ from ajet_core.protocol import (
 )
 from ajet_server.episodes.registry import EpisodeRegistry
 from ajet_server.security.auth import hash_secret
+from ajet_server.store.run_store import RunStore
 
 
 class JointDesk:
@@ -31,7 +32,7 @@ class JointDesk:
     """
 
     def __init__(
-        self, store: SampleStore, episodes: EpisodeRegistry, *, wall_clock: Callable[[], float]
+        self, store: RunStore, episodes: EpisodeRegistry, *, wall_clock: Callable[[], float]
     ) -> None:
         self._store = store
         self._episodes = episodes

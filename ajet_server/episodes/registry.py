@@ -14,7 +14,7 @@ from ajet_core.errors import (
     EpisodeClosedError,
     EpisodeNotFoundError,
 )
-from ajet_core.interfaces import EpisodeRecord, SampleStore
+from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import AbortCause, AbortRequest, EndRequest
 from ajet_server.admission.admission import Admission
 from ajet_server.admission.batching import BatchBuilder
@@ -27,6 +27,7 @@ from ajet_server.observe.events import EventLog
 from ajet_server.run.state import StateBoard
 from ajet_server.security.auth import EPISODE_KEY_PREFIX, hash_secret
 from ajet_server.security.tenants import Tenants
+from ajet_server.store.run_store import RunStore
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ class EpisodeRegistry:
 
     def __init__(
         self,
-        store: SampleStore,
+        store: RunStore,
         board: StateBoard,
         events: EventLog,
         tenants: Tenants,
@@ -76,24 +77,21 @@ class EpisodeRegistry:
 
     async def restore(self) -> None:
         """Take up the store's open episodes: they go on with the same keys after a restart."""
-        for record in await self._store.episodes(state="open"):
+        for record in self._store.loose("open"):
             calls = (await self._store.calls([record.episode_id]))[record.episode_id]
             # Not their number: a call whose write failed has left a gap.
             following = max((call.index for call in calls), default=-1) + 1
             session = Session(record.episode_id, ConversationIndex.restore(calls), following)
             self._add(self.open.opened(record, session))
             self._admission.restored(record)
-        for record in await self._store.episodes(state="prepared"):
+        for record in self._store.loose("prepared"):
             self.prepared.add(record)
             self._admission.restored(record)
 
-    async def begin(self, builder: BatchBuilder) -> None:
+    def begin(self, builder: BatchBuilder) -> None:
         """Fill batches with `builder` from now on; what no batch has taken yet belongs to the first."""
-        meanwhile: list[EpisodeRecord] = []
-        with self.listening(meanwhile.append):
-            found = await self._store.episodes(state="ended", batched=False)
-            found += await self._store.episodes(state="aborted", batched=False)
-        records = {record.episode_id: record for record in found + meanwhile}
+        found = [*self._store.loose("ended"), *self._store.loose("aborted")]
+        records = {record.episode_id: record for record in found}
         # What is durable and not yet told to a builder is still open here: this one will be told.
         records |= {episode.record.episode_id: episode.record for episode in self.open}
         records |= {part.record.episode_id: part.record for part in self.prepared}

@@ -9,13 +9,13 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from ajet_core.errors import EpisodeNotFoundError
-from ajet_core.interfaces import SampleStore
 from ajet_core.protocol import EpisodeTimelines, TimelineConfig
 from ajet_server.http.access import Inspector
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
+from ajet_server.store.run_store import RunStore
 
 
-def add_routes(app: FastAPI, store: SampleStore) -> None:
+def add_routes(app: FastAPI, store: RunStore) -> None:
     """Add ``GET /v1/timelines/{episode_id}``; the tree holds all that agents said."""
 
     @app.get(
@@ -29,7 +29,7 @@ def add_routes(app: FastAPI, store: SampleStore) -> None:
         return Response(content, media_type="application/json")
 
 
-async def timelines_json(store: SampleStore, episode_id: str) -> str:
+async def timelines_json(store: RunStore, episode_id: str) -> str:
     """The `EpisodeTimelines` of a stored episode.
 
     :raises EpisodeNotFoundError: there is none of this id.

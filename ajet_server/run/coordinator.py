@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ajet_core.errors import AjetError, StateError, StoreError, error_from_payload
-from ajet_core.interfaces import EvaluationCount, RunRecord
+from ajet_core.interfaces import RunRecord
 from ajet_core.protocol import (
     ErrorDetail,
     MixtureConfig,
@@ -28,6 +28,7 @@ from ajet_server.run.checkpoints import CheckpointFolder
 from ajet_server.run.run_loop import GoBack, RunLoop
 from ajet_server.run.run_parts import RunParts
 from ajet_server.run.run_setup import ResolvedRun, check_same_run, resolve_run, stored_config
+from ajet_server.store.run_store import EvaluationCount
 from ajet_server.workers.run_workers import RunWorkers
 
 _log = logging.getLogger("ajet.server")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
-from ajet_core.interfaces import BatchRecord, SampleStore, SealReport, StepReport
+from ajet_core.interfaces import BatchRecord, SealReport, StepReport
 from ajet_core.protocol import PreflightCheck, PreflightConfig, PreflightReport
 from ajet_core.timeline import TrainBatch
 from ajet_server.batches.batch_preparation import prepare_batch
@@ -14,6 +14,7 @@ from ajet_server.run.preflight_checks import Evidence, Longest, check_all
 from ajet_server.run.probing import batch_of_one
 from ajet_server.run.run_setup import ResolvedRun
 from ajet_server.run.step import trainer_alone
+from ajet_server.store.run_store import RunStore
 from ajet_server.workers.run_workers import RunWorkers
 
 # On a CPU a longer one would take minutes, and has the machine's memory anyway.
@@ -29,7 +30,7 @@ async def preflight(
     workers: RunWorkers,
     record: BatchRecord,
     *,
-    store: SampleStore,
+    store: RunStore,
     seal: SealReport,
     clock: Callable[[], float],
     refusable: bool = False,

@@ -155,7 +155,7 @@ class Rollouts:
         config = self._config
         places = Places(config.batch, config.rollout, self._mixture, step=step, credit=credit)
         builder = BatchBuilder(config.batch, self._task_failures, places)
-        await self._episodes.begin(builder)
+        self._episodes.begin(builder)
         if self._mixture is not None:
             # It may have been changed while the builder was being made ready.
             builder.change_mixture(self._mixture)

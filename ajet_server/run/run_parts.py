@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet_core.interfaces import SampleStore
 from ajet_core.plugin import PluginManager
 from ajet_installation.settings import ServerSettings
 from ajet_server.admission.admission import Admission
@@ -15,6 +14,7 @@ from ajet_server.episodes.registry import EpisodeRegistry
 from ajet_server.observe.events import EventLog
 from ajet_server.observe.metrics_loggers import MetricsLoggers
 from ajet_server.run.state import StateBoard
+from ajet_server.store.run_store import RunStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class RunParts:
     """
 
     settings: ServerSettings
-    store: SampleStore
+    store: RunStore
     plugins: PluginManager
     board: StateBoard
     events: EventLog

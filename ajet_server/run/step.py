@@ -11,7 +11,6 @@ from ajet_core.interfaces import (
     BatchRecord,
     CallScore,
     EngineStats,
-    SampleStore,
     StepReport,
 )
 from ajet_core.protocol import ServerState, StepSummary
@@ -24,6 +23,7 @@ from ajet_server.run.probing import probed
 from ajet_server.run.run_setup import ResolvedRun
 from ajet_server.run.sealing import SealWatch
 from ajet_server.run.state import StateBoard
+from ajet_server.store.run_store import RunStore
 from ajet_server.workers.run_workers import RunWorkers
 
 
@@ -57,7 +57,7 @@ async def train_step(
     workers: RunWorkers,
     record: BatchRecord,
     *,
-    store: SampleStore,
+    store: RunStore,
     board: StateBoard,
     timing: StepClock,
     clock: Callable[[], float],

@@ -28,8 +28,9 @@ class StepBook:
     async def enter(self, stepped: Stepped, record: BatchRecord) -> None:
         """Record a step; it is durable when this returns."""
         summary, parts = stepped.summary, self._parts
-        step = StepRecord(summary.step, record.batch_id, dict(summary.metrics), parts.wall_clock())
-        await parts.store.add_step(step, stepped.scores)
+        metrics, now = dict(summary.metrics), parts.wall_clock()
+        step = StepRecord(summary.step, record.batch_id, metrics, now, stepped.scores)
+        await parts.store.add_step(step)
         self.last = summary
 
     def forget_after(self, step: int) -> None:

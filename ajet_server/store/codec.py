@@ -30,6 +30,10 @@ EPISODE_COLUMNS = (
     # The last ones make one object.
     "joint_id, joint_role, joint_arbiter, joint_arbiter_run"
 )
+OUTCOME_COLUMNS = (
+    "state, reward, components, call_rewards, agent_rewards, metadata, reason, finished_at, cause, "
+    "final, mixed"
+)
 _EPISODE_JSON_COLUMNS = frozenset({12, 13, 14, 15})
 _BOOLEAN_COLUMNS = [EPISODE_COLUMNS.split(", ").index(name) for name in ("final", "mixed")]
 _JOINT_FIELDS = attrgetter(*(field.name for field in fields(JointRecord)))
@@ -38,6 +42,7 @@ CALL_COLUMNS = (
     "episode, call_id, call_index, agent, base, shared, suffix, sampled, logprobs, policy_versions, "
     "temperature, top_p, top_k, finish_reason, created_at, metadata, messages, answer, tools"
 )
+BATCH_COLUMNS = "batch_id, step, created_at, refused, credit"
 SCORE_COLUMNS = "call, step, advantage, logprobs"
 STEP_COLUMNS = "step, batch_id, metrics, finished_at"
 RUN_COLUMNS = "run_id, config_json, created_at, active, paused, back_to, retrains"
@@ -215,20 +220,6 @@ def episode_row(episode: EpisodeRecord) -> Row:
         episode.claim_version,
         episode.lease_seconds,
         episode.created_at,
-        *outcome_row(episode),
-        episode.batch_id,
-        episode.claim_hash,
-        episode.cause,
-        episode.heartbeat_seconds,
-        int(episode.final),
-        int(episode.mixed),
-        *(_NO_JOINT if episode.joint is None else _JOINT_FIELDS(episode.joint)),
-    )
-
-
-def outcome_row(episode: EpisodeRecord) -> Row:
-    """state, reward, components, call_rewards, agent_rewards, metadata, reason, finished_at."""
-    return (
         episode.state,
         episode.reward,
         _dump(episode.components),
@@ -237,6 +228,14 @@ def outcome_row(episode: EpisodeRecord) -> Row:
         _dump(episode.metadata),
         episode.reason,
         episode.finished_at,
+        # Batches say which episodes they have.
+        None,
+        episode.claim_hash,
+        episode.cause,
+        episode.heartbeat_seconds,
+        int(episode.final),
+        int(episode.mixed),
+        *(_NO_JOINT if episode.joint is None else _JOINT_FIELDS(episode.joint)),
     )
 
 
@@ -251,12 +250,12 @@ def episode_from_row(row: Row) -> EpisodeRecord:
 
 
 def batch_row(batch: BatchRecord) -> Row:
-    """(batch_id, step, created_at, credit)."""
-    return batch.batch_id, batch.step, batch.created_at, _dump(batch.credit)
+    """The row of `batch`, in the order of `BATCH_COLUMNS`."""
+    return batch.batch_id, batch.step, batch.created_at, batch.refused, _dump(batch.credit)
 
 
 def batch_from_row(row: Row, episode_ids: list[str], aborted_ids: list[str]) -> BatchRecord:
-    """A batch from (batch_id, step, created_at, refused, credit)."""
+    """A batch from the row of `BATCH_COLUMNS` and the ids of its episodes."""
     batch_id, step, created_at, refused, credit = row
     return BatchRecord(batch_id, step, episode_ids, created_at, refused, aborted_ids, _load(credit))
 

@@ -68,7 +68,6 @@ CREATE TABLE episodes (
 );
 CREATE UNIQUE INDEX episodes_by_joint ON episodes (joint_id) WHERE joint_id IS NOT NULL;
 CREATE UNIQUE INDEX episodes_by_claim ON episodes (claim_hash) WHERE claim_hash != '';
-CREATE INDEX episodes_by_group ON episodes (group_name, state);
 CREATE INDEX episodes_by_batch ON episodes (batch_id, batch_position) WHERE batch_id IS NOT NULL;
 CREATE INDEX episodes_unbatched ON episodes (state) WHERE batch_id IS NULL;
 CREATE INDEX episodes_evaluated ON episodes (claim_version) WHERE kind = 'eval';
@@ -126,6 +125,11 @@ _FATAL_CODES = frozenset(
         sqlite3.SQLITE_INTERRUPT,
     }
 )
+
+
+# What SQLite says where it cannot make or use the file that a log is read through.
+_LOG_CODES = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PROTOCOL})
+_BUSY_SECONDS = 5.0
 
 
 def error_code(error: sqlite3.Error) -> int:
@@ -216,6 +220,67 @@ def connect_reader(path: Path, settings: SqliteStoreSettings) -> sqlite3.Connect
     except sqlite3.Error as error:
         raise store_error(error, path) from error
     return connection
+
+
+def connect_beside_server(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write, to a database that a server may have open.
+
+    A write-ahead log is read through a file beside the database, which even a reader has to make. In a
+    directory that cannot be written to, a database without a log can still be read, as it does not change.
+
+    :raises StoreError: there is no store of this version, or it cannot be read.
+    """
+    if not path.is_file():
+        near = sorted(path.parent.glob(f"*/{path.name}"))
+        hint = f"; there is one in {near[0].parent}" if near else ""
+        raise StoreError(f"no store of a run: {path} does not exist{hint}")
+    log = path.with_name(f"{path.name}-wal")
+    idle = not (log.is_file() and log.stat().st_size)
+    uri = path.resolve().as_uri()
+    attempts = [f"{uri}?mode=ro", *([f"{uri}?mode=ro&immutable=1"] if idle else [])]
+    for number, attempt in enumerate(attempts, start=1):
+        connection = sqlite3.connect(
+            attempt,
+            uri=True,
+            timeout=_BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            _check(connection, path)
+        except sqlite3.Error as error:
+            connection.close()
+            if number == len(attempts) or error_code(error) not in _LOG_CODES:
+                raise _unreadable(error, path) from error
+        except StoreError:
+            connection.close()
+            raise
+        else:
+            return connection
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (tables,) = connection.execute(
+        "SELECT count(*) FROM sqlite_master WHERE name = 'episodes'"
+    ).fetchone()
+    if not tables:
+        raise StoreError(f"{path} is not a store of agentjet")
+    if version != SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} was written by another version of agentjet (schema {version}, this one knows "
+            f"{SCHEMA_VERSION}): read it with that one"
+        )
+
+
+def _unreadable(error: sqlite3.Error, path: Path) -> StoreError:
+    if error_code(error) in _LOG_CODES:
+        return StoreError(
+            f"cannot read {path} ({error}): its last writes are in the log {path.name}-wal, which cannot be "
+            "used in this directory; copy the run directory to one of your own and read it there"
+        )
+    return store_error(error, path)
 
 
 def _connect(path: Path, settings: SqliteStoreSettings) -> sqlite3.Connection:

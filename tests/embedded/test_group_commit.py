@@ -154,20 +154,20 @@ from ajet_testing.suites.samples import make_call, make_episode
 async def main():
     store = SqliteStore(SqliteStoreSettings(), WorkerContext(Path(sys.argv[1])))
     await store.open()
-    await store.add_episode(make_episode())
+    await store.append(make_episode())
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
     kept = failed = 0
     for i in range(40):
         try:
-            await store.add_call(make_call(f"call-{i}", list(range(20_000)), [1], index=i))
+            await store.append(make_call(f"call-{i}", list(range(20_000)), [1], index=i))
             kept += 1
         except StoreError:
             failed += 1
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    await store.add_call(make_call("after", [1], [2], index=99))
+    await store.append(make_call("after", [1], [2], index=99))
     assert kept and failed, (kept, failed)
-    assert (await store.counters())["calls"] == kept + 1
+    assert (await store.call_totals()).calls == kept + 1
     await store.close()
     await store.open()
     assert len((await store.calls(["episode"]))["episode"]) == kept + 1

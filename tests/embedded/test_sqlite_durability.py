@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ajet_core.errors import StoreError, StoreFullError
-from ajet_core.interfaces import WorkerContext
+from ajet_core.interfaces import EpisodeQuery, WorkerContext
 from ajet_core.timeline import Call
 from ajet_server.embedded.settings import SqliteStoreSettings
 from ajet_server.store.schema import connect_writer
@@ -30,14 +30,14 @@ def make_store(run_dir: Path, **settings: object) -> SqliteStore:
 async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     store = make_store(tmp_path)
     await store.open()
-    await store.add_episode(make_episode())
+    await store.append(make_episode())
     yield store
     await store.close()
 
 
 async def test_concurrent_writes_share_a_transaction(store: SqliteStore) -> None:
     before = store.transactions
-    await asyncio.gather(*(store.add_call(call) for call in conversation(64)))
+    await asyncio.gather(*(store.append(call) for call in conversation(64)))
     assert store.transactions == before + 1
 
 
@@ -46,19 +46,19 @@ def test_rows_of_a_transaction_that_failed_are_not_known_any_more(tmp_path: Path
     writer = StoreWriter(connection)
     call = make_call("call", [1], [2])
     connection.execute("BEGIN")
-    writer.add_episode(make_episode())
-    writer.add_call(call)
+    writer.append([make_episode()])
+    writer.append([call])
     connection.execute("ROLLBACK")
     writer.rolled_back()
     with pytest.raises(StoreError, match="is not in the store"):
-        writer.add_call(call)
+        writer.append([call])
     connection.close()
 
 
 async def test_writes_one_after_the_other_are_each_committed(store: SqliteStore) -> None:
     before = store.transactions
     for call in conversation(3):
-        await store.add_call(call)
+        await store.append(call)
     assert store.transactions == before + 3
 
 
@@ -67,7 +67,7 @@ async def test_more_writers_than_places_are_all_served_in_order(store: SqliteSto
     calls = [make_call(f"call-{i}", [i], [1], index=i) for i in range(3000)]
 
     async def write(call: Call) -> None:
-        await store.add_call(call)
+        await store.append(call)
         done.append(call.index)
 
     await asyncio.gather(*map(write, calls))
@@ -76,10 +76,10 @@ async def test_more_writers_than_places_are_all_served_in_order(store: SqliteSto
 
 
 async def test_a_cancelled_writer_leaves_its_write_and_its_place(store: SqliteStore) -> None:
-    task = asyncio.ensure_future(store.add_call(make_call("call", [1], [2])))
+    task = asyncio.ensure_future(store.append(make_call("call", [1], [2])))
     await asyncio.sleep(0)
     task.cancel()
-    await store.add_call(make_call("next", [1], [2], index=1))
+    await store.append(make_call("next", [1], [2], index=1))
     assert [c.call_id for c in (await store.calls(["episode"]))["episode"]] == ["call", "next"]
 
 
@@ -88,7 +88,7 @@ async def test_a_conversation_takes_space_linear_in_its_tokens(
 ) -> None:
     calls = conversation(200)
     for call in calls:
-        await store.add_call(call)
+        await store.append(call)
     with sqlite3.connect(tmp_path / "samples.sqlite3") as connection:
         (stored,) = connection.execute("SELECT sum(length(suffix) + length(sampled)) FROM calls")
     connection.close()
@@ -98,13 +98,8 @@ async def test_a_conversation_takes_space_linear_in_its_tokens(
 @pytest.mark.parametrize("bad", [[-1], [2**32], ["token"]])
 async def test_a_token_id_that_does_not_fit_is_refused(store: SqliteStore, bad: list[int]) -> None:
     with pytest.raises(StoreError, match="token ids"):
-        await store.add_call(make_call("call", bad, [2]))
-    await store.add_call(make_call("call", [2**32 - 1, 0], [2]))
-
-
-async def test_an_open_episode_has_no_outcome_to_store(store: SqliteStore) -> None:
-    with pytest.raises(StoreError, match="open"):
-        await store.finish_episode(make_episode())
+        await store.append(make_call("call", bad, [2]))
+    await store.append(make_call("call", [2**32 - 1, 0], [2]))
 
 
 def big_call(number: int) -> Call:
@@ -115,7 +110,7 @@ async def fill(store: SqliteStore) -> int:
     """Write until the store is full; the number of calls that were kept."""
     for number in range(1000):
         try:
-            await store.add_call(big_call(number))
+            await store.append(big_call(number))
         except StoreFullError:
             return number
     raise AssertionError("the quota was not kept")
@@ -124,19 +119,19 @@ async def fill(store: SqliteStore) -> int:
 async def test_a_full_store_keeps_what_it_acknowledged_and_nothing_else(tmp_path: Path) -> None:
     store = make_store(tmp_path, max_mib=1)
     await store.open()
-    await store.add_episode(make_episode())
+    await store.append(make_episode())
     kept = await fill(store)
     assert kept > 0
     with pytest.raises(StoreFullError, match="max_mib"):
-        await store.add_call(big_call(kept))
-    counters = await store.counters()
-    assert counters["calls"] == kept
+        await store.append(big_call(kept))
+    totals = await store.call_totals()
+    assert totals.calls == kept
     assert len((await store.calls(["episode"]))["episode"]) == kept
     results = await asyncio.gather(
-        *(store.add_call(big_call(500 + i)) for i in range(3)), return_exceptions=True
+        *(store.append(big_call(500 + i)) for i in range(3)), return_exceptions=True
     )
     assert [type(result) for result in results] == [StoreFullError] * 3
-    assert await store.counters() == counters
+    assert await store.call_totals() == totals
     await store.close()
     assert (tmp_path / "samples.sqlite3").stat().st_size <= 2**20
 
@@ -144,27 +139,27 @@ async def test_a_full_store_keeps_what_it_acknowledged_and_nothing_else(tmp_path
 async def test_a_full_store_goes_on_when_the_quota_is_raised(tmp_path: Path) -> None:
     store = make_store(tmp_path, max_mib=1)
     await store.open()
-    await store.add_episode(make_episode())
+    await store.append(make_episode())
     kept = await fill(store)
     await store.close()
     store = make_store(tmp_path, max_mib=8)
     await store.open()
-    await store.add_call(big_call(kept))
-    assert (await store.counters())["calls"] == kept + 1
+    await store.append(big_call(kept))
+    assert (await store.call_totals()).calls == kept + 1
     await store.close()
 
 
 async def test_small_writes_go_on_after_one_that_was_too_large(tmp_path: Path) -> None:
     store = make_store(tmp_path, max_mib=1)
     await store.open()
-    await store.add_episode(make_episode())
+    await store.append(make_episode())
     first = make_call("first", [1, 2], [3])
-    await store.add_call(first)
+    await store.append(first)
     with pytest.raises(StoreFullError):
-        await store.add_call(make_call("huge", list(range(400_000)), [1]))
+        await store.append(make_call("huge", list(range(400_000)), [1]))
     # Its parent is no longer held after the rollback: the prompt is stored in full.
     second = make_call("second", [1, 2, 3, 4], [5], index=1, parent=first)
-    await store.add_call(second)
+    await store.append(second)
     assert (await store.calls(["episode"]))["episode"] == [first, second]
     await store.close()
 
@@ -175,7 +170,7 @@ async def test_a_second_opener_is_told_who_has_the_store(
     second = make_store(tmp_path)
     with pytest.raises(StoreError, match=str(os.getpid())):
         await second.open()
-    await store.add_call(make_call("call", [1], [2]))
+    await store.append(make_call("call", [1], [2]))
 
 
 async def test_a_store_is_opened_once(store: SqliteStore) -> None:
@@ -211,9 +206,9 @@ async def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
 async def test_a_damaged_page_is_reported_when_it_is_read(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     await store.open()
-    await store.add_episode(make_episode())
+    await store.append(make_episode())
     for call in conversation(200):
-        await store.add_call(call)
+        await store.append(call)
     await store.close()
     path = tmp_path / "samples.sqlite3"
     # The file header and schema stay; every page after them is garbage.
@@ -244,11 +239,11 @@ from ajet_testing.suites.samples import conversation, make_episode
 from dataclasses import replace
 
 async def episode(store, name):
-    await store.add_episode(make_episode(name))
+    await store.append(make_episode(name))
     for call in conversation(12, episode_id=name):
-        await store.add_call(call)
+        await store.append(call)
         print("call", name, call.index, flush=True)
-    await store.finish_episode(replace(make_episode(name), state="ended", reward=0.5))
+    await store.append(replace(make_episode(name), state="ended", reward=0.5))
     print("end", name, 0, flush=True)
 
 async def main():
@@ -280,9 +275,9 @@ async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, acks: int) 
     acknowledged = await asyncio.to_thread(write_and_die, tmp_path, acks)
     store = make_store(tmp_path)
     await store.open()
-    names = [e.episode_id for e in await store.episodes()]
+    names = [e.episode_id async for e in store.episodes()]
     stored = await store.calls(names)
-    ended = {e.episode_id for e in await store.episodes(state="ended")}
+    ended = {e.episode_id async for e in store.episodes(EpisodeQuery(state="ended"))}
     for what, name, index in acknowledged:
         if what == "call":
             assert int(index) < len(stored[name])
@@ -292,10 +287,8 @@ async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, acks: int) 
         # In order and whole: no call is there without those that were requested before it.
         assert calls == conversation(12, episode_id=name)[: len(calls)]
         assert name not in ended or len(calls) == 12
-    counters = await store.counters()
-    assert counters["calls"] == sum(map(len, stored.values()))
-    assert counters["episodes_ended"] == len(ended)
-    await store.add_episode(make_episode("after"))
+    assert (await store.call_totals()).calls == sum(map(len, stored.values()))
+    await store.append(make_episode("after"))
     await store.close()
 
 
@@ -309,12 +302,12 @@ async def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> Non
     await store.open()
     database = tmp_path / "run" / "samples.sqlite3"
     log = database.with_name(f"{database.name}-wal")
-    (level,) = store._need_open().write_connection.execute("PRAGMA synchronous").fetchone()
+    (level,) = store._need_writing().connection.execute("PRAGMA synchronous").fetchone()
     assert level == 2
     before = database.read_bytes()
     synced: list[int] = []
     for number in range(24):
-        await store.add_episode(make_episode(f"e{number}"))
+        await store.append(make_episode(f"e{number}"))
         synced.append(log.stat().st_size)
     image = log.read_bytes()
     assert database.read_bytes() == before
@@ -330,9 +323,9 @@ async def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> Non
         (crashed / log.name).write_bytes(image[:cut] + rng.randbytes(700))
         again = make_store(crashed)
         await again.open()
-        names = [e.episode_id for e in await again.episodes()]
+        names = [e.episode_id async for e in again.episodes()]
         assert names == [f"e{n}" for n in range(number + 1)]
-        await again.add_episode(make_episode("after"))
+        await again.append(make_episode("after"))
         await again.close()
 
 
@@ -355,8 +348,8 @@ async def test_a_database_another_program_has_locked_is_reported(
     other = sqlite3.connect(tmp_path / "samples.sqlite3", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreError, match="locked by another program"):
-        await store.add_call(make_call("call", [1], [2]))
+        await store.append(make_call("call", [1], [2]))
     other.execute("ROLLBACK")
     other.close()
-    await store.add_call(make_call("call", [1], [2]))
+    await store.append(make_call("call", [1], [2]))
     await store.close()

@@ -71,15 +71,15 @@ def test_calls_and_their_trees_come_back_exactly(
     async def round_trip(run_dir: Path) -> list[Call]:
         store = SqliteStore(SqliteStoreSettings(synchronous="NORMAL"), WorkerContext(run_dir))
         await store.open()
-        await store.add_episode(make_episode())
+        await store.append(make_episode())
         if together:
-            await asyncio.gather(*map(store.add_call, made))
+            await asyncio.gather(*map(store.append, made))
         else:
             for call in made:
                 if call.index == reopen_after:
                     await store.close()
                     await store.open()
-                await store.add_call(call)
+                await store.append(call)
         stored = (await store.calls(["episode"]))["episode"]
         await store.close()
         return stored
@@ -104,9 +104,9 @@ def test_runs_come_back_exactly(values: list[int]) -> None:
 async def test_a_conversation_takes_room_linear_in_its_length(tmp_path: Path) -> None:
     store = SqliteStore(SqliteStoreSettings(), WorkerContext(tmp_path))
     await store.open()
-    await store.add_episode(make_episode())
+    await store.append(make_episode())
     for call in conversation(60):
-        await store.add_call(call)
+        await store.append(call)
     stored = (await store.calls(["episode"]))["episode"]
     await store.close()
     assert stored[0].base is None

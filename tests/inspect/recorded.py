@@ -15,6 +15,7 @@ from ajet_core.interfaces import (
     CallScore,
     EpisodeRecord,
     RunRecord,
+    SampleStore,
     StepRecord,
     WorkerContext,
 )
@@ -152,23 +153,23 @@ class Recording:
         await store.close()
         return run_dir
 
-    async def fill(self, store: SqliteStore) -> None:
+    async def fill(self, store: SampleStore) -> None:
         """Write everything to an open store."""
         config = RunConfig(
             model=ModelConfig(path=str(self.model_dir)),
             timelines=TimelineConfig(policy=self.policy),
         )
-        await store.put_run(RunRecord("run-1", config.model_dump_json(), 1700000000.0, True))
+        await store.append(RunRecord("run-1", config.model_dump_json(), 1700000000.0, True))
         for episode in self.episodes:
-            await store.add_episode(replace(episode, state="open", reward=None, reason=""))
+            await store.append(replace(episode, state="open", reward=None, reason=""))
             for call in self.calls[episode.episode_id]:
-                await store.add_call(call)
+                await store.append(call)
             if episode.state != "open":
-                await store.finish_episode(episode)
+                await store.append(episode)
         for number, ids in self.steps:
-            await store.add_batch(BatchRecord(f"batch-{number}", number, ids, 1700000100.0))
+            await store.append(BatchRecord(f"batch-{number}", number, ids, 1700000100.0))
             scores = [score for each in ids for score in self._scores(each)]
-            await store.add_step(StepRecord(number, f"batch-{number}", {}, 1700000200.0), scores)
+            await store.append(StepRecord(number, f"batch-{number}", {}, 1700000200.0, scores))
 
     def _scores(self, episode_id: str) -> list[CallScore]:
         reward = next(e.reward for e in self.episodes if e.episode_id == episode_id)
@@ -176,7 +177,8 @@ class Recording:
             CallScore(
                 call.call_id,
                 (reward or 0.0) - 0.5,
-                [value + self._random.gauss(0, 0.02) for value in call.logprobs],
+                # A store may keep them in float32.
+                [round(1024 * (v + self._random.gauss(0, 0.02))) / 1024 for v in call.logprobs],
             )
             for call in self.calls[episode_id]
             if call.finish_reason != "abort" and call.call_id not in self.unscored

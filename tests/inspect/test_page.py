@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -17,8 +18,11 @@ from ajet_cli.inspect.page import embedded_json, page
 from ajet_cli.inspect.page_data import PageData
 from ajet_cli.inspect.summary import EpisodeSummary
 from ajet_cli.inspect.token_texts import TokenTexts
+from ajet_core.interfaces import WorkerContext
+from ajet_server.embedded.settings import SqliteStoreSettings
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
-from ajet_server.store.store_reader import StoreReader
+from ajet_server.store.sqlite_store import SqliteStore
+from ajet_server.store.store_reader import StoredEpisode, StoreReader
 from tests.inspect.recorded import HOSTILE, Recording
 
 Made = Callable[..., dict[str, Any]]
@@ -30,14 +34,18 @@ def made(run_dir: Path, recording: Recording) -> Made:
 
     def make(max_tokens: int = 10**6, model: Path | None = recording.model_dir) -> dict[str, Any]:
         data = PageData(f"title {HOSTILE}", "run-1", TokenTexts.load(model), max_tokens)
-        with StoreReader(run_dir) as reader:
-            for episode_id in ("ep-aaa1", "ep-aab2"):
-                stored = reader.load(episode_id)
-                merged = merge_episode(episode_id, stored.calls, "exact")
-                data.add(
-                    EpisodeSummary.of(stored, merged),
-                    episode_timelines(stored.record, merged, stored.scores),
-                )
+
+        async def read() -> list[StoredEpisode]:
+            store = SqliteStore(SqliteStoreSettings(), WorkerContext(run_dir))
+            async with StoreReader(store, run_dir) as reader:
+                return [await reader.load(i) for i in ("ep-aaa1", "ep-aab2")]
+
+        for stored in asyncio.run(read()):
+            merged = merge_episode(stored.record.episode_id, stored.calls, "exact")
+            data.add(
+                EpisodeSummary.of(stored, merged),
+                episode_timelines(stored.record, merged, stored.scores),
+            )
         return data.as_json(["a sentence"])
 
     return make

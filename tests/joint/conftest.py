@@ -65,7 +65,7 @@ class Server:
             await service.store.put_run(run)
         await service.episodes.restore()
         await service.coordinator.restore()
-        await service.episodes.begin(BatchBuilder(config.batch))
+        service.episodes.begin(BatchBuilder(config.batch))
         service.board.set(ServerState.ROLLING)
         service.peers = JointPeers(
             service.joint,

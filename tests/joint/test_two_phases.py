@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -196,9 +197,7 @@ async def test_what_is_prepared_holds_its_place_and_is_not_trained(world: World)
     with pytest.raises(Exception, match="prepared, not ended"):
         await service.store.add_batch(BatchRecord("batch", 1, [episode], 1.0))
     # A run that boots again fills its batches anew.
-    await service.episodes.begin(
-        BatchBuilder(RunConfig.model_validate({"model": {"path": "x"}}).batch)
-    )
+    service.episodes.begin(BatchBuilder(RunConfig.model_validate({"model": {"path": "x"}}).batch))
     assert service.admission.builder.progress().open_episodes == 1
 
 
@@ -275,7 +274,8 @@ async def test_the_parts_of_an_episode_find_each_other_in_the_records(world: Wor
         await swarm.end_episode(episode, 1.0)
     rows = {}
     for role, server in world.servers.items():
-        shown = CliRunner().invoke(cli, ["inspect", str(server.run_dir), "--json"])
+        inspect = ["inspect", str(server.run_dir), "--json"]
+        shown = await asyncio.to_thread(CliRunner().invoke, cli, inspect)
         (rows[role],) = json.loads(shown.stdout)["episodes"]
     assert {role: row["role"] for role, row in rows.items()} == {r: r for r in world.servers}
     assert {row["joint_id"] for row in rows.values()} == {episode.joint_id}

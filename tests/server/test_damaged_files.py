@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -16,11 +17,13 @@ from hypothesis import strategies as st
 
 from ajet_cli.inspect.run_facts import RunFacts
 from ajet_core.errors import AjetError
+from ajet_core.plugin import PluginManager
 from ajet_core.protocol import ServerState
-from ajet_installation.settings import Settings
+from ajet_installation.settings import Settings, StoreSettings
 from ajet_server.build import build_service
 from ajet_server.run.checkpoints import CheckpointFolder, Position
-from ajet_server.store.store_reader import EpisodeQuery, StoreReader
+from ajet_server.store.chosen_store import store_of_run
+from ajet_server.store.store_reader import EpisodeChoice, StoreReader
 from ajet_testing.plugins import scripted_plugins
 
 from .conftest import CONTROL, Running, ServerFactory
@@ -179,13 +182,16 @@ def _read_all(store: Any) -> Callable[[], Any]:
 
 def inspect(run_dir: Path) -> None:
     """What `ajet inspect` and `ajet export` read."""
-    try:
-        with StoreReader(run_dir) as reader:
-            RunFacts.of(reader.run())
-            for episode in reader.episode_ids(EpisodeQuery()):
-                reader.load(episode)
-    except AjetError:
-        return
+
+    async def read() -> None:
+        store = store_of_run(run_dir, StoreSettings(), PluginManager())
+        async with StoreReader(store, run_dir) as reader:
+            RunFacts.of(await reader.run())
+            for episode in await reader.episode_ids(EpisodeChoice()):
+                await reader.load(episode)
+
+    with contextlib.suppress(AjetError):
+        asyncio.run(read())
 
 
 @pytest.mark.timeout(3600)

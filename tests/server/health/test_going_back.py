@@ -10,7 +10,7 @@ import pytest
 
 from ajet_core.protocol import ServerState
 from ajet_server.run.checkpoints import CheckpointFolder
-from ajet_server.store.sqlite_store import SqliteStore
+from ajet_server.store.run_store import RunStore
 from tests.server.conftest import CONTROL, Running, ServerFactory, error_of
 from tests.server.test_faults import events, status, until_state
 
@@ -133,15 +133,15 @@ async def test_a_server_that_is_killed_meanwhile_goes_back_when_it_is_started_ag
         await pause(server)
         with monkeypatch.context() as patch:
             if at == "rewind":
-                patch.setattr(SqliteStore, "rewind", never)
+                patch.setattr(RunStore, "rewind", never)
             elif at == "forget":
-                rewind = SqliteStore.rewind
+                rewind = RunStore.rewind
 
                 async def then_never(*args: Any, **more: Any) -> None:
                     await rewind(*args, **more)
                     await never()
 
-                patch.setattr(SqliteStore, "rewind", then_never)
+                patch.setattr(RunStore, "rewind", then_never)
             else:
                 loop = server.service.coordinator.loop
                 assert loop is not None

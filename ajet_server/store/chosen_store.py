@@ -1,0 +1,78 @@
+"""Which store a run has: chosen by the server's settings, and noted for tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ajet_core.errors import UnreadableFileError
+from ajet_core.files import read_json, write_whole
+from ajet_core.interfaces import SampleStore, WorkerContext
+from ajet_core.plugin import PluginManager
+from ajet_installation.settings import SECRET_KEY, StoreSettings
+
+NOTE = "store.json"
+"""The file in a run directory that says which store the run has."""
+
+
+def make_store(chosen: StoreSettings, plugins: PluginManager, run_dir: Path) -> SampleStore:
+    """The store that settings choose; it is not open yet.
+
+    :raises ConfigError: there is none of its name, or its settings are wrong.
+    """
+    spec = plugins.store(chosen.name)
+    settings = plugins.validate_settings(spec, chosen.settings)
+    return plugins.load_target(spec)(settings, WorkerContext(run_dir=run_dir))
+
+
+def note_store(chosen: StoreSettings, run_dir: Path) -> None:
+    """Note in a run directory which store the run has, without what is secret about it.
+
+    :raises OSError: it could not be written.
+    """
+    note = {"name": chosen.name, "settings": _without_secrets(chosen.settings)}
+    write_whole(run_dir / NOTE, json.dumps(note, default=str).encode())
+
+
+def store_of_run(run: Path, chosen: StoreSettings, plugins: PluginManager) -> SampleStore:
+    """The store of a run, to be read beside its server.
+
+    :param run: a run directory, or the file of a ``sqlite`` store itself.
+    :param chosen: the settings here. They count where the run directory has no note, and for secrets.
+    :raises ConfigError: there is no store of that name here, or its settings are wrong.
+    :raises UnreadableFileError: the note is damaged.
+    """
+    if run.is_file():
+        chosen = StoreSettings(name="sqlite", settings={"file": run.name})
+        return make_store(chosen, plugins, run.parent)
+    try:
+        note = read_json(run / NOTE)
+    except FileNotFoundError:
+        return make_store(chosen, plugins, run)
+    name, settings = note.get("name"), note.get("settings")
+    if not (isinstance(name, str) and name and isinstance(settings, dict)):
+        raise UnreadableFileError(
+            f"{run / NOTE} does not say which store the run has: start its server once more, or "
+            "remove the file and choose the store by the settings"
+        )
+    known = chosen.settings if chosen.name == name else {}
+    return make_store(StoreSettings(name=name, settings=_over(settings, known)), plugins, run)
+
+
+def _without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_secrets(value) if isinstance(value, Mapping) else value
+        for key, value in settings.items()
+        if not SECRET_KEY.search(key)
+    }
+
+
+def _over(noted: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """What is noted, and what is known besides."""
+    both = {**known, **noted}
+    for key, value in noted.items():
+        if isinstance(value, Mapping) and isinstance(known.get(key), Mapping):
+            both[key] = _over(value, known[key])
+    return both

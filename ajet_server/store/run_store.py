@@ -1,0 +1,516 @@
+"""The store of a run as its server uses it: records, and what follows from them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from ajet_core.errors import DamagedRecordError, StoreError
+from ajet_core.interfaces import (
+    BatchRecord,
+    CallScore,
+    EpisodeKind,
+    EpisodeQuery,
+    EpisodeRecord,
+    EpisodeState,
+    RewindRecord,
+    RunRecord,
+    SampleStore,
+    StepRecord,
+)
+from ajet_core.protocol import ABORT_CAUSES
+from ajet_core.timeline import Call
+from ajet_server.averages import term
+
+T = TypeVar("T")
+
+_OUTCOME = (
+    "state",
+    "reward",
+    "components",
+    "call_rewards",
+    "agent_rewards",
+    "metadata",
+    "reason",
+    "finished_at",
+    "cause",
+    "final",
+    "mixed",
+)
+"""The fields of an episode that are written when it is prepared and when it is over."""
+
+# By state, the place of an episode in the counts of its group: open, ended, aborted.
+_PLACES = {"open": 0, "prepared": 0, "ended": 1, "aborted": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCount:
+    """How many episodes a group has in each state."""
+
+    open: int = 0
+    ended: int = 0
+    aborted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationCount:
+    """The evaluation episodes of one task that a client claimed at one version and that are over.
+
+    :param ended: with a reward; the next three are of these.
+    :param passed: with at least the reward that was asked for.
+    """
+
+    client_id: str
+    tag: str
+    claim_version: int
+    task_id: str
+    ended: int
+    passed: int
+    mixed: int
+    reward_sum: float
+    aborted: int
+
+
+class RunStore:
+    """Writes the records of a run, and answers what the server asks about them.
+
+    A `SampleStore` keeps records. The rules about them are here: each claim is granted once, the
+    first outcome of an episode stands, and an episode is in one batch. So are indices and counts,
+    which are read from the store when it is opened and kept from then on. They grow by some hundred
+    bytes with each episode. Nothing is counted before it is durable, and everything that became
+    durable is counted, even if the caller that wrote it was cancelled.
+
+    :param store: this object is its only writer.
+    """
+
+    def __init__(self, store: SampleStore) -> None:
+        self._store = store
+        self._forget()
+
+    def _forget(self) -> None:
+        # Episodes by their claim's hash and by their joint episode's id; also those being written.
+        self._claims: dict[str, str] = {}
+        self._joint: dict[str, str] = {}
+        # In the order of claims: all that are not over, and train episodes that no batch has yet.
+        self._loose: dict[str, EpisodeRecord] = {}
+        # By client, kind and group: how many are open, ended, aborted.
+        self._groups: dict[tuple[str, EpisodeKind, str], list[int]] = {}
+        self._totals = dict.fromkeys(
+            [
+                "episodes",
+                "episodes_ended",
+                "episodes_aborted",
+                *(f"aborted_{cause}" for cause in ABORT_CAUSES),
+                "joint_ended",
+                "joint_aborted",
+            ],
+            0,
+        )
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._batching = asyncio.Lock()
+        self._writes: set[asyncio.Task[Any]] = set()
+
+    async def open(self) -> None:
+        """Open the store and read its episodes, once.
+
+        :raises StoreError: it cannot be opened or read.
+        """
+        await self._store.open()
+        self._forget()
+        try:
+            async for episode in self._store.episodes():
+                self._enter(episode)
+        except BaseException:
+            await self._store.close()
+            raise
+
+    async def close(self) -> None:
+        """Finish what is being written, and close the store."""
+        await asyncio.gather(*self._writes, return_exceptions=True)
+        await self._store.close()
+
+    async def put_run(self, run: RunRecord) -> None:
+        """Write or replace the run."""
+        await self._store.append(run)
+
+    async def get_run(self) -> RunRecord | None:
+        """The run, if one was configured."""
+        return await self._store.get_run()
+
+    async def add_episode(self, episode: EpisodeRecord) -> None:
+        """Add a claimed episode.
+
+        :raises StoreError: there is one of its id, of its claim, or of its joint episode.
+        """
+        await self._to_the_end(self._add_episode(episode))
+
+    async def prepare_episode(self, episode: EpisodeRecord) -> EpisodeRecord:
+        """Write an episode with the outcome that it has if its joint episode is committed.
+
+        Only an open episode is changed: any other is returned as it is stored.
+
+        :raises StoreError: there is no such episode, or `episode` is not prepared.
+        """
+        if episode.state != "prepared":
+            raise StoreError(f"episode {episode.episode_id} is {episode.state}, not prepared")
+        return await self._to_the_end(self._write_outcome(episode, {"open"}))
+
+    async def finish_episode(self, episode: EpisodeRecord) -> EpisodeRecord:
+        """Write an ended or aborted episode.
+
+        The first outcome stands: an episode that is over already is returned as it is stored.
+
+        :raises StoreError: there is no such episode, or `episode` is open or prepared.
+        """
+        if episode.state in ("open", "prepared"):
+            raise StoreError(
+                f"episode {episode.episode_id} has no outcome to store: it is {episode.state}"
+            )
+        return await self._to_the_end(self._write_outcome(episode, {"open", "prepared"}))
+
+    async def give_up(self, episode_id: str) -> EpisodeRecord:
+        """Note that an aborted episode will not be tried again.
+
+        :return: the episode as it is stored now.
+        :raises StoreError: there is no such episode, or it was not aborted.
+        """
+
+        def final(stored: EpisodeRecord) -> EpisodeRecord:
+            if stored.state != "aborted":
+                raise StoreError(
+                    f"cannot give up episode {episode_id}: it is {stored.state}, not aborted"
+                )
+            return stored if stored.final else replace(stored, final=True)
+
+        return await self._to_the_end(self._change(episode_id, final))
+
+    async def get_episode(self, episode_id: str) -> EpisodeRecord | None:
+        """One episode."""
+        return await self._store.get_episode(episode_id)
+
+    async def claimed(self, claim_hash: str) -> EpisodeRecord | None:
+        """The episode of a claim, by its hash; None for "" and for an unknown one."""
+        episode_id = self._claims.get(claim_hash)
+        return None if episode_id is None else await self._store.get_episode(episode_id)
+
+    async def joint_parts(self, joint_ids: Iterable[str]) -> dict[str, EpisodeRecord]:
+        """The parts of joint episodes, by joint id; unknown ones are left out."""
+        found = {}
+        for joint_id in joint_ids:
+            if (episode_id := self._joint.get(joint_id)) is None:
+                continue
+            if (episode := await self._store.get_episode(episode_id)) is not None:
+                found[joint_id] = episode
+        return found
+
+    async def episodes(
+        self, *, state: EpisodeState | None = None, batched: bool | None = None
+    ) -> list[EpisodeRecord]:
+        """Episodes in the order they were claimed, read from the store."""
+        found = self._store.episodes(EpisodeQuery(state))
+        return [e async for e in found if batched in (None, e.batch_id is not None)]
+
+    def loose(self, *states: EpisodeState) -> list[EpisodeRecord]:
+        """Episodes in these states that no batch has, in the order they were claimed.
+
+        Of those that are over only train episodes, because no batch will ever have the others.
+        """
+        return [episode for episode in self._loose.values() if episode.state in states]
+
+    def add_call(self, call: Call) -> Awaitable[None]:
+        """Record one model call.
+
+        :raises StoreError: its episode is not in the store, or its id is.
+        """
+        return self._store.append(call)
+
+    async def calls(self, episode_ids: Sequence[str]) -> dict[str, list[Call]]:
+        """As `SampleStore.calls`."""
+        return await self._store.calls(episode_ids)
+
+    async def scores(self, episode_id: str) -> dict[str, CallScore]:
+        """As `SampleStore.scores`."""
+        return await self._store.scores(episode_id)
+
+    async def add_batch(self, batch: BatchRecord) -> None:
+        """Add a batch and give it its episodes, all or nothing.
+
+        :raises StoreError: an episode is not ended (aborted, for `aborted_ids`) or has a batch.
+        """
+        await self._to_the_end(self._add_batch(batch))
+
+    async def batches(self, *, after_step: int, refused: bool = False) -> list[BatchRecord]:
+        """As `SampleStore.batches`."""
+        return await self._store.batches(after_step=after_step, refused=refused)
+
+    async def refuse_batch(self, batch: BatchRecord, reason: str) -> None:
+        """Note that a batch is not to be trained; its episodes stay its own.
+
+        :param batch: its step is the one it is trained for, or an earlier one.
+        :raises StoreError: there is no such batch, or it was refused before.
+        """
+        async with self._batching:
+            stored = await self._waiting_batch(batch)
+            await self._store.append(replace(stored, refused=reason))
+
+    async def split_batch(self, batch: BatchRecord, aside: BatchRecord) -> None:
+        """Move episodes of a batch to another one that is refused, all or nothing.
+
+        :param batch: as for `refuse_batch`.
+        :param aside: the new batch, with the reason in `refused`.
+        :raises StoreError: an episode is not one of `batch` that ended.
+        """
+        async with self._batching:
+            stored = await self._waiting_batch(batch)
+            for episode_id in aside.episode_ids:
+                if episode_id not in stored.episode_ids:
+                    raise StoreError(
+                        f"cannot split batch {stored.batch_id}: it has no ended episode "
+                        f"{episode_id}"
+                    )
+            moved = set(aside.episode_ids)
+            kept = [episode_id for episode_id in stored.episode_ids if episode_id not in moved]
+            await self._store.append(replace(stored, episode_ids=kept), aside)
+
+    async def add_step(self, step: StepRecord) -> None:
+        """Record a finished step with what it made of its calls.
+
+        A repeated step number replaces the step and all its scores (a resumed run trains again),
+        and the batch is from now on that of this step.
+
+        :raises StoreError: a call is not in the store.
+        """
+        async with self._batching:
+            # Its batch was meant for a later step if one before it was refused.
+            later = await self._store.batches(after_step=step.step)
+            batches = [
+                replace(batch, step=step.step) for batch in later if batch.batch_id == step.batch_id
+            ]
+            await self._store.append(*batches, step)
+
+    async def rewind(self, step: int, *, discard: BatchRecord | None = None) -> None:
+        """Forget the steps after `step` and their scores.
+
+        The weights that they made are lost, and their batches are trained again.
+
+        :param discard: the batches are refused instead, for its reason `BatchRecord.refused`. This
+            batch is refused too, and is given the train episodes that have ended or were aborted
+            and have no batch; it is left out if there are none.
+        """
+        await self._to_the_end(self._rewind(step, discard))
+
+    async def steps(self) -> list[StepRecord]:
+        """All finished steps, in order."""
+        return await self._store.steps()
+
+    def group_counts(
+        self, groups: Iterable[str], *, kind: EpisodeKind, client_id: str
+    ) -> dict[str, GroupCount]:
+        """The episodes of groups that a client claimed, by group; prepared ones count as open."""
+        return {
+            group: GroupCount(*self._groups.get((client_id, kind, group), ())) for group in groups
+        }
+
+    async def evaluation_counts(self, *, pass_reward: float) -> list[EvaluationCount]:
+        """All evaluation episodes that are over, counted by client, tag, policy version and task.
+
+        They are read from the store, because a configuration may change what passes.
+
+        :param pass_reward: the least reward of an episode that passed.
+        :return: in order of policy version.
+        """
+        evaluated = [e async for e in self._store.episodes(EpisodeQuery(kind="eval"))]
+        try:
+            return count_evaluations(evaluated, pass_reward)
+        except TypeError as error:
+            raise DamagedRecordError(
+                f"an evaluation episode of the store cannot be counted ({error}): restore the "
+                "store from a backup, or start with another run_dir"
+            ) from error
+
+    async def counters(self) -> dict[str, int]:
+        """Totals over the whole run.
+
+        They are: ``episodes``, ``episodes_ended``, ``episodes_aborted``, of these ``aborted_CAUSE``
+        for each `AbortCause` and those of joint episodes as ``joint_ended`` and ``joint_aborted``,
+        and the fields of `CallTotals`.
+        """
+        return {**self._totals, **asdict(await self._store.call_totals())}
+
+    async def _to_the_end(self, write: Coroutine[Any, Any, T]) -> T:
+        """Write and count, even if the caller is cancelled in between."""
+        task = asyncio.ensure_future(write)
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        return await asyncio.shield(task)
+
+    async def _add_episode(self, episode: EpisodeRecord) -> None:
+        claim, joint = episode.claim_hash, episode.joint
+        if claim in self._claims:
+            raise StoreError(f"cannot add episode {episode.episode_id}: its claim has one already")
+        if joint is not None and joint.joint_id in self._joint:
+            raise StoreError(
+                f"cannot add episode {episode.episode_id}: its joint episode has one already"
+            )
+        # Known before it is durable, so that of two at once only one is written.
+        self._index(episode)
+        try:
+            await self._store.append(episode)
+        except BaseException:
+            if claim:
+                del self._claims[claim]
+            if joint is not None:
+                del self._joint[joint.joint_id]
+            raise
+        self._enter(episode)
+
+    async def _write_outcome(self, outcome: EpisodeRecord, states: set[str]) -> EpisodeRecord:
+        """Write the outcome of an episode that is in one of `states`."""
+        fields = {name: getattr(outcome, name) for name in _OUTCOME}
+
+        def closed(stored: EpisodeRecord) -> EpisodeRecord:
+            return replace(stored, **fields) if stored.state in states else stored
+
+        return await self._change(outcome.episode_id, closed)
+
+    async def _change(
+        self, episode_id: str, change: Callable[[EpisodeRecord], EpisodeRecord]
+    ) -> EpisodeRecord:
+        """Write what `change` makes of an episode; one change of it after the other.
+
+        :return: the episode as it is stored now.
+        """
+        # Held by whoever waits for it, and gone with the last of them.
+        turn = self._turns.setdefault(episode_id, asyncio.Lock())
+        async with turn:
+            stored = self._loose.get(episode_id) or await self._store.get_episode(episode_id)
+            if stored is None:
+                raise StoreError(f"cannot change episode {episode_id}: it is not in the store")
+            changed = change(stored)
+            if changed is not stored:
+                await self._store.append(changed)
+                self._count(stored, -1)
+                self._count(changed, 1)
+                if episode_id in self._loose:
+                    self._loose[episode_id] = changed
+                    self._drop_if_done(changed)
+            return changed
+
+    async def _add_batch(self, batch: BatchRecord) -> None:
+        async with self._batching:
+            taken = set()
+            for episode_id in (*batch.episode_ids, *batch.aborted_ids):
+                if episode_id in taken:
+                    raise StoreError(
+                        f"cannot add batch {batch.batch_id}: it has episode {episode_id} twice"
+                    )
+                taken.add(episode_id)
+                if episode_id in self._loose:
+                    continue
+                episode = await self._store.get_episode(episode_id)
+                if episode is not None and episode.batch_id is not None:
+                    raise StoreError(
+                        f"cannot add batch {batch.batch_id}: episode {episode_id} is in batch "
+                        f"{episode.batch_id} already"
+                    )
+            await self._store.append(batch)
+            self._batched(batch)
+
+    async def _rewind(self, step: int, discard: BatchRecord | None) -> None:
+        async with self._batching:
+            if discard is None:
+                await self._store.append(RewindRecord(step))
+                return
+            lost = [
+                replace(batch, refused=discard.refused)
+                for batch in await self._store.batches(after_step=step)
+            ]
+            rest = [e for e in self.loose("ended", "aborted") if e.kind == "train"]
+            if rest:
+                discard = replace(
+                    discard,
+                    episode_ids=[e.episode_id for e in rest if e.state == "ended"],
+                    aborted_ids=[e.episode_id for e in rest if e.state == "aborted"],
+                )
+                lost.append(discard)
+            await self._store.append(RewindRecord(step), *lost)
+            self._batched(discard)
+
+    async def _waiting_batch(self, batch: BatchRecord) -> BatchRecord:
+        """A batch that is to be trained, as it is stored."""
+        # A batch moves to earlier steps only, so it is not stored with one before.
+        for stored in await self._store.batches(after_step=batch.step - 1):
+            if stored.batch_id == batch.batch_id:
+                return stored
+        raise StoreError(f"cannot refuse batch {batch.batch_id}: it is not in the store")
+
+    def _enter(self, episode: EpisodeRecord) -> None:
+        """Count an episode that is in the store."""
+        self._index(episode)
+        self._totals["episodes"] += 1
+        self._count(episode, 1)
+        if episode.batch_id is None:
+            self._loose[episode.episode_id] = episode
+            self._drop_if_done(episode)
+
+    def _index(self, episode: EpisodeRecord) -> None:
+        if episode.claim_hash:
+            self._claims[episode.claim_hash] = episode.episode_id
+        if episode.joint is not None:
+            self._joint[episode.joint.joint_id] = episode.episode_id
+
+    def _count(self, episode: EpisodeRecord, by: int) -> None:
+        """Add an episode to the counts of its state, or take it away."""
+        place = _PLACES.get(episode.state)
+        if place is None:
+            # A damaged record, which belongs nowhere.
+            return
+        key = (episode.client_id, episode.kind, episode.group)
+        self._groups.setdefault(key, [0, 0, 0])[place] += by
+        if place:
+            self._totals[f"episodes_{episode.state}"] += by
+            if episode.joint is not None:
+                self._totals[f"joint_{episode.state}"] += by
+        if f"aborted_{episode.cause}" in self._totals:
+            self._totals[f"aborted_{episode.cause}"] += by
+
+    def _drop_if_done(self, episode: EpisodeRecord) -> None:
+        """Forget an evaluation episode that is over."""
+        if episode.kind != "train" and episode.state in ("ended", "aborted"):
+            del self._loose[episode.episode_id]
+
+    def _batched(self, batch: BatchRecord) -> None:
+        for episode_id in (*batch.episode_ids, *batch.aborted_ids):
+            self._loose.pop(episode_id, None)
+
+
+def count_evaluations(
+    episodes: Iterable[EpisodeRecord], pass_reward: float
+) -> list[EvaluationCount]:
+    """Evaluation episodes that are over, by client, tag, policy version and task.
+
+    :return: in order of policy version.
+    """
+    # Ended, passed, mixed, the sum of rewards, aborted.
+    counts: dict[tuple[int, str, str, str], tuple[int, int, int, float, int]] = {}
+    for episode in episodes:
+        if episode.state == "open":
+            continue
+        key = (episode.claim_version, episode.client_id, episode.tag, episode.task_id)
+        ended, passed, mixed, reward_sum, aborted = counts.get(key, (0, 0, 0, 0.0, 0))
+        if episode.state == "ended":
+            ended += 1
+            mixed += episode.mixed
+            if episode.reward is not None:
+                passed += episode.reward >= pass_reward
+                # A store may hold rewards whose sum is infinite.
+                reward_sum += term(episode.reward)
+        aborted += episode.state == "aborted"
+        counts[key] = (ended, passed, mixed, reward_sum, aborted)
+    return [
+        EvaluationCount(client_id, tag, version, task_id, *count)
+        for (version, client_id, tag, task_id), count in sorted(counts.items())
+    ]
