@@ -428,7 +428,7 @@ class RunStore:
                 replace(batch, refused=discard.refused)
                 for batch in await self._store.batches(after_step=step)
             ]
-            rest = [e for e in self.loose("ended", "aborted") if e.kind == "train"]
+            rest = self.loose("ended", "aborted")
             if rest:
                 discard = replace(
                     discard,
