@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # The CPU build is taken where pip is configured to find one.
 TORCH := torch==2.13.0
-# Longest first. The tests of core-py311 are in torch; what passes on the oldest and the newest Python passes between.
+# Longest first. Integration tests run on one Python, in torch; of those of other versions, what depends on them.
 TOX_ENVS := torch,core-py313,lint,type,wheels
 BACKENDS := sglang vllm verl trl
 TOX_AGENTS := $(subst $(space),$(comma),$(patsubst plugins/%,%,$(wildcard plugins/agents_*)) recipe_metagpt)
@@ -22,7 +22,8 @@ TOX_RUN = $(if $(filter 1,$(JOBS)),run,run-parallel -p $(JOBS) --parallel-no-spi
 DISCOVER = $(if $(PYENV_PYTHONS),--discover $(PYENV_PYTHONS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backends browser demo test test-agents test-backends wheels lint generate type format clean
+.PHONY: help setup backends browser demo test unit test-all test-agents test-backends test-nightly
+.PHONY: wheels lint generate type format clean
 
 help:  ## List the commands
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -61,7 +62,12 @@ browser: setup  ## Fetch a browser for the tests of the page; a chromium of the 
 demo: setup  ## Train a tiny model on this machine (options: ARGS="...")
 	$(BIN)/ajet demo $(ARGS)
 
-test: setup  ## Run every check: lint, types, tests on each Python, packages
+test: lint type unit  ## Check style, types and the unit tests, in .venv: a minute or two
+
+unit: setup  ## Run the unit tests in .venv (options: ARGS="...")
+	$(BIN)/python -m pytest -n auto -m unit --durations 10 --durations-min 1 $(ARGS) tests
+
+test-all: setup  ## Run every check but those of agents and backends: lint, types, tests on each Python, packages
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_ENVS)
 
 wheels: setup  ## Build and check every package; the wheels are left in dist
@@ -72,6 +78,9 @@ test-backends: backends  ## Run the tests with real backends: each trainer, each
 
 test-agents: setup  ## Run the tests of agent adapters and recipes, each with its framework (options: ARGS="...")
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_AGENTS) $(if $(ARGS),-- $(ARGS))
+
+test-nightly: setup  ## Run the tests that take minutes and of which the others have a part, in .venv (options: ARGS="...")
+	$(BIN)/python -m pytest -m nightly $(ARGS) tests
 
 lint: setup  ## Check style and format, and that generated files are up to date
 	$(BIN)/ruff check .

@@ -15,6 +15,11 @@ The engine ``scripted`` (`ajet_testing.scripted_engine`) and the trainer ``scrip
 (`ajet_testing.scripted_trainer`) answer what they are told to and fail when they are told to.
 They are not installed as a plugin: `ajet_testing.plugins.scripted_plugins` makes a plugin manager with them.
 
+What else the tests of this repository's plugins share: servers to send requests to (`ajet_testing.servers`), and a real
+trainer under one (`real_trainer`); the environments of backends (`backends`) and tiny models for their servers
+(`served_models`, `served_ports`); a program that is trained until it learns (`door_training`), and the tutorial of a
+README (`tutorial`).
+
 Nothing is imported here, because the scripted components are imported by worker processes, which have
 no pytest.
 """

@@ -32,6 +32,11 @@ class FaultSettings(ComponentSettings):
     once: bool = True
 
 
+def end_process() -> None:
+    """Kill the own process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class HoldGate:
     """A gate in the run directory at which a component hangs, held by the test.
 
@@ -95,7 +100,7 @@ class Faults:
         """
         settings = self._settings
         if self.due(count, settings.dies_at, "died"):
-            os.kill(os.getpid(), signal.SIGKILL)
+            end_process()
         if self.due(count, settings.raises_at, "raised"):
             raise self._error(f"scripted failure of the {self._name} at {count}")
         return self.due(count, settings.hangs_at, "hung")
@@ -103,7 +108,7 @@ class Faults:
     def die(self, order: str | None, method: str) -> None:
         """Kill the own process if that is ordered for `method`."""
         if order == method and self._first("died"):
-            os.kill(os.getpid(), signal.SIGKILL)
+            end_process()
 
     def due(self, count: int, at: int | None, what: str) -> bool:
         """Whether a failure that is ordered for `at` is to happen at `count`.

@@ -13,7 +13,6 @@ from click.testing import CliRunner
 from ajet_cli.main import cli
 from ajet_core.protocol import EvaluationSampling, ServerStatus
 from ajet_server.episodes import evaluations
-from tests.test_readme import served as served  # noqa: PLC0414 - a fixture
 
 TEXT = (Path(__file__).parents[1] / "docs" / "evaluation.md").read_text(encoding="utf-8")
 

@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
         "agentjet",
         "ajet_engines",
         "ajet_server",
+        "ajet_torch",
         "ajet_worlds",
     },
 }
@@ -161,3 +162,15 @@ def test_only_their_table_spells_the_methods_of_a_worker() -> None:
         if isinstance(node, ast.Constant) and node.value in names
     }
     assert {module for module, _ in spelled} == {"ajet_server.workers.methods"}, spelled
+
+
+def test_tests_of_plugins_need_nothing_of_the_tests_of_this_repository() -> None:
+    files = [*(ROOT / "plugins").glob("*/tests/**/*.py"), *(ROOT / "contrib").rglob("*.py")]
+    assert files
+    needed = {
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in files
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.strip().startswith(("from tests", "import tests"))
+    }
+    assert needed == set(), "what several need belongs to ajet_testing"

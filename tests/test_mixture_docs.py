@@ -14,7 +14,6 @@ from agentjet.client import _runner
 from ajet_core.protocol import MixtureConfig
 from ajet_server.admission.mixture import Shares
 from ajet_server.episodes import open_episodes
-from tests.test_readme import served as served  # noqa: PLC0414 - a fixture
 
 TEXT = (Path(__file__).parents[1] / "docs" / "mixtures.md").read_text(encoding="utf-8")
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,32 +24,6 @@ def example() -> str:
 def test_the_example_is_short() -> None:
     lines = [line for line in example().splitlines() if line.strip()]
     assert len(lines) <= 25
-
-
-@pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A server started by the command line; gives its run directory."""
-    pytest.importorskip("ajet_backend_torch")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    run_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "ajet_cli.main", "serve", "--run-dir", str(run_dir)]
-    process = subprocess.Popen(
-        [*command, "--port", "0"], stderr=subprocess.PIPE, text=True, env=dict(os.environ)
-    )
-    assert process.stderr is not None
-    # The line is logged once the server listens and has left its address.
-    for line in process.stderr:
-        if "listening on" in line:
-            break
-    url = json.loads((run_dir / "server.json").read_text())["url"]
-    monkeypatch.setenv("AJET_URL", url)
-    try:
-        yield run_dir
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-        assert process.returncode == 0
-        assert not (run_dir / "server.json").exists()
 
 
 @pytest.mark.torch

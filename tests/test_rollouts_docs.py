@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from ajet_core.protocol import RolloutConfig
-from tests.test_readme import served as served  # noqa: PLC0414 - a fixture
 
 TEXT = (Path(__file__).parents[1] / "docs" / "rollouts.md").read_text(encoding="utf-8")
 

@@ -9,14 +9,13 @@ import signal
 
 
 class FoundProcess:
-    """What `asyncio.subprocess.Process` is for a child, as far as a `WorkerProcess` needs it.
+    """What a `WorkerProcess` needs of it.
 
     A descriptor of the process makes sure that it is always the same one that is waited for and killed.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.returncode: int | None = None
         self._descriptor = os.pidfd_open(pid)
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(self._descriptor, self._on_end)
@@ -35,5 +34,4 @@ class FoundProcess:
     def _on_end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._descriptor)
         os.close(self._descriptor)
-        self.returncode = 0
         self._ended.set_result(None)

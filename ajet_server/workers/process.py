@@ -50,14 +50,36 @@ def _signal_text(number: int) -> str:
     return text
 
 
-class _Process(Protocol):
-    """What is needed of a child, or of a process that was found."""
+class Hosting(Protocol):
+    """What a worker runs in: a child, or a process that was found."""
 
     @property
     def pid(self) -> int: ...
+    async def wait(self) -> int:
+        """Return when it has ended: its exit status, or the number of the signal that ended it, negative."""
+
+    def kill(self) -> None:
+        """End it at once; harmless if it has ended."""
+
+
+class _Child:
+    """A process that this one has started."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
     @property
-    def returncode(self) -> int | None: ...
-    async def wait(self) -> int: ...
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            # Not Popen.kill: it reaps a process that has just ended, and asyncio loses its exit status.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 class WorkerProcess:
@@ -68,7 +90,7 @@ class WorkerProcess:
     :ivar died: becomes done, with the description of the death as its result, when the process ends.
     """
 
-    def __init__(self, process: _Process, connection: Connection, log: Path) -> None:
+    def __init__(self, process: Hosting, connection: Connection, log: Path) -> None:
         self._process = process
         self._log = log
         self._killed = False
@@ -116,7 +138,7 @@ class WorkerProcess:
             ) from error
         finally:
             theirs.close()
-        return cls(process, await Connection.open(ours), log)
+        return cls(_Child(process), await Connection.open(ours), log)
 
     @classmethod
     async def find(cls, rendezvous: Path, log: Path) -> WorkerProcess | None:
@@ -184,12 +206,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """SIGKILL, by pid; harmless if it has ended."""
-        if isinstance(self._process, FoundProcess):
-            self._process.kill()
-        elif self._process.returncode is None:
-            # Not Popen.kill: it reaps a process that has just ended, and asyncio loses its exit status.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        self._process.kill()
 
     def log_tail(self) -> str:
         """The last lines of the worker's log."""

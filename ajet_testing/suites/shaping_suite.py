@@ -136,8 +136,8 @@ class ShapingSuite(EngineCase):
         bias = ((42, 90.0), (43, 90.0))
         try:
             answer = await ask(engine, prompt, logit_bias=bias, top_k=1)
-        except UnsupportedError:
-            return
+        except UnsupportedError as error:
+            pytest.skip(f"no top-k: {error}")
         assert set(answer.ids) <= {42, 43}
         self.assert_exact(0, prompt, answer)
 

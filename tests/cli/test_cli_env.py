@@ -14,7 +14,7 @@ from ajet_cli.main import cli
 from ajet_installation.create import Order, Progress
 from ajet_installation.environment import Environment
 from ajet_installation.recipes import Device
-from tests.environments.making import environment
+from ajet_testing.backends import environment
 
 env_module = sys.modules["ajet_cli.commands.env"]
 FITS = f">=3.{sys.version_info.minor}"

@@ -10,8 +10,8 @@ import pytest
 from agentjet.client._wire import DEFAULT_URL, resolve_endpoint
 from ajet_core.credentials import ServerTokens, publish_local
 from ajet_core.errors import AuthError
+from tests.support.clients import MakeFace, Script, error, server_status
 
-from .conftest import MakeFace, Script, error, server_status
 from .test_events import event, stream
 
 

@@ -12,8 +12,7 @@ from agentjet.client._wire import DEFAULT_RETRIES, Backoff
 from ajet_core import errors
 from ajet_core.errors import AjetError, ConfigError, ServerUnreachableError, VersionError
 from ajet_core.protocol import EpisodeGrant
-
-from .conftest import (
+from tests.support.clients import (
     GRANT,
     KEY,
     TOKEN,

@@ -8,8 +8,15 @@ import httpx
 import pytest
 
 from agentjet.client import Task, TaskEvaluation
-
-from .conftest import GRANT, RUN_CONFIG, MakeFace, Script, episode_status, error, run_status
+from tests.support.clients import (
+    GRANT,
+    RUN_CONFIG,
+    MakeFace,
+    Script,
+    episode_status,
+    error,
+    run_status,
+)
 
 REWARDS = {"a": [1.0, 0.5], "b": [0.25, 0.0], "c": []}
 

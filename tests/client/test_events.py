@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from agentjet.client._sse import SseParser
 from ajet_core.errors import AjetError, AuthError, ServerUnreachableError
-
-from .conftest import Clock, MakeFace, Script, error
+from tests.support.clients import Clock, MakeFace, Script, error
 
 
 def event(id_: int) -> str:

@@ -24,8 +24,7 @@ from ajet_core.protocol import (
     RunConfig,
     ServerState,
 )
-
-from .conftest import (
+from tests.support.clients import (
     GRANT,
     PROTOCOL,
     RUN_CONFIG,

@@ -19,8 +19,7 @@ from ajet_core.errors import (
     StateError,
     WorkerBootError,
 )
-
-from .conftest import (
+from tests.support.clients import (
     GRANT,
     PROTOCOL,
     TOKEN,

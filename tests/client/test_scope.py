@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from ajet_core.errors import ServerUnreachableError
-
-from .conftest import GRANT, KEY, Face, MakeFace, Script, episode_status
+from tests.support.clients import GRANT, KEY, Face, MakeFace, Script, episode_status
 
 END = "POST /v1/episodes/ep-1/end"
 ABORT = "POST /v1/episodes/ep-1/abort"

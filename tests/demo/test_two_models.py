@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.demo.test_whole_demo import ENTRY, steps_in
+from tests.support.demo import ENTRY, steps_in
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 

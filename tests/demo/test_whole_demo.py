@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.demo import ENTRY, steps_in
+
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 KEYS = {
@@ -28,15 +30,6 @@ KEYS = {
 }
 
 
-# Where tests run in the background the shell has SIGINT ignored, and children inherit that.
-ENTRY = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from ajet_cli.main import main
-main()
-"""
-
-
 def start(run_dir: Path, steps: int) -> subprocess.Popen[str]:
     """The demo with a target that only its number of steps can end."""
     command = [sys.executable, "-c", ENTRY, "demo", "--run-dir", str(run_dir)]
@@ -47,12 +40,6 @@ def start(run_dir: Path, steps: int) -> subprocess.Popen[str]:
         text=True,
         env=dict(os.environ),
     )
-
-
-def steps_in(run_dir: Path) -> list[int]:
-    """The steps of metrics.jsonl."""
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return sorted({line["step"] for line in lines if line["kind"] == "step"})
 
 
 def children_of(run_dir: Path) -> list[str]:

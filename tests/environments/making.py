@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from ajet_installation.environment import Environment, EnvironmentRecord, python_version
 from ajet_installation.recipes import Recipe, read_recipe
 
 RECIPE = """
@@ -154,26 +151,3 @@ def plugin(
 def plugin_entry_points(name: str, module: str) -> str:
     """The entry points of a plugin."""
     return f"[agentjet]\n{name} = {module}\n[agentjet.hook_api]\n1.0 = {module}\n"
-
-
-def environment(root: Path, name: str, **record: Any) -> Environment:
-    """An environment that has a record, and this interpreter for its own."""
-    values: dict[str, Any] = {
-        "name": name,
-        "device": "cpu",
-        "digest": "0",
-        "agentjet": "0.1.0",
-        "python": python_version(),
-        "packages": {},
-        "provides": {},
-        "variables": {},
-        "plugins": [],
-        "note": "",
-        "seconds": 1.0,
-        "bytes": 1,
-    }
-    made = Environment(root / name, EnvironmentRecord(**{**values, **record}))
-    made.python.parent.mkdir(parents=True)
-    made.python.symlink_to(sys.executable)
-    made.write()
-    return made

@@ -13,8 +13,9 @@ from ajet_installation.environment import Environment
 from ajet_installation.mending import Mending
 from ajet_installation.recipes import Device
 from ajet_installation.requirements import by_name, unmet
+from ajet_testing.backends import environment
 
-from .making import distribution, environment
+from .making import distribution
 
 # As the projects declare them.
 VERL = ["numpy>=2.0.0", "transformers!=5.6.0,<5.11,>=5.5.3", "vllm==0.24.0; extra == 'vllm'"]

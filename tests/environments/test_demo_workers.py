@@ -9,8 +9,9 @@ import pytest
 from ajet_core.errors import ConfigError
 from ajet_demo.workers import check_components, worker_settings
 from ajet_installation.settings import WorkerSettings
+from ajet_testing.backends import environment
 
-from .making import TRAINER_HOOKS, environment, plugin
+from .making import TRAINER_HOOKS, plugin
 
 
 def test_environments_of_the_working_directory_are_used_from_any_run_directory(

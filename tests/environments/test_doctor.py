@@ -17,8 +17,9 @@ from ajet_installation.doctor import Finding, examine
 from ajet_installation.environment import UNFINISHED, Environment
 from ajet_installation.mending import cannot_share
 from ajet_installation.settings import Settings
+from ajet_testing.backends import environment
 
-from .making import distribution, environment, plugin
+from .making import distribution, plugin
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from ajet_installation.environment import Environment, Interpreter
 from ajet_installation.interpreters import choose_interpreters, find_engine, find_trainer
 from ajet_installation.settings import Settings
 from ajet_server.workers.process import WorkerProcess
+from ajet_testing.backends import environment
 
-from .making import distribution, environment, plugin
+from .making import distribution, plugin
 
 TRAINER = TrainerSpec(
     name="nobodys",

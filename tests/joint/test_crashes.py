@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet_core.errors import AjetError
-from tests.joint.conftest import ARBITER, ROLES, ClientDiedError, Network, World, make_world
+from tests.support.joint import ARBITER, ROLES, ClientDiedError, Network, World, make_world
 
 OTHER = "planner"
 # The requests of one joint episode, in order.

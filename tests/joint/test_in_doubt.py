@@ -13,8 +13,7 @@ from ajet_core.protocol import ServerState
 from ajet_installation.settings import PeerSettings, Settings
 from ajet_server.episodes.joint_peers import JointPeers
 from ajet_server.observe.watchdog import DoubtView, ServerView, diagnose
-from tests.joint.conftest import ARBITER, World
-from tests.joint.test_two_phases import JOINT_ID, prepared
+from tests.support.joint import ARBITER, JOINT_ID, World, prepared
 
 OTHER = "planner"
 SECRET = "token-of-the-arbiter"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ajet_core.protocol import TokenRequest
-from tests.joint.conftest import ARBITER, World
-from tests.joint.test_two_phases import JOINT_ID, prepared
-from tests.server.conftest import error_of
+from ajet_testing.servers import error_of
+from tests.support.joint import ARBITER, JOINT_ID, World, prepared
 
 OTHER = "planner"
 

@@ -13,15 +13,14 @@ import pytest
 from agentjet.client import AsyncSwarm, EpisodeOutcome, Swarm, SwarmEpisode, Task
 from ajet_core.errors import ConfigError, StateError
 from ajet_core.protocol import RunConfig
-from tests.server.conftest import TOKENS, Running, ServerFactory
-from tests.server.conftest import model_dir as model_dir  # noqa: PLC0414 - a fixture
+from ajet_testing.servers import TOKENS, Running, ServerFactory
 
 Servers = dict[str, Running]
 Agent = Callable[[Task, SwarmEpisode], Any]
 
 
 @pytest.fixture
-async def two(model_dir: Path, tmp_path: Path) -> AsyncIterator[Servers]:
+async def two(workers: None, model_dir: Path, tmp_path: Path) -> AsyncIterator[Servers]:
     """Two servers that are OFFLINE."""
     async with contextlib.AsyncExitStack() as stack:
         yield {

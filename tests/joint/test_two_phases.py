@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,37 +15,8 @@ from ajet_core.errors import EpisodeClosedError, StateError
 from ajet_core.interfaces import BatchRecord
 from ajet_core.protocol import RunConfig
 from ajet_server.admission.batching import BatchBuilder
-from tests.joint.conftest import ARBITER, World
-from tests.server.conftest import error_of
-
-OTHER = "planner"
-JOINT_ID = "j" * 32
-
-
-def part(role: str, joint_id: str = JOINT_ID, **changes: Any) -> dict[str, Any]:
-    joint = {
-        "joint_id": joint_id,
-        "role": role,
-        "arbiter": ARBITER,
-        "arbiter_run": f"run-of-{ARBITER}",
-        **changes,
-    }
-    return {"task_id": "a", "wait_seconds": 0, "joint": joint}
-
-
-async def claim(world: World, role: str, **changes: Any) -> str:
-    answer = await world[role].post("/v1/episodes", part(role, **changes))
-    assert answer.status_code == 200, answer.text
-    found: str = answer.json()["episode_id"]
-    return found
-
-
-async def prepared(world: World) -> str:
-    await claim(world, ARBITER)
-    episode = await claim(world, OTHER)
-    answer = await world[OTHER].post(f"/v1/episodes/{episode}/prepare", {"reward": 0.5})
-    assert (answer.status_code, answer.json()["state"]) == (200, "prepared")
-    return episode
+from ajet_testing.servers import error_of
+from tests.support.joint import ARBITER, OTHER, World, claim, part, prepared
 
 
 async def test_a_joint_episode_ends_everywhere_with_a_reward_for_each(world: World) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends import ROOT, backend_python
+from ajet_testing.backends import ROOT, backend_python
 
 ENGINES = ("torch", "vllm", "sglang")
 # With the engine of this repository a step takes seconds. With the others the curve is not waited for, unless

@@ -10,7 +10,7 @@ from agentjet.agents.adapters import Adapters
 from ajet_core.errors import ConfigError
 from ajet_core.plugin import PluginManager
 from ajet_installation.interpreters import local_manager
-from tests.plugin.conftest import Site
+from tests.support.sites import Site
 
 BOX = """
 from ajet_core.plugin import AgentSpec

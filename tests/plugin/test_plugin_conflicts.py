@@ -10,7 +10,7 @@ from ajet_cli.main import BUILT_IN
 from ajet_core.errors import PluginConflictError
 from ajet_core.plugin import PluginManager
 from ajet_core.plugin.kinds import RESERVED_COMMANDS
-from tests.plugin.conftest import Site
+from tests.support.sites import Site
 
 ENGINES = """
 @hookimpl

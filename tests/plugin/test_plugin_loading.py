@@ -9,7 +9,7 @@ import pytest
 
 from ajet_core.errors import PluginApiError, PluginLoadError, UnknownComponentError
 from ajet_core.plugin import HOOK_API, PluginInfo, PluginManager
-from tests.plugin.conftest import Site
+from tests.support.sites import Site
 
 ONE_ENGINE = """
 @hookimpl

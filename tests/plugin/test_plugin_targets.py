@@ -15,7 +15,7 @@ from ajet_core.plugin import (
     negotiate_channel,
 )
 from ajet_installation.interpreters import default_manager
-from tests.plugin.conftest import Site
+from tests.support.sites import Site
 
 HOOKS = """
 @hookimpl

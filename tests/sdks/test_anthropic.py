@@ -7,7 +7,7 @@ import json
 import anthropic
 import pytest
 
-from tests.sdks.conftest import CALLED, ENDED, SCHEMA, SPOKEN, Agent
+from tests.support.sdks import CALLED, ENDED, SCHEMA, SPOKEN, Agent
 
 TOOLS = [{"name": "move", "description": "Moves.", "input_schema": SCHEMA}]
 ASKED = {"role": "user", "content": "Where are you?"}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from tests.sdks.conftest import ENDED, Agent
-from tests.server.conftest import Running
+from ajet_testing.servers import Running
+from tests.support.sdks import ENDED, Agent
 
 ASKED: list[Any] = [{"role": "user", "content": "Write it."}]
 SCHEMA = {

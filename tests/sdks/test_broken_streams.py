@@ -14,7 +14,7 @@ from ajet_core.errors import EngineError
 from ajet_server.gateway.formats.completing import CompletionService
 from ajet_server.gateway.formats.events import Event
 from ajet_server.gateway.formats.exchange import Exchange
-from tests.sdks.conftest import Agent
+from tests.support.sdks import Agent
 
 ASKED: list[Any] = [{"role": "user", "content": "Where are you?"}]
 ERRORS = [(EngineError("the engine broke"), "the engine broke"), (KeyError("x"), "internal error")]

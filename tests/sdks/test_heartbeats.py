@@ -14,7 +14,7 @@ from ajet_server.gateway.formats.completing import CompletionService
 from ajet_server.gateway.formats.events import Event
 from ajet_server.gateway.formats.exchange import Exchange
 from ajet_server.gateway.silence import Silence
-from tests.sdks.conftest import CALLED, ENDED, SCHEMA, SPOKEN, Agent
+from tests.support.sdks import CALLED, ENDED, SCHEMA, SPOKEN, Agent
 
 ASKED: list[Any] = [{"role": "user", "content": "Where are you?"}]
 CHAT_TOOLS: list[Any] = [{"type": "function", "function": {"name": "move", "parameters": SCHEMA}}]

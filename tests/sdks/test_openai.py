@@ -11,8 +11,8 @@ import pytest
 from openai import AsyncOpenAI
 from tokenizers import Tokenizer
 
-from tests.sdks.conftest import CALLED, ENDED, SCHEMA, SPOKEN, Agent
-from tests.server.conftest import ServerFactory
+from ajet_testing.servers import ServerFactory
+from tests.support.sdks import CALLED, ENDED, SCHEMA, SPOKEN, Agent
 
 TOOL = {"type": "function", "name": "move", "parameters": SCHEMA, "strict": False}
 ARGUMENTS = {"direction": "up", "steps": 2}

@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 
-from tests.sdks.conftest import ENDED, SPOKEN, Agent
 from tests.sdks.programs import CLAUDE_CODE, CODEX, OPENCODE, PROGRAMS, QWEN_CODE, Program
+from tests.support.sdks import ENDED, SPOKEN, Agent
 
 ASKED: list[Any] = [{"role": "user", "content": "Where are you?"}]
 ROUTES = {

@@ -10,8 +10,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from ajet_testing.faults import HoldGate
-from tests.sdks.conftest import Agent
-from tests.server.conftest import ServerFactory
+from ajet_testing.servers import ServerFactory
+from tests.support.sdks import Agent
 
 RETRY = {"x-stainless-retry-count": "1"}
 NAMED = {"idempotency-key": "a"}

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from ajet_server.gateway.formats.table import is_llm_path
-from tests.server.conftest import Running
+from ajet_testing.servers import Running
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "openapi.json"
 UNKNOWN_EPISODE = "0" * 24

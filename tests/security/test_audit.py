@@ -12,8 +12,7 @@ import pytest
 
 from ajet_core.errors import AuthError, ForbiddenError
 from ajet_server.security.audit import REFUSALS_PER_MINUTE, AuditLog
-from tests.security.conftest import bearer, new_token, revoke
-from tests.server.conftest import CLIENT, CONTROL, Running
+from ajet_testing.servers import CLIENT, CONTROL, Running, bearer, new_token, revoke
 
 
 def lines(run_dir: Path) -> list[dict[str, Any]]:

@@ -16,9 +16,9 @@ from ajet_installation.settings import Settings
 from ajet_server.gateway.rendering.factory import make_renderer
 from ajet_server.run.run_setup import resolve_run
 from ajet_testing.plugins import scripted_plugins
+from ajet_testing.servers import CONTROL, Running, error_of
 from tests.security.booby_trap import Evil, booby_trapped
 from tests.security.outside import watched
-from tests.server.conftest import CONTROL, Running, error_of
 
 _PLACES = [
     "http://169.254.169.254/latest/meta-data/",

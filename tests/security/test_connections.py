@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ajet_server.http.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES
+from ajet_testing.servers import CLIENT, Running, ServerFactory, key
 from tests.security.raw import head, raw
-from tests.security.scripted_server import server_process
-from tests.server.conftest import CLIENT, Running, ServerFactory, key
+from tests.support.scripted_server import server_process
 
 CLAIM = head("POST", "/v1/episodes", {**CLIENT, "content-length": "1000"})
 STATUS = head("GET", "/v1/status", CLIENT)

@@ -10,9 +10,20 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.security.conftest import Headers, bearer, claim_as, new_token, revoke
+from ajet_testing.servers import (
+    CLIENT,
+    CONTROL,
+    Headers,
+    Running,
+    ServerFactory,
+    bearer,
+    claim_as,
+    error_of,
+    key,
+    new_token,
+    revoke,
+)
 from tests.security.routes import GUARDED, ROUTES, WITH_BODY, WITH_PARAMETERS, Route
-from tests.server.conftest import CLIENT, CONTROL, Running, ServerFactory, error_of, key
 
 # Who may use a route; a route that is not here is expected to need control.
 _OPENED_BY = {

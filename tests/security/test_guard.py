@@ -14,7 +14,7 @@ from ajet_server.security import guard as guard_module
 from ajet_server.security import tokens as tokens_module
 from ajet_server.security.guard import TokenGuard
 from ajet_server.security.tokens import TokenBook
-from tests.security.conftest import bearer
+from ajet_testing.servers import bearer
 
 OWN = ServerTokens(control="control-" + "c" * 32, client="client-" + "d" * 32)
 

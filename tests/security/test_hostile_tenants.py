@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from agentjet.client import AsyncSwarmClient
 from ajet_cli.main import cli
 from ajet_core.protocol import ServerState
-from tests.security.conftest import Headers, claim_as, new_token
-from tests.server.conftest import CONTROL, Running, ServerFactory, key
+from ajet_testing.servers import CONTROL, Headers, Running, ServerFactory, claim_as, key, new_token
 
 # Characters that have broken parsers, terminals, labels of metrics, databases and file names.
 NASTY = (

@@ -33,7 +33,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.security.routes import DOCUMENT
-from tests.security.scripted_server import server_process
+from tests.support.scripted_server import server_process
 
 CONTROL = "control-token-of-the-schemathesis-test"
 CASES = int(os.environ.get("AJET_SCHEMATHESIS_CASES", "300"))

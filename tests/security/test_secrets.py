@@ -14,8 +14,8 @@ import pytest
 from ajet_installation.settings import Settings
 from ajet_server.build import build_service
 from ajet_testing.plugins import scripted_plugins
-from tests.security.conftest import bearer
-from tests.security.scripted_server import ServerProcess, server_process
+from ajet_testing.servers import bearer
+from tests.support.scripted_server import ServerProcess, server_process
 
 
 class Session:

@@ -10,8 +10,18 @@ from typing import Any
 import pytest
 
 from ajet_testing.faults import HoldGate
-from tests.security.conftest import Headers, claim_as, new_token, revoke
-from tests.server.conftest import CLIENT, CONTROL, Running, ServerFactory, error_of, key
+from ajet_testing.servers import (
+    CLIENT,
+    CONTROL,
+    Headers,
+    Running,
+    ServerFactory,
+    claim_as,
+    error_of,
+    key,
+    new_token,
+    revoke,
+)
 
 
 @pytest.fixture

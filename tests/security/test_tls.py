@@ -21,7 +21,7 @@ from ajet_core.errors import ConfigError, ServerUnreachableError
 from ajet_installation.settings import Settings
 from ajet_server.serve import serve
 from tests.security.raw import head, raw
-from tests.security.scripted_server import ServerProcess, server_process
+from tests.support.scripted_server import ServerProcess, server_process
 
 TOKEN = "control-token-of-the-tls-test"
 

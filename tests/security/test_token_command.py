@@ -13,8 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ajet_cli.main import cli
-from tests.security.conftest import bearer
-from tests.server.conftest import TOKENS, Running, ServerFactory
+from ajet_testing.servers import TOKENS, Running, ServerFactory, bearer
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from ajet_server.observe.events import EventLog
 from ajet_server.run.state import StateBoard
 from ajet_server.security.tenants import TenantLimits, Tenants
 from ajet_server.security.tokens import TokenBook
-from tests.server.test_batching import builder
+from tests.support.batches import builder
 
 
 @dataclass

@@ -18,7 +18,7 @@ from ajet_server.security.guard import make_tokens
 from ajet_server.serve import bind, serve
 from ajet_testing import scripted_trainer
 from ajet_testing.plugins import scripted_plugins
-from tests.server.conftest import (
+from ajet_testing.servers import (
     CLIENT,
     CONTROL,
     Running,

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from ajet_core.protocol import ServerState
+from ajet_testing.servers import CONTROL, Running, ServerFactory, error_of
+from tests.support.runs import events
+from tests.support.served_processes import call, kill, serving, start_run, until
 
-from .conftest import CONTROL, Running, ServerFactory, error_of
-from .test_faults import events
-from .test_kill import call, kill, serving, start_run, until
+pytestmark = pytest.mark.usefixtures("worker_processes")
 
 
 def deaths(server: Running) -> list[str]:

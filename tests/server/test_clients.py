@@ -19,7 +19,7 @@ from ajet_core.errors import (
 from ajet_core.protocol import RunConfig
 from ajet_server.admission import admission
 from ajet_server.observe import watchdog
-from tests.server.conftest import CLIENT, TOKENS, Running, ServerFactory
+from ajet_testing.servers import CLIENT, TOKENS, Running, ServerFactory
 
 QUESTION = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 

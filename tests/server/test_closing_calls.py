@@ -11,7 +11,7 @@ import pytest
 
 from ajet_core.errors import EpisodeClosedError
 from ajet_server.episodes.open_episodes import OpenEpisode
-from tests.server.conftest import Running, error_of, key
+from ajet_testing.servers import Running, error_of, key
 
 ASKED = {"model": "any", "messages": [{"role": "user", "content": "hello"}]}
 

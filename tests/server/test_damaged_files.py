@@ -25,8 +25,7 @@ from ajet_server.run.checkpoints import CheckpointFolder, Position
 from ajet_server.store.chosen_store import store_of_run
 from ajet_server.store.store_reader import EpisodeChoice, StoreReader
 from ajet_testing.plugins import scripted_plugins
-
-from .conftest import CONTROL, Running, ServerFactory
+from ajet_testing.servers import CONTROL, Running, ServerFactory
 
 NESTED = b'{"step":' + b"[" * 200_000
 

@@ -10,7 +10,7 @@ import pytest
 from agentjet.client import AsyncSwarmClient, Episode, Task
 from ajet_core.timeline import Call
 from ajet_testing.faults import HoldGate
-from tests.server.conftest import (
+from ajet_testing.servers import (
     CLIENT,
     CONTROL,
     TOKENS,

@@ -14,45 +14,9 @@ import pytest
 from ajet_core.protocol import ServerState
 from ajet_server.observe import watchdog
 from ajet_server.run.checkpoints import CheckpointFolder
-from ajet_server.run.run_loop import RunLoop
 from ajet_testing.faults import HoldGate
-
-from .conftest import CLIENT, CONTROL, Running, ServerFactory, error_of
-
-
-def loop_of(server: Running) -> RunLoop:
-    loop = server.service.coordinator.loop
-    assert loop is not None
-    return loop
-
-
-def events(server: Running, type_: str) -> list[dict[str, Any]]:
-    found = [owned.event for owned in server.service.events._events]
-    return [event.data for event in found if event.type == type_]
-
-
-async def until_state(server: Running, state: ServerState) -> None:
-    await server.service.board.wait_until(lambda: server.service.board.state is state)
-
-
-async def abort(server: Running, grant: dict[str, Any], **body: Any) -> dict[str, Any]:
-    answer = await server.http.post(
-        f"/v1/episodes/{grant['episode_id']}/abort", headers=CLIENT, json=body
-    )
-    assert answer.status_code == 200, answer.text
-    status: dict[str, Any] = answer.json()
-    return status
-
-
-async def finish_batch(server: Running) -> None:
-    """The episodes of a batch, whatever becomes of it."""
-    await asyncio.gather(*(server.episode(task, r) for task in "ab" for r in (0.0, 1.0)))
-
-
-async def status(server: Running) -> dict[str, Any]:
-    answer = await server.http.get("/v1/status", headers=CONTROL)
-    found: dict[str, Any] = answer.json()
-    return found
+from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, error_of
+from tests.support.runs import abort, events, finish_batch, loop_of, status, until_state
 
 
 async def test_a_refused_batch_is_kept_and_the_next_one_takes_its_step(server: Running) -> None:
@@ -180,6 +144,7 @@ async def test_a_trainer_that_lost_its_weights_is_replaced(server: Running) -> N
     assert events(server, "refused") == []
 
 
+@pytest.mark.usefixtures("worker_processes")
 @pytest.mark.parametrize("fault", ["dies_at", "tears_at"])
 async def test_a_batch_that_workers_die_of_is_kept_and_the_next_one_takes_its_step(
     server: Running, fault: str
@@ -196,6 +161,7 @@ async def test_a_batch_that_workers_die_of_is_kept_and_the_next_one_takes_its_st
     assert kept.batch_id not in {s.batch_id for s in await server.service.store.steps()}
 
 
+@pytest.mark.usefixtures("worker_processes")
 async def test_a_batch_is_to_blame_although_the_ones_before_it_are_trained_again(
     servers: ServerFactory,
 ) -> None:
@@ -217,6 +183,7 @@ async def test_a_batch_is_to_blame_although_the_ones_before_it_are_trained_again
         assert len(died) == 4
 
 
+@pytest.mark.usefixtures("worker_processes")
 async def test_workers_that_only_train_again_what_was_trained_make_no_progress(
     servers: ServerFactory,
 ) -> None:
@@ -236,6 +203,7 @@ async def test_workers_that_only_train_again_what_was_trained_make_no_progress(
         assert len(await server.service.store.batches(after_step=0)) == 2
 
 
+@pytest.mark.usefixtures("worker_processes")
 async def test_a_batch_that_was_trained_before_is_not_refused_at_once_if_workers_die_of_it(
     servers: ServerFactory,
 ) -> None:
@@ -272,6 +240,7 @@ async def test_a_checkpoint_that_cannot_be_written_is_left_out(server: Running) 
     assert sorted(p.name for p in checkpoints.iterdir()) == ["step-000001", "step-000003"]
 
 
+@pytest.mark.usefixtures("worker_processes")
 async def test_a_status_does_not_wait_for_a_worker_that_hangs(server: Running) -> None:
     await server.roll()
     workers = loop_of(server).supervisor.running
@@ -357,6 +326,7 @@ async def test_a_task_that_always_fails_is_set_aside_and_shown(server: Running) 
     assert (await status(server))["set_aside"] == []
 
 
+@pytest.mark.usefixtures("worker_processes")
 async def test_a_training_step_that_never_ends_is_ended_and_tried_again(
     servers: ServerFactory,
 ) -> None:
@@ -370,6 +340,7 @@ async def test_a_training_step_that_never_ends_is_ended_and_tried_again(
         assert "training step 1 took longer than 2 s" in died[0]
 
 
+@pytest.mark.usefixtures("worker_processes")
 async def test_a_frozen_worker_is_replaced_in_the_middle_of_a_step(servers: ServerFactory) -> None:
     async with servers.running() as server:
         with HoldGate(server.run_dir, "trainer"):
@@ -386,6 +357,7 @@ async def test_a_frozen_worker_is_replaced_in_the_middle_of_a_step(servers: Serv
         assert "did not answer for 0.5 s while training step 1" in died[0]
 
 
+@pytest.mark.usefixtures("worker_processes")
 async def test_an_engine_that_does_nothing_is_replaced_and_its_calls_go_on(
     servers: ServerFactory,
 ) -> None:

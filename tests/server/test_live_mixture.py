@@ -10,8 +10,8 @@ import pytest
 
 from ajet_core.interfaces import RunRecord
 from ajet_testing.faults import HoldGate
+from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, error_of
 
-from .conftest import CLIENT, CONTROL, Running, ServerFactory, error_of
 from .test_modes import batches, tags, task, until_step
 
 PATIENT = 3600.0

@@ -18,8 +18,7 @@ from ajet_core.protocol import ServerState
 from ajet_server.workers.run_workers import RunWorkers
 from ajet_testing.faults import HoldGate
 from ajet_testing.scripted_engine import ASLEEP
-
-from .conftest import CLIENT, CONTROL, Running, ServerFactory, error_of, key
+from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, error_of, key
 
 ASYNC = {"mode": "async", "max_staleness": 2, "max_mean_staleness": 2}
 ONE = {"tasks": 1, "episodes_per_task": 2}
@@ -167,6 +166,7 @@ async def test_whoever_waits_for_a_complete_task_begins_it_anew_once_a_batch_has
         gate.release()
 
 
+@pytest.mark.usefixtures("worker_processes")
 async def test_after_a_crash_lost_steps_come_before_new_episodes(server: Running) -> None:
     trainer = {"dies_at": 2, "hangs_at": 2}
     with HoldGate(server.run_dir, "trainer") as gate:
@@ -191,6 +191,7 @@ async def test_after_a_crash_lost_steps_come_before_new_episodes(server: Running
     assert [len(batch.episode_ids) for batch in await batches(server)] == [4, 4]
 
 
+@pytest.mark.usefixtures("worker_processes")
 async def test_an_engine_that_dies_while_a_step_is_trained_is_replaced_at_once_and_no_fault_of_the_batch(
     server: Running,
 ) -> None:

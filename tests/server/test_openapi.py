@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.server.conftest import Running
+from ajet_testing.servers import Running
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "openapi.json"
 

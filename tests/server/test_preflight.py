@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from ajet_cli.main import cli
 from ajet_core.protocol import PreflightReport, ServerState
-from tests.server.conftest import CLIENT, CONTROL, Running, ServerFactory
-from tests.server.test_faults import events, finish_batch, status, until_state
+from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory
+from tests.support.runs import events, finish_batch, status, until_state
 
 LONG = {"reply_length": 12}
 

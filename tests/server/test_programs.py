@@ -15,9 +15,9 @@ from ajet_core.protocol import ServerState
 from ajet_core.timeline import Call
 from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_server.gateway.rendering.renderer import ChatRenderer
+from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, key
 from ajet_testing.tokenizers import renderer_for, write_model
-from tests.server.conftest import CLIENT, CONTROL, Running, ServerFactory, key
-from tests.server.test_faults import status, until_state
+from tests.support.runs import status, until_state
 
 # Their templates take one system message, at the beginning.
 FAMILIES = ("qwen3.8", "nemotron-3")

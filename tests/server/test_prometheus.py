@@ -9,8 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ajet_core.protocol import ServerStatus
 from ajet_server.observe.prometheus import exposition
-
-from .conftest import CLIENT, CONTROL, Running
+from ajet_testing.servers import CLIENT, CONTROL, Running
 
 GOLDEN = Path(__file__).parents[1] / "protocol" / "golden" / "ServerStatus.json"
 

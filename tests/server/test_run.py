@@ -11,7 +11,7 @@ import pytest
 
 from ajet_core.errors import EngineError
 from ajet_testing.faults import HoldGate
-from tests.server.conftest import CLIENT, CONTROL, Running, ServerFactory, error_of, key
+from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, error_of, key
 
 
 async def test_batches_train_and_the_model_is_exported(server: Running) -> None:
@@ -318,6 +318,7 @@ async def test_a_full_disk_at_a_checkpoint_does_not_end_the_run(server: Running)
     assert server.service.coordinator.step == 3
 
 
+@pytest.mark.usefixtures("worker_processes")
 @pytest.mark.parametrize("victim", ["engine", "trainer"])
 async def test_a_worker_that_dies_is_replaced_and_nothing_is_lost(
     servers: ServerFactory, victim: str

@@ -9,8 +9,8 @@ import pytest
 
 from ajet_core.protocol import ServerState
 from ajet_testing.planted import PLANTED
-from tests.server.conftest import CONTROL, Running, ServerFactory
-from tests.server.test_faults import events, finish_batch, status, until_state
+from ajet_testing.servers import CONTROL, Running, ServerFactory
+from tests.support.runs import events, finish_batch, status, until_state
 
 
 async def metrics(server: Running) -> dict[str, float]:

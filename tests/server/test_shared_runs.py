@@ -6,10 +6,8 @@ import asyncio
 from typing import Any
 
 from ajet_core.protocol import ServerState
-from tests.security.conftest import Headers, claim_as, new_token
-
-from .conftest import CLIENT, CONTROL, Running, error_of
-from .test_faults import abort, events, finish_batch, loop_of, status, until_state
+from ajet_testing.servers import CLIENT, CONTROL, Headers, Running, claim_as, error_of, new_token
+from tests.support.runs import abort, events, finish_batch, loop_of, status, until_state
 
 # Tokens of a sequence that the trainer has memory for; a huge episode has more, others have less.
 MEMORY = 96

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ajet_core.protocol import EpisodeTimelines
-from tests.server.conftest import CLIENT, CONTROL, Running, key
+from ajet_testing.servers import CLIENT, CONTROL, Running, key
 
 
 async def timelines(server: Running, episode_id: str) -> EpisodeTimelines:

@@ -14,10 +14,9 @@ from ajet_core.protocol import RunConfig
 from ajet_core.timeline import Call, CostModel
 from ajet_server.batches.training_data import TrainingData, training_data
 from ajet_server.embedded.trie_merger import TrieMerger
+from ajet_testing.servers import CLIENT, CONTROL, Running, key
 from ajet_testing.suites.samples import conversation, make_call, make_episode
 from ajet_training.advantages import GroupMean, GroupStd
-
-from .conftest import CLIENT, CONTROL, Running, key
 
 TREES = TrainerInfo(1, 1, "cpu", trees=True, costs=CostModel(0.0, 1.0, 0.0))
 LINEAR = TrainerInfo(1, 1, "cpu")

@@ -15,10 +15,17 @@ from ajet_core.interfaces import ComponentSettings, Merger, WorkerContext
 from ajet_core.protocol import ServerState
 from ajet_core.timeline import Call, MergePolicy, TokenTree
 from ajet_server.run.step_book import StepBook
-from tests.security.conftest import Headers, new_token
-
-from .conftest import CLIENT, CONTROL, Running, ServerFactory, error_of, key
-from .test_faults import events, finish_batch, loop_of, status, until_state
+from ajet_testing.servers import (
+    CLIENT,
+    CONTROL,
+    Headers,
+    Running,
+    ServerFactory,
+    error_of,
+    key,
+    new_token,
+)
+from tests.support.runs import events, finish_batch, loop_of, status, until_state
 
 POISON = "poison"
 

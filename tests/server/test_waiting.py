@@ -12,7 +12,7 @@ from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import ClaimRequest
 from ajet_server.admission.batching import BatchBuilder
 from ajet_server.admission.waiting import Granted, Ticket, WaitingLine
-from tests.server.test_batching import builder, episode
+from tests.support.batches import builder, episode
 
 
 def ticket(group: str | None) -> Ticket:

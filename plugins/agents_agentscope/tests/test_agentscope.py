@@ -19,11 +19,11 @@ from agentscope.tool import FunctionTool
 from agentjet.agents import train, trainable
 from agentjet.client import AsyncSwarmClient, SwarmClient
 from ajet_core.timeline import Call
+from ajet_testing.door_training import assert_learns
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import REPLIES, AgentSuite, tool_call
-from tests.agents.door_training import assert_learns
-from tests.agents.tutorial import run_tutorial
+from ajet_testing.tutorial import run_tutorial
 
 ASKING = (
     REPLIES[0],

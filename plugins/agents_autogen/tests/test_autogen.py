@@ -22,11 +22,11 @@ from openai import OpenAI
 
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import AgentAdapter
+from ajet_testing.door_training import assert_learns
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import PLANNER, REPLIES, WORKER, AgentSuite, tool_call
-from tests.agents.door_training import assert_learns
-from tests.agents.tutorial import run_tutorial
+from ajet_testing.tutorial import run_tutorial
 
 # The server answers as the model "default", whichever was asked for.
 pytestmark = pytest.mark.filterwarnings("ignore:Resolved model mismatch")

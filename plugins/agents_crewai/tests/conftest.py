@@ -14,7 +14,7 @@ os.environ.update(
     CREWAI_TESTING="true",
 )
 
-pytest.register_assert_rewrite("ajet_testing", "tests.agents.door_training")
+pytest.register_assert_rewrite("ajet_testing")
 
 
 def pytest_unconfigure() -> None:

@@ -20,11 +20,11 @@ from agentjet.client import AsyncSwarmClient
 from agentjet.client import Task as ClientTask
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import AgentAdapter
+from ajet_testing.door_training import assert_learns
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import PLANNER, REPLIES, WORKER, AgentSuite, tool_call
-from tests.agents.door_training import assert_learns
-from tests.agents.tutorial import run_tutorial
+from ajet_testing.tutorial import run_tutorial
 
 # CrewAI reads fields of its own that are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -19,10 +19,10 @@ from langchain_core.tracers.langchain import LangChainTracer
 
 from agentjet.agents import train_async, trainable
 from agentjet.client import AsyncSwarmClient
+from ajet_testing.door_training import assert_learns
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import AgentSuite
-from tests.agents.door_training import assert_learns
-from tests.agents.tutorial import run_tutorial
+from ajet_testing.tutorial import run_tutorial
 
 CACHED = "out of the cache"
 

@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("ajet_testing", "tests.agents.door_training")
+pytest.register_assert_rewrite("ajet_testing")

@@ -18,11 +18,11 @@ from workflows.events import StartEvent, StopEvent
 from agentjet.agents import Adapters, train, trainable
 from agentjet.client import AsyncSwarmClient, SwarmClient
 from ajet_core.timeline import Call
+from ajet_testing.door_training import assert_learns
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import LAST_IS_TOOL, REPLIES, AgentSuite, tool_call
-from tests.agents.door_training import assert_learns
-from tests.agents.tutorial import run_tutorial
+from ajet_testing.tutorial import run_tutorial
 
 HANDING_OVER = (
     # Who was given the task opens a door.

@@ -15,11 +15,11 @@ from smolagents.local_python_executor import InterpreterError
 from agentjet.agents import trainable
 from agentjet.client import AsyncSwarmClient, SwarmClient
 from ajet_core.timeline import Call
+from ajet_testing.door_training import assert_learns
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import DOORS, TRAPDOOR, AgentSuite, tool_call
-from tests.agents.door_training import assert_learns
-from tests.agents.tutorial import run_tutorial
+from ajet_testing.tutorial import run_tutorial
 
 # The last thing said is what a tool returned, or an error: both come as a user's message.
 WAS_TOLD = (

@@ -15,7 +15,7 @@ from ajet_backend_torch import measurements
 from ajet_backend_torch import policy as policy_module
 from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_backend_torch.trainer import TorchTrainer
-from conftest import write_model
+from tiny_models import write_model
 
 import ajet_core
 from ajet_core.interfaces import TrainerInfo, WorkerContext

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SIZES, full_logprobs, load
 from test_engine import Answer, prompts
+from tiny_models import SIZES, full_logprobs, load
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ajet_core.interfaces import GenerateRequest, SamplingParams, WeightUpdate

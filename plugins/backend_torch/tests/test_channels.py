@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from ajet_backend_torch.engine import TorchEngine
 from ajet_backend_torch.settings import TorchEngineSettings
-from conftest import VOCAB, load, write_model
 from test_engine import ask, assert_exact, prompts
 from test_trainer import LORA, batch, make, module_of
+from tiny_models import VOCAB, load, write_model
 
 from ajet_core.errors import EngineError, SealError
 from ajet_core.interfaces import Probe

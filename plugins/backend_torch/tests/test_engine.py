@@ -11,7 +11,7 @@ import torch
 from ajet_backend_torch.engine import TorchEngine
 from ajet_backend_torch.forward import CachedModel
 from ajet_backend_torch.settings import TorchEngineSettings
-from conftest import VOCAB, full_logprobs, load, write_model
+from tiny_models import VOCAB, full_logprobs, load, write_model
 
 from ajet_core.errors import (
     ConfigError,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ajet_backend_torch import hooks
-from conftest import EngineMaker, full_logprobs, load, write_model
+from tiny_models import EngineMaker, full_logprobs, load, write_model
 
 from ajet_core.interfaces import Engine, WeightUpdate
 from ajet_testing.ascii_tokenizer import write_ascii_tokenizer

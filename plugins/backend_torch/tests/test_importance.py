@@ -12,10 +12,10 @@ from ajet_backend_torch.losses import clipped_surrogate, weighed
 from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_backend_torch.trainer import TorchTrainer
 from ajet_backend_torch.update import BatchUpdate
-from conftest import load
 from test_refused_steps import spoil_pass, state
 from test_trainer import LORA, batch, make, module_of, same, weights
 from test_trees import batches, gradients
+from tiny_models import load
 
 from ajet_core.errors import StepRefusedError
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import VOCAB
 from test_trainer import make
+from tiny_models import VOCAB
 
 from ajet_core.interfaces import Trainer, WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig

@@ -11,8 +11,8 @@ import pytest
 import torch
 from ajet_backend_torch import hooks
 from ajet_backend_torch.settings import TorchEngineSettings, TorchTrainerSettings
-from conftest import write_model
 from safetensors.torch import load_file, save_file
+from tiny_models import write_model
 
 from ajet_core.errors import ConfigError, ModelDirectoryError
 from ajet_core.interfaces import Engine, Trainer

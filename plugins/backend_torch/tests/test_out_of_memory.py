@@ -23,8 +23,8 @@ from test_trainer import batch, make, module_of, same, weights
 
 from ajet_core.errors import EngineError, StepRefusedError, TrainerError
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+from ajet_testing.large_models import too_large
 from ajet_torch.memory import is_out_of_memory
-from tests.large_models import too_large
 
 CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation for Memory Management"
 SHORTAGES: list[Callable[[], Exception]] = [

@@ -14,9 +14,9 @@ from ajet_backend_torch import attempts
 from ajet_backend_torch.engine import TorchEngine
 from ajet_backend_torch.settings import TorchEngineSettings, TorchTrainerSettings
 from ajet_backend_torch.trainer import TorchTrainer
-from conftest import load
 from test_engine import ask, assert_exact, prompts
 from test_trainer import LORA, batch, make, module_of, same, weights
+from tiny_models import load
 
 from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig

@@ -7,17 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.conftest import Headers, claim_as, new_token
-from tests.server import conftest as server_conftest
-from tests.server.conftest import CLIENT, CONTROL, Running, ServerFactory
-from tests.server.real_trainer import servers_with
-
-server_model = server_conftest.model_dir
+from ajet_testing.real_trainer import servers_with
+from ajet_testing.servers import (
+    CLIENT,
+    CONTROL,
+    Headers,
+    Running,
+    ServerFactory,
+    claim_as,
+    new_token,
+)
 
 
 @pytest.fixture
-def servers(server_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerFactory:
-    return servers_with("torch", server_model, tmp_path, monkeypatch)
+def servers(tmp_path: Path) -> ServerFactory:
+    return servers_with("torch", tmp_path)
 
 
 async def episode(server: Running, headers: Headers, task: str, reward: float) -> str:

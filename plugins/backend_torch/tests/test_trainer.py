@@ -13,8 +13,8 @@ import torch
 from ajet_backend_torch.losses import clipped_surrogate, k3
 from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_backend_torch.trainer import TorchTrainer
-from conftest import VOCAB, full_logprobs, load
 from safetensors.torch import load_file
+from tiny_models import VOCAB, full_logprobs, load
 
 from ajet_core.errors import ConfigError, TrainerError
 from ajet_core.interfaces import WorkerContext

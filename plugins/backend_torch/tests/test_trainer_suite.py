@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from ajet_backend_torch.hooks import OFFERED_CHANNELS
-from conftest import VOCAB
 from test_trainer import make
+from tiny_models import VOCAB
 
 from ajet_core.interfaces import Trainer, WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig

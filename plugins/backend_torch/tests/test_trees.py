@@ -16,10 +16,10 @@ from ajet_backend_torch import past
 from ajet_backend_torch.costs import _fitted, assumed_costs
 from ajet_backend_torch.trainer import TorchTrainer
 from ajet_backend_torch.update import BatchUpdate
-from conftest import VOCAB
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_trainer import LORA, make, module_of, same, weights
+from tiny_models import VOCAB
 
 from ajet_core.errors import TrainerError
 from ajet_core.interfaces import WorkerContext

@@ -6,9 +6,9 @@ import pytest
 import torch
 from ajet_backend_torch.trainer import TorchTrainer
 from ajet_backend_torch.update import BatchUpdate
-from conftest import load
 from test_trainer import batch, make, module_of, weights
 from test_update_clipping import gradients, optimiser, parameters
+from tiny_models import load
 
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig
 from ajet_core.timeline import TrainBatch

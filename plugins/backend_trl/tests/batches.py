@@ -14,7 +14,7 @@ from ajet_backend_trl.settings import (
     TrlTrainerSettings,
 )
 from ajet_backend_trl.trainer import TrlDistillationTrainer, TrlSftTrainer, TrlTrainer
-from conftest import VOCAB
+from tiny_models import VOCAB
 
 from ajet_core.interfaces import Trainer, WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from tiny_models import SIZES
+
 # Before TRL is imported: nothing is looked up, and nobody is told of the tests.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -25,19 +27,6 @@ else:
     torch.set_num_threads(1)
     hf_logging.disable_progress_bar()
 
-VOCAB = 96
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.1,
-    "bos_token_id": None,
-    "eos_token_id": 5,
-    "pad_token_id": None,
-}
 CONFIGS = {
     "qwen2": lambda: Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=True),
     "llama": lambda: LlamaConfig(**SIZES, num_key_value_heads=1, tie_word_embeddings=False),

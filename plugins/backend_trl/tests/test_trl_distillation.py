@@ -12,7 +12,7 @@ import torch
 from ajet_backend_trl.distillation import logit_scale
 from ajet_backend_trl.hooks import WEIGHT_CHANNELS, ajet_register_trainers
 from batches import LORA, batch, full_logprobs, load, make_distillation, weights
-from conftest import VOCAB
+from tiny_models import VOCAB
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, GraniteConfig, Qwen2Config

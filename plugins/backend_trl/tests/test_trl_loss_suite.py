@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from batches import make
-from conftest import VOCAB
+from tiny_models import VOCAB
 
 from ajet_core.interfaces import Trainer
 from ajet_core.protocol.run import AlgorithmConfig

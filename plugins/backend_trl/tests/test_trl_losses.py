@@ -9,7 +9,7 @@ import torch
 from ajet_backend_trl.plan import Share, rows_of
 from ajet_backend_trl.tensors import micro_batch
 from batches import LORA, batch, full_logprobs, load, make, make_torch, module_of, weights
-from conftest import VOCAB
+from tiny_models import VOCAB
 
 from ajet_core.errors import ConfigError, TrainerError
 from ajet_core.protocol.run import AlgorithmConfig

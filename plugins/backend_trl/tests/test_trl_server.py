@@ -9,16 +9,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.server import conftest as server_conftest
-from tests.server.conftest import ServerFactory
-from tests.server.real_trainer import kill_in_a_step, servers_with
-
-model_dir = server_conftest.model_dir
+from ajet_testing.real_trainer import kill_in_a_step, servers_with
+from ajet_testing.servers import ServerFactory
 
 
 @pytest.fixture
-def servers(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerFactory:
-    return servers_with("trl", model_dir, tmp_path, monkeypatch)
+def servers(tmp_path: Path) -> ServerFactory:
+    return servers_with("trl", tmp_path)
 
 
 @pytest.mark.timeout(300)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ajet_backend_trl.hooks import WEIGHT_CHANNELS
 from batches import LORA, batch, full_logprobs, load, make_sft, module_of, weights
-from conftest import VOCAB
+from tiny_models import VOCAB
 
 from ajet_core.interfaces import Trainer
 from ajet_core.protocol.run import AlgorithmConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ajet_backend_trl.hooks import WEIGHT_CHANNELS
 from batches import make
-from conftest import VOCAB
+from tiny_models import VOCAB
 
 from ajet_core.interfaces import Trainer
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig

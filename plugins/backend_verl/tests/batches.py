@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from ajet_backend_verl.settings import WEIGHS_ITSELF, VerlTrainerSettings, check_algorithm
 from ajet_backend_verl.trainer import VerlTrainer
-from conftest import VOCAB
+from tiny_models import VOCAB
 
 from ajet_core.errors import TrainerError
 from ajet_core.interfaces import WorkerContext

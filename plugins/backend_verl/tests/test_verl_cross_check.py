@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.backends import ROOT, backend_python
+from ajet_testing.backends import ROOT, backend_python
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -12,7 +12,7 @@ from ajet_backend_torch.trainer import TorchTrainer
 from ajet_backend_verl.settings import ESTIMATORS, VerlTrainerSettings
 from ajet_backend_verl.verl_keys import ACTOR, CORRECTION
 from batches import LORA, aim, batch, full_logprobs, load, module_of, scorer, weights
-from conftest import VOCAB
+from tiny_models import VOCAB
 
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig

@@ -6,18 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.server import conftest as server_conftest
-from tests.server.conftest import ServerFactory
-from tests.server.real_trainer import kill_in_a_step, servers_with
-
-model_dir = server_conftest.model_dir
+from ajet_testing.real_trainer import kill_in_a_step, servers_with
+from ajet_testing.servers import ServerFactory
 
 
 @pytest.fixture
-def servers(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerFactory:
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerFactory:
     # Each trainer has a Ray of its own, which ends with it.
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    return servers_with("verl", model_dir, tmp_path, monkeypatch)
+    return servers_with("verl", tmp_path)
 
 
 @pytest.mark.timeout(900)

@@ -23,8 +23,8 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, HFModelConfig
 from ajet_core.errors import ConfigError, StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol.run import AlgorithmConfig, LoraConfig
+from ajet_testing.large_models import too_large
 from ajet_torch import memory
-from tests.large_models import too_large
 
 # What workers are told to do here they could not import.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])

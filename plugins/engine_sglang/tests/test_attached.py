@@ -11,7 +11,7 @@ from ajet_engine_sglang.engine import SglangEngine
 from ajet_engine_sglang.launch import LaunchPlan
 from ajet_engine_sglang.server import SglangServer
 from ajet_engine_sglang.settings import SglangEngineSettings
-from conftest import (
+from tiny_sglang import (
     CONTEXT,
     SETTINGS,
     assert_exact,
@@ -26,9 +26,9 @@ from ajet_core.probe import probe_ids
 from ajet_core.protocol.run import ModelConfig
 from ajet_engines.served import Address, HttpClient, ServerProcess
 from ajet_testing.planted import PLANTED, Planted, planted
+from ajet_testing.served_models import VOCAB, Models
+from ajet_testing.served_ports import address_of, at_port
 from ajet_testing.suites.asking import ask, until
-from tests.served_models import VOCAB, Models
-from tests.served_ports import address_of, at_port
 
 pytestmark = [
     pytest.mark.sglang,

@@ -9,11 +9,11 @@ import pytest
 import pytest_asyncio
 from ajet_engine_sglang import hooks
 from ajet_engine_sglang.engine import SglangEngine
-from conftest import CONTEXT, make_engine, model_config, servers_of
+from tiny_sglang import CONTEXT, make_engine, model_config, servers_of
 
 from ajet_core.interfaces import Engine
+from ajet_testing.served_models import ModelsCase
 from ajet_testing.suites.engine_suite import EngineSuite
-from tests.served_models import ModelsCase
 
 pytestmark = [
     pytest.mark.sglang,

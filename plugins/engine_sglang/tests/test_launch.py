@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from ajet_engine_sglang.launch import DENIED, LaunchPlan
 from ajet_engine_sglang.settings import SglangEngineSettings
-from conftest import CONTEXT, make_engine
 from pydantic import ValidationError
+from tiny_sglang import CONTEXT, make_engine
 
 from ajet_core.errors import ConfigError, EngineError
 from ajet_core.interfaces import ModelServers
 from ajet_core.protocol.run import ModelConfig
 from ajet_engines.served.launching import check_arguments
-from tests.large_models import too_large
-from tests.served_models import write_model
+from ajet_testing.large_models import too_large
+from ajet_testing.served_models import write_model
 
 
 def plan(*, cpu: bool, model: ModelConfig | None = None, **options: object) -> LaunchPlan:

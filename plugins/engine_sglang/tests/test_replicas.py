@@ -13,15 +13,15 @@ import pytest
 import pytest_asyncio
 from ajet_engine_sglang.engine import SglangEngine
 from ajet_engine_sglang.launch import IN_SERVER
-from conftest import make_engine, model_config
+from tiny_sglang import make_engine, model_config
 
 from ajet_core.interfaces import ModelServers
 from ajet_engines.served import ServedEngine
 from ajet_testing.ascii_tokenizer import ascii_text
+from ajet_testing.served_models import VOCAB, Models, ModelsCase
 from ajet_testing.suites.asking import ask
 from ajet_testing.suites.served_suite import ServedEngineSuite, all_up, begin_at_all, children
 from ajet_testing.suites.shaping_suite import STOP
-from tests.served_models import VOCAB, Models, ModelsCase
 
 pytestmark = [
     pytest.mark.sglang,

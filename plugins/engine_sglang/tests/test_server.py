@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from ajet_engine_sglang.server import SglangServer
-from conftest import model_config
+from tiny_sglang import model_config
 
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import GenerateRequest, SamplingParams

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 from ajet_engine_vllm.engine import VllmEngine
-from conftest import CONTEXT, Models, make_engine
 from safetensors.torch import load_file, save_file
+from tiny_vllm import CONTEXT, make_engine
 
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import ModelServers, WeightUpdate
 from ajet_core.protocol.run import ModelConfig
+from ajet_testing.served_models import Models
+from ajet_testing.served_ports import address_of, at_port
 from ajet_testing.suites.asking import ask, until
-from tests.served_ports import address_of, at_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 

@@ -7,11 +7,11 @@ import pytest_asyncio
 from ajet_engine_vllm import hooks
 from ajet_engine_vllm.engine import VllmEngine
 from ajet_engine_vllm.server import VllmServer
-from conftest import CONTEXT
+from tiny_vllm import CONTEXT
 
 from ajet_core.interfaces import Engine
+from ajet_testing.served_models import ModelsCase
 from ajet_testing.suites.engine_suite import EngineSuite
-from tests.served_models import ModelsCase
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 

@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 from ajet_engine_vllm.launch import DENIED, LaunchPlan
 from ajet_engine_vllm.settings import VllmEngineSettings
-from conftest import Models, make_engine
 from pydantic import ValidationError
+from tiny_vllm import make_engine
 
 from ajet_core.errors import ConfigError, EngineError
 from ajet_core.interfaces import ModelServers
 from ajet_core.protocol.run import ModelConfig
 from ajet_engines.served.launching import check_arguments, explained, find_python
 from ajet_installation.environment import RECORD, UNFINISHED
-from tests.environments.making import environment
-from tests.large_models import too_large
+from ajet_testing.backends import environment
+from ajet_testing.large_models import too_large
+from ajet_testing.served_models import Models
 
 
 def plan(

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from ajet_engine_vllm.engine import VllmEngine
-from conftest import make_engine
+from tiny_vllm import make_engine
 
 from ajet_core.interfaces import ModelServers
 from ajet_core.protocol.run import ModelConfig
 from ajet_engines.served import ServedEngine
+from ajet_testing.served_models import Models, ModelsCase
 from ajet_testing.suites.served_suite import ServedEngineSuite
-from tests.served_models import Models, ModelsCase
 
 pytestmark = [
     pytest.mark.vllm,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from ajet_engine_vllm.version import BELOW, LEAST, check_version
-from conftest import make_engine
 from packaging.specifiers import SpecifierSet
+from tiny_vllm import make_engine
 
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import ModelServers

@@ -11,8 +11,8 @@ import pytest
 from ajet_core.protocol import ServerState
 from ajet_server.run.checkpoints import CheckpointFolder
 from ajet_server.store.run_store import RunStore
-from tests.server.conftest import CONTROL, Running, ServerFactory, error_of
-from tests.server.test_faults import events, status, until_state
+from ajet_testing.servers import CONTROL, Running, ServerFactory, error_of
+from tests.support.runs import events, status, until_state
 
 
 async def resume(server: Running, **body: Any) -> None:

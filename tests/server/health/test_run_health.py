@@ -7,8 +7,8 @@ from typing import Any
 
 from ajet_cli.commands.status import render
 from ajet_core.protocol import ServerState, ServerStatus
-from tests.server.conftest import CLIENT, CONTROL, Running, ServerFactory
-from tests.server.test_faults import events, status, until_state
+from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory
+from tests.support.runs import events, status, until_state
 
 
 async def equal_batch(server: Running) -> None:

@@ -16,6 +16,8 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
 from agentjet.agents import train, trainable
 from agentjet.client import AsyncSwarmClient, SwarmClient, Task
 from ajet_core.protocol import RunConfig
@@ -23,7 +25,7 @@ from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import PLANNER, REPLIES, WORKER
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".venv" / "bin" / "python"
 STEPS = 8
 TASKS = 4
@@ -38,14 +40,19 @@ def score(_task: str, doors: list[str]) -> float:
 
 
 def assert_learns(play: Play, directory: Path, replies: Sequence[ScriptedReply] = REPLIES) -> None:
-    """Train for some steps; rewards rise, and every call of the program was trained in its own episode."""
+    """Train for some steps; rewards rise, and every call of the program was trained in its own episode.
+
+    Without the development environment, which has the real model, the test is skipped.
+    """
+    if not PYTHON.is_file():
+        pytest.skip(f"there is no development environment at {PYTHON}: make setup")
     recorded = record(play, directory / "scripted", replies)
     lesson = directory / "lesson.json"
     lesson.write_text(json.dumps(recorded))
     model = directory / "models" / "doors"
     tokenizer = directory / "scripted" / "models" / "scripted"
-    teach = [PYTHON, "-m", "tests.agents.teach", lesson, tokenizer, model]
-    subprocess.run([*map(str, teach)], cwd=ROOT, check=True, env=_dev_env())
+    teach = [PYTHON, "-m", "ajet_testing.teach", lesson, tokenizer, model]
+    subprocess.run([*map(str, teach)], cwd=ROOT, check=True, env=_dev_env())  # noqa: S603
     with serving(directory) as (url, token, metrics):
         tasks = [Task(f"t{i:03}x") for i in range(STEPS * TASKS)]
         report = train(
@@ -107,7 +114,7 @@ def serving(directory: Path) -> Iterator[tuple[str, str, Path]]:
     where = ["--run-dir", run_dir, "--model-root", directory / "models"]
     state = directory / "state"
     env = {**_dev_env(), "XDG_STATE_HOME": str(state)}
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603 - our own
         [*map(str, [*serve, *where])], stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT
     )
     try:

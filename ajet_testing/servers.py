@@ -1,21 +1,21 @@
-"""A real server on a loopback socket, with a real worker process that hosts the scripted components."""
+"""Real servers on loopback sockets, for tests of routes and runs, with the scripted components."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ajet_core.credentials import ServerTokens
+from ajet_core.plugin import PluginManager
 from ajet_installation.settings import Settings
 from ajet_server.build import build_service
 from ajet_server.http.app import create_app
@@ -35,16 +35,17 @@ SPECIALS = [
     "<think>",
     "</think>",
 ]
+STORE = {"name": "sqlite", "settings": {"synchronous": "NORMAL"}}
 TOKENS = ServerTokens(control="control-secret", client="client-secret")
 CONTROL = {"authorization": f"Bearer {TOKENS.control}"}
 CLIENT = {"authorization": f"Bearer {TOKENS.client}"}
 
+Headers = dict[str, str]
 
-@pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+
+def write_scripted_model(directory: Path) -> Path:
     """A model directory whose tokenizer is real; the scripted engine reads no weights."""
-    directory = tmp_path_factory.mktemp("models") / "tiny"
-    directory.mkdir()
+    directory.mkdir(parents=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -147,11 +148,16 @@ class ServerFactory:
 
     model_dir: Path
     run_dir: Path
+    plugins: Callable[[], PluginManager] = scripted_plugins
 
     @contextlib.asynccontextmanager
     async def running(self, **server: Any) -> AsyncIterator[Running]:
-        """A server until the context ends, which ends it as a signal would."""
-        store = server.pop("store", {})
+        """A server until the context ends, which ends it as a signal would.
+
+        :param server: its settings. Those of the store are in ``store``; without any, a loss of power would cost the
+            last writes.
+        """
+        store = server.pop("store", STORE)
         settings = Settings(
             server={
                 "run_dir": self.run_dir,
@@ -159,9 +165,9 @@ class ServerFactory:
                 "port": 0,
                 **server,
             },
-            store=store or {"name": "sqlite"},
+            store=store,
         )
-        service = build_service(settings, scripted_plugins())
+        service = build_service(settings, self.plugins())
         await service.open()
         listener = bind(settings.server)
         guard = TokenGuard(TOKENS, service.tokens)
@@ -179,19 +185,6 @@ class ServerFactory:
             await service.close()
 
 
-@pytest.fixture
-def servers(model_dir: Path, tmp_path: Path) -> ServerFactory:
-    """Makes servers on one run directory."""
-    return ServerFactory(model_dir, tmp_path / "run")
-
-
-@pytest.fixture
-async def server(servers: ServerFactory) -> AsyncIterator[Running]:
-    """A server that is OFFLINE."""
-    async with servers.running() as running:
-        yield running
-
-
 def key(grant: dict[str, Any]) -> dict[str, str]:
     """The header with an episode's key."""
     return {"authorization": f"Bearer {grant['api_key']}"}
@@ -201,3 +194,30 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     """The error object of an answer."""
     error: dict[str, Any] = json.loads(answer.text)["error"]
     return error
+
+
+async def new_token(server: Running, name: str, **fields: Any) -> tuple[str, Headers]:
+    """Make a token; its id, and the header with its secret."""
+    answer = await server.http.post("/v1/tokens", headers=CONTROL, json={"name": name, **fields})
+    assert answer.status_code == 200, answer.text
+    grant = answer.json()
+    return grant["info"]["token_id"], bearer(grant["token"])
+
+
+async def revoke(server: Running, token_id: str) -> None:
+    """Revoke a token."""
+    answer = await server.http.delete(f"/v1/tokens/{token_id}", headers=CONTROL)
+    assert answer.status_code == 200, answer.text
+
+
+async def claim_as(
+    server: Running, headers: Headers, task: str = "a", **changes: Any
+) -> httpx.Response:
+    """Claim an episode with a token."""
+    body = {"task_id": task, "wait_seconds": 30.0, **changes}
+    return await server.http.post("/v1/episodes", headers=headers, json=body)
+
+
+def bearer(secret: str) -> Headers:
+    """The header with a secret."""
+    return {"authorization": f"Bearer {secret}"}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 from pathlib import Path
 
-import pytest
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, Qwen2Config
@@ -19,9 +17,8 @@ from ajet_core.protocol import ServerState
 from ajet_core.protocol.run import ModelConfig
 from ajet_server.workers.run_workers import RunWorkers
 from ajet_testing.plugins import entry_points_of
+from ajet_testing.servers import CONTROL, Running, ServerFactory, write_scripted_model
 from ajet_torch.models import load_model
-from tests.server import conftest as server_conftest
-from tests.server.conftest import Running, ServerFactory
 
 
 def plugins(*names: str) -> PluginManager:
@@ -35,12 +32,9 @@ def plugins(*names: str) -> PluginManager:
     return PluginManager(entry_points=points)
 
 
-def servers_with(
-    trainer: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> ServerFactory:
-    """Servers of a tiny random model, which know a trainer's plugin."""
-    path = tmp_path / "models" / "tiny"
-    shutil.copytree(model_dir, path)
+def servers_with(trainer: str, directory: Path) -> ServerFactory:
+    """Servers of a tiny random model, which know a trainer's plugin; all that they have is in a directory."""
+    path = write_scripted_model(directory / "models" / "tiny")
     size = Tokenizer.from_file(str(path / "tokenizer.json")).get_vocab_size()
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -54,8 +48,7 @@ def servers_with(
         initializer_range=0.1,
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(path)
-    monkeypatch.setattr(server_conftest, "scripted_plugins", lambda: plugins("torch", trainer))
-    return ServerFactory(path, tmp_path / "run")
+    return ServerFactory(path, directory / "run", lambda: plugins("torch", trainer))
 
 
 async def roll(server: Running, trainer: str, **settings: object) -> None:
@@ -70,11 +63,11 @@ async def roll(server: Running, trainer: str, **settings: object) -> None:
         "algorithm": {"learning_rate": 1e-2, "minibatches": 2},
         "checkpoint_every": 1,
     }
-    answer = await server.http.put("/v1/run", headers=server_conftest.CONTROL, json=body)
+    answer = await server.http.put("/v1/run", headers=CONTROL, json=body)
     assert answer.status_code == 200, answer.text
     answer = await server.http.post(
         "/v1/run/start",
-        headers=server_conftest.CONTROL,
+        headers=CONTROL,
         json={"wait_seconds": 600.0},
         # Nothing is answered before trainer and engine are up.
         timeout=None,

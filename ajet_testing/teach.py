@@ -45,7 +45,7 @@ def teach(lesson: Path, tokenizer_directory: Path, directory: Path) -> float:
         )
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    rng = random.Random(0)
+    rng = random.Random(0)  # noqa: S311 - a lesson is no secret
     value = 0.0
     for step in range(STEPS):
         for group in optimizer.param_groups:

@@ -61,7 +61,7 @@ async def server_process(run_dir: Path, **env: str) -> AsyncIterator[ServerProce
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "tests.security.scripted_server",
+        "tests.support.scripted_server",
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={**kept, **settings},

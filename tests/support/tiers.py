@@ -1,0 +1,128 @@
+"""In which tier each test is; nothing else decides it.
+
+``unit``: nothing but this process: it starts no other, nothing can connect to it, and it computes with no model.
+``integration``: everything else. ``nightly``: what takes minutes, of which a part is in ``integration``.
+
+A test's tier follows from the fixtures that it takes, and from the markers for what it needs. Only a test that
+starts a process or listens without a fixture has to say so, with the marker ``integration`` - and if it does not,
+it fails. ``nightly`` is always said.
+
+Of the integration tests, ``every_python`` are those that are run with each version of Python.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+TIERS = ("unit", "integration", "nightly")
+
+# Fixtures that start a process or listen, whoever takes them.
+FIXTURES = frozenset({"server", "servers", "served", "swarm", "two"})
+# Markers of what takes a model to test.
+MODELS = frozenset({"torch", "pairs"})
+# What Python's own modules for processes, sockets, TLS, signals and SQLite have a part in.
+EVERY_PYTHON = (
+    "tests/cli/test_cli_process.py",
+    "tests/client/test_concurrency.py",
+    "tests/client/test_import.py",
+    "tests/embedded/test_sqlite_durability.py",
+    "tests/security/test_connections.py",
+    "tests/security/test_tls.py",
+    "tests/server/test_kill.py",
+    "tests/server/test_run.py",
+    "tests/worker/",
+)
+
+_GUARDED = {
+    "os.exec": "starts a process",
+    "os.fork": "starts a process",
+    "os.forkpty": "starts a process",
+    "os.posix_spawn": "starts a process",
+    "os.system": "starts a process",
+    "subprocess.Popen": "starts a process",
+    "socket.bind": "opens a socket that others can connect to",
+}
+
+
+class Guard:
+    """Keeps unit tests from what would make them slow.
+
+    :ivar offences: what the running unit test did; None while none runs.
+    """
+
+    def __init__(self) -> None:
+        self.offences: list[str] | None = None
+
+    def audit(self, event: str, _: tuple[Any, ...]) -> None:
+        """Refuse what no unit test may do: an audit hook of Python."""
+        if self.offences is not None and event in _GUARDED:
+            self.offences.append(_GUARDED[event])
+            raise _refusal(self.offences)
+
+    def watch(self) -> Iterator[None]:
+        """Watch a phase of a unit test; it also fails if the code that it tests has caught the refusal."""
+        self.offences = found = []
+        try:
+            result = yield
+        finally:
+            self.offences = None
+        if found:
+            raise _refusal(found)
+        return result
+
+
+def _refusal(offences: list[str]) -> BaseException:
+    return pytest.fail.Exception(
+        f"this test {offences[0]}, which unit tests do not: give it the marker `integration`, or a fixture that "
+        "tests/support/tiers.py knows",
+        pytrace=True,
+    )
+
+
+_guard = Guard()
+
+
+def tier_of(markers: set[str], fixtures: set[str]) -> str:
+    """The tier of a test with these markers and fixtures."""
+    if "nightly" in markers:
+        return "nightly"
+    return (
+        "integration"
+        if {"integration"} & markers or MODELS & markers or FIXTURES & fixtures
+        else "unit"
+    )
+
+
+def pytest_configure() -> None:
+    """Audit hooks stay as long as the process."""
+    sys.addaudithook(_guard.audit)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a test with its tier, before ``-m`` selects."""
+    markers = {mark.name for mark in item.iter_markers()}
+    tier = tier_of(markers, set(getattr(item, "fixturenames", ())))
+    if tier not in markers:
+        item.add_marker(tier)
+    if tier == "integration" and item.nodeid.startswith(EVERY_PYTHON) and not MODELS & markers:
+        item.add_marker("every_python")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Watch the fixtures of a unit test."""
+    return (yield from _guard.watch()) if _is_unit(item) else (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Watch a unit test."""
+    return (yield from _guard.watch()) if _is_unit(item) else (yield)
+
+
+def _is_unit(item: pytest.Item) -> bool:
+    return item.get_closest_marker("unit") is not None

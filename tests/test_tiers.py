@@ -1,0 +1,116 @@
+"""Every test has a tier, every tier is run, and unit tests keep to theirs."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.support import tiers
+from tests.support.tiers import TIERS, Guard, tier_of
+
+ROOT = Path(__file__).parents[1]
+# The environments of tox with tests of this directory, as continuous integration runs them.
+ENVIRONMENTS = ("core-py{311,312,313}", "torch", "pairs-{torch,trl,verl}")
+LIST = """
+import json, sys, pytest
+
+class Lister:
+    def pytest_collection_finish(self, session):
+        with open(sys.argv[1], "w") as file:
+            json.dump({i.nodeid: [m.name for m in i.iter_markers()] for i in session.items}, file)
+
+sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", "tests"], [Lister()]))
+"""
+
+
+def selections(text: str) -> list[str]:
+    """What the commands of a text select, of the tests of this directory."""
+    lines = [line for line in text.splitlines() if "plugins/" not in line]
+    found = re.findall(r'-m (?!pytest)(?:"([^"]+)"|(\w+))', "\n".join(lines))
+    return [quoted or word for quoted, word in found]
+
+
+def selected(expression: str, markers: list[str]) -> bool:
+    """Whether ``-m`` with this expression takes a test: its operators are those of Python."""
+    return bool(eval(expression, {}, defaultdict(bool, dict.fromkeys(markers, True))))
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_every_test_has_one_tier_and_is_run_by_continuous_integration_or_nightly(
+    tmp_path: Path,
+) -> None:
+    listing = tmp_path / "tests.json"
+    subprocess.run([sys.executable, "-c", LIST, listing], cwd=ROOT, check=True)
+    collected: dict[str, list[str]] = json.loads(listing.read_text())
+    assert len(collected) > 1000
+    assert {name for name, marks in collected.items() if len({*TIERS} & {*marks}) != 1} == set()
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini", encoding="utf-8")
+    of_tox = [selections(tox[f"testenv:{name}"]["commands"]) for name in ENVIRONMENTS]
+    assert all(of_tox)
+    of_make = selections((ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert {"unit", "nightly"} <= {*of_make}
+    run = [expression for found in of_tox for expression in found] + ["nightly"]
+    left_out = {
+        name
+        for name, marks in collected.items()
+        if not any(selected(expression, marks) for expression in run)
+    }
+    assert left_out == set()
+
+
+@pytest.mark.parametrize(
+    ("markers", "fixtures", "tier"),
+    [
+        ((), (), "unit"),
+        (("parametrize",), ("tmp_path",), "unit"),
+        ((), ("server", "tmp_path"), "integration"),
+        (("torch",), (), "integration"),
+        (("integration",), (), "integration"),
+        (("nightly", "torch"), ("server",), "nightly"),
+    ],
+)
+def test_a_tier_follows_from_what_a_test_takes(markers, fixtures, tier) -> None:
+    assert tier_of(set(markers), set(fixtures)) == tier
+
+
+def forgiven() -> None:
+    """What the running test has done is no failure."""
+    assert tiers._guard.offences
+    tiers._guard.offences.clear()
+
+
+def test_a_unit_test_can_start_no_process(tmp_path: Path) -> None:
+    with pytest.raises(pytest.fail.Exception, match="this test starts a process"):
+        subprocess.run(["touch", str(tmp_path / "made")], check=True)
+    assert not (tmp_path / "made").exists()
+    forgiven()
+
+
+def test_a_unit_test_can_open_no_socket_to_connect_to() -> None:
+    with (
+        socket.socket() as listener,
+        pytest.raises(pytest.fail.Exception, match="others can connect to"),
+    ):
+        listener.bind(("127.0.0.1", 0))
+    forgiven()
+
+
+def test_a_refusal_that_is_caught_fails_the_test_nevertheless() -> None:
+    guard = Guard()
+    phase = guard.watch()
+    next(phase)
+    with pytest.raises(pytest.fail.Exception):
+        guard.audit("subprocess.Popen", ())
+    with pytest.raises(pytest.fail.Exception, match="starts a process"):
+        phase.send(None)
+    assert guard.offences is None
