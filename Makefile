@@ -99,5 +99,5 @@ format: setup  ## Fix style and format
 	$(BIN)/ruff format .
 
 clean:  ## Remove environments, caches and build results
-	rm -rf $(VENV) .tox dist build htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) .tox dist build htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis
+	find . \( -name __pycache__ -o -name .pytest_cache \) -type d -prune -exec rm -rf {} +

@@ -146,7 +146,9 @@ class ScriptedSwarm:
                 "run_dir": self._directory / "run",
                 "model_roots": [self._directory / "models"],
                 "port": 0,
-            }
+            },
+            # Nobody needs the records after a loss of power.
+            store={"name": "sqlite", "settings": {"synchronous": "NORMAL"}},
         )
         service = build_service(settings, scripted_plugins())
         await service.open()

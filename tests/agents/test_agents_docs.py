@@ -11,6 +11,8 @@ import pytest
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 
+pytestmark = pytest.mark.integration
+
 DOCS = Path(__file__).parents[2] / "docs" / "agents.md"
 SAYS = (ScriptedReply(prompt="", says=("apple<|im_end|>",)),)
 

@@ -13,6 +13,8 @@ from agentjet.client import AsyncSwarmClient
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 
+pytestmark = pytest.mark.integration
+
 STATUS: dict[Literal["busy", "engine", "bug"], int] = {"busy": 429, "engine": 503, "bug": 500}
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from ajet_core import __version__
 
+pytestmark = pytest.mark.integration
+
 HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "renderers", "matplotlib", "openai")
 
 

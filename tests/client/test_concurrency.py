@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from agentjet.client import SwarmClient
 
 from .swarm_stub import SwarmStub, serve
+
+pytestmark = pytest.mark.integration
 
 
 def test_threads_may_share_a_client() -> None:

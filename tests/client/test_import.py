@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import agentjet.client
 
 
+@pytest.mark.integration
 def test_nothing_heavy_is_imported() -> None:
     heavy = ["torch", "transformers", "fastapi", "uvicorn", "openai", "httpx", "rich", "numpy"]
     code = f"import sys, agentjet.client; print([m for m in {heavy} if m in sys.modules])"

@@ -28,6 +28,8 @@ from ajet_core.errors import NotRollingError, RequestError
 
 from .swarm_stub import SwarmStub, serve
 
+pytestmark = pytest.mark.integration
+
 Agent = Callable[[Task, Episode], Any]
 
 

@@ -259,6 +259,7 @@ def test_the_command_prints_json_last_and_alone_on_stdout(tmp_path: Path, packag
     assert "20% before" in result.stderr
 
 
+@pytest.mark.integration
 def test_importing_the_command_imports_nothing_heavy() -> None:
     import subprocess
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.demo import ENTRY, steps_in
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.torch, pytest.mark.timeout(900)]
 
 
 def start(run_dir: Path, steps: int) -> subprocess.Popen[str]:

@@ -22,11 +22,14 @@ from ajet_installation.environment import (
     Environment,
     find_environments,
 )
+from ajet_installation.installers import InstallerName
 from ajet_installation.pythons import Python
 from ajet_installation.settings import Settings
 from ajet_installation.sources import Source
 
 from .making import HOOKS, plugin_entry_points, tiny_recipe, wheel
+
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 SILENT = Progress(step=lambda _: None, line=lambda _: None)
@@ -36,10 +39,10 @@ SILENT = Progress(step=lambda _: None, line=lambda _: None)
 def order(tmp_path: Path, wheels: Path, python: Python) -> Order:
     recipe = tiny_recipe(tmp_path / "recipes")
     directory = tmp_path / ".venvs" / "tiny"
-    return Order(recipe, "cpu", directory, python, Source(), installer="pip")
+    return Order(recipe, "cpu", directory, python, Source(), installer="uv")
 
 
-@pytest.fixture(params=["pip", "uv"])
+@pytest.fixture(params=[pytest.param("pip", marks=pytest.mark.nightly), "uv"])
 def either(order: Order, request: pytest.FixtureRequest) -> Order:
     """An order for each installer."""
     return replace(order, installer=request.param)
@@ -56,8 +59,11 @@ def output(environment: Environment, code: str) -> str:
     return done.stdout.strip()
 
 
-def test_an_environment_has_the_pinned_packages_and_is_found(either: Order) -> None:
-    order, steps = either, list[str]()
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_an_environment_has_the_pinned_packages_and_is_found(
+    order: Order, installer: InstallerName
+) -> None:
+    order, steps = replace(order, installer=installer), list[str]()
     made = create_environment(order, replace(SILENT, step=steps.append))
     assert output(made, "import tiny; print(tiny.MODE)") == "cpu"
     assert made.record.packages["tiny"] == "1.0"

@@ -21,6 +21,9 @@ from ajet_testing.backends import environment
 
 from .making import distribution, plugin
 
+# Real interpreters say what they can import.
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

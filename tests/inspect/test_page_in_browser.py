@@ -17,7 +17,7 @@ from tests.inspect.recorded import Recording, said
 
 async_api = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 SYSTEM_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 MANY = 100_000
@@ -110,6 +110,7 @@ async def test_pointing_at_a_sampled_token_shows_what_is_known(
     assert "ep-aaa1-c0" in await page.locator("#details").inner_text()
 
 
+@pytest.mark.nightly
 async def test_a_click_keeps_a_token_and_escape_lets_it_go(open_page: Open, run_dir: Path) -> None:
     opened = await open_page(run_dir, "ep-aaa1")
     await opened.page.locator(".t").first.click()
@@ -120,18 +121,21 @@ async def test_a_click_keeps_a_token_and_escape_lets_it_go(open_page: Open, run_
     assert "Point at a token" in await opened.details()
 
 
+@pytest.mark.nightly
 async def test_a_token_that_was_not_trained_says_so(open_page: Open, run_dir: Path) -> None:
     opened = await open_page(run_dir, "ep-aaa1")
     await opened.page.locator(".branch", has_text="critic").last.locator(".t.s").first.click()
     assert "sampled, not trained" in await opened.details()
 
 
+@pytest.mark.nightly
 async def test_parts_of_a_character_are_shown_as_bytes(open_page: Open, run_dir: Path) -> None:
     opened = await open_page(run_dir, "ep-aaa1")
     await opened.page.locator(".t.bytes", has_text="c3").first.click()
     assert "bytes" in await opened.details()
 
 
+@pytest.mark.nightly
 async def test_each_colour_mode_has_its_colours(open_page: Open, run_dir: Path) -> None:
     opened = await open_page(run_dir, "ep-aaa1")
     page = opened.page
@@ -172,6 +176,7 @@ async def test_search_goes_from_hit_to_hit(open_page: Open, run_dir: Path) -> No
     assert await page.locator(".t.hit").count() == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("query", "hits"),
     [
@@ -192,6 +197,7 @@ async def test_ids_roles_and_agents_are_found(
     assert await page.locator("#hits").inner_text() == hits
 
 
+@pytest.mark.nightly
 async def test_a_character_of_several_tokens_is_found(open_page: Open, run_dir: Path) -> None:
     page = (await open_page(run_dir, "ep-aaa1")).page
     await page.locator("#query").fill("\U0001f600")
@@ -200,6 +206,7 @@ async def test_a_character_of_several_tokens_is_found(open_page: Open, run_dir: 
     assert await page.locator(".t.now").count() == 4
 
 
+@pytest.mark.nightly
 async def test_arrows_walk_over_tokens_and_branches(open_page: Open, run_dir: Path) -> None:
     opened = await open_page(run_dir, "ep-aaa1")
     page = opened.page
@@ -216,6 +223,7 @@ async def test_arrows_walk_over_tokens_and_branches(open_page: Open, run_dir: Pa
     assert await selected.get_attribute("data-t") == "0:0"
 
 
+@pytest.mark.nightly
 async def test_the_trunk_is_shown_once_and_branches_beside_each_other(
     open_page: Open, run_dir: Path
 ) -> None:
@@ -226,6 +234,7 @@ async def test_the_trunk_is_shown_once_and_branches_beside_each_other(
     assert one["x"] + one["width"] <= two["x"]
 
 
+@pytest.mark.nightly
 async def test_a_branch_folds_and_unfolds(open_page: Open, run_dir: Path) -> None:
     page = (await open_page(run_dir, "ep-aaa1")).page
     branch = page.locator(".branch.leaf").first
@@ -238,6 +247,7 @@ async def test_a_branch_folds_and_unfolds(open_page: Open, run_dir: Path) -> Non
     await branch.locator(".t").first.wait_for(state="visible")
 
 
+@pytest.mark.nightly
 async def test_forks_are_told_with_what_changed(open_page: Open, run_dir: Path) -> None:
     opened = await open_page(run_dir, "ep-aaa1")
     forks = opened.page.locator("#forks")
@@ -260,6 +270,7 @@ async def test_a_step_shows_all_its_episodes(open_page: Open, run_dir: Path) -> 
     assert "ep-aaa1" in await page.locator("#episode-head").inner_text()
 
 
+@pytest.mark.nightly
 async def test_a_cut_page_says_so(open_page: Open, run_dir: Path) -> None:
     page = (await open_page(run_dir, "--step", "1", "--max-tokens", "100")).page
     assert "This page holds 100 tokens" in await page.locator("#notices").inner_text()
@@ -268,6 +279,7 @@ async def test_a_cut_page_says_so(open_page: Open, run_dir: Path) -> None:
     assert "full before it" in await page.locator("#episode-head").inner_text()
 
 
+@pytest.mark.nightly
 async def test_without_a_tokenizer_ids_are_shown(
     open_page: Open, run_dir: Path, recording: Recording, tmp_path: Path
 ) -> None:
@@ -277,6 +289,7 @@ async def test_without_a_tokenizer_ids_are_shown(
     assert await page.locator(".t.s").all_inner_texts() == [str(each) for each in call.sampled_ids]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("width", [1400, 400])
 async def test_a_hundred_thousand_tokens_are_not_all_in_the_document(
     open_page: Open, model_dir: Path, tmp_path: Path, width: int

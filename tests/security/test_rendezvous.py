@@ -11,7 +11,10 @@ import pytest
 
 from ajet_server.workers.rendezvous import SUPPORTED, find_worker, wait_for_server
 
-pytestmark = pytest.mark.skipif(not SUPPORTED, reason="workers are found again on Linux alone")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not SUPPORTED, reason="workers are found again on Linux alone"),
+]
 
 
 def look_like_another_user(monkeypatch: pytest.MonkeyPatch) -> None:

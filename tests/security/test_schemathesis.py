@@ -156,7 +156,13 @@ def server(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterato
         yield running_server
 
 
-@pytest.mark.parametrize("kind", ["control", "client", "view", "episode"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "control",
+        *(pytest.param(k, marks=pytest.mark.nightly) for k in ("client", "view", "episode")),
+    ],
+)
 @schema.parametrize()
 @settings(
     max_examples=-(-CASES // len(OPERATIONS)),

@@ -17,6 +17,8 @@ from ajet_testing.plugins import scripted_plugins
 from ajet_testing.servers import bearer
 from tests.support.scripted_server import ServerProcess, server_process
 
+pytestmark = pytest.mark.integration
+
 
 class Session:
     """Does all that there is to do with a server, and keeps what it was told and what was secret."""

@@ -89,6 +89,7 @@ async def test_one_that_does_not_listen_is_ended_by_force(
     await until_gone(*pids)
 
 
+@pytest.mark.integration
 async def test_nothing_is_left_when_who_started_it_is_killed(tmp_path: Path) -> None:
     parent = await asyncio.create_subprocess_exec(
         sys.executable, "-c", STARTER, str(tmp_path), cwd=Path(__file__).parents[2]
@@ -103,6 +104,7 @@ async def test_nothing_is_left_when_who_started_it_is_killed(tmp_path: Path) -> 
     await until_gone(*pids)
 
 
+@pytest.mark.integration
 async def test_nothing_is_left_when_it_is_ended_while_it_begins(tmp_path: Path) -> None:
     there = tmp_path / "pid"
     # The guard is told to end in the moment in which it has started the command.

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.served_processes import call, chat, kill, serving, start_run, until
+
+pytestmark = pytest.mark.integration
 
 
 async def test_a_killed_gateway_goes_on_where_it_was(model_dir: Path, tmp_path: Path) -> None:

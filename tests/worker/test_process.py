@@ -39,6 +39,8 @@ from ajet_server.workers.process import WorkerProcess
 from ajet_server.workers.remote import RemoteEngine, RemoteTrainer
 from ajet_testing.faults import HoldGate
 
+pytestmark = pytest.mark.integration
+
 
 def plan(run_dir: Path, *, engine: dict[str, Any] | None = None, target: str = "") -> BootPlan:
     scripted = "ajet_testing.scripted_"

@@ -18,6 +18,8 @@ from ajet_worlds.agent import WorldAgent
 from ajet_worlds.demonstrations import assistant_turn
 from ajet_worlds.rehearsal import Exchange, rehearse
 
+pytestmark = pytest.mark.integration
+
 pytest.importorskip("openai")
 
 ANSWER_FOLLOWS = r"(\n</tool_response>)?<\|im_end\|>\s*<\|im_start\|>assistant\s*$"
