@@ -16,6 +16,9 @@ from ajet_installation.environment import Environment
 from ajet_installation.recipes import Device
 from ajet_testing.backends import environment
 
+# Interpreters that are found are asked for their versions.
+pytestmark = pytest.mark.integration
+
 env_module = sys.modules["ajet_cli.commands.env"]
 FITS = f">=3.{sys.version_info.minor}"
 

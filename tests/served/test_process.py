@@ -13,6 +13,8 @@ import pytest
 from ajet_core.errors import EngineError
 from ajet_engines.served import ServerProcess, guard
 
+pytestmark = pytest.mark.integration
+
 # Writes its own pid and that of a child of its own, then serves for ever.
 SERVER = """
 import os, signal, subprocess, sys, time
@@ -89,7 +91,6 @@ async def test_one_that_does_not_listen_is_ended_by_force(
     await until_gone(*pids)
 
 
-@pytest.mark.integration
 async def test_nothing_is_left_when_who_started_it_is_killed(tmp_path: Path) -> None:
     parent = await asyncio.create_subprocess_exec(
         sys.executable, "-c", STARTER, str(tmp_path), cwd=Path(__file__).parents[2]
@@ -104,7 +105,6 @@ async def test_nothing_is_left_when_who_started_it_is_killed(tmp_path: Path) -> 
     await until_gone(*pids)
 
 
-@pytest.mark.integration
 async def test_nothing_is_left_when_it_is_ended_while_it_begins(tmp_path: Path) -> None:
     there = tmp_path / "pid"
     # The guard is told to end in the moment in which it has started the command.

@@ -13,7 +13,7 @@ Of the integration tests, ``every_python`` are those that are run with each vers
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -63,7 +63,7 @@ class Guard:
             self.offences.append(_GUARDED[event])
             raise _refusal(self.offences)
 
-    def watch(self) -> Iterator[None]:
+    def watch(self) -> Generator[None, Any, Any]:
         """Watch a phase of a unit test; it also fails if the code that it tests has caught the refusal."""
         self.offences = found = []
         try:
@@ -113,13 +113,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
     """Watch the fixtures of a unit test."""
     return (yield from _guard.watch()) if _is_unit(item) else (yield)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Watch a unit test."""
     return (yield from _guard.watch()) if _is_unit(item) else (yield)
 
