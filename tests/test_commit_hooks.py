@@ -19,7 +19,7 @@ def test_no_hook_is_fetched() -> None:
     assert repositories == ["local"]
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 @pytest.mark.parametrize(("length", "accepted"), [(72, True), (73, False)])
 def test_subjects_have_at_most_72_characters(length: int, accepted: bool, tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)

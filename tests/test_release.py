@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[1]
 COPIED = (

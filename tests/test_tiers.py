@@ -43,7 +43,7 @@ def selected(expression: str, markers: list[str]) -> bool:
     return bool(eval(expression, {}, defaultdict(bool, dict.fromkeys(markers, True))))
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_every_test_has_one_tier_and_is_run_by_continuous_integration_or_nightly(
     tmp_path: Path,
@@ -75,8 +75,8 @@ def test_every_test_has_one_tier_and_is_run_by_continuous_integration_or_nightly
         (("parametrize",), ("tmp_path",), "unit"),
         ((), ("server", "tmp_path"), "integration"),
         (("torch",), (), "integration"),
-        (("integration",), (), "integration"),
-        (("nightly", "torch"), ("server",), "nightly"),
+        (("processes",), (), "integration"),
+        (("nightly", "processes"), ("server",), "nightly"),
     ],
 )
 def test_a_tier_follows_from_what_a_test_takes(markers, fixtures, tier) -> None:

@@ -11,7 +11,7 @@ import pytest
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 DOCS = Path(__file__).parents[2] / "docs" / "agents.md"
 SAYS = (ScriptedReply(prompt="", says=("apple<|im_end|>",)),)

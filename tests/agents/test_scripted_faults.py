@@ -13,7 +13,7 @@ from agentjet.client import AsyncSwarmClient
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 STATUS: dict[Literal["busy", "engine", "bug"], int] = {"busy": 429, "engine": 503, "bug": 500}
 

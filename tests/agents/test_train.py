@@ -34,7 +34,7 @@ from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import REPLIES
 from tests.agents import plain
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 ONE: dict[str, Any] = {"batch": {"tasks": 2, "episodes_per_task": 2}}
 

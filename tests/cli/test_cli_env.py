@@ -17,7 +17,7 @@ from ajet_installation.recipes import Device
 from ajet_testing.backends import environment
 
 # Interpreters that are found are asked for their versions.
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 env_module = sys.modules["ajet_cli.commands.env"]
 FITS = f">=3.{sys.version_info.minor}"

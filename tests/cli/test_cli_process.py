@@ -13,7 +13,7 @@ import pytest
 
 from ajet_core import __version__
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "renderers", "matplotlib", "openai")
 

@@ -11,7 +11,7 @@ from agentjet.client import SwarmClient
 
 from .swarm_stub import SwarmStub, serve
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 
 def test_threads_may_share_a_client() -> None:

@@ -10,7 +10,7 @@ import pytest
 import agentjet.client
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 def test_nothing_heavy_is_imported() -> None:
     heavy = ["torch", "transformers", "fastapi", "uvicorn", "openai", "httpx", "rich", "numpy"]
     code = f"import sys, agentjet.client; print([m for m in {heavy} if m in sys.modules])"

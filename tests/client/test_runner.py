@@ -28,7 +28,7 @@ from ajet_core.errors import NotRollingError, RequestError
 
 from .swarm_stub import SwarmStub, serve
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 Agent = Callable[[Task, Episode], Any]
 

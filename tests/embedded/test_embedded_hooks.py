@@ -43,7 +43,7 @@ def test_components_are_what_they_are_registered_as(
     assert issubclass(settings, ComponentSettings)
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [

@@ -177,7 +177,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 def test_a_disk_that_refuses_to_write_fails_the_writers_until_it_writes_again(
     tmp_path: Path,
 ) -> None:

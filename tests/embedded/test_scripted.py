@@ -265,7 +265,7 @@ for step in (1, 2):
 """
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 def test_a_trainer_dies_once_at_its_step(tmp_path: Path) -> None:
     command = [sys.executable, "-c", DYING, str(tmp_path)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL

@@ -270,7 +270,7 @@ def write_and_die(run_dir: Path, acks: int) -> list[list[str]]:
     return [line.split() for line in lines]
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 @pytest.mark.parametrize("acks", [1, 33, 137, 401])
 async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, acks: int) -> None:
     acknowledged = await asyncio.to_thread(write_and_die, tmp_path, acks)

@@ -29,7 +29,7 @@ from ajet_installation.sources import Source
 
 from .making import HOOKS, plugin_entry_points, tiny_recipe, wheel
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
 SILENT = Progress(step=lambda _: None, line=lambda _: None)

@@ -22,7 +22,7 @@ from ajet_testing.backends import environment
 from .making import distribution, plugin
 
 # Real interpreters say what they can import.
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture

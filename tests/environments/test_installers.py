@@ -78,7 +78,7 @@ def test_one_index_is_the_default_one() -> None:
     }
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 def test_pips_own_index_is_found_for_extra_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "file:///one")
     variables = find_installer("uv", PYTHON).variables
@@ -96,7 +96,7 @@ def test_nothing_is_said_of_indexes_where_none_is_configured() -> None:
     assert uv_settings({"timeout": "10"}, {}) == ([], {"UV_HTTP_TIMEOUT": "10"}, [])
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 def test_uv_is_taken_if_it_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     found = find_installer(None, PYTHON)
     assert (found.name, found.why) == ("uv", "")
@@ -107,7 +107,7 @@ def test_uv_is_taken_if_it_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
         find_installer("uv", PYTHON)
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 def test_what_cannot_be_said_to_uv_is_left_to_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_REQUIRE_HASHES", "1")
     found = find_installer(None, PYTHON)
@@ -119,7 +119,7 @@ def test_what_cannot_be_said_to_uv_is_left_to_pip(monkeypatch: pytest.MonkeyPatc
     assert find_installer(None, PYTHON).name == "uv"
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 def test_a_pip_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BackendEnvironmentError, match="how pip is configured"):
         pip_configuration(tmp_path / "no-python")

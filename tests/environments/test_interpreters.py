@@ -218,7 +218,7 @@ def test_a_damaged_record_is_no_environment(tmp_path: Path, text: str) -> None:
     assert find_environments(Settings()) == {}
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 async def test_a_worker_gets_the_variables_of_its_environment_but_the_servers_win(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,7 +233,7 @@ def test_a_page_of_a_step_that_is_cut_says_so(run_dir: Path, tmp_path: Path) -> 
     assert "tokens are not in it: raise --max-tokens" in result.stdout
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 async def test_a_run_is_shown_while_its_server_has_it(recording: Recording, tmp_path: Path) -> None:
     store = SqliteStore(SqliteStoreSettings(), WorkerContext(tmp_path))
     await store.open()

@@ -17,7 +17,7 @@ from tests.inspect.recorded import Recording, said
 
 async_api = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
 
-pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 SYSTEM_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 MANY = 100_000

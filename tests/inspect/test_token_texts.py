@@ -56,7 +56,7 @@ def test_a_run_without_a_model_says_so() -> None:
     assert "no run was configured" in TokenTexts.load(None).problem
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 def test_loading_it_imports_no_model_library(recording: Recording) -> None:
     code = (
         "import sys; from pathlib import Path\n"

@@ -288,7 +288,7 @@ async def test_readers_of_events_are_limited(servers: ServerFactory) -> None:
             assert "max_event_streams" in answer.text
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 async def test_strangers_cannot_fill_the_log(tmp_path: Path) -> None:
     async with server_process(tmp_path / "run") as server:
         for request in (b"no HTTP\r\n\r\n", b"GET / HTTP/1.1\r\nupgrade: x\r\n\r\n", STATUS):

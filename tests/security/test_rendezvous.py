@@ -12,7 +12,7 @@ import pytest
 from ajet_server.workers.rendezvous import SUPPORTED, find_worker, wait_for_server
 
 pytestmark = [
-    pytest.mark.integration,
+    pytest.mark.processes,
     pytest.mark.skipif(not SUPPORTED, reason="workers are found again on Linux alone"),
 ]
 

@@ -17,7 +17,7 @@ from ajet_testing.plugins import scripted_plugins
 from ajet_testing.servers import bearer
 from tests.support.scripted_server import ServerProcess, server_process
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 
 class Session:

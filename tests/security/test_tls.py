@@ -23,7 +23,7 @@ from ajet_server.serve import serve
 from tests.security.raw import head, raw
 from tests.support.scripted_server import ServerProcess, server_process
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 TOKEN = "control-token-of-the-tls-test"
 

@@ -131,7 +131,7 @@ async def test_tokens_made_at_the_same_time_are_all_there(servers: ServerFactory
     assert sorted(token["name"] for token in stored) == sorted(names)
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 def test_the_command_needs_no_package_of_the_server(tmp_path: Path) -> None:
     code = (
         "import sys\n"

@@ -12,7 +12,7 @@ import pytest
 
 from ajet_engines.served import Address, HttpClient, ServerGoneError, ServerRefusedError
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"

@@ -13,7 +13,7 @@ import pytest
 from ajet_core.errors import EngineError
 from ajet_engines.served import ServerProcess, guard
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 # Writes its own pid and that of a child of its own, then serves for ever.
 SERVER = """

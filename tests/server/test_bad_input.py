@@ -523,7 +523,7 @@ def test_weak_or_equal_tokens_are_refused(tmp_path: Path) -> None:
         make_tokens(Settings(server={"run_dir": tmp_path, **same}).server)
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
     missing = str(tmp_path / "no.pem")
     tls = {"tls_cert": missing, "tls_key": missing, "run_dir": tmp_path / "run", "port": 0}
@@ -531,7 +531,7 @@ def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
         serve(Settings(server=tls))
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 def test_a_port_in_use_is_said_with_the_way_out(tmp_path: Path) -> None:
     first = bind(Settings(server={"port": 0, "run_dir": tmp_path}).server)
     taken = first.getsockname()[1]

@@ -83,7 +83,7 @@ async def test_a_start_that_waits_briefly_says_that_the_server_still_boots(
         assert (answer.status_code, answer.json()["state"]) == (200, "BOOTING")
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 async def test_a_worker_that_is_killed_during_its_adoption_is_replaced(
     model_dir: Path, tmp_path: Path
 ) -> None:

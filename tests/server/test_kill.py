@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.served_processes import call, chat, kill, serving, start_run, until
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 
 async def test_a_killed_gateway_goes_on_where_it_was(model_dir: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, key
 from ajet_testing.tokenizers import renderer_for, write_model
 from tests.support.runs import status, until_state
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 # Their templates take one system message, at the beginning.
 FAMILIES = ("qwen3.8", "nemotron-3")

@@ -3,9 +3,9 @@
 ``unit``: nothing but this process: it starts no other, nothing can connect to it, and it computes with no model.
 ``integration``: everything else. ``nightly``: what takes minutes, of which a part is in ``integration``.
 
-A test's tier follows from the fixtures that it takes, and from the markers for what it needs. Only a test that
-starts a process or listens without a fixture has to say so, with the marker ``integration`` - and if it does not,
-it fails. ``nightly`` is always said.
+A test's tier follows from the fixtures that it takes, and from the markers for what it needs. A test that starts a
+process or listens without one of these fixtures has the marker ``processes``: without it, it fails. ``nightly`` is
+always said.
 
 Of the integration tests, ``every_python`` are those that are run with each version of Python.
 """
@@ -24,6 +24,7 @@ TIERS = ("unit", "integration", "nightly")
 FIXTURES = frozenset({"server", "servers", "served", "swarm", "two"})
 # Markers of what takes a model to test.
 MODELS = frozenset({"torch", "pairs"})
+NEEDS = MODELS | {"processes"}
 # What Python's own modules for processes, sockets, TLS, signals and SQLite have a part in.
 EVERY_PYTHON = (
     "tests/cli/test_cli_process.py",
@@ -77,7 +78,7 @@ class Guard:
 
 def _refusal(offences: list[str]) -> BaseException:
     return pytest.fail.Exception(
-        f"this test {offences[0]}, which unit tests do not: give it the marker `integration`, or a fixture that "
+        f"this test {offences[0]}, which unit tests do not: give it the marker `processes`, or a fixture that "
         "tests/support/tiers.py knows",
         pytrace=True,
     )
@@ -90,11 +91,7 @@ def tier_of(markers: set[str], fixtures: set[str]) -> str:
     """The tier of a test with these markers and fixtures."""
     if "nightly" in markers:
         return "nightly"
-    return (
-        "integration"
-        if {"integration"} & markers or MODELS & markers or FIXTURES & fixtures
-        else "unit"
-    )
+    return "integration" if NEEDS & markers or FIXTURES & fixtures else "unit"
 
 
 def pytest_configure() -> None:
@@ -106,8 +103,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark a test with its tier, before ``-m`` selects."""
     markers = {mark.name for mark in item.iter_markers()}
     tier = tier_of(markers, set(getattr(item, "fixturenames", ())))
-    if tier not in markers:
-        item.add_marker(tier)
+    item.add_marker(tier)
     if tier == "integration" and item.nodeid.startswith(EVERY_PYTHON) and not MODELS & markers:
         item.add_marker("every_python")
 

@@ -26,7 +26,7 @@ from ajet_testing.scripted_engine import ASLEEP
 
 from .test_process import batch, engine_of, plan, request, tokens
 
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(not SUPPORTED, reason="needs Linux")]
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(not SUPPORTED, reason="needs Linux")]
 
 # A server in miniature: boots a worker, says so, and waits to be killed.
 SERVER = """

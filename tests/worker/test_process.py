@@ -39,7 +39,7 @@ from ajet_server.workers.process import WorkerProcess
 from ajet_server.workers.remote import RemoteEngine, RemoteTrainer
 from ajet_testing.faults import HoldGate
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 
 def plan(run_dir: Path, *, engine: dict[str, Any] | None = None, target: str = "") -> BootPlan:

@@ -37,7 +37,7 @@ def test_start_and_goal_are_two_to_four_moves_apart_and_cover_the_grid() -> None
     assert {w.goal for w in walks} == cells
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 def test_a_task_is_the_same_in_every_process() -> None:
     code = "from ajet_worlds.gridwalk import GridWalk; w = GridWalk('x'); print(w.position, w.goal)"
     shown = {

@@ -18,7 +18,7 @@ from ajet_worlds.agent import WorldAgent
 from ajet_worlds.demonstrations import assistant_turn
 from ajet_worlds.rehearsal import Exchange, rehearse
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.processes
 
 pytest.importorskip("openai")
 

@@ -67,7 +67,7 @@ def test_our_worlds_are_registered_and_every_one_is_tested_here() -> None:
     assert {type(load_world(name)) for name in OURS} <= tested
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 def test_listing_worlds_imports_none() -> None:
     code = (
         "import sys; from ajet_worlds import world_specs; print(len(world_specs())); "

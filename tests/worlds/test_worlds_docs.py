@@ -23,7 +23,7 @@ def test_every_world_is_listed() -> None:
     assert listed == [spec.name for spec in world_specs()]
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 async def test_the_example_plays_a_world_on_a_server(tmp_path: Path) -> None:
     pytest.importorskip("openai")
     scope: dict[str, Any] = {}

@@ -56,7 +56,7 @@ def test_returned_ids_belong_to_the_caller():
     assert tokenizer.encode("user")[-1] != 0
 
 
-@pytest.mark.integration
+@pytest.mark.processes
 def test_fast_tokenizer_needs_no_transformers(tmp_path):
     write_model(tmp_path, "qwen3")
     code = (
