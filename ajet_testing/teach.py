@@ -52,7 +52,7 @@ def teach(lesson: Path, tokenizer_directory: Path, directory: Path) -> float:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 10)
         loss = _loss(model, rng.sample(calls, min(BATCH, len(calls))))
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         value = float(loss.detach())
