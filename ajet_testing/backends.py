@@ -15,7 +15,7 @@ import pytest
 
 from ajet_installation.environment import DIRECTORY, Environment, EnvironmentRecord, python_version
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def backend_python(name: str) -> str:
