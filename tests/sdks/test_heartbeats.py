@@ -188,15 +188,15 @@ async def test_a_call_that_waits_for_an_engine_has_heartbeats_too(agent: Agent, 
     loop = agent.server.service.coordinator.loop
     assert loop is not None
     gate = loop.supervisor.gate
-    worker = gate._worker
-    assert worker is not None
+    engine = gate._engine
+    assert engine is not None
     gate.shut()
     reader = Reader(agent, time, "/v1/messages", {"messages": ASKED, "max_tokens": 200})
     # Its call is on its way to the engine when it has begun to be silent.
     while not time._sleeping:
         await asyncio.sleep(0)
     await reader.beats(lambda line: '"ping"' in line, 2)
-    gate.open(worker)
+    gate.open(engine)
     assert (await reader.data())[-1]["type"] == "message_stop"
 
 

@@ -11,12 +11,12 @@ from ajet_core.interfaces import AdvantageEstimator, ComponentSettings
 from ajet_core.plugin import PluginManager
 from ajet_core.plugin.discovery import installed_entry_points
 from ajet_core.protocol import AlgorithmConfig
+from ajet_testing import servers as test_servers
 from ajet_testing.plugins import entry_points_of
+from ajet_testing.servers import Running, ServerFactory, error_of
 from ajet_testing.suites.advantage_suite import AdvantageSuite
 from ajet_training.advantages import GroupAdvantages, GroupMean, GroupStd, LeaveOneOut
 
-from . import conftest
-from .conftest import Running, ServerFactory, error_of
 from .ranks import Ranks, RankSettings
 
 
@@ -30,7 +30,7 @@ async def server(servers: ServerFactory, monkeypatch: pytest.MonkeyPatch) -> Asy
             *entry_points_of("ranks", "tests.server.ranks"),
         ]
     )
-    monkeypatch.setattr(conftest, "scripted_plugins", lambda: plugins)
+    monkeypatch.setattr(test_servers, "scripted_plugins", lambda: plugins)
     async with servers.running() as running:
         yield running
 

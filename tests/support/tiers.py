@@ -66,7 +66,8 @@ class Guard:
 
     def watch(self) -> Generator[None, Any, Any]:
         """Watch a phase of a unit test; it also fails if the code that it tests has caught the refusal."""
-        self.offences = found = []
+        found: list[str] = []
+        self.offences = found
         try:
             result = yield
         finally:
