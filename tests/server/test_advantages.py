@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,6 @@ from ajet_core.interfaces import AdvantageEstimator, ComponentSettings
 from ajet_core.plugin import PluginManager
 from ajet_core.plugin.discovery import installed_entry_points
 from ajet_core.protocol import AlgorithmConfig
-from ajet_testing import servers as test_servers
 from ajet_testing.plugins import entry_points_of
 from ajet_testing.servers import Running, ServerFactory, error_of
 from ajet_testing.suites.advantage_suite import AdvantageSuite
@@ -21,7 +21,7 @@ from .ranks import Ranks, RankSettings
 
 
 @pytest.fixture
-async def server(servers: ServerFactory, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
+async def server(servers: ServerFactory) -> AsyncIterator[Running]:
     """A server with the plugin installed."""
     plugins = PluginManager(
         entry_points=[
@@ -30,8 +30,7 @@ async def server(servers: ServerFactory, monkeypatch: pytest.MonkeyPatch) -> Asy
             *entry_points_of("ranks", "tests.server.ranks"),
         ]
     )
-    monkeypatch.setattr(test_servers, "scripted_plugins", lambda: plugins)
-    async with servers.running() as running:
+    async with replace(servers, plugins=lambda: plugins).running() as running:
         yield running
 
 

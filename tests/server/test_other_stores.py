@@ -26,7 +26,7 @@ async def counters(server: Running) -> dict[str, Any]:
 async def test_a_run_goes_on_with_the_records_of_another_store(
     servers: ServerFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ajet_testing.servers.scripted_plugins", plugins_with_jsonl)
+    servers.plugins = plugins_with_jsonl
     monkeypatch.setattr("ajet_cli.state.plugin_manager", lambda _: plugins_with_jsonl())
     async with servers.running(store=STORE) as server:
         await server.roll(checkpoint_every=100)
