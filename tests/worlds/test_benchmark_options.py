@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # These import the plugin whose trainer they alter.
 NEEDS_TORCH = {"health.py", "async_mode.py"}

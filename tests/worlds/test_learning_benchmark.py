@@ -30,6 +30,7 @@ def learning() -> ModuleType:
     return module
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("option", "said"),
     [
