@@ -76,9 +76,9 @@ class Child:
         """:raises WorkerError: it has ended; the message shows the end of its log."""
         status = self.poll()
         if status is not None:
-            raise self.obituary(status)
+            raise self.exit_report(status)
 
-    def obituary(self, status: int) -> WorkerError:
+    def exit_report(self, status: int) -> WorkerError:
         """An error that says how it ended, with the last lines of its log."""
         how = (
             f"was killed by {signal.Signals(-status).name}"

@@ -94,7 +94,7 @@ class Training:
             if client.wait() != 0 or self._done is None:
                 # A client whose server is gone fails too, but that is not the cause.
                 self._server.child.check()
-                raise client.obituary(client.wait())
+                raise client.exit_report(client.wait())
             self._await_last_step(self._done.step)
             return self._done
         finally:

@@ -9,7 +9,7 @@ from ajet_core.errors import RequestError, UnsupportedError
 from ajet_core.interfaces import GenerateRequest, SamplingParams
 from ajet_engines.in_server.ajet_shaping import Grammars, Shaping, told
 
-__all__ = ["Shaping", "Shapings", "is_shaped", "what_a_server_is_told"]
+__all__ = ["Shaping", "Shapings", "is_shaped", "sampling_overrides"]
 
 
 class Shapings:
@@ -74,7 +74,7 @@ def is_shaped(sampling: SamplingParams) -> bool:
     return sampling.is_penalised or bool(sampling.grammar)
 
 
-def what_a_server_is_told(request: GenerateRequest) -> str:
+def sampling_overrides(request: GenerateRequest) -> str:
     """For `ajet_engines.in_server.ajet_shaping.Followed`; "" if the policy is drawn from."""
     sampling = request.sampling
     if not is_shaped(sampling):

@@ -372,7 +372,7 @@ class SwarmService:
             episodes_per_task=builder.episodes_per_task if builder is not None else 0,
             lacking=builder.lacking() if builder is not None else (),
             tags=(builder.tags() if builder is not None else None) or {},
-            dull=builder.dull if builder is not None else 0,
+            zero_variance=builder.zero_variance if builder is not None else 0,
             throttled=self.throttled.recent(),
             engine_stalled=loop.supervisor.engine_stalled if loop is not None else 0.0,
             paused=self.coordinator.paused or "",

@@ -18,7 +18,7 @@ train(solve, tasks, epochs=3)
 from agentjet.agents.adapters import Adapters, current_agent, installed_adapters
 from agentjet.agents.decorator import trainable
 from agentjet.agents.overriding import derived_classes, override_method
-from agentjet.agents.programs import AsyncTrainable, Played, SyncTrainable, Trainable
+from agentjet.agents.programs import AsyncTrainable, EpisodeRun, SyncTrainable, Trainable
 from agentjet.agents.route import Route, agent_name, current_route, passthrough, routed
 from agentjet.agents.sending import RoutedTransports, instrument, routed_transports
 from agentjet.agents.tasks import task_of, text_of_task
@@ -28,7 +28,7 @@ from agentjet.agents.training import train, train_async
 __all__ = [
     "Adapters",
     "AsyncTrainable",
-    "Played",
+    "EpisodeRun",
     "Route",
     "RoutedTransports",
     "SyncTrainable",

@@ -33,7 +33,7 @@ Client = SyncClient | AsyncClient
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played(Generic[R]):
+class EpisodeRun(Generic[R]):
     """What became of one call.
 
     :param result: what the program returned.
@@ -131,7 +131,7 @@ class SyncTrainable(Trainable[R]):
             return its
         return self.episode(*args, **kwargs).result
 
-    def episode(self, /, *args: Any, **kwargs: Any) -> Played[R]:
+    def episode(self, /, *args: Any, **kwargs: Any) -> EpisodeRun[R]:
         """As a call, but says more of it."""
         if self.client is None:
             raise TypeError("there is no client to claim an episode with")
@@ -146,7 +146,7 @@ class SyncTrainable(Trainable[R]):
         ) as scoped:
             result, outcome = self._play(its, scoped, args, kwargs)
             score(scoped, outcome)
-        return Played(episode=scoped, result=result, outcome=outcome)
+        return EpisodeRun(episode=scoped, result=result, outcome=outcome)
 
     def agent(self, task: Task, episode: Any) -> Any:
         """The program as an agent of `SwarmClient.run_episodes_until_all_complete` or `Swarm`'s."""
@@ -203,7 +203,7 @@ class AsyncTrainable(Trainable[R]):
             return its
         return (await self.episode(*args, **kwargs)).result
 
-    async def episode(self, /, *args: Any, **kwargs: Any) -> Played[R]:
+    async def episode(self, /, *args: Any, **kwargs: Any) -> EpisodeRun[R]:
         """As a call, but says more of it."""
         if self.client is None:
             raise TypeError("there is no client to claim an episode with")
@@ -218,7 +218,7 @@ class AsyncTrainable(Trainable[R]):
         ) as scoped:
             result, outcome = await self._play(its, scoped, args, kwargs)
             score(scoped, outcome)
-        return Played(episode=scoped, result=result, outcome=outcome)
+        return EpisodeRun(episode=scoped, result=result, outcome=outcome)
 
     async def agent(self, task: Task, episode: Any) -> Any:
         """The program as an agent of `AsyncSwarmClient.run_episodes_until_all_complete` or `AsyncSwarm`'s."""

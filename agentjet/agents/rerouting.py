@@ -124,7 +124,7 @@ def read_model_call(method: str, path: str, content: bytes) -> ModelCall | None:
     return ModelCall(ending.removeprefix("/v1"), str(model), body)
 
 
-def is_strange(method: str, path: str) -> bool:
+def is_unsupported_route(method: str, path: str) -> bool:
     """Whether a request asks a model in a dialect that the server does not speak, as far as its path tells."""
     return method == "POST" and _STRANGE.search(path) is not None
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from agentjet.agents.adapters import current_agent
 from agentjet.agents.rerouting import (
     episode_key,
-    is_strange,
+    is_unsupported_route,
     may_be_model_call,
     read_model_call,
     reroute,
@@ -133,7 +133,7 @@ def rerouted(request: Any, timeout: Any = None) -> ReroutedRequest | None:
     if route is None or _DONE in request.extensions:
         return None
     if not may_be_model_call(request.method, request.url.path):
-        if is_strange(request.method, request.url.path):
+        if is_unsupported_route(request.method, request.url.path):
             route.note_strange(f"{request.url.host}{request.url.path}")
         return None
     key = episode_key(request.url.path, request.headers)

@@ -372,7 +372,7 @@ class BatchBuilder:
         )
 
     @property
-    def dull(self) -> int:
+    def zero_variance(self) -> int:
         """Complete tasks that do not count because all their rewards are equal."""
         if self._config.full_by != "differing_tasks":
             return 0

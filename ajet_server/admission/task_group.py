@@ -130,12 +130,12 @@ class TaskGroup:
         """What it counts for as it is now."""
         size = config.episodes_per_task
         complete = self.complete(size)
-        dull = complete and config.full_by == "differing_tasks" and not self.differs()
+        zero_variance = complete and config.full_by == "differing_tasks" and not self.differs()
         return BatchCounts(
             open=len(self.open),
             ended=len(self.ended),
-            ready=complete and self.worth(size) and not dull,
-            active=self.holds_place(size) and not dull,
+            ready=complete and self.worth(size) and not zero_variance,
+            active=self.holds_place(size) and not zero_variance,
         )
 
     def versions(self) -> Iterator[int]:

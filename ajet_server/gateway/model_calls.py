@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from ajet_core.errors import AjetError, ContextLengthError, DeadlineError, EpisodeClosedError
 from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_server.gateway.formats.completing import CompletionService
-from ajet_server.gateway.formats.dialect import COMMENT, Asked, Dialect, StreamWriter
+from ajet_server.gateway.formats.dialect import COMMENT, Dialect, DialectRequest, StreamWriter
 from ajet_server.gateway.formats.exchange import Exchange
 from ajet_server.gateway.formats.retries import SameRequest, SharedAnswer
 from ajet_server.http.disconnect import until_disconnect, when_unread
@@ -49,7 +49,7 @@ class ModelCall:
         episode: OpenEpisode,
         request: Request,
         dialect: Dialect,
-        asked: Asked,
+        asked: DialectRequest,
         agent: str,
         same: SameRequest,
     ) -> None:

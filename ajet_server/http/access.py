@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from ajet_core.errors import ForbiddenError
-from ajet_server.http.token_first import TOKEN
+from ajet_server.http.auth_middleware import TOKEN
 from ajet_server.security.guard import Access, check_access
 from ajet_server.security.tokens import Token
 
@@ -16,7 +16,7 @@ from ajet_server.security.tokens import Token
 # Dependencies are coroutines though they await nothing: FastAPI would run functions on threads.
 def _needs(access: Access) -> Callable[[Request], Awaitable[Token]]:
     async def check(request: Request) -> Token:
-        # `TokenFirst` has found it before the body was read.
+        # `AuthMiddleware` has found it before the body was read.
         token: Token = request.scope[TOKEN]
         try:
             check_access(token, access)

@@ -46,11 +46,11 @@ from ajet_core.protocol import (
 from ajet_server.gateway.formats.table import is_llm_path
 from ajet_server.http import http_errors, joint_routes, llm_routes, timeline_routes, token_routes
 from ajet_server.http.access import Client, Control, Looker, peer_of
+from ajet_server.http.auth_middleware import METRICS_PATH, OPEN_PATHS, AuthMiddleware
 from ajet_server.http.disconnect import until_disconnect
 from ajet_server.http.documented import ENDED, ERRORS, REFUSED
 from ajet_server.http.limits import BodyLimit
 from ajet_server.http.short_cut import JsonEndpoint, ShortCut
-from ajet_server.http.token_first import METRICS_PATH, OPEN_PATHS, TokenFirst
 from ajet_server.security.audit import AuditLog
 from ajet_server.security.guard import TokenGuard
 from ajet_server.security.tokens import Token
@@ -131,7 +131,7 @@ def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
         max_bytes=settings.max_body_bytes,
         max_in_flight=settings.max_bytes_in_flight,
     )
-    app.add_middleware(TokenFirst, guard=guard, tenants=service.tenants, audit=audit)
+    app.add_middleware(AuthMiddleware, guard=guard, tenants=service.tenants, audit=audit)
     _complete_document(app)
     return app
 

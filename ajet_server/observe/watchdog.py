@@ -59,7 +59,7 @@ class ServerView:
     :param late_waited: for how long a complete batch has waited for late episodes, of `late_seconds` that it does.
     :param lacking: begun tasks of the batch: name, episodes ended, episodes open.
     :param tags: how full the batch is by tag of the mixture.
-    :param dull: complete tasks whose rewards are all equal, where the batch asks for others.
+    :param zero_variance: complete tasks whose rewards are all equal, where the batch asks for others.
     :param throttled: requests that were refused with 429 in the last minute, and the last refusal.
     :param in_doubt: prepared parts of joint episodes.
     :param unread_calls: why calls of tools that were offered are not told from text.
@@ -78,7 +78,7 @@ class ServerView:
     episodes_per_task: int = 0
     lacking: Sequence[tuple[str, int, int]] = ()
     tags: Mapping[str, TagProgress] = field(default_factory=dict)
-    dull: int = 0
+    zero_variance: int = 0
     throttled: tuple[int, str] = (0, "")
     unread_calls: str = ""
     engine_stalled: float = 0.0
@@ -148,9 +148,9 @@ def _why_rolling_waits(view: ServerView) -> Iterator[tuple[str, str, float]]:
             yield "slow_state", text, view.still
     elif view.open:
         yield "waiting_for_episodes", _waiting(view), min(e.idle for e in view.open)
-    elif view.dull and view.batch is not None:
+    elif view.zero_variance and view.batch is not None:
         text = (
-            f"{view.dull} tasks are complete, but all rewards of each are equal, and the batch takes only tasks whose "
+            f"{view.zero_variance} tasks are complete, but all rewards of each are equal, and the batch takes only tasks whose "
             f"rewards differ ({view.batch.ready} of {view.batch.needed}): give it other tasks, or batch.full_by "
             '= "tasks"'
         )

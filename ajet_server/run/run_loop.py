@@ -189,7 +189,7 @@ class RunLoop:
                     # Steps that were trained before, and are trained again, are no progress.
                     self._deaths = self._deaths + 1 if self.step <= furthest else 1
                     furthest = max(furthest, self.step)
-                    await self.supervisor.bury(error)
+                    await self.supervisor.handle_death(error)
                     if self._seals.hopeless:
                         await self._pause_without_workers(error)
                         self._deaths = 0

@@ -19,7 +19,7 @@ async def _serve(connection: socket.socket, rendezvous: Path | None, orphan_seco
     while server is not None and await host.serve(server) and rendezvous is not None:
         # It can be found before its last calls have ended, or the next server would miss it.
         waiting = asyncio.create_task(wait_for_server(rendezvous, orphan_seconds))
-        server = await waiting if await host.forsake_calls() else None
+        server = await waiting if await host.cancel_calls() else None
     await host.close()
 
 

@@ -156,7 +156,7 @@ class WorkerHost:
                 running.cancel()
         return self._booted is not None
 
-    async def forsake_calls(self) -> bool:
+    async def cancel_calls(self) -> bool:
         """End the calls of a server that is gone; False if some do not end.
 
         A training step goes on: nothing can stop it.
@@ -171,7 +171,7 @@ class WorkerHost:
 
     async def close(self) -> None:
         """Free the components."""
-        await self.forsake_calls()
+        await self.cancel_calls()
         # Nobody waits for this worker any more: a step in progress must not keep its memory alive.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from ajet_core.errors import AjetError, WorkerBootError, WorkerDiedError
 from ajet_installation.environment import Interpreter
+from ajet_server.workers.adopted import AdoptedProcess
 from ajet_server.workers.codec import BootPlan, BootReport
 from ajet_server.workers.connection import Connection
-from ajet_server.workers.foundling import FoundProcess
 from ajet_server.workers.methods import ADOPT, BOOT, PING
 from ajet_server.workers.rendezvous import SUPPORTED, find_worker
 
@@ -148,7 +148,7 @@ class WorkerProcess:
             return None
         connected, pid = found
         try:
-            process = FoundProcess(pid)
+            process = AdoptedProcess(pid)
         except OSError:
             connected.close()
             return None
@@ -238,9 +238,9 @@ class WorkerProcess:
             self.kill()
         code = await ending
         # Nobody but its parent learns how a worker ended that was found; it had booted, so it was most likely killed.
-        self._killed = code < 0 or isinstance(self._process, FoundProcess)
+        self._killed = code < 0 or isinstance(self._process, AdoptedProcess)
         how = f"exit status {code}" if code >= 0 else _signal_text(-code)
-        if isinstance(self._process, FoundProcess):
+        if isinstance(self._process, AdoptedProcess):
             how = "its exit status is unknown because another server started it"
         text = f"worker {self.pid} ended ({how}){problem}. Last lines of {self._log}:\n{self.log_tail()}"
         self.died.set_result(text)

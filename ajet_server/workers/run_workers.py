@@ -99,7 +99,7 @@ class RunWorkers:
         """Whether an engine with a process of its own has ended, and the trainer runs."""
         return self.engine_process.died.done() and not self.trainer_process.died.done()
 
-    def obituary(self) -> str:
+    def exit_report(self) -> str:
         """How those that ended have ended."""
         return "\n".join(w.died.result() for w in self.processes() if w.died.done())
 

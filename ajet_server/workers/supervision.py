@@ -102,7 +102,7 @@ class Supervisor:
         )
         return bool(done)
 
-    async def bury(self, error: AjetError) -> None:
+    async def handle_death(self, error: AjetError) -> None:
         """End workers of which one has failed."""
         self.gate.shut()
         self._board.set(ServerState.BOOTING)
@@ -138,7 +138,7 @@ class Supervisor:
                     return task.result()
                 # Calls wait for an engine whoever is at work.
                 if not self.workers.alive():
-                    raise WorkerDiedError(self.workers.obituary())
+                    raise WorkerDiedError(self.workers.exit_report())
                 await self._ping(what)
                 if self._clock() - began > limit:
                     raise WorkerDiedError(
@@ -167,7 +167,7 @@ class Supervisor:
         except TimeoutError:
             await self._check_engine(workers)
         if not workers.alive():
-            raise WorkerDiedError(workers.obituary())
+            raise WorkerDiedError(workers.exit_report())
 
     async def _ping(self, what: str) -> None:
         for worker in self.workers.processes():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentjet.agents.rerouting import AGENT_HEADER, is_strange, read_model_call, reroute
+from agentjet.agents.rerouting import AGENT_HEADER, is_unsupported_route, read_model_call, reroute
 from agentjet.agents.route import Route
 from ajet_core.interfaces import ModelEndpoint
 
@@ -114,8 +114,8 @@ def test_a_model_that_is_in_the_path_is_put_in_the_body() -> None:
     ],
 )
 def test_model_calls_of_other_dialects_are_noticed(path: str, strange: bool) -> None:
-    assert is_strange("POST", path) == strange
-    assert not is_strange("GET", path)
+    assert is_unsupported_route("POST", path) == strange
+    assert not is_unsupported_route("GET", path)
 
 
 def test_sampling_is_overridden_or_taken_out() -> None:

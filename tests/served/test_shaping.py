@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ajet_core.errors import RequestError, UnsupportedError
 from ajet_core.interfaces import GenerateRequest, SamplingParams
 from ajet_engines.in_server.ajet_shaping import Followed, Grammars, Placed
-from ajet_engines.shaping import Shapings, what_a_server_is_told
+from ajet_engines.shaping import Shapings, sampling_overrides
 from ajet_testing.ascii_tokenizer import ascii_text, write_ascii_tokenizer
 
 SIZE = 96
@@ -61,7 +61,7 @@ def test_a_request_that_goes_on_elsewhere_is_shaped_as_if_it_had_stayed(
     stayed = shapings.begin(asked(**options))
     earlier, later = sampled[:cut], sampled[cut:]
     rest = asked(*earlier, **options)
-    said = what_a_server_is_told(rest)
+    said = sampling_overrides(rest)
     assert bool(said) == rest.sampling.is_penalised
     gone_on = shapings.begin(rest)
     if stayed is None:
@@ -79,7 +79,7 @@ def test_a_request_that_goes_on_elsewhere_is_shaped_as_if_it_had_stayed(
 
 def test_a_grammar_goes_on_where_it_was(model: Path) -> None:
     rest = asked(*ids_of("abc"), grammar=GRAMMAR)
-    followed = Followed(what_a_server_is_told(rest), Grammars(str(model), SIZE), rest.prompt_ids)
+    followed = Followed(sampling_overrides(rest), Grammars(str(model), SIZE), rest.prompt_ids)
     here = Shapings(str(model), SIZE).begin(rest)
     assert here is not None
     assert allowed(here.row()) == "cd"
@@ -89,14 +89,12 @@ def test_a_grammar_goes_on_where_it_was(model: Path) -> None:
 
 
 def test_after_what_does_not_match_it_can_only_end(model: Path) -> None:
-    followed = Followed(
-        what_a_server_is_told(asked(grammar=GRAMMAR)), Grammars(str(model), SIZE), [1]
-    )
+    followed = Followed(sampling_overrides(asked(grammar=GRAMMAR)), Grammars(str(model), SIZE), [1])
     assert allowed(followed.row(ids_of("x"))) == ascii_text([STOP])
 
 
 def test_places_may_be_looked_at_before_others_are_known(model: Path) -> None:
-    said = what_a_server_is_told(asked(grammar=GRAMMAR, logit_bias=((4, 2.0),)))
+    said = sampling_overrides(asked(grammar=GRAMMAR, logit_bias=((4, 2.0),)))
     placed = Placed(said, Grammars(str(model), SIZE), [9, 9, 9])
     # Parts of the prompt; what is sampled there is thrown away.
     assert placed.row(0) is None
@@ -119,9 +117,9 @@ def test_places_may_be_looked_at_before_others_are_known(model: Path) -> None:
 
 
 def test_a_server_does_not_die_of_what_it_cannot_follow(model: Path, tmp_path: Path) -> None:
-    said = what_a_server_is_told(asked(grammar="start: %json {"))
+    said = sampling_overrides(asked(grammar="start: %json {"))
     assert allowed(Followed(said, Grammars(str(model), SIZE), [1]).row([])) == ascii_text([STOP])
-    said = what_a_server_is_told(asked(grammar=GRAMMAR))
+    said = sampling_overrides(asked(grammar=GRAMMAR))
     # There is no tokenizer.
     elsewhere = Followed(said, Grammars(str(tmp_path), SIZE), [1])
     assert allowed(elsewhere.row(ids_of("ab"))) == ascii_text([STOP])
@@ -130,7 +128,7 @@ def test_a_server_does_not_die_of_what_it_cannot_follow(model: Path, tmp_path: P
 
 
 def test_what_is_not_shaped_takes_nothing() -> None:
-    assert what_a_server_is_told(asked(1, 2, 3, top_p=0.5)) == ""
+    assert sampling_overrides(asked(1, 2, 3, top_p=0.5)) == ""
     assert Shapings("/nowhere", SIZE).begin(asked(top_k=3)) is None
 
 

@@ -67,7 +67,7 @@ def test_a_tag_that_others_wait_for_is_named() -> None:
 
 
 def test_tasks_whose_rewards_do_not_differ() -> None:
-    found = only(replace(IDLE, dull=12, lacking=[("t7", 5, 0)]))
+    found = only(replace(IDLE, zero_variance=12, lacking=[("t7", 5, 0)]))
     assert found.code == "no_signal"
     assert "12 tasks are complete" in found.message
 

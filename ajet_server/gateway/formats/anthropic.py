@@ -28,8 +28,8 @@ from ajet_server.gateway.formats.bodies import (
     wrong,
 )
 from ajet_server.gateway.formats.constraints import FREE_CHOICE, AnswerFormat, ToolChoice
-from ajet_server.gateway.formats.dialect import Asked, Dialect, StreamWriter, event
-from ajet_server.gateway.formats.events import CallDelta, Choice, Delta, Event, Grown, Started
+from ajet_server.gateway.formats.dialect import Dialect, DialectRequest, StreamWriter, event
+from ajet_server.gateway.formats.events import CallDelta, Choice, ChoiceDelta, Delta, Event, Started
 from ajet_server.gateway.formats.exchange import Exchange, Session
 from ajet_server.gateway.formats.request import ModelRequest, Tools, function_spec
 from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall, as_json
@@ -324,9 +324,9 @@ class AnthropicDialect(Dialect):
     summary = "Anthropic messages"
     heartbeat = event(b'{"type":"ping"}', "ping")
 
-    def read(self, body: bytes, session: Session) -> AskedMessages:  # noqa: ARG002
+    def read(self, body: bytes, session: Session) -> MessagesRequest:  # noqa: ARG002
         """Understand a body."""
-        return AskedMessages(read_messages_request(body))
+        return MessagesRequest(read_messages_request(body))
 
     def read_to_count(self, body: bytes) -> ModelRequest:
         """Understand a body whose tokens are to be counted."""
@@ -345,7 +345,7 @@ class AnthropicDialect(Dialect):
 
 
 @dataclass(frozen=True, slots=True)
-class AskedMessages(Asked):
+class MessagesRequest(DialectRequest):
     """A request for a message."""
 
     def whole(self, exchange: Exchange, choices: Sequence[Choice]) -> bytes:
@@ -430,7 +430,7 @@ class MessageWriter(StreamWriter):
                 message = _message(exchange, []) | {"usage": _usage(exchange, 1)}
                 message |= {"stop_reason": None, "stop_sequence": None}
                 yield _sse("message_start", message=message)
-            case Grown(_, delta):
+            case ChoiceDelta(_, delta):
                 yield from blocks.grown(delta)
             case Choice(_, generation, answer, _, rest):
                 yield from blocks.grown(rest)

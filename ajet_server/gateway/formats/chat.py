@@ -36,8 +36,14 @@ from ajet_server.gateway.formats.bodies import (
     wrong,
 )
 from ajet_server.gateway.formats.constraints import FREE_CHOICE, AnswerFormat, ToolChoice
-from ajet_server.gateway.formats.dialect import COMMENT, Asked, Dialect, StreamWriter, event
-from ajet_server.gateway.formats.events import Choice, Delta, Event, Grown, Started
+from ajet_server.gateway.formats.dialect import (
+    COMMENT,
+    Dialect,
+    DialectRequest,
+    StreamWriter,
+    event,
+)
+from ajet_server.gateway.formats.events import Choice, ChoiceDelta, Delta, Event, Started
 from ajet_server.gateway.formats.exchange import Exchange, Session
 from ajet_server.gateway.formats.generation import Generation
 from ajet_server.gateway.formats.openai_errors import openai_error
@@ -493,9 +499,9 @@ class ChatDialect(Dialect):
 
     summary = "OpenAI chat completions"
 
-    def read(self, body: bytes, session: Session) -> AskedChat:
+    def read(self, body: bytes, session: Session) -> ChatRequest:
         """Understand a body; messages of the request before need not be understood again."""
-        return AskedChat(read_chat_request(body, session.index.latest_messages))
+        return ChatRequest(read_chat_request(body, session.index.latest_messages))
 
     def error(self, error: AjetError) -> dict[str, Any]:
         """OpenAI's error object."""
@@ -507,7 +513,7 @@ class ChatDialect(Dialect):
 
 
 @dataclass(frozen=True, slots=True)
-class AskedChat(Asked):
+class ChatRequest(DialectRequest):
     """A chat request."""
 
     def whole(self, exchange: Exchange, choices: Sequence[Choice]) -> bytes:
@@ -554,7 +560,7 @@ class ChatWriter(StreamWriter):
                     else {}
                 )
                 yield self._chunk(writer.choice({"role": "assistant"}), **prompt)
-            case Grown(_, delta):
+            case ChoiceDelta(_, delta):
                 assert writer is not None, "a choice starts before it grows"
                 if delta.calls:
                     for part in rest_json(delta, empty=False):

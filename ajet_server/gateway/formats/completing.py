@@ -20,7 +20,7 @@ from ajet_core.protocol import EvaluationSampling
 from ajet_server.gateway.formats.answer import Answer, TokenHex, make_answer, random_hex
 from ajet_server.gateway.formats.constraints import Constraints
 from ajet_server.gateway.formats.deltas import DeltaStream
-from ajet_server.gateway.formats.events import Choice, Event, Grown, Started
+from ajet_server.gateway.formats.events import Choice, ChoiceDelta, Event, Started
 from ajet_server.gateway.formats.exchange import Exchange, Session
 from ajet_server.gateway.formats.generation import EngineHandle, Generation, sample
 from ajet_server.gateway.formats.merging import gathered, merged
@@ -327,7 +327,7 @@ class CompletionService:
                     if not started:
                         started = True
                         yield Started(choice, generation)
-                    yield Grown(choice, deltas.grown())
+                    yield ChoiceDelta(choice, deltas.grown())
         except BaseException:
             # What was sent before an error counts no more than what was sent to somebody who hung up.
             await self._recorder.aborted(exchange, generation)
@@ -335,7 +335,7 @@ class CompletionService:
         answer = deltas.given(self._parsed(exchange, generation))
         await self._recorder.finished(exchange, generation, answer)
         if last := deltas.completed(answer):
-            yield Grown(choice, last)
+            yield ChoiceDelta(choice, last)
         yield Choice(choice, generation, answer, _reason(generation, answer), deltas.rest(answer))
 
     def _answer(self, exchange: Exchange, generation: Generation) -> Answer:

@@ -29,8 +29,14 @@ from ajet_server.gateway.formats.bodies import (
     stop_strings,
 )
 from ajet_server.gateway.formats.chat import usage_json
-from ajet_server.gateway.formats.dialect import COMMENT, Asked, Dialect, StreamWriter, event
-from ajet_server.gateway.formats.events import Choice, Event, Grown, Started
+from ajet_server.gateway.formats.dialect import (
+    COMMENT,
+    Dialect,
+    DialectRequest,
+    StreamWriter,
+    event,
+)
+from ajet_server.gateway.formats.events import Choice, ChoiceDelta, Event, Started
 from ajet_server.gateway.formats.exchange import Exchange, Session
 from ajet_server.gateway.formats.generation import Generation
 from ajet_server.gateway.formats.openai_errors import openai_error
@@ -129,9 +135,9 @@ class CompletionsDialect(Dialect):
 
     summary = "OpenAI text completions"
 
-    def read(self, body: bytes, session: Session) -> AskedText:  # noqa: ARG002
+    def read(self, body: bytes, session: Session) -> CompletionRequest:  # noqa: ARG002
         """Understand a body."""
-        return AskedText(*read_completions_request(body))
+        return CompletionRequest(*read_completions_request(body))
 
     def error(self, error: AjetError) -> dict[str, Any]:
         """OpenAI's error object."""
@@ -143,7 +149,7 @@ class CompletionsDialect(Dialect):
 
 
 @dataclass(frozen=True, slots=True)
-class AskedText(Asked):
+class CompletionRequest(DialectRequest):
     """A request for a text."""
 
     body: CompletionsBody
@@ -204,7 +210,7 @@ class AskedText(Asked):
 class TextWriter(StreamWriter):
     """Writes the completions of one answer."""
 
-    asked: AskedText
+    asked: CompletionRequest
     exchange: Exchange
     _generations: dict[int, Generation] = field(default_factory=dict)
     _written: dict[int, int] = field(default_factory=dict)
@@ -216,7 +222,7 @@ class TextWriter(StreamWriter):
                 self._generations[choice], self._written[choice] = generation, 0
                 if self.asked.body.echo:
                     yield self._more(choice, self.asked.echoed(generation))
-            case Grown(choice, delta):
+            case ChoiceDelta(choice, delta):
                 request = self.exchange.request
                 told = request.logprobs or request.return_token_ids
                 fresh = len(self._generations[choice].sampled_ids) > self._written[choice]

@@ -33,7 +33,7 @@ class StreamWriter(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(ABC):
+class DialectRequest(ABC):
     """A request in its dialect: what has to be known of it to answer.
 
     :param request: what it means.
@@ -69,7 +69,7 @@ class Dialect(ABC):
     heartbeat: ClassVar[bytes] = COMMENT
 
     @abstractmethod
-    def read(self, body: bytes, session: Session) -> Asked:
+    def read(self, body: bytes, session: Session) -> DialectRequest:
         """Understand a body.
 
         :param session: the episode's.

@@ -47,7 +47,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class ChoiceDelta:
     """There are more tokens of a choice; perhaps with text that is certain by now."""
 
     choice: int
@@ -70,4 +70,4 @@ class Choice:
     rest: Delta = NOTHING
 
 
-Event = Started | Grown | Choice
+Event = Started | ChoiceDelta | Choice

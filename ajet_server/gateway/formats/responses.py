@@ -33,8 +33,8 @@ from ajet_server.gateway.formats.bodies import (
 )
 from ajet_server.gateway.formats.chat import content_text
 from ajet_server.gateway.formats.constraints import FREE_CHOICE, AnswerFormat, ToolChoice
-from ajet_server.gateway.formats.dialect import Asked, Dialect, StreamWriter, event
-from ajet_server.gateway.formats.events import Choice, Delta, Event, Grown, Started
+from ajet_server.gateway.formats.dialect import Dialect, DialectRequest, StreamWriter, event
+from ajet_server.gateway.formats.events import Choice, ChoiceDelta, Delta, Event, Started
 from ajet_server.gateway.formats.exchange import Exchange, Session
 from ajet_server.gateway.formats.openai_errors import openai_error
 from ajet_server.gateway.formats.request import ModelRequest, Tools, function_spec
@@ -414,7 +414,7 @@ class ResponseWriter(StreamWriter):
             case Started(_, generation):
                 self._spans = Spans(generation, self.exchange.request.tools)
                 yield from self._begun()
-            case Grown(_, delta):
+            case ChoiceDelta(_, delta):
                 yield from self._grown(delta)
             case Choice(_, _, answer, reason, rest):
                 assert self._spans is not None, "a choice starts before it ends"
@@ -534,9 +534,9 @@ class ResponsesDialect(Dialect):
 
     summary = "OpenAI responses"
 
-    def read(self, body: bytes, session: Session) -> AskedResponse:
+    def read(self, body: bytes, session: Session) -> ResponsesRequest:
         """Understand a body, and the conversation that it goes on from."""
-        return AskedResponse(*read_responses_request(body, session))
+        return ResponsesRequest(*read_responses_request(body, session))
 
     def error(self, error: AjetError) -> dict[str, Any]:
         """OpenAI's error object."""
@@ -549,7 +549,7 @@ class ResponsesDialect(Dialect):
 
 
 @dataclass(frozen=True, slots=True)
-class AskedResponse(Asked):
+class ResponsesRequest(DialectRequest):
     """A request for a response.
 
     :param body: what of it the response repeats.

@@ -19,7 +19,7 @@ from ajet_core.interfaces.engine import (
     GenerateRequest,
 )
 from ajet_core.timeline import Call
-from ajet_server.gateway.formats.chat import AskedChat, read_chat_request
+from ajet_server.gateway.formats.chat import ChatRequest, read_chat_request
 from ajet_server.gateway.formats.completing import CompletionService
 from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.formats.request import ModelRequest
@@ -106,7 +106,7 @@ class ChatService:
         self, session: Session, request: ModelRequest, record: Record, agent: str = ""
     ) -> bytes:
         exchange = await self.completions.begin(session, request, record, agent)
-        return AskedChat(request).whole(exchange, await self.completions.complete(exchange))
+        return ChatRequest(request).whole(exchange, await self.completions.complete(exchange))
 
     async def stream(
         self, session: Session, request: ModelRequest, record: Record, agent: str = ""
@@ -114,7 +114,7 @@ class ChatService:
         """JSON of chunks."""
         exchange = await self.completions.begin(session, request, record, agent)
         async with aclosing(self.completions.events(exchange)) as events:
-            writer = AskedChat(request).writer(exchange)
+            writer = ChatRequest(request).writer(exchange)
             async for happened in events:
                 for chunk in writer.write(happened):
                     yield chunk.removeprefix(b"data: ")

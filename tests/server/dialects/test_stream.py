@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ajet_core.errors import ContextLengthError, EngineError
 from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.formats.completions import read_completions_request
-from ajet_server.gateway.formats.events import Choice, Grown
+from ajet_server.gateway.formats.events import Choice, ChoiceDelta
 from ajet_server.gateway.rendering.prompting import Continuation
 from ajet_server.gateway.rendering.settling import STREAMED_FAMILIES, Settling
 from ajet_server.gateway.rendering.tagged_arguments import TAGGED_FAMILIES
@@ -262,7 +262,7 @@ async def test_text_that_no_parser_reads_goes_out_as_tokens_come(settles):
     texts = []
     async for event in gate.service.completions.events(exchange):
         match event:
-            case Grown(_, delta):
+            case ChoiceDelta(_, delta):
                 texts.append(delta.content)
             case Choice(_, _, answer, _, rest):
                 texts.append(rest.content)

@@ -9,7 +9,7 @@ from autogen_agentchat.base import ChatAgent, Team
 from autogen_agentchat.messages import BaseChatMessage
 
 from ajet_agents_autogen.copies import copied, forget
-from ajet_agents_autogen.episodes import let_caches_miss, let_tools_keep_the_episode
+from ajet_agents_autogen.episodes import bypass_caches, let_tools_keep_the_episode
 from ajet_agents_autogen.turns import note_turns, speaker
 from ajet_core.interfaces import AgentAdapter
 
@@ -32,7 +32,7 @@ class AutoGenAdapter(AgentAdapter):
     def prepare(self) -> None:
         """Let agents say when it is their turn, caches of answers miss in episodes, and tools stay in theirs."""
         note_turns()
-        let_caches_miss()
+        bypass_caches()
         let_tools_keep_the_episode()
 
     async def run(self, agent: object, task: object) -> object:

@@ -18,7 +18,7 @@ from ajet_core.errors import ConfigError
 _CACHES = "autogen_ext.models.cache"
 
 
-def let_caches_miss() -> None:
+def bypass_caches() -> None:
     """In episodes a `ChatCompletionCache` asks its client: an answer out of it would be trained in none."""
     caches = sys.modules.get(_CACHES)
     if caches is not None:

@@ -11,7 +11,7 @@ from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import var_child_runnable_config
 
 from agentjet.agents import text_of_task
-from ajet_agents_langchain.outside import let_caches_miss, let_nobody_be_told
+from ajet_agents_langchain.outside import bypass_caches, disable_tracing
 from ajet_core.interfaces import AgentAdapter
 
 _AGENT = "lc_agent_name"
@@ -44,8 +44,8 @@ class LangChainAdapter(AgentAdapter):
 
     def prepare(self) -> None:
         """Let caches and LangSmith know nothing of episodes."""
-        let_caches_miss()
-        let_nobody_be_told()
+        bypass_caches()
+        disable_tracing()
 
     async def run(self, agent: object, task: object) -> object:
         """``ainvoke``; a text is a user's message to a graph."""

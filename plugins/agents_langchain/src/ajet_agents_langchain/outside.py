@@ -11,7 +11,7 @@ from langsmith import Client
 from agentjet.agents import current_route, derived_classes, override_method
 
 
-def let_caches_miss() -> None:
+def bypass_caches() -> None:
     """In episodes no cache knows anything or is told anything: an answer out of it would be trained in none."""
     for kind in (BaseCache, *derived_classes(BaseCache)):
         for name in ("lookup", "update"):
@@ -19,7 +19,7 @@ def let_caches_miss() -> None:
             override_method(kind, f"a{name}", _nothing_async)
 
 
-def let_nobody_be_told() -> None:
+def disable_tracing() -> None:
     """In episodes LangSmith is told nothing, were it configured ever so: there are thousands of them."""
     for name in ("create_run", "update_run"):
         override_method(Client, name, _nothing)

@@ -24,7 +24,7 @@ from ajet_engines.served import (
 from ajet_engines.served.launching import model_config
 from ajet_engines.served.probing import PROBE, is_scaled, is_whole, probed
 from ajet_engines.served.sealing import of_all_ranks
-from ajet_engines.shaping import is_shaped, what_a_server_is_told
+from ajet_engines.shaping import is_shaped, sampling_overrides
 
 # Of its context SGLang leaves so many tokens unused, whatever the prompt.
 RESERVED = 6
@@ -281,7 +281,7 @@ class SglangServer(HttpModelServer):
 
 def _body(request: GenerateRequest) -> dict[str, Any]:
     sampling = request.sampling
-    shaping = what_a_server_is_told(request)
+    shaping = sampling_overrides(request)
     shaped = {"custom_logit_processor": _SHAPING} if shaping else {}
     return shaped | {
         "input_ids": request.prompt_ids,

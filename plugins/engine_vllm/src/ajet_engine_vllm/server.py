@@ -33,7 +33,7 @@ from ajet_engines.served import (
 from ajet_engines.served.launching import SHARED_IN_SERVER, model_config
 from ajet_engines.served.probing import PROBE, PROBED_IDS, is_scaled, is_whole, probed
 from ajet_engines.served.sealing import of_all_ranks
-from ajet_engines.shaping import is_shaped, what_a_server_is_told
+from ajet_engines.shaping import is_shaped, sampling_overrides
 
 SERVED_NAME = "agentjet"
 WORKER_EXTENSION = "ajet_vllm_worker.WorkerExtension"
@@ -173,7 +173,7 @@ class VllmServer(HttpModelServer):
 
     def _body(self, request: GenerateRequest) -> dict[str, Any]:
         sampling = request.sampling
-        shaping = what_a_server_is_told(request)
+        shaping = sampling_overrides(request)
         return {
             "model": SERVED_NAME,
             "prompt": request.prompt_ids,

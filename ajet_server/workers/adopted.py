@@ -8,7 +8,7 @@ import os
 import signal
 
 
-class FoundProcess:
+class AdoptedProcess:
     """What a `WorkerProcess` needs of it.
 
     A descriptor of the process makes sure that it is always the same one that is waited for and killed.

@@ -22,7 +22,7 @@ METRICS_PATH = "/metrics"
 """Where Prometheus looks."""
 
 
-class TokenFirst:
+class AuthMiddleware:
     """ASGI middleware: ``/v1`` routes of clients, and the metrics, answer nobody without a valid token.
 
     Which token a route needs is said at the route.
