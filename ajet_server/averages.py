@@ -1,4 +1,4 @@
-"""Means and sums that no finite numbers can overflow."""
+"""Means and sums that do not overflow for any finite inputs."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import math
 from collections.abc import Sequence
 
 LARGEST_TERM = 1e290
-"""Numbers bounded by this may be added up by the million without an overflow."""
+"""Millions of terms up to this magnitude can be added without overflow."""
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of finite numbers, rounded once; finite for any of them.
+    """Return the mean of finite numbers, rounded once; the result is always finite.
 
     :param values: [N], N >= 1.
     """
     try:
         return math.fsum(values) / len(values)
     except OverflowError:
-        # The sum is too large for a float; the mean never is.
+        # The sum overflows a float, but the mean never does.
         largest = max(map(abs, values))
         return math.fsum(value / largest for value in values) / len(values) * largest
 
 
 def term(value: float) -> float:
-    """`value` as a term of a running sum that must not overflow."""
+    """Clamp `value` so that it can be added to a running sum without overflow."""
     return max(-LARGEST_TERM, min(LARGEST_TERM, value))

@@ -1,4 +1,4 @@
-"""Puts a server together from its settings."""
+"""Build a server from its settings."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from ajet_server.store.run_store import RunStore
 
 
 def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
-    """Put a server together.
+    """Build the service and all its components.
 
-    :raises ConfigError: an unknown store or logger, or a run directory that cannot be made.
+    :raises ConfigError: a store or logger is unknown, or the run directory cannot be created.
     """
     run_dir = settings.server.run_dir.resolve()
     try:
-        # Everything that agents say is stored in it.
+        # The directory holds everything that agents send, so only its owner may read it.
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(

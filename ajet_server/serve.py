@@ -1,4 +1,4 @@
-"""``ajet serve``: one process that listens until it is told to end."""
+"""``ajet serve``: run a server process until a signal stops it."""
 
 from __future__ import annotations
 
@@ -37,17 +37,18 @@ _BACKLOG = 2048
 _OTHER_FILES = 256
 _CLOSE_SECONDS = 10
 _KEEP_ALIVE_SECONDS = 75
-# Calls and steps leave no cycles behind. Python's own numbers have it look for some several times in each call, which
-# took a fifth of the time; and a look at all objects of 10,000 open episodes stops the server for a third of a second.
+# Calls and steps create no reference cycles. With Python's default thresholds, the collector ran
+# several times per call and took a fifth of the time. A full collection with 10,000 open episodes
+# stops the server for a third of a second.
 _COLLECT_AFTER = (50_000, 5, 200)
 
 
 def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
-    """Run a server until SIGINT or SIGTERM. An active run goes on when the server is started again.
+    """Run a server until SIGINT or SIGTERM. An active run resumes when the server restarts.
 
-    While it listens, ``<run_dir>/server.json`` holds its URL and process id.
+    While the server listens, ``<run_dir>/server.json`` holds its URL and process id.
 
-    :param plugins: the components there are; None takes the installed ones.
+    :param plugins: the available components; None uses the installed ones.
     :raises ConfigError: the address cannot be bound, or a setting cannot be used.
     :raises StoreError: another server uses the run directory.
     """
@@ -62,7 +63,7 @@ def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
     service = build_service(settings, plugins)
     listener = bind(settings.server)
     try:
-        # What is there now stays, and need not be looked at.
+        # Objects that exist now are permanent: exclude them from collection.
         gc.freeze()
         gc.set_threshold(*_COLLECT_AFTER)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -72,7 +73,7 @@ def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
 
 
 def _without_warnings(record: logging.LogRecord) -> bool:
-    """Uvicorn warns of every request that is no HTTP: strangers could fill the disk with it."""
+    """Drop uvicorn's warning for each request that is not HTTP: anyone could fill the disk."""
     return record.levelno != logging.WARNING
 
 
@@ -83,12 +84,13 @@ def _check_files(server: ServerSettings) -> None:
 
 
 def bind(server: ServerSettings) -> socket.socket:
-    """A socket that listens on the server's address.
+    """Return a socket that listens on the server's address.
 
-    :raises ConfigError: the port is in use, or the address is not one of this machine.
+    :raises ConfigError: the port is in use, or the address does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off, which costs 40 ms an answer, where the protocol is said to be TCP.
+    # asyncio disables Nagle's algorithm, which costs 40 ms per response, only if the protocol is
+    # explicitly TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -112,7 +114,7 @@ async def _serve(settings: Settings, service: SwarmService, listener: socket.soc
     app = create_app(service, TokenGuard(tokens, service.tokens))
     config = http_config(app, server)
     _allow_connections(server.max_connections)
-    # The store is opened before anything is announced: a run directory in use must end the command.
+    # Open the store before announcing anything: a run directory in use must end the command.
     await service.open()
     scheme = "https" if server.tls_cert else "http"
     host = f"[{server.host}]" if ":" in server.host else server.host
@@ -131,7 +133,7 @@ async def _serve(settings: Settings, service: SwarmService, listener: socket.soc
 
 
 def http_config(app: ASGIApp, server: ServerSettings) -> uvicorn.Config:
-    """How uvicorn serves `app`.
+    """Return the uvicorn configuration that serves `app`.
 
     :raises ConfigError: the certificate or its key cannot be used.
     """
@@ -140,14 +142,14 @@ def http_config(app: ASGIApp, server: ServerSettings) -> uvicorn.Config:
         http=guarded_protocol(ConnectionLimits(server.max_connections, server.request_seconds)),
         ws="none",
         lifespan="off",
-        # Only a server that is said to be behind a proxy, which ends TLS, believes it about whose requests it brings.
+        # Trust forwarding headers only if the settings place a TLS-terminating proxy in front.
         proxy_headers=server.public_url is not None and server.tls_cert is None,
         log_config=None,
         access_log=False,
         server_header=False,
         ssl_certfile=str(server.tls_cert) if server.tls_cert else None,
         ssl_keyfile=str(server.tls_key) if server.tls_key else None,
-        # Longer than clients keep idle connections, so that it is not us who closes one in use.
+        # Longer than clients keep idle connections, so the server never closes one in use.
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
         backlog=_BACKLOG,
@@ -158,7 +160,7 @@ def http_config(app: ASGIApp, server: ServerSettings) -> uvicorn.Config:
 
 
 def _allow_connections(count: int) -> None:
-    """Raise the soft limit on open files: 1024, which is usual, is a few hundred agents."""
+    """Raise the soft limit on open files: the usual 1024 is enough for a few hundred agents."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -187,10 +189,11 @@ def _load_tls(config: uvicorn.Config, server: ServerSettings) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn waits for open connections before it ends; `interrupt` makes ours end.
+    """A uvicorn server that calls `interrupt` on a signal, so that open connections end.
 
-    Signals end `serve` and nothing else: uvicorn would raise them again afterwards, which would kill
-    the process before the store and the workers are closed.
+    uvicorn waits for open connections before it exits. It would also raise the signals again
+    afterwards, which would kill the process before the store and the workers are closed. Here
+    signals only end `serve`.
     """
 
     def __init__(self, config: uvicorn.Config, interrupt: Callable[[], object]) -> None:
@@ -219,5 +222,5 @@ def _publish_tokens(port: int, tokens: ServerTokens) -> None:
     try:
         credentials.publish_local(port, tokens)
     except OSError as error:
-        # Clients that are given their token do without the file, so it is no reason not to serve.
+        # Clients that are given their token do not need the file, so keep serving without it.
         _log.warning("local clients will not find the tokens by themselves: %s", error)

@@ -1,4 +1,4 @@
-"""What the routes call: the server's parts at work together."""
+"""The service behind the HTTP routes: it combines the server's components."""
 
 from __future__ import annotations
 
@@ -61,16 +61,17 @@ _log = logging.getLogger("ajet.server")
 
 _SHOWN = 8
 _WATCH_SECONDS = 5.0
-# The end of an evaluation is not told for each episode that happens to be the only one that is open.
+# Delays the report of an evaluation's end, which would otherwise come whenever its only open
+# episode ends.
 _TELL_SECONDS = 1.0
-# A status is asked for when something hangs, too.
+# Status is also requested when the engine hangs.
 _STATS_SECONDS = 0.5
 _METRICS_SECONDS = 5.0
 
 
 @dataclass(slots=True)
 class SwarmService:
-    """The server without HTTP. Made by `ajet_server.build.build_service`."""
+    """The server without HTTP. Create it with `ajet_server.build.build_service`."""
 
     settings: Settings
     plugins: PluginManager
@@ -96,7 +97,7 @@ class SwarmService:
     _writing_tokens: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def open(self) -> None:
-        """Open the store and take up what it holds."""
+        """Open the store and restore what it holds."""
         await self.store.open()
         try:
             self.tokens.open()
@@ -126,11 +127,11 @@ class SwarmService:
             run_dir = self.settings.server.run_dir.resolve()
             await asyncio.to_thread(note_store, self.settings.store, run_dir)
         except OSError as error:
-            # The run needs no note: only tools beside it do.
+            # The note is only for external tools; the run does not need it.
             _log.error("tools may not find the store of this run: %s", error)
 
     async def close(self) -> None:
-        """End the workers and close the store; an active run goes on at the next start."""
+        """Stop the workers and close the store; an active run resumes at the next start."""
         self.closed.set()
         await asyncio.gather(*self._tasks)
         await self.interrupt()
@@ -143,13 +144,13 @@ class SwarmService:
             _log.error("when tokens were last used is not kept: %s", error.message)
 
     async def interrupt(self) -> None:
-        """End everything that waits or streams, so that connections can close."""
+        """End all waiting and streaming requests, so that connections can close."""
         self.board.closing = True
         await self.coordinator.shutdown()
         self.events.close()
 
     async def claim(self, request: ClaimRequest, client_id: str, base_url: str) -> EpisodeGrant:
-        """As `ClaimDesk.claim`."""
+        """Claim an episode, as `ClaimDesk.claim` does."""
         await self.joint.check_claim(request, self.coordinator.run_id)
         granted = await self.claims.claim(request, client_id)
         record = granted.record
@@ -166,33 +167,34 @@ class SwarmService:
         )
 
     async def check_owner(self, episode_id: str, token: Token) -> None:
-        """Whether an episode is one that `token` may see.
+        """Check that `token` may see an episode.
 
-        :raises EpisodeNotFoundError: there is none, or it is another client's, which nobody can tell apart.
+        :raises EpisodeNotFoundError: the episode does not exist, or it belongs to another client;
+            the error is the same for both.
         """
         record, _ = await self.episodes.get(episode_id)
         if token.scope == "client" and record.client_id != token.token_id:
             raise EpisodeNotFoundError(not_found_message(episode_id))
 
     async def issue_token(self, request: TokenRequest) -> TokenGrant:
-        """As `TokenBook.issue`."""
+        """Issue a token, as `TokenBook.issue` does."""
         async with self._writing_tokens:
             return await asyncio.to_thread(self.tokens.issue, request)
 
     async def revoke_token(self, token_id: str) -> TokenInfo:
-        """Revoke a token: its open episodes are aborted, its claims and event streams end."""
+        """Revoke a token, abort its open episodes, and end its claims and event streams."""
         try:
             async with self._writing_tokens:
                 return await asyncio.to_thread(self.tokens.revoke, token_id)
         finally:
-            # Also if it could not be written: the token is dead for as long as this server runs.
+            # Even if the write failed, the token is invalid for as long as this server runs.
             await self._end_dead_tenants()
 
     async def _end_dead_tenants(self) -> None:
-        """End what tokens that were revoked or have expired left open."""
+        """End the claims, event streams and episodes of tokens that are revoked or expired."""
         dead = self.tenants.dead()
         if dead:
-            # Readers of events look at their token when they are woken.
+            # Event readers check their token when they wake up.
             self.events.wake()
         for tenant, why in dead.items():
             self.admission.drop(tenant, why)
@@ -200,23 +202,25 @@ class SwarmService:
             await self.episodes.abort_all(reason, "token_revoked", tenant)
 
     async def end(self, episode_id: str, request: EndRequest) -> EpisodeStatus:
-        """End an episode; a repeat gets the outcome that stands.
+        """End an episode; a repeated request returns the stored outcome.
 
-        :raises EpisodeClosedError: it was aborted before.
-        :raises RequestError: it rewards a call or an agent that the episode does not have.
+        :raises EpisodeClosedError: the episode was aborted.
+        :raises RequestError: the request rewards a call or an agent that the episode does not have.
         """
         await self.joint.check_end(episode_id)
         return await self._ended(episode_id, request, self.episodes.end)
 
     async def prepare(self, episode_id: str, request: EndRequest) -> EpisodeStatus:
-        """Close a part of a joint episode with the outcome that it has if that is ended; a repeat changes nothing.
+        """Prepare a part of a joint episode: store the outcome that a commit will give it.
 
-        :raises StateError: it is no such part.
+        A repeated request changes nothing.
+
+        :raises StateError: the episode is not a part that can be prepared.
         """
         return await self._ended(episode_id, request, self.joint.prepare)
 
     async def commit(self, episode_id: str) -> EpisodeStatus:
-        """As `JointDesk.commit`."""
+        """Commit a prepared part, as `JointDesk.commit` does."""
         calls = await self._calls(episode_id)
         return self._episode_status(await self.joint.commit(episode_id), calls)
 
@@ -238,12 +242,12 @@ class SwarmService:
     async def _check_rewards(self, episode_id: str, request: EndRequest) -> None:
         _, live = await self.episodes.get(episode_id)
         if live is None:
-            # The outcome that stands is not changed by this request, whatever it says.
+            # The stored outcome is final: this request cannot change it.
             return
         _check_size(request, self.settings.server.max_reward)
         if not (request.call_rewards or request.agent_rewards):
             return
-        # A call whose client went away is not trained, so that no reward can be about it.
+        # A call whose client disconnected is not trained, so it cannot be rewarded.
         made = [
             call
             for call in (await self.store.calls([episode_id]))[episode_id]
@@ -263,9 +267,9 @@ class SwarmService:
                 )
 
     async def abort(self, episode_id: str, request: AbortRequest) -> EpisodeStatus:
-        """Abort an episode; an episode that is over stays as it is.
+        """Abort an episode; an episode that is over does not change.
 
-        :raises StateError: it is prepared, and its arbiter has not aborted it.
+        :raises StateError: the episode is prepared, and its arbiter has not aborted it.
         """
         calls = await self._calls(episode_id)
         record = await self.episodes.abort(episode_id, request)
@@ -274,17 +278,17 @@ class SwarmService:
         return self._episode_status(record, calls)
 
     async def heartbeat(self, episode_id: str) -> EpisodeStatus:
-        """Renew a lease."""
+        """Renew the lease of an episode."""
         episode = await self.episodes.heartbeat(episode_id)
         return self._episode_status(episode.record, episode.session.next_index, episode)
 
     async def episode(self, episode_id: str) -> EpisodeStatus:
-        """One episode."""
+        """Return the status of an episode."""
         record, live = await self.episodes.get(episode_id)
         return self._episode_status(record, await self._calls(episode_id), live)
 
     async def engine_metrics(self) -> str:
-        """What the engine measures by itself, in the text format of Prometheus; "" if there is none that answers."""
+        """Return the engine's metrics in Prometheus text format, "" if no engine answers."""
         workers = self.coordinator.workers
         if workers is None or self.board.state is ServerState.BOOTING:
             return ""
@@ -294,7 +298,7 @@ class SwarmService:
         return ""
 
     async def status(self) -> ServerStatus:
-        """What the server is doing."""
+        """Return the state of the server and its run."""
         coordinator = self.coordinator
         counters: dict[str, float] = dict(await self.store.counters())
         counters["open_episodes"] = len(self.episodes.open)
@@ -303,7 +307,7 @@ class SwarmService:
         if (
             workers := coordinator.workers
         ) is not None and self.board.state is not ServerState.BOOTING:
-            # An engine that fails at this moment is the coordinator's affair; the status just lacks it.
+            # The coordinator handles engine failures; the status only omits the engine's counters.
             with contextlib.suppress(AjetError, TimeoutError):
                 async with asyncio.timeout(_STATS_SECONDS):
                     stats = await workers.engine.stats()
@@ -334,7 +338,7 @@ class SwarmService:
         )
 
     def findings(self) -> list[Finding]:
-        """What keeps the server from going on, and what else somebody should know."""
+        """Return what blocks the server's progress, and other findings for its operator."""
         found = diagnose(self._view(), self.settings.server.stuck_seconds)
         loop = self.coordinator.loop
         return found if loop is None else [*found, *loop.health.findings]
@@ -404,7 +408,7 @@ class SwarmService:
         )
 
     async def _calls(self, episode_id: str) -> int:
-        """Calls an episode has made so far; of a closed one the store knows."""
+        """Count the calls an episode has made so far; the store counts those of closed ones."""
         _, live = await self.episodes.get(episode_id)
         if live is not None:
             return live.session.next_index
@@ -429,9 +433,9 @@ class SwarmService:
         )
 
     async def tell_evaluations(self) -> float:
-        """Tell readers of events and the loggers of evaluations that are over, for now at least.
+        """Report evaluations without open episodes to event readers and loggers.
 
-        :return: seconds until it is worth looking again.
+        :return: seconds until the next check.
         """
         for evaluation in self.evaluations.settled():
             told = evaluation.model_dump(mode="json")
@@ -450,9 +454,11 @@ class SwarmService:
         return pause
 
     async def _again_and_again(self, what: str, work: Callable[[], Awaitable[float]]) -> None:
-        """Do something until the server closes; it says after how many seconds again.
+        """Repeat `work` until the server closes, after the number of seconds it returns.
 
-        Whatever goes wrong with it once, such as a full disk, must not end the watch.
+        A single failure, such as a full disk, must not end the loop.
+
+        :param what: the name of the work, for the log.
         """
         pause = 0.0
         while not await self._closed_within(pause):
@@ -473,10 +479,10 @@ class SwarmService:
 
 
 def _check_size(request: EndRequest, limit: float) -> None:
-    """Refuse rewards, or parts of them, that are too large for sums and gradients.
+    """Reject rewards that are too large for sums and gradients.
 
-    :param limit: of their absolute values.
-    :raises RequestError: one is larger; `param` names the field.
+    :param limit: of the absolute values.
+    :raises RequestError: a value exceeds the limit; `param` names its field.
     """
     if abs(request.reward) > limit:
         raise _too_large("reward", request.reward, limit, "reward")

@@ -1,1 +1,1 @@
-"""Which claims may start, and when a batch is full."""
+"""Admission of claims and filling of batches."""

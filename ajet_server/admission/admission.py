@@ -1,4 +1,4 @@
-"""Admission: which claims get an episode, and when."""
+"""Admission: decide which claims get an episode, and when."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ajet_server.security.tenants import Tenants, stored_group
 
 _log = logging.getLogger("ajet.server")
 
-# How long nothing moves before a claim is granted that could wait.
+# Seconds without any progress before `Admission.relieve` grants a claim out of turn.
 RELIEF_SECONDS = 10.0
 _NOT_ROLLING_RETRY_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """How much clients may have open at once."""
+    """Limits on what all clients together may have open or waiting."""
 
     open_episodes: int
     waiting_claims: int
@@ -38,10 +38,10 @@ class Admission:
     """Decides which claims get an episode, and when.
 
     Claims wait here until the batch being filled has a place for them. `EpisodeRegistry` reports
-    what becomes of each admitted episode, because that frees places.
+    the outcome of each admitted episode, because outcomes free places.
 
-    :param open_episodes: those that are durable; read, never changed.
-    :param wall_clock: unix seconds; for records.
+    :param open_episodes: the episodes that are durable; read, never changed.
+    :param wall_clock: Unix time in seconds, for records.
     """
 
     def __init__(
@@ -66,25 +66,26 @@ class Admission:
 
     @property
     def builder(self) -> BatchBuilder | None:
-        """Fills the batches; None before this process has begun one."""
+        """The builder that fills the batches; None before this process has started one."""
         return self._builder
 
     @property
     def waiting_count(self) -> int:
-        """Claims that wait for a place."""
+        """The number of claims that wait for a place."""
         return len(self._waiting)
 
     def wanted_tags(self) -> set[str]:
-        """Tags of train episodes that clients roll out or wait to roll out."""
+        """Return the tags of train episodes that clients roll out or wait to roll out."""
         rolled_out = {e.record.tag for e in self._open if e.record.kind == "train" and not e.silent}
         return rolled_out | self._waiting.tags
 
     # --- Claims -----------------------------------------------------------------------------------
 
     async def wait_for_place(self, request: ClaimRequest, client_id: str) -> Granted:
-        """A new episode, as soon as there is a place for it; its record is not stored yet.
+        """Wait for a place and return the new episode; its record is not stored yet.
 
-        :raises NotRollingError: no run is active, or no place came free in `request.wait_seconds`.
+        :raises NotRollingError: no run is active, or no place became free within
+            `request.wait_seconds`.
         :raises BusyError: a limit on open episodes or waiting claims is reached.
         :raises EpisodeError: the task is set aside, or its tag is not in the mixture.
         """
@@ -100,7 +101,7 @@ class Admission:
         self.admit()
 
     def admit(self) -> None:
-        """Give free places to waiting claims, in the order they came."""
+        """Give free places to waiting claims, in order of arrival."""
         if self._board.state is ServerState.OFFLINE:
             for waiting in list(self._waiting):
                 self._refuse(waiting, self._board.not_running())
@@ -113,11 +114,11 @@ class Admission:
             self._give(ticket, builder)
 
     def relieve(self) -> None:
-        """Grant the first claim for a task that is complete, in a batch without open episodes.
+        """Grant the first claim for a complete task if the batch lacks episodes and none is open.
 
-        This is done only when nothing has moved for a while. The claim would otherwise wait until
-        the batch is trained, and its client may ask for other tasks, which the batch lacks, only
-        after it: for example after an `end` whose answer was lost.
+        This happens only when nothing has moved for `RELIEF_SECONDS`. Otherwise the claim would
+        wait until the batch is trained, while its client may claim the tasks that the batch lacks
+        only after this one. A lost response to `end` can cause this.
         """
         builder = self._builder
         if builder is None or not self._board.rolling:
@@ -136,15 +137,15 @@ class Admission:
                 return
 
     def drop(self, client_id: str, why: str) -> None:
-        """Refuse all waiting claims of a client."""
+        """Reject all waiting claims of a client."""
         for ticket in list(self._waiting):
             if ticket.client_id == client_id:
                 self._refuse(ticket, AuthError(f"the token is no longer valid: {why}"))
 
     def set_aside(self, aside: SetAside, why: str) -> None:
-        """Report that a task is no longer tried, and refuse the claims that wait for it.
+        """Report a task that is set aside, and reject the claims that wait for it.
 
-        :param aside: without a task id it covers all tasks of its client.
+        :param aside: without a task id, it covers all tasks of its client.
         """
         self._events.emit("task_set_aside", aside.model_dump(), aside.client_id)
         for ticket in list(self._waiting):
@@ -155,11 +156,11 @@ class Admission:
     # --- Admitted episodes ------------------------------------------------------------------------
 
     def restored(self, record: EpisodeRecord) -> None:
-        """Note an episode that was open when the server was started."""
+        """Record an episode that was open when the server started."""
         self._tenants.reopen(record)
 
     def silent(self, records: Iterable[EpisodeRecord]) -> None:
-        """Give the places of episodes whose clients are silent to other claims, until `heard`."""
+        """Give the places of episodes with silent clients to other claims, until `heard`."""
         freed = False
         for record in records:
             freed = True
@@ -169,12 +170,12 @@ class Admission:
             self.admit()
 
     def heard(self, record: EpisodeRecord) -> None:
-        """Undo `silent`."""
+        """Undo `silent` for an episode."""
         if (builder := self._builder_of(record)) is not None:
             builder.heard(record)
 
     def over(self, record: EpisodeRecord) -> None:
-        """Note the outcome of an episode, which is durable."""
+        """Record the outcome of an episode, which is durable."""
         self._tenants.closed(record)
         if (builder := self._builder_of(record)) is not None:
             if record.state == "ended":
@@ -184,7 +185,7 @@ class Admission:
         self._moved()
 
     def given_up(self, record: EpisodeRecord) -> None:
-        """Note that the client of an aborted episode will not try it again."""
+        """Record that the client of an aborted episode will not retry it."""
         if (builder := self._builder_of(record)) is not None:
             builder.given_up(record)
         self._moved()
@@ -192,33 +193,33 @@ class Admission:
     # --- The run ----------------------------------------------------------------------------------
 
     def begin(self, builder: BatchBuilder) -> None:
-        """Fill batches with `builder` from now on."""
+        """Start filling batches with `builder`."""
         self._builder = builder
         self._board.touch()
 
     def readmit(self) -> None:
-        """Give all tasks another chance."""
+        """Allow all tasks to be tried again."""
         if self._builder is not None:
             self._builder.readmit()
 
     def change_mixture(self, mixture: MixtureConfig) -> None:
-        """Have another mixture from the next batch on."""
+        """Use another mixture from the next batch on."""
         if self._builder is not None:
             self._builder.change_mixture(mixture)
 
     def settle(self) -> None:
-        """As `Places.settle`."""
+        """Fix the mixture of the batch, as `Places.settle` does."""
         if self._builder is not None:
             self._builder.places.settle()
 
     # --- Inside -----------------------------------------------------------------------------------
 
     def _builder_of(self, record: EpisodeRecord) -> BatchBuilder | None:
-        """The builder of the batch that an episode has a place in."""
+        """Return the builder that counts an episode; None unless it is a train episode."""
         return self._builder if record.kind == "train" else None
 
     def _moved(self) -> None:
-        """A place may be free, and the batch may be full."""
+        """Record progress and admit claims: a place may be free now."""
         self._board.touch()
         self.admit()
 
@@ -238,7 +239,7 @@ class Admission:
 
     async def _wait(self, request: ClaimRequest, client_id: str) -> Granted:
         builder = self._builder
-        # Also of an episode that is not trained: the name is refused now, not when it has a place.
+        # Check the group name of evaluation episodes too, now instead of when a place is free.
         stored = _group(request, client_id)
         group = stored if request.kind == "train" else None
         if group and builder is not None:
@@ -268,7 +269,7 @@ class Admission:
     def _why_not(self) -> str:
         state, builder = f"the server is {self._board.state}", self._builder
         if builder is None or not self._board.rolling:
-            # The reason may quote another client's agents.
+            # Do not quote the pause reason: it may contain another client's data.
             paused = self._board.state is ServerState.PAUSED
             return f"{state}; its operator sees why" if paused else state
         progress = builder.progress()
@@ -279,7 +280,7 @@ class Admission:
         )
 
     def _refuse_tags(self, builder: BatchBuilder) -> None:
-        """Refuse the claims that wait for a place of a tag that is no longer in the mixture."""
+        """Reject the claims for tags that are no longer in the mixture."""
         for tag in list(self._waiting.tags):
             if why := builder.places.refusal(tag):
                 for ticket in self._waiting.of_tag(tag):
@@ -290,7 +291,7 @@ class Admission:
         ticket.granted.set_exception(error)
 
     def _give(self, ticket: Ticket, builder: BatchBuilder) -> None:
-        """Answer a claim that has a place."""
+        """Resolve a claim that has a place."""
         try:
             granted = self._grant(ticket, builder)
         except (BusyError, AuthError) as error:
@@ -299,7 +300,7 @@ class Admission:
             ticket.granted.set_result(granted)
 
     def _grant(self, ticket: Ticket, builder: BatchBuilder) -> Granted:
-        """An episode for a claim that has a place."""
+        """Create the episode of a claim that has a place."""
         request = ticket.request
         episode_id = secrets.token_hex(12)
         key = new_episode_key(episode_id, request.claim_id)

@@ -1,4 +1,4 @@
-"""Which episodes may start and when a batch is full: pure bookkeeping, no I/O, no time."""
+"""Decide which episodes may start and when a batch is full: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ajet_server.episodes.set_aside import TaskFailures
 class Taken(NamedTuple):
     """Ids of the episodes that belong to a batch.
 
-    :param ended: what is trained.
-    :param aborted: what was aborted while it was filled.
+    :param ended: the episodes to train.
+    :param aborted: the episodes that were aborted while the batch was filled.
     """
 
     ended: list[str]
@@ -33,16 +33,17 @@ class Taken(NamedTuple):
 class BatchBuilder:
     """Fills one batch after the other with ended train episodes.
 
-    An episode is admitted only if there is a place for it (`Places`), so that nothing is rolled out with weights
-    that are about to change, or that are too old when it is trained.
+    An episode is admitted only if there is a place for it (`Places`). So no episode samples with
+    weights that are about to change, or that will be too old when it is trained.
 
-    Exact batches are made of their places: of the complete tasks, those with the oldest samples. Other batches take every
-    complete task. A task with open episodes stays whole and belongs to a later batch. A batch waits for the tasks that
-    would be too old for the next one (`Places.last_chance`), so no task loses its slow episodes. Where no ratios are kept it
-    takes all of these: clients that were silent and come back may have more under way than it has places for.
+    An exact batch fills its places with the complete tasks that have the oldest samples. Other
+    batches take every complete task. A task with open episodes is not split: all of it goes into
+    a later batch. A batch waits for tasks that would be too old for the next one
+    (`Places.last_chance`), so no task loses its slow episodes. Without a mixture, the batch takes
+    all of these tasks, even beyond its places: silent clients that return may have more under way.
 
-    :param failures: what is known of the tasks from before.
-    :param places: default: those of a batch at a time, without a mixture.
+    :param failures: the recorded failures of tasks in earlier batches.
+    :param places: the places of the batches; by default one batch at a time, without a mixture.
     """
 
     def __init__(
@@ -55,28 +56,28 @@ class BatchBuilder:
         self._failures = TaskFailures(config.max_aborts_per_task) if failures is None else failures
         self.places = Places(config, RolloutConfig(), None) if places is None else places
         self._groups: dict[str, TaskGroup] = {}
-        # By lane, of all its groups; kept up to date, because with thousands of them each end would have to add
-        # them up.
+        # The sums of all groups by lane, updated with each change: adding up thousands of groups
+        # at each end would be slow.
         self._sums: dict[str, BatchCounts] = {}
         self._decided: set[str] = set()
         self._draining = False
 
     @property
     def decided(self) -> Set[str]:
-        """Groups that have a place of their own left, whatever the others do."""
+        """Groups that hold a place and have room for more episodes."""
         return frozenset() if self._draining else self._decided
 
     def takes(self, tag: str) -> bool:
-        """Whether there is a place for episodes of `tag` that belongs to no group yet."""
+        """Return whether a new group of `tag` can get a place."""
         lane = self.places.lane(tag)
         return not self._draining and self._under_way(lane) < self.places.limits.get(lane, 0)
 
     def refuses(self, client_id: str, task_id: str) -> str | None:
-        """Why a client's task gets no more episodes, if it is set aside."""
+        """Return why a client's task gets no more episodes, None unless it is set aside."""
         return self._failures.refusal(client_id, task_id)
 
     def may_begin(self, group: str, tag: str = "") -> bool:
-        """Whether one more episode of `group` may start now, and not only in a later batch."""
+        """Return whether one more episode of `group` may start now, in this batch."""
         if self._draining:
             return False
         if self._config.full_by != "episodes" and (found := self._groups.get(group)) is not None:
@@ -86,7 +87,7 @@ class BatchBuilder:
         return self.takes(tag)
 
     def starves(self, tag: str) -> bool:
-        """Whether the batch lacks episodes like those of `tag`, and nobody rolls any out."""
+        """Return whether the batch lacks episodes of the lane of `tag` while none is open."""
         lane = self.places.lane(tag)
         counts = self._sums.get(lane, BatchCounts())
         needed = self.places.quotas.get(lane, 0)
@@ -94,21 +95,21 @@ class BatchBuilder:
         return not busy and self._ready(lane) < needed
 
     def drain(self) -> None:
-        """Admit nothing more until `take`."""
+        """Admit no more episodes until `take`."""
         self._draining = True
 
     def restore(self, episodes: Iterable[EpisodeRecord]) -> None:
-        """Take up a batch that was begun: episodes that are open, and those that are over and were not taken.
+        """Restore a partly filled batch from its open episodes and those that are over.
 
-        They are gone through in the order in which it all happened, so that a task that was begun anew
-        stays so. What is known of tasks over all batches does not change.
+        Replay the episodes in their original order, so that a task that was restarted stays
+        restarted. The failures recorded over all batches do not change.
         """
         moments: list[tuple[float, bool, EpisodeRecord]] = []
         for episode in episodes:
             moments.append((episode.created_at, False, episode))
-            # What is prepared has its outcome, but is not over.
+            # A prepared episode has an outcome but is not over.
             if episode.state in {"ended", "aborted"}:
-                # A clock that was set back must not let an episode end before it began.
+                # A clock that was set back must not let an episode end before it started.
                 over_at = max(episode.created_at, episode.finished_at or 0.0)
                 moments.append((over_at, True, episode))
         for _, over, episode in sorted(moments, key=lambda moment: moment[:2]):
@@ -122,7 +123,7 @@ class BatchBuilder:
                 self._count(episode.group)
 
     def opened(self, episode: EpisodeRecord) -> None:
-        """Note that an admitted episode started."""
+        """Record that an admitted episode started."""
         group = self._group(episode)
         if group.spent(self._config.episodes_per_task):
             group.begin_anew()
@@ -130,15 +131,16 @@ class BatchBuilder:
         self._count(episode.group)
 
     def withdrawn(self, episode: EpisodeRecord) -> None:
-        """Undo `opened`: the episode never reached its client, which is nobody's failure."""
+        """Undo `opened` for an episode that never reached its client; it counts as no failure."""
         if (group := self._groups.get(episode.group)) is not None:
             group.close(episode)
             self._count(episode.group)
 
     def silent(self, episode: EpisodeRecord) -> None:
-        """Note that the client of an open episode does not answer: its place is free for others.
+        """Record that the client of an open episode is silent: its place is free for others.
 
-        At most as many as a task has episodes: clients that only ever begin must not make a batch grow.
+        At most `episodes_per_task` episodes of a group are silent. Otherwise clients that start
+        episodes and never end them would make a batch grow.
         """
         group = self._groups.get(episode.group)
         if group is None or len(group.silent) >= self._config.episodes_per_task:
@@ -149,22 +151,22 @@ class BatchBuilder:
             self._count(episode.group)
 
     def heard(self, episode: EpisodeRecord) -> None:
-        """Undo `silent`; the batch may get more episodes of a task than it asks for."""
+        """Undo `silent`; a task may then get more episodes than the batch needs."""
         group = self._groups.get(episode.group)
         if group is not None and episode.episode_id in group.silent:
             group.begin(episode)
             self._count(episode.group)
 
     def ended(self, episode: EpisodeRecord) -> None:
-        """Note an episode that ended with a reward."""
+        """Record an episode that ended with a reward."""
         self._group(episode).end(episode)
         self._failures.succeeded(episode)
         self._count(episode.group)
 
     def aborted(self, episode: EpisodeRecord) -> SetAside | None:
-        """Note an aborted episode.
+        """Record an aborted episode.
 
-        :return: the note if its task is set aside because of it.
+        :return: the note if this abort sets the task aside.
         """
         self._group(episode).abort(episode, self._config.max_aborts_per_task)
         aside = self._failures.failed(episode)
@@ -172,35 +174,35 @@ class BatchBuilder:
         return aside
 
     def given_up(self, episode: EpisodeRecord) -> None:
-        """Note that nobody will try an episode again that was aborted before; of an earlier batch, it changes nothing."""
+        """Record that an aborted episode of this batch will not be retried; ignore others."""
         group = self._groups.get(episode.group)
         if group is not None and episode.episode_id in group.aborted:
             group.given_up.add(episode.episode_id)
             self._count(episode.group)
 
     def readmit(self) -> None:
-        """Give all tasks another chance."""
+        """Allow all tasks to be tried again."""
         self._failures.forget()
-        # A task that may go on is not complete any more, and with it the batch may not be full.
+        # A task that may be tried again is not complete, so the batch may not be full.
         self._draining = False
         for name, group in self._groups.items():
             group.readmit()
             self._count(name)
 
     def is_full(self) -> bool:
-        """Whether the batch can be trained."""
+        """Return whether the batch can be trained."""
         return self.is_complete() and next(self._awaited(), None) is None
 
     def is_complete(self) -> bool:
-        """Whether the batch has what it needs, though it may wait for tasks that would be too old for the next one."""
+        """Return whether the batch has all it needs; old tasks may still delay it."""
         return all(self._ready(lane) >= quota for lane, quota in self.places.quotas.items())
 
     def awaited(self) -> list[str]:
-        """Ids of the open episodes that a complete batch waits for."""
+        """Return the ids of the open episodes that a complete batch waits for."""
         return [episode_id for group in self._awaited() for episode_id in group.open]
 
     def take(self) -> Taken:
-        """The episodes of the full batch; the builder goes on with the next one."""
+        """Return the episodes of the full batch, and start the next one."""
         taken = self._take_places() if self.places.exact else self._take_all()
         self.places.next()
         self._draining = False
@@ -208,25 +210,25 @@ class BatchBuilder:
         return taken
 
     def trained(self) -> None:
-        """The batch that was taken last is trained."""
+        """Record that the batch taken last is trained."""
         self.places.trained()
 
     def block(self, tags: Set[str]) -> None:
-        """Give the places of tags that nobody rolls out to the others."""
+        """Give the places of tags that no client rolls out to the other tags."""
         self.places.block(tags, {lane: self._ready(lane) for lane in self._sums})
 
     def hand_over(self, wanted: Set[str]) -> bool:
-        """As `Places.hand_over`."""
+        """Give the rest of the batch to waiting tags, as `Places.hand_over` does."""
         return self.places.hand_over(wanted, {lane: self._ready(lane) for lane in self._sums})
 
     def change_mixture(self, mixture: MixtureConfig) -> None:
-        """Have another mixture from the next batch on."""
+        """Use another mixture from the next batch on."""
         self.places.change(mixture)
-        # Where there was none, and the next batch is not filled yet, episodes have other lanes from now on.
+        # If there was no mixture and the next batch is still empty, the lanes change now.
         self._count_anew()
 
     def _awaited(self) -> Iterator[TaskGroup]:
-        """Groups whose open episodes would be too old, or would lose others of them, if the batch were made now."""
+        """Return the groups that would be trained too late if the batch were made now."""
         if not self.places.waits:
             return
         size = self._config.episodes_per_task
@@ -242,10 +244,10 @@ class BatchBuilder:
                     yield group
 
     def _cannot_stay(self, lane: str) -> int:
-        """The newest version up to which more would be left than later batches can train in time.
+        """Return the newest version up to which later batches cannot train all that would be left.
 
-        A tag does not have places in each of them, so this need not be `Places.last_chance`. If
-        everything can stay, it is the version before that.
+        A tag does not have places in every batch, so this can be newer than `Places.last_chance`.
+        If all of it can be trained later, the result is `last_chance - 1`.
         """
         last_chance, later = self.places.last_chance, self.places.later(lane)
         found = last_chance - 1
@@ -256,7 +258,7 @@ class BatchBuilder:
         return found
 
     def _left(self, lane: str) -> Iterator[int]:
-        """The versions of the episodes or tasks of `lane` that the batch, if made now, would leave."""
+        """Yield the versions of what the batch would leave in `lane` if it were made now."""
         if self._config.full_by == "episodes":
             ended = [e.claim_version for _, g in self._of_lane(lane) for e in g.ended.values()]
             yield from sorted(ended)[self.places.quotas[lane] :]
@@ -266,14 +268,14 @@ class BatchBuilder:
         taken = self._in_places(lane)
         for name, group in self._of_lane(lane):
             if group.counted.active and name not in taken:
-                # What is too old already does not make the rest so.
+                # Samples that are too old already do not count for the rest of the group.
                 young = [v for v in group.versions() if v >= self.places.last_chance]
                 yield from [min(young)] if young else ()
 
     def _in_places(self, lane: str) -> set[str]:
-        """The groups that take the places of `lane`: the complete ones with the oldest samples.
+        """Return the groups that take the places of `lane`: complete, with the oldest samples.
 
-        Most of them began first, but a task that began early may have been tried again.
+        These are mostly the groups that started first, but an early task may have been retried.
         """
         ready = [
             (min(group.versions()), name)
@@ -298,7 +300,7 @@ class BatchBuilder:
         return Taken(taken.ended, sorted(taken.aborted))
 
     def _take_episodes(self) -> Taken:
-        """Of the ended episodes of each lane those that were claimed with the oldest weights."""
+        """Take the ended episodes of each lane that were claimed with the oldest weights."""
         taken = Taken([], [])
         left = dict(self.places.quotas)
         ended = [episode for group in self._groups.values() for episode in group.ended.values()]
@@ -320,10 +322,11 @@ class BatchBuilder:
         return Taken(taken.ended, sorted(taken.aborted))
 
     def _take_places(self) -> Taken:
-        """The places of each lane, from the oldest samples on, and what no batch would ever be full of.
+        """Take the groups in each lane's places, and those that would never be complete.
 
-        What ended of a tag that has no part in the mixture any more is not trained, and kept in case that it has one
-        again: at most what was under way when the mixture was changed, for nothing of the tag begins after that.
+        Ended episodes of a tag that has left the mixture are not trained. They are kept in case
+        the tag returns. Their number is bounded by what was under way when the mixture changed,
+        because no episode of the tag starts after that.
         """
         if self._config.full_by == "episodes":
             return self._take_episodes()
@@ -341,7 +344,7 @@ class BatchBuilder:
                 group.idle = False
                 after = group
             elif self.places.rolls_on and not group.idle and not due:
-                # Its client may only be between two episodes.
+                # The client may be between two episodes.
                 group.idle = True
                 after = group
             else:
@@ -358,12 +361,12 @@ class BatchBuilder:
         return group.rest()
 
     def progress(self) -> BatchProgress:
-        """How full the batch is."""
+        """Return how full the batch is."""
         return BatchProgress(
             full_by=self._config.full_by,
             needed=sum(self.places.quotas.values()),
             ready=sum(
-                # A lane has no more places than its quota.
+                # Report at most the quota of each lane.
                 min(self._ready(lane), quota) if self.places.exact else self._ready(lane)
                 for lane, quota in self.places.quotas.items()
             ),
@@ -373,7 +376,7 @@ class BatchBuilder:
 
     @property
     def zero_variance(self) -> int:
-        """Complete tasks that do not count because all their rewards are equal."""
+        """The number of complete tasks that do not count because all their rewards are equal."""
         if self._config.full_by != "differing_tasks":
             return 0
         size = self._config.episodes_per_task
@@ -383,11 +386,11 @@ class BatchBuilder:
 
     @property
     def episodes_per_task(self) -> int:
-        """Episodes that a task is to have."""
+        """The number of episodes that each task needs."""
         return self._config.episodes_per_task
 
     def lacking(self) -> list[tuple[str, int, int]]:
-        """Groups that are begun and not complete, with how many episodes have ended and are open."""
+        """Return the incomplete groups, with their numbers of ended and of open episodes."""
         size = self._config.episodes_per_task
         return [
             (name, len(group.ended), len(group.open))
@@ -398,7 +401,7 @@ class BatchBuilder:
         ]
 
     def tags(self) -> dict[str, TagProgress] | None:
-        """How full the batch is, by tag of the mixture; None without one."""
+        """Return how full the batch is by tag of the mixture; None without a mixture."""
         if self.places.mixture is None:
             return None
         return {
@@ -416,7 +419,7 @@ class BatchBuilder:
         return self._groups.setdefault(episode.group, TaskGroup(episode.tag))
 
     def _count(self, name: str) -> None:
-        """Take note that a group changed."""
+        """Update the sums after a change of a group."""
         group = self._groups[name]
         group.idle = False
         self._add_up(name, group)

@@ -1,4 +1,4 @@
-"""Claims: episodes are asked for by long poll, each claim is granted once, and stored."""
+"""Claims: long-poll for an episode, grant each claim once, and store it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ajet_server.store.run_store import RunStore
 
 
 class ClaimDesk:
-    """Answers claims: with an episode that `Admission` has a place for, and each claim once."""
+    """Answers claims with episodes that `Admission` has a place for, each claim once."""
 
     def __init__(self, store: RunStore, episodes: EpisodeRegistry, admission: Admission) -> None:
         self._store = store
         self._episodes = episodes
         self._admission = admission
-        # By claim hash: episodes whose record is being written.
+        # Episodes whose record is being written, by claim hash.
         self._beginning: dict[str, asyncio.Future[Granted]] = {}
         self._abandoned: set[asyncio.Future[None]] = set()
 
     async def claim(self, request: ClaimRequest, client_id: str) -> Granted:
-        """Claim an episode, waiting for a place up to `request.wait_seconds`.
+        """Claim an episode; wait for a place for up to `request.wait_seconds`.
 
-        A claim that was granted before, and whose answer was lost, is granted again.
+        A repeated claim returns the same episode, in case the first response was lost.
 
-        :raises EpisodeClosedError: it was granted before, and its episode is over.
-        :raises NotRollingError: no run is active, or no place came free in time.
+        :raises EpisodeClosedError: the claim was granted before, and its episode is over.
+        :raises NotRollingError: no run is active, or no place became free in time.
         :raises BusyError: a limit on open episodes or waiting claims is reached.
         :raises EpisodeError: the task is set aside, or its tag is not in the mixture.
         """
@@ -41,7 +41,7 @@ class ClaimDesk:
         granted = await self._admission.wait_for_place(request, client_id)
         claim = granted.record.claim_hash
         if (begun := self._beginning.get(claim)) is not None:
-            # The same claim twice at once: the other one has its episode already.
+            # Two identical claims at once: the other one already has its episode.
             self._admission.withdraw(granted.record)
             return _own(await asyncio.shield(begun), client_id)
         begun = asyncio.ensure_future(self._begin(granted))
@@ -56,8 +56,8 @@ class ClaimDesk:
                 return again
             raise
         except asyncio.CancelledError:
-            # Once it was requested the write happens: the episode is there, and its client is not. One that
-            # can ask for it again may do so until the lease runs out.
+            # The write completes even though the client is gone. A client with a claim id may
+            # claim the episode again until its lease expires.
             if not claim:
                 abandoned = asyncio.ensure_future(self._abandon(begun))
                 self._abandoned.add(abandoned)
@@ -95,9 +95,9 @@ class ClaimDesk:
 
 
 def _own(granted: Granted, client_id: str) -> Granted:
-    """`granted`, if it is this client's.
+    """Return `granted` if it belongs to this client.
 
-    :raises ForbiddenError: it is another's.
+    :raises ForbiddenError: it belongs to another client.
     """
     if granted.record.client_id != client_id:
         raise ForbiddenError("the claim of this claim_id is another client's")

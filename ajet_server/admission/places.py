@@ -1,4 +1,4 @@
-"""How many episodes or tasks may be under way, and how many of which tag fill a batch: no I/O, no time."""
+"""Decide how many tasks may be under way, and which tags fill a batch: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ajet_core.protocol import BatchConfig, MixtureConfig, RolloutConfig
 from ajet_server.admission.mixture import Shares
 
 ANY = ""
-"""The lane of all episodes where there is no mixture. No tag of a mixture is empty."""
+"""The lane of all episodes if there is no mixture. Tags of a mixture are never empty."""
 
 
 class Places:
-    """The places of the batch that is being filled, and of those after it that are begun early.
+    """The places of the batch being filled, and of later batches that start early.
 
-    They are counted in tasks, or in episodes where a batch is full by episodes.
+    Places count tasks, or episodes if a batch is full by episodes.
 
-    A lane is what is counted for itself: a tag of the mixture, or `ANY`.
+    A lane is a set of episodes that is counted separately: a tag of the mixture, or `ANY`.
 
-    :param step: the step that will train the first batch, 1-based.
+    :param step: the 1-based step that will train the first batch.
     :param credit: as `Shares.credit`.
     :ivar quotas: by lane, the places that make the batch full.
-    :ivar limits: by lane, the most that may be under way, those of the batch that is being filled included.
-    :ivar waits: a batch waits for late episodes that would be too old for the next one.
-    :ivar ratios: of the batch that is being filled.
+    :ivar limits: by lane, the most that may be under way, including the batch being filled.
+    :ivar waits: whether a batch waits for late episodes that would be too old for the next one.
+    :ivar ratios: of the batch being filled.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Places:
         self._credit = dict(credit or {})
         self._blocked: frozenset[str] = frozenset()
         self._kept: dict[str, int] = {}
-        # What this batch has of tags that were taken out of its mixture while it was filled.
+        # The ready episodes of tags that left the mixture while this batch was filled, by tag.
         self._inherited: dict[str, int] = {}
-        # The step whose ratios this batch has instead of its own.
+        # The step whose ratios replace those of this batch's own step.
         self._as_of: int | None = None
         self._filling = True
         self._training = False
@@ -62,77 +62,77 @@ class Places:
 
     @property
     def training(self) -> bool:
-        """Whether the batch before is trained while this one is filled."""
+        """Whether the previous batch is trained while this one is filled."""
         return self._training
 
     @property
     def exact(self) -> bool:
-        """Whether a batch is made of its places alone: what is ready besides is for the next one."""
+        """Whether a batch takes only its places and leaves other ready tasks for the next one."""
         return self.mixture is not None or self._ahead > 0
 
     @property
     def rolls_on(self) -> bool:
-        """Whether rollouts go on while a step is trained."""
+        """Whether rollouts continue while a step is trained."""
         return self._ahead > 0
 
     @property
     def last_chance(self) -> int:
-        """The version whose samples this batch is the last to train: the next one would find them too old."""
+        """The version whose samples only this batch can still train: they expire after it."""
         return self.step - 1 - self._max_staleness
 
     def later(self, lane: str) -> list[int]:
-        """The sums of the lane's places in the k batches after this one, for k from 0 to the bound.
+        """Return the sums of the lane's places in the k batches after this one, k = 0 to the bound.
 
-        These are the batches that can train what was claimed with version `last_chance + k`. Empty if
-        the lane has no part in them.
+        These batches can train what was claimed with version `last_chance + k`. The result is
+        empty if the lane has no places in them.
         """
         return self._later.get(lane, [])
 
     @property
     def ratios(self) -> Mapping[str, float]:
-        """By tag; empty without a mixture."""
+        """The ratios by tag; empty without a mixture."""
         return self._ratios(self.step) if self.mixture is not None else {}
 
     @property
     def blocked(self) -> Set[str]:
-        """Tags whose places have gone to the others."""
+        """Tags whose places are given to the others."""
         return self._blocked
 
     @property
     def credit(self) -> dict[str, float]:
-        """As `Shares.credit`; with it the next process goes on."""
+        """A copy of `Shares.credit`, with which another process can continue."""
         return dict(self._credit)
 
     def lane(self, tag: str) -> str:
-        """The lane of an episode."""
+        """Return the lane of an episode with this tag."""
         return tag if self.mixture is not None else ANY
 
     def refusal(self, tag: str) -> str | None:
-        """Why episodes of a tag are not trained, if they are not."""
+        """Return why episodes of a tag are not trained, None if they are."""
         mixture, lane = self._next_mixture, self.lane(tag)
         if mixture is None or tag in mixture.tags:
             return None
-        # This batch could not be filled without the tags that have places in it.
+        # Tags with places in this batch are still needed to fill it.
         if self.quotas.get(lane, 0) > 0 and lane not in self._inherited:
             return None
         known = ", ".join(map(repr, sorted(mixture.tags)))
         return f"the mixture has no tag {tag!r}, only {known} (the argument tag of the episode)"
 
     def change(self, mixture: MixtureConfig) -> None:
-        """Have another mixture from the next batch on, which is this one if nobody fills it yet."""
+        """Use another mixture from the next batch on, or from this one before it is filled."""
         self._next_mixture = mixture
         if not self._filling:
             self._adopt()
         self._plan()
 
     def settle(self) -> None:
-        """The batch is about to be filled: a change of the mixture does not concern it any more."""
+        """Fix the batch's mixture before the batch is filled: later changes do not affect it."""
         self._filling = True
 
     def begin(self, step: int) -> None:
-        """The batch is filled from now on.
+        """Start filling the batch.
 
-        :param step: that will train it; that of a batch that was refused is given again.
+        :param step: the step that will train it; it repeats if a batch was refused.
         """
         self.settle()
         if step != self.step:
@@ -140,9 +140,9 @@ class Places:
             self._plan()
 
     def block(self, tags: Set[str], kept: Mapping[str, int]) -> None:
-        """Give the places of `tags` to the others for this batch.
+        """Give the places of `tags` to the other tags for this batch.
 
-        :param kept: by lane, what is ready of them, which is part of the batch all the same.
+        :param kept: by lane, what is ready; for `tags` it stays part of the batch.
         """
         if tags == self._blocked:
             return
@@ -151,13 +151,14 @@ class Places:
         self._plan()
 
     def hand_over(self, wanted: Set[str], kept: Mapping[str, int]) -> bool:
-        """Give what is left of this batch to those who wait for a later one, because nobody rolls out its own tags.
+        """Give the rest of this batch to tags that wait for a later one.
 
-        It gets the ratios that were set meanwhile, or those of a later stage of the schedule.
+        This is for a batch whose own tags no client rolls out. The batch gets the ratios that were
+        set since it started, or those of a later stage of the schedule.
 
-        :param wanted: tags that somebody waits for.
+        :param wanted: tags that clients wait for.
         :param kept: as for `block`.
-        :return: whether there are such ratios with a tag that is wanted.
+        :return: whether there are such ratios that include a wanted tag.
         """
         mixture = self._next_mixture
         if mixture is None:
@@ -177,7 +178,7 @@ class Places:
         return True
 
     def next(self) -> None:
-        """Go on with the next batch; in async mode this one is trained meanwhile."""
+        """Start the next batch; in async mode this one is trained meanwhile."""
         if self.mixture is not None:
             without = self._without()
             kept = sum(self._kept_now(without).values())
@@ -189,15 +190,15 @@ class Places:
         self._plan()
 
     def _adopt(self) -> None:
-        """Have the mixture that was set, and nobody blocked."""
+        """Adopt the mixture that was set, and unblock all tags."""
         if self._next_mixture != self.mixture:
             self.mixture = self._next_mixture
-            # What rounding owes is owed for ratios that are gone.
+            # Credit owed under the old ratios is void.
             self._credit = {}
         self._blocked, self._kept = frozenset(), {}
 
     def trained(self) -> None:
-        """The batch that was trained is no longer under way."""
+        """Record that the batch in training is trained and no longer under way."""
         self._training = False
         self._plan()
 
@@ -222,7 +223,7 @@ class Places:
         self._add_later(ahead)
         assert self._next_mixture is not None, "a mixture is only ever replaced by another"
         for tag in self.limits.keys() - self._next_mixture.tags:
-            # No batch after this one trains it.
+            # No later batch trains these tags.
             self.limits[tag] = min(self.limits[tag], self.quotas.get(tag, 0))
         later = list(self._batches_after(self._max_staleness * self.needed))
         self._later = {
@@ -231,13 +232,13 @@ class Places:
         }
 
     def _add_later(self, places: int) -> None:
-        """Add places of the batches after this one."""
+        """Add places of the batches after this one to the limits."""
         for quotas in self._batches_after(places):
             for tag, more in quotas.items():
                 self.limits[tag] = self.limits.get(tag, 0) + more
 
     def _batches_after(self, places: int) -> Iterator[dict[str, int]]:
-        """By tag, the places of each batch after this one; of the last one as many as are left."""
+        """Yield the places by tag of each later batch, `places` in all; the last may be partial."""
         without = self._without()
         credit = dict(self._credit)
         step = self.step
@@ -260,11 +261,11 @@ class Places:
 
     @property
     def _own(self) -> int:
-        """Places that the ratios share out."""
+        """The places that are divided by the ratios."""
         return self.needed - sum(self._inherited.values())
 
     def _without(self) -> Set[str]:
-        """Those blocked, unless there is nobody else: whoever comes first is welcome."""
+        """Return the blocked tags, or none if every tag is blocked: then any tag may fill them."""
         left = [t for t, ratio in self.ratios.items() if ratio > 0 and t not in self._blocked]
         return self._blocked if left else frozenset()
 
@@ -278,9 +279,10 @@ class Places:
 
 
 def _places_ahead(rollout: RolloutConfig, needed: int) -> int:
-    """Places that may be under way beyond those of one batch.
+    """Return how many places may be under way beyond those of one batch.
 
-    A batch that is filled while as many others are under way is trained with weights so much newer.
+    If n places of other batches are under way while a batch of m is filled, the batch is trained
+    with weights that are n / m steps newer on average.
     """
     if rollout.mode == "sync":
         return 0

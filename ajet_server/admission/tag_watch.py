@@ -1,4 +1,4 @@
-"""Notices which tags of a mixture nobody rolls out, and lets the others have their places."""
+"""Detect tags of a mixture that no client rolls out, and give their places to others."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SHORTEST_PAUSE = 0.05
 
 @dataclass(slots=True)
 class TagWatch:
-    """Says which tags give their places to the others.
+    """Decides which tags give their places to the others.
 
-    Only time counts in which somebody could roll out, and a tag that was gone when a batch was made is still gone when
-    the next one begins: its grace time is waited for once.
+    Only time in which clients could roll out counts. A tag that was absent when a batch was made
+    is still absent when the next one starts, so its grace time is waited for only once.
 
-    :ivar deserted: at the last look nobody had wanted any of the tags for their grace time.
+    :ivar deserted: at the last look, no client had wanted any tag for the grace time.
     """
 
     deserted: bool = field(default=False, init=False)
@@ -43,13 +43,13 @@ class TagWatch:
         grace_seconds: float,
         blocked: Set[str] = frozenset(),
     ) -> Set[str]:
-        """Those of `tags` whose places go to the others.
+        """Return the tags whose places go to the others.
 
-        :param tags: that have places in the batch.
-        :param wanted: that somebody rolls out, or waits to.
+        :param tags: the tags that have places in the batch.
+        :param wanted: the tags that clients roll out or wait to roll out.
         :param now: seconds, monotonic.
-        :param blocked: the answer of the last look at this batch. Those that come back wait for the next one: what is
-            given away is given away.
+        :param blocked: the result of the last look at this batch. A tag in it that returns waits
+            for the next batch: its places are given away already.
         """
         passed = now - self._looked_at
         self._looked_at = now
@@ -61,16 +61,16 @@ class TagWatch:
         self.deserted = tags <= gone
         if not tags <= gone | blocked:
             return gone | blocked
-        # With nobody left, those that were gone are welcome back: the batch must not wait for others.
+        # If no other tag is left, unblock the tags that returned, so that the batch does not wait.
         return blocked if self.deserted else gone
 
     def rest(self, now: float) -> None:
-        """Nobody could roll out since the last look, or nobody had to."""
+        """Skip the time since the last look: no rollout was possible or needed."""
         self._looked_at = now
 
 
 class TagKeeper:
-    """Gives the places of tags that nobody rolls out to the others.
+    """Gives the places of tags that no client rolls out to the others.
 
     :param clock: seconds, monotonic.
     """
@@ -90,11 +90,11 @@ class TagKeeper:
         self._known: Set[str] = frozenset()
 
     async def keep(self) -> None:
-        """Look again and again, until it is cancelled."""
+        """Look periodically until cancelled."""
         while True:
             try:
                 self.look()
-            # Whatever is wrong once must not end the watch: a tag without clients would hold everybody up.
+            # One failure must not end the loop: a tag without clients would block the batch.
             except Exception:  # noqa: BLE001
                 _log.exception("looking for tags that no client is working on failed")
             await asyncio.sleep(
@@ -102,11 +102,11 @@ class TagKeeper:
             )
 
     def look(self) -> None:
-        """Block what nobody has wanted for its grace time."""
+        """Block the tags that no client has wanted for the grace time."""
         builder, places = self._builder, self._builder.places
         rolling = places.mixture is not None and self._board.state is ServerState.ROLLING
-        # Places of a full batch are not shared out anew: rounding might ask for what is not ready, when nothing
-        # may begin any more.
+        # Do not divide the places of a full batch again: rounding might require a task that is not
+        # ready, when no episode can start any more.
         if not rolling or builder.is_full():
             self._watch.rest(self._clock())
             return
@@ -124,8 +124,8 @@ class TagKeeper:
         self._known = (self._known | blocked) - wanted
 
     def _tell(self, tags: Set[str], heirs: str) -> None:
-        """The places of tags that nobody rolls out are given away."""
-        # Once, and not for every batch in which they are gone.
+        """Report that the places of some tags are given away."""
+        # Warn once, not for every batch in which the tags are absent.
         if not tags <= self._known:
             _log.warning("no client is working on %s: their places go to %s", sorted(tags), heirs)
         told = {"what": "blocked", "tags": sorted(tags), "places": self._builder.places.quotas}

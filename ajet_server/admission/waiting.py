@@ -1,4 +1,4 @@
-"""Claims that wait for a place, in the order they came, found by group."""
+"""Claims that wait for a place, in order of arrival, indexed by group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Key = TypeVar("_Key", str, str | None)
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A claimed episode and its key, which exists here and at the client only."""
+    """A claimed episode and its key, which only this object and the client hold."""
 
     record: EpisodeRecord
     api_key: str = field(repr=False)
@@ -26,10 +26,10 @@ class Granted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ticket:
-    """A claim that waits.
+    """A waiting claim.
 
     :param group: None for an episode that needs no place in a batch.
-    :param number: grows in the order of arrival.
+    :param number: increases in order of arrival.
     """
 
     request: ClaimRequest
@@ -40,13 +40,16 @@ class Ticket:
 
 
 class WaitingLine:
-    """Who is next does not depend on how many wait for places that they cannot have."""
+    """The queue of waiting claims.
+
+    The cost of finding the next one does not depend on how many cannot have a place.
+    """
 
     def __init__(self) -> None:
-        # Plain dicts get slow where the first of many entries is removed again and again.
+        # A plain dict becomes slow when the first of many entries is removed repeatedly.
         self._tickets: OrderedDict[int, Ticket] = OrderedDict()
         self._groups: dict[str | None, OrderedDict[int, Ticket]] = {}
-        # Those that need a place.
+        # Tickets that need a place, by tag.
         self._tags: dict[str, OrderedDict[int, Ticket]] = {}
 
     def __len__(self) -> int:
@@ -56,14 +59,14 @@ class WaitingLine:
         return iter(self._tickets.values())
 
     def add(self, ticket: Ticket) -> None:
-        """Put a ticket at the end."""
+        """Append a ticket."""
         self._tickets[ticket.number] = ticket
         self._groups.setdefault(ticket.group, OrderedDict())[ticket.number] = ticket
         if ticket.group is not None:
             self._tags.setdefault(ticket.request.tag, OrderedDict())[ticket.number] = ticket
 
     def discard(self, ticket: Ticket) -> None:
-        """Take a ticket out, if it is in."""
+        """Remove a ticket if it is present."""
         if self._tickets.pop(ticket.number, None) is not None:
             _remove(self._groups, ticket.group, ticket.number)
             if ticket.group is not None:
@@ -71,19 +74,19 @@ class WaitingLine:
 
     @property
     def tags(self) -> Set[str]:
-        """Tags of the episodes that need a place."""
+        """The tags of the claims that need a place."""
         return self._tags.keys()
 
     def of_tag(self, tag: str) -> list[Ticket]:
-        """Tickets for places of a tag."""
+        """Return the tickets that need a place of a tag."""
         return list(self._tags.get(tag, {}).values())
 
     def next(self, builder: BatchBuilder) -> Ticket | None:
-        """The ticket that came first of those that need not wait any longer, None if all have to."""
+        """Return the oldest ticket that can be granted, None if there is none."""
         firsts = [next(iter(self._groups[group].values())) for group in self._decided(builder)]
         for tag, tickets in self._tags.items():
             if builder.takes(tag):
-                # Only groups whose places are all taken are passed over.
+                # This skips only groups that cannot start another episode.
                 firsts += itertools.islice(
                     (t for t in tickets.values() if builder.may_begin(t.group or "", tag)),
                     1,
@@ -91,7 +94,7 @@ class WaitingLine:
         return min(firsts, key=lambda ticket: ticket.number, default=None)
 
     def _decided(self, builder: BatchBuilder) -> Iterator[str | None]:
-        """Groups that wait though they need not."""
+        """Yield the waiting groups that can start an episode without a new place."""
         if None in self._groups:
             yield None
         if len(builder.decided) < len(self._groups):

@@ -1,1 +1,1 @@
-"""From a stored batch to what its trainer is given."""
+"""Turn stored batches into training data."""

@@ -1,4 +1,4 @@
-"""Figures of a batch that tell whether it is fit to be trained on."""
+"""Statistics of a batch that show whether it is fit for training."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ TAG_FACTS = (
     "calls_malformed",
     "tokens_per_call",
 )
-"""What `tag_facts` tells of a tag."""
+"""The statistics that `tag_facts` computes for a tag."""
 
 
 def batch_facts(
     records: Sequence[EpisodeRecord], calls: Sequence[Call], credited: Sequence[TrainCall]
 ) -> dict[str, float]:
-    """Numbers for the step's summary, named as `StepSummary` says.
+    """Return numbers for the step's summary, with the names that `StepSummary` documents.
 
-    :param calls: of all episodes, those left out that were aborted.
-    :param credited: those of them that are trained, with their advantages before these are balanced: afterwards their sum
-        is 0, whatever is missing.
+    :param calls: of all episodes, without those that were aborted.
+    :param credited: the trained calls, with their advantages before these are balanced: afterwards
+        the sum is always 0, even if episodes are missing.
     """
     groups: dict[str, list[EpisodeRecord]] = {}
     for record in records:
@@ -49,9 +49,9 @@ def batch_facts(
 def tag_facts(
     tags: Iterable[str], records: Sequence[EpisodeRecord], calls: Sequence[Sequence[Call]]
 ) -> dict[str, float]:
-    """`TAG_FACTS` by tag, named ``NAME/TAG``; of a tag without episodes, that it has none.
+    """Compute `TAG_FACTS` by tag, named ``NAME/TAG``; a tag without episodes gets its zero counts.
 
-    :param tags: all that are to be named; those of `records` are in any case.
+    :param tags: the tags to include besides those of `records`.
     :param calls: of each of `records`.
     """
     found: dict[str, float] = {}
@@ -84,12 +84,15 @@ def _answers(calls: Sequence[Call]) -> dict[str, float]:
 
 
 def differ(members: Sequence[EpisodeRecord]) -> bool:
-    """Whether the rewards of a task's episodes give any of them an advantage."""
+    """Return whether the rewards of a task's episodes give any of them an advantage."""
     return rewards_differ((r.reward or 0.0, r.call_rewards, r.agent_rewards) for r in members)
 
 
 def _bias(advantages: Sequence[tuple[float, int]]) -> float:
-    """The sum over tokens of the advantages of calls of so many tokens, over that of their absolute values."""
+    """Return the sum of the advantages over tokens, divided by the sum of their absolute values.
+
+    :param advantages: the advantage and the number of tokens of each call.
+    """
     scale = max((abs(advantage) for advantage, _ in advantages), default=0.0)
     if scale == 0:
         return 0.0
@@ -103,7 +106,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _std(values: Sequence[float]) -> float:
-    """The standard deviation of the population; no square can overflow."""
+    """Return the population standard deviation; scaling keeps the squares from overflowing."""
     scale = max(map(abs, values), default=0.0)
     if scale == 0:
         return 0.0

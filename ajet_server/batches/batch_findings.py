@@ -1,4 +1,4 @@
-"""What is wrong with a batch, in words: batches that are empty or carry no signal train nothing."""
+"""Findings about a batch: empty batches, and batches without signal, train nothing."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def batch_findings(
     *,
     stale: Sequence[EpisodeRecord] = (),
 ) -> dict[BatchFault, str]:
-    """Sentences about a batch's episodes and what is trained of them, by kind, the worst first.
+    """Describe what is wrong with a batch, one sentence for each kind of fault, worst first.
 
-    :param records: of the episodes that are trained.
+    :param records: the episodes that are trained.
     :param calls: by episode id.
     :param stale: episodes of the batch that are too old to be trained.
     """

@@ -1,7 +1,7 @@
-"""From a stored batch to what its trainer is given, and to all that its step's summary says of it.
+"""Turn a stored batch into training data and the summary of its step.
 
-Everything that is computed from what clients sent happens here, before the trainer sees the batch. If it
-fails, the episodes it fails for are found, so that the others are trained without them.
+Everything that is computed from client data is computed here, before the trainer sees the batch. If
+it fails, the episodes that cause the failure are identified, so that the others can be trained.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from ajet_server.store.run_store import RunStore
 _log = logging.getLogger("ajet.server")
 
 _REASON_CHARACTERS = 500
-# Of the episodes of one client. Each takes as long as a step: enough to find a single one of 64.
+# The limit for one client's episodes. Each rehearsal takes as long as a step; 16 are enough to find
+# a single faulty episode among 64.
 _REHEARSALS = 16
 
 
 class UnprocessableError(Exception):
-    """Episodes of a batch cannot be processed, or not be trained; it never leaves the server's process.
+    """Episodes of a batch cannot be processed or trained; only raised inside the server process.
 
-    :ivar refusal: the reason to keep with them.
-    :ivar episode_ids: those to leave out, so that the rest can be trained; empty if all of them worked when they
-        were tried again.
+    :ivar refusal: the reason to store with the episodes.
+    :ivar episode_ids: the episodes to leave out so that the rest can be trained; empty if all of
+        them worked when they were tried again.
     """
 
     def __init__(self, refusal: StepRefusedError, episode_ids: Iterable[str]) -> None:
@@ -46,7 +47,7 @@ class UnprocessableError(Exception):
 class PreparedBatch:
     """A batch ready to train.
 
-    :param summary: of its step, without what training will measure.
+    :param summary: of its step, without the results of training.
     """
 
     data: TrainingData
@@ -62,9 +63,9 @@ class _StoredEpisode:
 async def prepare_batch(
     run: ResolvedRun, store: RunStore, record: BatchRecord, trainer: TrainerInfo
 ) -> PreparedBatch:
-    """The training data of a batch, made on a thread.
+    """Prepare the training data of a batch in a thread.
 
-    :raises UnprocessableError: it cannot be made of some of its episodes.
+    :raises UnprocessableError: some of its episodes cannot be processed.
     :raises StoreError: the store cannot be read.
     """
     episodes = await _load(store, record)
@@ -81,7 +82,7 @@ async def prepare_batch(
 
     try:
         return await asyncio.to_thread(prepare, episodes)
-    # What clients sent goes through merging, planning and plugins: nothing that these raise may end the run.
+    # Merging, planning and plugins process client data: none of their exceptions may end the run.
     except Exception as error:
         _log.error("batch %s cannot be processed", record.batch_id, exc_info=error)
         culprits = await find_culprits(episodes, _client, works)
@@ -95,12 +96,12 @@ async def untrainable_episodes(
     trainer: TrainerInfo,
     rehearse: Callable[[TrainBatch], Awaitable[StepReport]],
 ) -> frozenset[str]:
-    """Ids of the episodes for which the trainer refuses a batch, found by rehearsals of parts of it.
+    """Rehearse parts of a batch to find the episodes for which the trainer refuses it.
 
     :param rehearse: as `Trainer.rehearse`.
-    :return: all of them if nothing can be trained; none if it refuses nothing when it rehearses.
-    :raises WeightsLostError: the trainer has to be put back to a checkpoint.
-    :raises WorkerError: the trainer's worker has to be replaced.
+    :return: their ids: all if nothing can be trained, none if no rehearsal is refused.
+    :raises WeightsLostError: the trainer must be restored from a checkpoint.
+    :raises WorkerError: the trainer's worker must be replaced.
     """
     episodes = await _load(store, record)
 
@@ -133,7 +134,7 @@ async def _load(store: RunStore, record: BatchRecord) -> list[_StoredEpisode]:
 
 
 async def _load_each(store: RunStore, record: BatchRecord) -> list[_StoredEpisode]:
-    """The episodes one by one, where something is wrong with the records of some."""
+    """Load the episodes one by one, to identify those with damaged records."""
     found: list[_StoredEpisode] = []
     unreadable: dict[str, DamagedRecordError] = {}
     for episode_id in record.episode_ids:
@@ -179,6 +180,6 @@ def _prepare(
         forks=data.forks.sentences(),
         findings=list(data.findings.values()),
     )
-    # What cannot be written must be found out before the step is trained.
+    # Detect a summary that cannot be serialised before the step is trained.
     summary.model_dump_json()
     return PreparedBatch(data, summary)

@@ -1,4 +1,4 @@
-"""Which items of a whole make it fail: found by leaving some out."""
+"""Find the items that make a whole fail, by leaving some out."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ async def find_culprits(
     works: Callable[[Sequence[T]], Awaitable[bool]],
     tries: int = _TRIES,
 ) -> list[T]:
-    """Items to leave out, so that the rest works.
+    """Find the items to leave out so that the rest works.
 
-    Each owner's items are bisected by themselves, those of owners whose items work alone first: what one owner
-    sends never costs another owner an item. Those of one owner that were not tried yet after `tries`
-    attempts are left out.
+    Each owner's items are bisected separately, starting with owners whose items work without the
+    others'. So no owner loses an item because of another's. After `tries` attempts, the rest of an
+    owner's untried items are left out.
 
-    :param tries: at least 1.
-    :param works: whether some of the items work together, given in the order of `items`. No items work.
+    :param tries: attempts for each owner, at least 1.
+    :param works: whether some of the items work together, given in the order of `items`. The empty
+        list works.
     :return: in the order of `items`; empty if all of them work together.
     """
     owned: dict[Hashable, list[int]] = {}
@@ -42,7 +43,10 @@ async def find_culprits(
 
 @dataclass(slots=True)
 class _Search(Generic[T]):
-    """:ivar tries: attempts that are left for the present owner."""
+    """A search for items that work together.
+
+    :ivar tries: attempts left for the present owner.
+    """
 
     items: Sequence[T]
     works: Callable[[Sequence[T]], Awaitable[bool]]
@@ -50,14 +54,14 @@ class _Search(Generic[T]):
     _known: dict[tuple[int, ...], bool] = field(default_factory=dict)
 
     async def together(self, numbers: Sequence[int]) -> bool:
-        """Whether these items work together; nothing is tried twice."""
+        """Return whether these items work together; results are cached."""
         some = tuple(sorted(numbers))
         if some not in self._known:
             self._known[some] = await self.works([self.items[number] for number in some])
         return self._known[some]
 
     async def with_some(self, kept: list[int], some: list[int]) -> list[int]:
-        """`kept`, and as many of `some` as work with it."""
+        """Return `kept` and as many of `some` as work with it."""
         if not some or self.tries <= 0:
             return kept
         self.tries -= 1

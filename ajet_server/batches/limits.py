@@ -1,4 +1,4 @@
-"""What is left out of training when an episode has too many timelines or too long ones: by rule, and counted."""
+"""Limit the number and the length of an episode's timelines by rule, and count what is dropped."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Literal
 from ajet_core.timeline.tree import TokenTree
 
 OverLong = Literal["drop", "truncate", "separate"]
-"""What becomes of a timeline with more tokens than it may have:
+"""How to handle a timeline with more tokens than the limit:
 
-- ``drop``: it is left out as a whole.
-- ``truncate``: it ends with the last turn that fits; calls that end later are left out.
-- ``separate``: calls that end later are trained all the same, each as a sample of its own, so that none of
-  them makes a tree too large.
+- ``drop``: leave it out as a whole.
+- ``truncate``: end it with the last turn that fits, and leave out calls that end later.
+- ``separate``: train calls that end later as separate samples, so that none of them makes a tree
+  too large.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """Which calls of a tree are trained, as indices into `TokenTree.calls`, ascending.
+    """Which calls of a tree are trained, as ascending indices into `TokenTree.calls`.
 
-    :param together: those that stay in the tree.
-    :param alone: those that are samples of their own.
-    :param dropped: those that are not trained.
+    :param together: calls that stay in the tree.
+    :param alone: calls that become separate samples.
+    :param dropped: calls that are not trained.
     """
 
     together: list[int]
@@ -39,13 +39,13 @@ def limit_timelines(
     max_tokens: int | None = None,
     over_long: OverLong = "truncate",
 ) -> Limited:
-    """Apply limits to the timelines of an episode, which are the root-to-leaf paths of its tree.
+    """Apply limits to the timelines of an episode: the root-to-leaf paths of its tree.
 
-    First those that are too long are dealt with. Of what is left, the `max_timelines` with the most sampled
-    tokens stay, the earlier one where two have as many. Calls that are samples of their own are timelines too:
-    they have the places that the tree leaves.
+    Timelines that are too long are handled first. Of the rest, the `max_timelines` with the most
+    sampled tokens stay; of two with equal numbers, the earlier one. Calls that are separate
+    samples count as timelines too: they get the places that the tree leaves free.
 
-    :param max_tokens: most tokens of a timeline.
+    :param max_tokens: the maximum number of tokens of a timeline.
     """
     kept = set(range(len(tree.calls)))
     alone: set[int] = set()
@@ -71,9 +71,9 @@ def limit_timelines(
 
 
 def _longest(tree: TokenTree, kept: set[int], most: int) -> tuple[set[int], int]:
-    """The calls of the timelines in which the most tokens of `kept` calls were sampled.
+    """Return the calls of the timelines with the most tokens sampled by `kept` calls.
 
-    :param most: of how many timelines.
+    :param most: the maximum number of timelines.
     :return: the calls, and the number of these timelines.
     """
     sampled = [0] * len(tree.nodes)
@@ -84,20 +84,20 @@ def _longest(tree: TokenTree, kept: set[int], most: int) -> tuple[set[int], int]
     for call in kept:
         if tree.ends[call] >= 0:
             ends.add(tree.ends[call])
-    # A kept call that another one goes on from is no end of a timeline.
+    # A kept call that another kept call continues is not the end of a timeline.
     inner = {ancestor for end in ends for ancestor in tree.path(end)[:-1]}
     tips = sorted(ends - inner, key=lambda end: (-sampled[end], end))
     return kept & _passing(tree, tips[:most]), len(tips[:most])
 
 
 def _passing(tree: TokenTree, tips: Iterable[int]) -> set[int]:
-    """The calls that end on the way from the root to one of `tips`; calls without tokens always do."""
+    """Return the calls that end on a path from the root to a tip, and all calls without tokens."""
     nodes = {-1}.union(*(tree.path(tip) for tip in tips))
     return {call for call, end in enumerate(tree.ends) if end in nodes}
 
 
 def _depths(tree: TokenTree) -> list[int]:
-    """Tokens from the root to the end of each node."""
+    """Return the number of tokens from the root to the end of each node."""
     depths: list[int] = []
     for node in tree.nodes:
         before = depths[node.parent] if node.parent >= 0 else 0

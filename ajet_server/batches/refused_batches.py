@@ -1,4 +1,4 @@
-"""Batches, and episodes of batches, that are set aside instead of being trained: kept in the store with the reason."""
+"""Set batches or their episodes aside from training, and keep them in the store with the reason."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SHOWN = 8
 
 
 class RefusedBatches:
-    """Sets batches aside, and says so.
+    """Sets batches aside and reports them.
 
-    Too many in a row pause the run. If all of them are one client's, and others share the run, that client is set
-    aside instead.
+    Too many in a row pause the run. If all of them belong to one client, and others share the run,
+    that client is set aside instead.
 
-    :param refusals: counts them.
-    :param rollouts: are paused, or go on without a client.
+    :param refusals: counts the refused batches.
+    :param rollouts: is paused, or continues without a client.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class RefusedBatches:
     async def refuse(self, record: BatchRecord, error: StepRefusedError) -> BatchRecord | None:
         """Set a batch aside.
 
-        :return: the batch if it was trained before, so that the trainer, not the batch, is at fault: it stays to be
-            trained, and the run is paused.
+        :return: the batch if it was trained before. The trainer must then be at fault, so the
+            batch stays to be trained and the run is paused.
         """
         if self._refusals.spares(record.batch_id):
             await self._rollouts.pause_itself(
@@ -56,7 +56,7 @@ class RefusedBatches:
         self._refusals.refused(clients.keys())
         self._tell(replace(record, refused=reason), error)
         if len(clients) == 1:
-            # Of the others nothing is known: they may be there by chance.
+            # In a batch of several clients, it is not known whose episodes are at fault.
             self._accuse(record.batch_id, clients.keys(), error)
         if self._refusals.too_many:
             await self._rollouts.pause_itself(
@@ -68,7 +68,7 @@ class RefusedBatches:
     async def leave_out(
         self, record: BatchRecord, culprits: Set[str], error: StepRefusedError
     ) -> BatchRecord:
-        """Set some episodes of a batch aside, as a refused batch of their own.
+        """Set some episodes of a batch aside, as a separate refused batch.
 
         :return: the batch without them.
         """
@@ -77,12 +77,12 @@ class RefusedBatches:
         return kept
 
     async def are_one_clients(self, episode_ids: Iterable[str]) -> bool:
-        """Whether these are episodes of one client, and others share the run."""
+        """Return whether these episodes belong to one client, and others share the run."""
         clients = await self._clients(episode_ids)
         return len(clients) == 1 and self._sharing.others(clients.keys())
 
     async def without_set_aside(self, record: BatchRecord) -> BatchRecord | None:
-        """Set the episodes of clients that are set aside themselves aside, which ended after it or just before.
+        """Set aside the batch's episodes of clients that are set aside, which ended just before.
 
         :return: the batch without them, None if it has no others.
         """
@@ -101,7 +101,7 @@ class RefusedBatches:
     async def _split(
         self, record: BatchRecord, culprits: Set[str], error: StepRefusedError
     ) -> tuple[BatchRecord, Counter[str]]:
-        """The batch without some episodes, and how many of these are whose."""
+        """Return the batch without some episodes, and how many of these each client has."""
         clients = await self._clients(culprits)
         aside = BatchRecord(
             batch_id=secrets.token_hex(8),
@@ -116,14 +116,14 @@ class RefusedBatches:
         return replace(record, episode_ids=kept), clients
 
     def _accuse(self, batch_id: str, clients: Iterable[str], error: StepRefusedError) -> None:
-        """Set clients aside whose episodes were it too often, unless nobody else shares the run."""
+        """Set aside clients whose episodes failed too often, unless no other shares the run."""
         for client in clients:
             if self._refusals.accuse(client, batch_id) and self._sharing.others({client}):
                 self._refusals.blame(client)
                 self._rollouts.set_client_aside(client, error.message)
 
     async def _clients(self, episode_ids: Iterable[str]) -> Counter[str]:
-        """How many episodes each client has."""
+        """Count the episodes of each client."""
         found: Counter[str] = Counter()
         for episode_id in episode_ids:
             found[await self._client(episode_id)] += 1
@@ -133,7 +133,7 @@ class RefusedBatches:
         try:
             episode = await self._store.get_episode(episode_id)
         except DamagedRecordError:
-            # That may be what it is set aside for.
+            # The damaged record may be the reason for setting the episode aside.
             return "unknown"
         return episode.client_id if episode is not None else "unknown"
 
@@ -152,7 +152,7 @@ class RefusedBatches:
 
 
 def _reason(clients: Counter[str], error: StepRefusedError) -> str:
-    """Why episodes are not trained, and whose they are."""
+    """Return why episodes are not trained, and which clients they belong to."""
     whose = ", ".join(f"{n} of client {client}" for client, n in clients.most_common(_SHOWN))
     more = ", and others" if len(clients) > _SHOWN else ""
     return f"{error.message} (episodes: {whose or 'none'}{more})"

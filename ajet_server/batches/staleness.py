@@ -1,7 +1,7 @@
-"""Keeps what is trained within the bound of `RolloutConfig`: an episode that is too old is left out as a whole.
+"""Enforce the staleness bound of `RolloutConfig`: leave out episodes that are too old as a whole.
 
-Never only its first calls: what would be left are the late turns of long episodes, which fail more often than others. Their
-negative advantages would have no counterweight.
+Leaving out only their first calls would keep the late turns of long episodes. These fail more often
+than others, and nothing would balance their negative advantages.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ajet_core.timeline import Call
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """What of a batch is young enough to be trained.
+    """The part of a batch that is recent enough to be trained.
 
-    :param episodes: those of which no token is too old.
-    :param staleness: number of their sampled tokens by staleness.
+    :param episodes: those without a token that is too old.
+    :param staleness: the number of their sampled tokens by staleness.
     :param stale: episodes that are left out.
-    :param stale_tokens: that these sampled.
+    :param stale_tokens: the number of tokens that these sampled.
     """
 
     episodes: list[EpisodeRecord]
@@ -30,7 +30,7 @@ class Fresh:
     stale_tokens: int
 
     def metrics(self) -> dict[str, float]:
-        """Numbers for the step's summary, named as `StepSummary` says."""
+        """Return numbers for the step's summary, with the names that `StepSummary` documents."""
         tokens = self.staleness.total()
         age = sum(age * count for age, count in self.staleness.items())
         return {
@@ -50,14 +50,14 @@ def keep_fresh(
     """Leave out the episodes that have a token older than `max_staleness`.
 
     :param calls: by episode id.
-    :param version: of the weights that the batch will be trained on.
+    :param version: of the weights from which the batch will be trained.
     """
     fresh: list[EpisodeRecord] = []
     stale: list[EpisodeRecord] = []
     staleness: Counter[int] = Counter()
     stale_tokens = 0
     for episode in episodes:
-        # Later weights than these were lost in a crash: what they sampled is not older than now.
+        # Newer weights than `version` were lost in a crash: count their samples as fresh.
         ages = Counter(
             max(0, version - sampled_by)
             for call in calls[episode.episode_id]

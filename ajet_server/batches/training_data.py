@@ -1,4 +1,4 @@
-"""From the records of a batch to what its trainer is given. Pure: runs on any thread."""
+"""Turn the records of a batch into training data. Pure functions: safe in any thread."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from ajet_training.planner import Plan, choose_plan
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """A batch ready to train, and what it was made of.
+    """A batch ready to train, and statistics of its source.
 
-    :param calls_made: number of the batch's calls by finish reason.
-    :param plan: the layout that was chosen and what it was weighed against.
-    :param findings: in words, what is wrong with the batch, by kind.
+    :param calls_made: the number of the batch's calls by finish reason.
+    :param plan: the chosen layout and the costs it was compared with.
+    :param findings: what is wrong with the batch, by kind.
     :param client_of: [len(batch.episodes)] the client of each episode.
-    :param clients: the facts of each client's part of the batch, by its id.
+    :param clients: the statistics of each client's part of the batch, by client id.
     """
 
     batch: TrainBatch
@@ -52,7 +52,7 @@ class TrainingData:
     clients: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
-        """Numbers for the step's summary, named as `StepSummary` says."""
+        """Return numbers for the step's summary, with the names that `StepSummary` documents."""
         chosen = self.plan.costs[self.plan.chosen]
         predicted = {"plan_seconds": chosen.seconds} if chosen.seconds is not None else {}
         return {
@@ -72,8 +72,8 @@ class TrainingData:
 class _LimitedEpisode:
     """An episode's calls within the limits.
 
-    :param tree: of those that are merged.
-    :param alone: each of one call that is a sample of its own.
+    :param tree: of the calls that are merged.
+    :param alone: a tree for each call that is a separate sample.
     """
 
     tree: TokenTree
@@ -97,12 +97,12 @@ def training_data(
 ) -> TrainingData:
     """Merge, limit, credit and lay out the calls of a batch.
 
-    Episodes that are too old are left out, from the baseline of their task as well: it would not be that of what is
-    trained, and the advantages of a task would not sum to 0.
+    Episodes that are too old are also left out of the baseline of their task. Otherwise the
+    baseline would not fit what is trained, and the advantages of a task would not sum to 0.
 
     :param calls: by episode id.
     """
-    # A call whose client went away was never seen by its agent: the reward is not about it.
+    # If its client disconnected, no agent saw the response: the reward does not apply to the call.
     known = {
         r.episode_id: [c for c in calls[r.episode_id] if c.finish_reason != "abort"]
         for r in records
@@ -144,7 +144,7 @@ def training_data(
     )
     reasons = Counter(c.finish_reason for r in records for c in calls[r.episode_id])
     findings = batch_findings(fresh.episodes, calls, batch, stale=fresh.stale)
-    # The mixture may have been changed since the batch was made.
+    # The present mixture may differ from the one with which the batch was made.
     tags = config.mixture.at(step) if config.mixture is not None else None
     client_of = [record.client_id for record in fresh.episodes]
     of_clients: dict[str, list[int]] = {}
@@ -173,9 +173,9 @@ def _facts(
     credited: Sequence[TrainCall],
     tags: Iterable[str] | None,
 ) -> dict[str, float]:
-    """The facts of some episodes of a batch, by tag too.
+    """Compute the statistics of some episodes of a batch, also by tag.
 
-    :param own: which they are.
+    :param own: the indices of the episodes.
     :param tags: of the mixture; None without one.
     """
     some = [records[number] for number in own]
@@ -200,7 +200,7 @@ def _train_episode(record: EpisodeRecord) -> TrainEpisode:
 def _limited(
     tree: TokenTree, config: RunConfig, merger: Merger, counts: Counter[str]
 ) -> _LimitedEpisode:
-    """The trees of an episode within the limits of `TimelineConfig`; what is left out is counted."""
+    """Apply `TimelineConfig` to the tree of an episode, and count what is left out."""
     timelines = config.timelines
     limited = limit_timelines(
         tree,
@@ -238,7 +238,7 @@ def _plan(
     config: RunConfig,
     trainer: TrainerInfo,
 ) -> Plan:
-    """Lay out all trees in each way the trainer can do, and choose."""
+    """Lay out all trees in each way that the trainer supports, and choose the cheapest."""
     # With a KL or entropy term every token has a loss, otherwise only those with an advantage.
     algorithm = config.algorithm
     everything = algorithm.kl_coef > 0 or algorithm.entropy_coef > 0
@@ -275,7 +275,7 @@ def _lay_out_group(
 def _layouts(
     episodes: Sequence[TrainEpisode], config: RunConfig, trainer: TrainerInfo
 ) -> list[Layout]:
-    """The layouts to weigh: those the run allows and the trainer can do."""
+    """Return the layouts to compare: those that the run allows and the trainer supports."""
     wanted = config.timelines.layout
     found = list(LAYOUTS) if wanted == "auto" else [wanted]
     if not trainer.trees:

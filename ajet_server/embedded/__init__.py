@@ -1,1 +1,1 @@
-"""The default components, registered through the same hooks as any plugin."""
+"""The default components, registered with the same hooks as plugins."""

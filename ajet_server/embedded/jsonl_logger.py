@@ -1,4 +1,4 @@
-"""The metrics logger that is always on: one JSON line for a step, and one for an evaluation."""
+"""The metrics logger that is always enabled: a JSON line for each step and each evaluation."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from ajet_server.embedded.settings import JsonlLoggerSettings
 
 
 class JsonlLogger(MetricsLogger):
-    """Appends ``{"step": 3, "loss": 0.1, ...}`` to ``<run_dir>/metrics.jsonl``, and evaluations to ``evaluations.jsonl``.
+    """Append ``{"step": 3, "loss": 0.1, ...}`` to ``<run_dir>/metrics.jsonl``.
 
-    A step that is trained again after a crash is appended again, and so is an evaluation that went on: the last line of a
-    step (of a client and tag) is the one that counts. Numbers that JSON does not have (NaN, infinity) become null.
+    Evaluations are appended to ``evaluations.jsonl``. A step that is trained again after a crash
+    is appended again, and so is an evaluation that gets more episodes: use the last line of a step
+    (and of a client and tag). Numbers that JSON does not have (NaN, infinity) become null.
     """
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
@@ -28,7 +29,7 @@ class JsonlLogger(MetricsLogger):
         self._evaluations = _Lines(context.run_dir / checked.evaluations_file)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line; other processes see it when this returns.
+        """Append one line; it is visible to other processes when this returns.
 
         :raises StoreError: the file cannot be written.
         """
@@ -47,7 +48,7 @@ class JsonlLogger(MetricsLogger):
 
 
 class _Lines:
-    """A file of JSON lines; it is made when the first is appended."""
+    """A file of JSON lines, created with the first line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,7 +65,7 @@ class _Lines:
                 self._file = self._open()
             self._file.write(f"{text}\n".encode())
         except OSError as error:
-            # What was written of the line is ended by the newline of the next opening.
+            # The next opening ends a partly written line with a newline.
             self.close()
             raise StoreError(f"cannot append to {self._path}: {error}") from error
 
@@ -81,7 +82,7 @@ class _Lines:
         if size:
             file.seek(size - 1)
             if file.read(1) != b"\n":
-                # A process that died while writing left half a line; ours must not be joined to it.
+                # A process died while writing: do not append to its partial line.
                 file.write(b"\n")
         return file
 

@@ -1,4 +1,4 @@
-"""Settings of the embedded components; light, as the server reads them before anything is loaded."""
+"""Settings of the embedded components, free of heavy imports: the server reads them first."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class SqliteStoreSettings(ComponentSettings):
     """Settings of the store ``sqlite``.
 
     :param file: name of the database in the run directory.
-    :param synchronous: ``FULL`` syncs the disk before a write is acknowledged, so that it survives a power
-        cut. ``NORMAL`` syncs at checkpoints only: it survives the death of any process, but a power
-        cut may take the last writes.
-    :param max_mib: most mebibytes the database file may grow to; None leaves it to the disk. A database
+    :param synchronous: ``FULL`` syncs the disk before a write is acknowledged, so that the write
+        survives a power cut. ``NORMAL`` syncs at checkpoints only: writes survive the death of any
+        process, but a power cut may lose the last ones.
+    :param max_mib: the maximum size of the database file in MiB; None sets no limit. A database
         that is larger already keeps its size.
-    :param busy_timeout_ms: how long to wait for another program that has the database locked, such as a
-        ``sqlite3`` shell, before a write fails.
+    :param busy_timeout_ms: how long a write waits while another program, such as a ``sqlite3``
+        shell, has the database locked, before it fails.
     """
 
     file: FileName = "samples.sqlite3"
@@ -33,8 +33,8 @@ class SqliteStoreSettings(ComponentSettings):
 class JsonlLoggerSettings(ComponentSettings):
     """Settings of the logger ``jsonl``.
 
-    :param file: name of the file in the run directory, for the steps.
-    :param evaluations_file: the same, for evaluations.
+    :param file: name of the file for steps, in the run directory.
+    :param evaluations_file: name of the file for evaluations, in the run directory.
     """
 
     file: FileName = "metrics.jsonl"

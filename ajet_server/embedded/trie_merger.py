@@ -1,4 +1,4 @@
-"""The default merger: every distinct context of an episode once."""
+"""The default merger: stores each distinct context of an episode once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ajet_core.timeline import Call, TokenTree, TokenTrie
 class TrieMerger(Merger):
     """The merger ``trie``: a `TokenTrie` over an episode's calls.
 
-    Time is linear in what is new in each call, whatever the number of calls before it.
+    The time is linear in the new tokens of each call, however many calls precede it.
     """
 
     def merge(self, episode_id: str, calls: Sequence[Call], policy: MergePolicy) -> TokenTree:
         """Merge the calls of one episode.
 
-        :raises ValueError: a call is of another episode, or there twice.
+        :raises ValueError: a call belongs to another episode, or is present twice.
         """
         trie = TokenTrie(episode_id, policy)
-        # Only the relaxed policies depend on the order: the first to say something decides on its tokens.
+        # Only the relaxed policies depend on the order: the first call decides on its tokens.
         for call in sorted(calls, key=lambda call: call.index):
             trie.add(call)
         return trie.tree()
