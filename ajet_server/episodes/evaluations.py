@@ -1,4 +1,4 @@
-"""Evaluation episodes, counted as they end: by client, task set and the step they were claimed at. Pure bookkeeping."""
+"""Evaluation results by client, task set and step of the claim: bookkeeping only."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ajet_core.timeline import Call
 from ajet_server.averages import term
 from ajet_server.store.run_store import EvaluationCount
 
-# What one client can make the server hold, by inventing tasks and task sets.
+# Limits on the memory that one client can use by inventing tasks and task sets.
 _KEPT_TASKS = 100_000
 _KEPT_EVALUATIONS = 1024
 _SHOWN_IN_STATUS = 64
 
 
 class EvaluationKey(NamedTuple):
-    """What is counted together."""
+    """Identifies the evaluation to which an episode counts."""
 
     client_id: str
     tag: str
@@ -32,8 +32,8 @@ class EvaluationKey(NamedTuple):
 class _Tally:
     """The episodes of one key.
 
-    :ivar tasks: by task, how many of its episodes ended and how many of these passed.
-    :ivar alike: how many tasks have the same such numbers, all that pass@k needs.
+    :ivar tasks: by task, how many of its episodes ended, and how many of these passed.
+    :ivar alike: how many tasks have each such pair of numbers; pass@k needs only these.
     """
 
     tasks: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class _Tally:
             del self.alike[before]
 
     def shown(self, key: EvaluationKey, config: EvaluationConfig) -> Evaluation:
-        """What it comes to."""
+        """Return the results as an `Evaluation`."""
         return Evaluation(
             client_id=key.client_id,
             tag=key.tag,
@@ -71,10 +71,10 @@ class _Tally:
 
 
 class Evaluations:
-    """The totals of all evaluations; what an episode, a status or an event costs does not grow with their episodes.
+    """The totals of all evaluations, at a cost per query that does not grow with their episodes.
 
-    Of each client the latest are kept: so many evaluations, and so many tasks in all of them together. Tasks for which
-    there is no room even so are left out of pass@k.
+    For each client, a limited number of the latest evaluations is kept, with a limited number of
+    tasks in all of them together. Tasks beyond the limit are left out of pass@k.
 
     :ivar config: how the present run is evaluated.
     """
@@ -84,14 +84,14 @@ class Evaluations:
     ) -> None:
         self._kept_tasks = kept_tasks
         self._kept_evaluations = kept_evaluations
-        # By client, the one that changed last at the end.
+        # By client; the evaluation that changed last is at the end.
         self._tallies: dict[str, OrderedDict[EvaluationKey, _Tally]] = {}
         self._tasks: Counter[str] = Counter()
         self._untold: dict[EvaluationKey, None] = {}
         self.config = EvaluationConfig()
 
     def begin(self, config: EvaluationConfig, counts: Sequence[EvaluationCount]) -> None:
-        """Count anew under `config`; open episodes stay open.
+        """Count all episodes again under `config`; open episodes stay open.
 
         :param counts: all episodes that are over, in order of policy version.
         """
@@ -112,12 +112,12 @@ class Evaluations:
             self._changing(key).open = number
 
     def opened(self, record: EpisodeRecord) -> None:
-        """An episode was claimed, or is open after a restart."""
+        """Record an episode that was claimed, or is open after a restart."""
         if record.kind == "eval":
             self._changing(_key(record)).open += 1
 
     def finished(self, record: EpisodeRecord) -> None:
-        """An open episode has its outcome."""
+        """Record the outcome of an open episode."""
         if record.kind != "eval":
             return
         key = _key(record)
@@ -125,7 +125,7 @@ class Evaluations:
         tally.open -= 1
         if record.state == "ended" and record.reward is not None:
             self._add(key, tally, record.task_id, 1, int(record.reward >= self.config.pass_reward))
-            # The server's limit of rewards may have been another one, or none.
+            # The reward may have been accepted under another limit of rewards, or none.
             tally.reward_sum += term(record.reward)
             tally.mixed += record.mixed
         else:
@@ -133,23 +133,23 @@ class Evaluations:
         self._untold[key] = None
 
     def all(self) -> list[Evaluation]:
-        """All that are kept, by client and task set, in the order of the steps."""
+        """Return all evaluations that are kept, by client, task set and step."""
         return [tally.shown(key, self.config) for key, tally in sorted(self._all(), key=_by_key)]
 
     def latest(self) -> list[Evaluation]:
-        """The last step of each task set; of a client with very many, those that changed last."""
+        """Return the last step of each task set; of many in a client, those that changed last."""
         shown: list[tuple[EvaluationKey, _Tally]] = []
         for tallies in self._tallies.values():
             last: dict[str, EvaluationKey] = {}
             for key in tallies:
-                # Put at the end, where those are that changed last.
+                # Move the task set to the end, where the latest changes are.
                 before = last.pop(key.tag, key)
                 last[key.tag] = max(before, key)
             shown += [(key, tallies[key]) for key in list(last.values())[-_SHOWN_IN_STATUS:]]
         return [tally.shown(key, self.config) for key, tally in sorted(shown, key=_by_key)]
 
     def settled(self) -> list[Evaluation]:
-        """Those whose last open episode is over since this was asked before."""
+        """Return the evaluations whose last open episode ended since the previous call."""
         told = []
         for key in list(self._untold):
             tallies = self._tallies.get(key.client_id)
@@ -166,7 +166,7 @@ class Evaluations:
             yield from tallies.items()
 
     def _changing(self, key: EvaluationKey) -> _Tally:
-        """The tally of `key`, which is about to change."""
+        """Return the tally of `key` before a change, and mark it as the latest."""
         tallies = self._tallies.setdefault(key.client_id, OrderedDict())
         tally = tallies.setdefault(key, _Tally())
         tallies.move_to_end(key)
@@ -179,15 +179,15 @@ class Evaluations:
         if task not in tally.tasks:
             while self._tasks[key.client_id] >= self._kept_tasks:
                 if not self._forget_one(key):
-                    # No room for the task: its episodes count in all but pass@k.
+                    # There is no room for the task: its episodes count in all but pass@k.
                     return
             self._tasks[key.client_id] += 1
         tally.add(task, ended, passed)
 
     def _forget_one(self, but: EvaluationKey) -> bool:
-        """Forget the evaluation of a client that has not changed for longest, and is over.
+        """Forget the client's evaluation that has not changed for longest and has no open episodes.
 
-        :return: False if there is none but the given one.
+        :return: False if there is none besides `but`.
         """
         tallies = self._tallies[but.client_id]
         for key, tally in tallies.items():
@@ -199,9 +199,9 @@ class Evaluations:
 
 
 def is_mixed(record: EpisodeRecord, calls: Sequence[Call]) -> bool:
-    """Whether other weights than those an episode was claimed with answered a call of it.
+    """Return whether weights other than those of the claim answered a call of an episode.
 
-    Calls whose client went away do not count: no agent saw their answers.
+    Calls whose client disconnected do not count: no agent saw their responses.
     """
     return any(
         call.finish_reason != "abort" and set(call.policy_versions) - {record.claim_version}

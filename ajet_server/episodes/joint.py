@@ -1,4 +1,4 @@
-"""Joint episodes: what becomes of their parts on this server, and what others ask about them."""
+"""Joint episodes: this server's parts of them, and answers to other servers about their outcome."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ajet_server.store.run_store import RunStore
 
 
 class JointDesk:
-    """Takes the parts of joint episodes through the two phases of their end.
+    """Handles the two phases in which the parts of joint episodes end.
 
-    It also checks their claims, and says which are prepared and how those ended that this server
-    decides.
+    It also checks the claims of parts, lists the prepared ones, and reports how the joint episodes
+    ended whose arbiter this server is.
 
-    :param wall_clock: unix seconds; for records.
+    :param wall_clock: Unix time in seconds, for records.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class JointDesk:
         self._wall_clock = wall_clock
 
     async def check_claim(self, request: ClaimRequest, run_id: str | None) -> None:
-        """Whether a part may be claimed here.
+        """Check that a part may be claimed on this server.
 
-        :raises RequestError: this server has another part of the joint episode.
-        :raises StateError: this server is not the arbiter that the client takes it for.
+        :raises RequestError: this server already has another part of the joint episode.
+        :raises StateError: the client names this server as the arbiter, but with another run.
         """
         joint = request.joint
         if joint is None or run_id is None:
-            # Without a run the claim is refused for that.
+            # Without a run, the claim fails for that reason.
             return
         decides = joint.role == joint.arbiter
         if decides and joint.arbiter_run != run_id:
@@ -60,7 +60,7 @@ class JointDesk:
                 param="joint",
             )
         other = (await self._store.joint_parts([joint.joint_id])).get(joint.joint_id)
-        # The same claim again is one whose answer was lost.
+        # An identical claim is a retry after a lost response.
         if other is not None and other.claim_hash != hash_secret(request.claim_id or ""):
             raise RequestError(
                 "this server has a part of the joint episode already, by another claim",
@@ -68,9 +68,9 @@ class JointDesk:
             )
 
     async def check_end(self, episode_id: str) -> None:
-        """Whether an episode may be ended by itself.
+        """Check that an episode may be ended directly.
 
-        :raises StateError: it is for the arbiter of its joint episode to say.
+        :raises StateError: the arbiter of its joint episode decides on its end.
         """
         record, _ = await self._episodes.get(episode_id)
         if record.joint is not None and not record.joint.decides:
@@ -80,12 +80,12 @@ class JointDesk:
             )
 
     async def prepare(self, episode_id: str, request: EndRequest) -> EpisodeRecord:
-        """Close a part with the outcome that it has if its joint episode is ended.
+        """Prepare a part: store the outcome that it gets if its joint episode is ended.
 
-        It is durable when this returns.
+        The outcome is durable when this returns.
 
-        :return: as it is stored: the first outcome stands, and it may be over already.
-        :raises StateError: it is the arbiter's part, or of no joint episode.
+        :return: the stored record: the first outcome stands, and the part may be over already.
+        :raises StateError: the episode is the arbiter's part, or not joint.
         """
         record, _ = await self._episodes.get(episode_id)
         if record.joint is None or record.joint.decides:
@@ -105,7 +105,7 @@ class JointDesk:
             )
             return await self._store.prepare_episode(outcome)
 
-        # A client that was silent is not any more: it gets its place in the batch back.
+        # If the client was silent, this gives the episode its place in the batch back.
         self._episodes.renew(episode_id)
         stored, done = await self._episodes.shut(episode_id, write)
         if done:
@@ -114,10 +114,10 @@ class JointDesk:
         return stored
 
     async def commit(self, episode_id: str) -> EpisodeRecord:
-        """The arbiter has ended its part: this one has ended too.
+        """End a prepared part, because the arbiter has ended its own.
 
-        :raises StateError: it was not prepared.
-        :raises EpisodeClosedError: it was aborted.
+        :raises StateError: the part is not prepared.
+        :raises EpisodeClosedError: the part was aborted.
         """
         record, _ = await self._episodes.get(episode_id)
         if record.state == "prepared":
@@ -129,9 +129,9 @@ class JointDesk:
         return record
 
     async def give_up(self, record: EpisodeRecord, request: AbortRequest) -> EpisodeRecord:
-        """A client wants a prepared part aborted.
+        """Abort a prepared part at the request of its client.
 
-        :raises StateError: it does not say that the arbiter has done so.
+        :raises StateError: the request does not state that the arbiter has aborted its part.
         """
         if not request.arbiter_aborted:
             raise StateError(
@@ -143,14 +143,14 @@ class JointDesk:
     async def drop(
         self, record: EpisodeRecord, reason: str, cause: AbortCause, *, final: bool = False
     ) -> EpisodeRecord:
-        """The arbiter has aborted its part: this one is aborted too."""
+        """Abort a prepared part, because the arbiter has aborted its own."""
         gone = replace(
             record, state="aborted", reward=None, reason=reason, cause=cause, final=final
         )
         return await self._settle(gone)
 
     def prepared(self, client_id: str) -> PreparedParts:
-        """The prepared parts of a client."""
+        """Return the prepared parts of a client."""
         parts = self._episodes.prepared
         return PreparedParts(
             prepared=[
@@ -168,9 +168,10 @@ class JointDesk:
         )
 
     async def outcomes(self, joint_ids: Sequence[str], run_id: str | None) -> JointOutcomes:
-        """How joint episodes ended that this server decides.
+        """Return the outcomes of joint episodes whose arbiter this server is.
 
-        What it does not know will never be ended: its part is claimed before all others, and durable then.
+        A joint episode unknown to this server will never be ended: the arbiter's part is claimed
+        and durable before all others.
         """
         parts = await self._store.joint_parts(joint_ids)
         return JointOutcomes(
@@ -180,7 +181,7 @@ class JointDesk:
 
     async def _settle(self, outcome: EpisodeRecord) -> EpisodeRecord:
         stored = await self._store.finish_episode(replace(outcome, finished_at=self._wall_clock()))
-        # Of two that say so at once one is the first; the store's word is the same for both.
+        # Of two concurrent calls, only the first finds the part; both return the stored record.
         if self._episodes.prepared.remove(stored.episode_id):
             self._episodes.over(stored)
         return stored

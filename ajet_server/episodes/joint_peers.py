@@ -1,4 +1,4 @@
-"""A server asks the others how joint episodes ended whose clients are gone."""
+"""Ask peer servers for the outcome of joint episodes whose clients are gone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ajet_server.episodes.prepared import PreparedEpisode, PreparedEpisodes
 if TYPE_CHECKING:
     import httpx
 
-# A client that lives says it sooner.
+# A client that is alive reports the decision sooner.
 _PATIENCE_SECONDS = 2.0
 _LOOK_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
@@ -25,11 +25,13 @@ _IDS_AT_ONCE = 1024
 
 
 class JointPeers:
-    """Resolves what is in doubt. Whom it asks is in the settings alone: no client can name an address.
+    """Resolves parts that are in doubt.
+
+    Peer addresses come only from the settings: no client can name one.
 
     :param desk: resolves parts.
-    :param prepared: what may be in doubt.
-    :param transport: instead of the network.
+    :param prepared: the parts that may be in doubt.
+    :param transport: replaces the network.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class JointPeers:
         self._transport = transport
 
     async def look(self) -> float:
-        """Ask about all that has waited for a while; seconds until the next look."""
+        """Ask about all parts that have waited; return the seconds until the next look."""
         waiting = [part for part in self._prepared if self._prepared.waited(part) >= self._patience]
         by_arbiter: dict[str, list[PreparedEpisode]] = {}
         for part in waiting:
@@ -90,7 +92,7 @@ class JointPeers:
             await self._desk.drop(part.record, reason, "cancelled")
 
     async def _outcomes(self, peer: PeerSettings, joint_ids: list[str]) -> JointOutcomes | str:
-        """What a peer says, or why it says nothing."""
+        """Return a peer's answer, or why there is none."""
         import httpx
 
         body = JointOutcomesRequest(joint_ids=joint_ids)

@@ -1,4 +1,4 @@
-"""Which leases have run out, without a look at those that have not."""
+"""Find expired leases without checking all the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class LeaseWatch:
-    """Knows of every lease a time at which it is worth a look; leases may be renewed without telling."""
+    """Keeps a time for each lease at which to check it; leases may be renewed without notice."""
 
     def __init__(self) -> None:
         self._looks: list[tuple[float, str]] = []
@@ -17,10 +17,10 @@ class LeaseWatch:
         heapq.heappush(self._looks, (expires_at, episode_id))
 
     def expired(self, now: float, ends: Callable[[str], float | None]) -> list[str]:
-        """Leases that have run out; they are looked at again unless `ends` says that they are over.
+        """Return expired leases; each is checked again unless `ends` returns None for it.
 
-        :param ends: when an episode's lease runs out as of now, None if it is not open any more; it may have
-            become later since `add`, not earlier.
+        :param ends: returns when an episode's lease expires, None if the episode is not open. The
+            time may be later than that given to `add`, never earlier.
         """
         found: list[str] = []
         seen: list[tuple[float, str]] = []
@@ -37,5 +37,5 @@ class LeaseWatch:
         return found
 
     def next_look(self) -> float | None:
-        """When the next lease is worth a look, None if there is none."""
+        """Return when to check the next lease, None if there is none."""
         return self._looks[0][0] if self._looks else None

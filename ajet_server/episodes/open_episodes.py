@@ -1,4 +1,4 @@
-"""The episodes that may make calls, and until when: by their leases, and by the heartbeats that were promised."""
+"""Open episodes: their leases, and the heartbeats that their clients have promised."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ajet_server.gateway.formats.exchange import Session
 T = TypeVar("T")
 
 BEATS_MISSED = 3.0
-# A client that was silent and came back is given so many times as long from then on, up to a longest time: its machine is
-# slow, and its places would be given away again and again.
+# A client that returns after a silence may be silent for this many times as long from then on, up
+# to a limit: its machine is slow, and would otherwise lose its places repeatedly.
 _PATIENCE, _MOST_PATIENCE = 2.0, 30.0
-# A new episode may have a shorter lease than those that were there at the last look.
+# The maximum interval: a new episode may have a shorter lease than the earlier ones.
 _LOOK_SECONDS = 0.25
 
 
@@ -28,12 +28,12 @@ _LOOK_SECONDS = 0.25
 class OpenEpisode:
     """An episode that may make calls.
 
-    :ivar calls_running: tasks of calls being answered; they hold the lease and are cancelled when the
-        episode is closed.
-    :ivar seen_at: clock time of the last sign of life, with which the lease begins anew.
+    :ivar calls_running: tasks of calls being answered; they keep the lease alive and are cancelled
+        when the episode is closed.
+    :ivar seen_at: clock time of the last sign of life, which renews the lease.
     :ivar called_at: clock time of the last model call, or of the claim.
     :ivar ends_at: clock time at which the episode is aborted, whatever its client does.
-    :ivar silent: its client has not kept its promise of heartbeats, and its place is given away.
+    :ivar silent: whether its client missed its heartbeats, so that its place was given away.
     """
 
     record: EpisodeRecord
@@ -47,11 +47,11 @@ class OpenEpisode:
 
     @property
     def expires_at(self) -> float:
-        """Clock time at which the lease runs out unless it is renewed."""
+        """Clock time at which the lease expires unless it is renewed."""
         return min(self.ends_at, self.seen_at + self.record.lease_seconds)
 
     async def cancel_calls(self) -> None:
-        """Stop calls in flight; what they sampled is recorded when this returns."""
+        """Cancel running calls; what they sampled is recorded when this returns."""
         running = list(self.calls_running)
         for task in running:
             task.cancel()
@@ -62,8 +62,8 @@ class OpenEpisodes:
     """Open episodes by id.
 
     :param clock: seconds, monotonic.
-    :param wall_clock: unix seconds, as in the records.
-    :param max_seconds: longest time an episode may be open.
+    :param wall_clock: Unix time in seconds, as in the records.
+    :param max_seconds: the longest time an episode may be open.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class OpenEpisodes:
         self._open: dict[str, OpenEpisode] = {}
         self._leases = LeaseWatch()
         self._silences = LeaseWatch()
-        # By client, how long it may be silent, of those that came back after they had been taken for dead.
+        # By client that returned after a silence: how many seconds it may be silent.
         self._patience: dict[str, float] = {}
         # Clock time of the last claim, call or removal.
         self._moved_at = clock()
@@ -96,27 +96,27 @@ class OpenEpisodes:
         return self._open[episode_id]
 
     def get(self, episode_id: str) -> OpenEpisode | None:
-        """The open episode of an id, if it is one."""
+        """Return the open episode with this id, None if there is none."""
         return self._open.get(episode_id)
 
     def still(self, since: float) -> float:
-        """Seconds since a claim, a call or an end last moved anything.
+        """Return the seconds since the last claim, call or end.
 
-        :param since: clock time of something else that moved.
+        :param since: clock time of another change, which counts too.
         """
         return self._clock() - max(since, self._moved_at)
 
     def opened(self, record: EpisodeRecord, session: Session) -> OpenEpisode:
-        """An episode whose lease begins now; `add` takes it up."""
+        """Create an episode whose lease starts now; `add` registers it."""
         now = self._clock()
-        # A wall clock that was set back must not make it longer.
+        # A wall clock that was set back must not extend the time the episode may be open.
         age = max(0.0, self._wall_clock() - record.created_at)
         return OpenEpisode(
             record, session, seen_at=now, called_at=now, ends_at=now + self.max_seconds - age
         )
 
     def add(self, episode: OpenEpisode) -> None:
-        """Watch over an episode."""
+        """Register an episode and watch its lease."""
         episode_id = episode.record.episode_id
         self._open[episode_id] = episode
         self._moved_at = episode.seen_at
@@ -125,12 +125,12 @@ class OpenEpisodes:
             self._silences.add(silent_at, episode_id)
 
     def remove(self, episode_id: str) -> None:
-        """An episode is over."""
+        """Remove an episode that is over."""
         del self._open[episode_id]
         self._moved_at = self._clock()
 
     def saw(self, episode: OpenEpisode) -> bool:
-        """Take notice of a sign of life: the lease begins anew.
+        """Record a sign of life, which renews the lease.
 
         :return: whether the episode was silent before.
         """
@@ -147,16 +147,17 @@ class OpenEpisodes:
         return was_silent
 
     def lease_left(self, episode: OpenEpisode) -> float:
-        """Seconds until the lease runs out."""
+        """Return the seconds until the lease expires."""
         return max(0.0, episode.expires_at - self._clock())
 
     @contextlib.contextmanager
     def running_call(
         self, episode: OpenEpisode, work: Coroutine[Any, Any, T]
     ) -> Iterator[asyncio.Task[T]]:
-        """A task that does `work` as one of the episode's calls, while the context is open.
+        """Run `work` in a task as one of the episode's calls while the context is open.
 
-        :raises EpisodeClosedError: the episode is over, or about to be: calls that run are ended only once.
+        :raises EpisodeClosedError: the episode is over or being closed: running calls are
+            cancelled only once.
         """
         episode_id = episode.record.episode_id
         if self._open.get(episode_id) is not episode or episode.closing.locked():
@@ -172,11 +173,11 @@ class OpenEpisodes:
             episode.called_at = self._moved_at = self._clock()
 
     def expired(self) -> list[OpenEpisode]:
-        """Those whose leases have run out since the last look."""
+        """Return the episodes whose leases have expired."""
         return [self._open[i] for i in self._leases.expired(self._clock(), self._lease_end)]
 
     def newly_silent(self) -> list[OpenEpisode]:
-        """Those whose clients have broken their promise since the last look; they are marked."""
+        """Mark and return the episodes whose clients have missed their heartbeats."""
         silent = [
             self._open[i] for i in self._silences.expired(self._clock(), self._silence_begins)
         ]
@@ -185,23 +186,23 @@ class OpenEpisodes:
         return silent
 
     def seconds_to_look(self) -> float:
-        """How long there is nothing to expire."""
+        """Return the seconds until the next lease or silence must be checked."""
         now = self._clock()
         looks = [look for watch in (self._leases, self._silences) if (look := watch.next_look())]
         return min(_LOOK_SECONDS, max(0.05, min(looks) - now)) if looks else _LOOK_SECONDS
 
     def _lease_end(self, episode_id: str) -> float | None:
-        """When a lease runs out, unless it is renewed; None if the episode is over."""
+        """Return when a lease expires unless it is renewed; None if the episode is over."""
         episode = self._open.get(episode_id)
         if episode is None:
             return None
         if episode.calls_running:
-            # It is renewed when they are answered.
+            # The response renews the lease.
             return min(episode.ends_at, self._clock() + episode.record.lease_seconds)
         return episode.expires_at
 
     def _silence_begins(self, episode_id: str) -> float | None:
-        """When a client will have been silent for too long; None if the episode is over or known to be silent."""
+        """Return when a client counts as silent; None if the episode is over or already silent."""
         episode = self._open.get(episode_id)
         if episode is None or episode.silent:
             return None
@@ -210,7 +211,7 @@ class OpenEpisodes:
         return self._silent_at(episode)
 
     def _silent_at(self, episode: OpenEpisode) -> float | None:
-        """Clock time at which a promise of heartbeats is broken; None if there is none."""
+        """Return the clock time at which heartbeats count as missed; None if none were promised."""
         promised = episode.record.heartbeat_seconds
         if promised is None:
             return None

@@ -1,4 +1,4 @@
-"""Parts of joint episodes that are prepared: stored, and in force once the arbiter has decided."""
+"""Prepared parts of joint episodes: stored, and final once the arbiter has decided."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ajet_server.episodes.open_episodes import BEATS_MISSED
 
 @dataclass(slots=True)
 class PreparedEpisode:
-    """A part that makes no more calls, has no lease, and is not trained.
+    """A part that makes no more calls, has no lease, and is not trained yet.
 
-    :ivar since: clock time at which it was prepared, or found by a server that was started again.
-    :ivar silent: it has waited for so long that its place in the batch is given away.
-    :ivar doubt: why nobody knows yet what its arbiter decided.
+    :ivar since: clock time at which it was prepared, or restored by a restarted server.
+    :ivar silent: whether it has waited so long that its place in the batch was given away.
+    :ivar doubt: why the arbiter's decision is unknown.
     """
 
     record: EpisodeRecord
@@ -25,13 +25,13 @@ class PreparedEpisode:
 
     @property
     def joint(self) -> JointRecord:
-        """Which part of what it is."""
+        """Which part of which joint episode it is."""
         assert self.record.joint is not None, "only parts of joint episodes are prepared"
         return self.record.joint
 
     @property
     def silent_at(self) -> float:
-        """Clock time after which nobody waits for it: its client would have gone on long ago."""
+        """Clock time after which its place is given away: an active client would have decided."""
         promised = self.record.heartbeat_seconds
         patience = self.record.lease_seconds if promised is None else BEATS_MISSED * promised
         return self.since + patience
@@ -54,19 +54,19 @@ class PreparedEpisodes:
         return len(self._prepared)
 
     def add(self, record: EpisodeRecord) -> None:
-        """A part is prepared from now on."""
+        """Add a part that is prepared now."""
         self._prepared[record.episode_id] = PreparedEpisode(record, self._clock())
 
     def remove(self, episode_id: str) -> bool:
-        """A part is over; whether it was there."""
+        """Remove a part that is over; return whether it was present."""
         return self._prepared.pop(episode_id, None) is not None
 
     def waited(self, part: PreparedEpisode) -> float:
-        """Seconds for which a part has been prepared."""
+        """Return the seconds since a part was prepared."""
         return self._clock() - part.since
 
     def newly_silent(self) -> list[PreparedEpisode]:
-        """Those that have become silent since the last look; they are marked."""
+        """Mark and return the parts that have become silent since the last call."""
         now = self._clock()
         silent = [part for part in self if not part.silent and part.silent_at <= now]
         for part in silent:

@@ -1,4 +1,4 @@
-"""Open episodes: kept alive by leases, closed once. `Admission` decides which begin."""
+"""The registry of open episodes: leases keep them open, and each is closed once."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _SHOWN_ID = 64
 
 
 class EpisodeRegistry:
-    """All open episodes of the server.
+    """All open episodes of the server. `Admission` decides which episodes start.
 
-    :param open_episodes: those that are open.
-    :param admission: gets a report of what becomes of each episode.
+    :param open_episodes: the episodes that are open.
+    :param admission: receives the outcome of each episode.
     :param evaluations: counts evaluation episodes.
-    :param clock: seconds, monotonic; for leases.
-    :param wall_clock: unix seconds; for records.
+    :param clock: seconds, monotonic, for leases.
+    :param wall_clock: Unix time in seconds, for records.
     :param listeners: called with every episode whose outcome is durable.
     :ivar open: as `open_episodes`.
     :ivar prepared: parts of joint episodes that wait for their arbiter.
@@ -76,10 +76,10 @@ class EpisodeRegistry:
         self.prepared = PreparedEpisodes(clock)
 
     async def restore(self) -> None:
-        """Take up the store's open episodes: they go on with the same keys after a restart."""
+        """Restore the store's open episodes: they continue with the same keys after a restart."""
         for record in self._store.loose("open"):
             calls = (await self._store.calls([record.episode_id]))[record.episode_id]
-            # Not their number: a call whose write failed has left a gap.
+            # The number of calls would be wrong: a call whose write failed leaves a gap.
             following = max((call.index for call in calls), default=-1) + 1
             session = Session(record.episode_id, ConversationIndex.restore(calls), following)
             self._add(self.open.opened(record, session))
@@ -89,10 +89,11 @@ class EpisodeRegistry:
             self._admission.restored(record)
 
     def begin(self, builder: BatchBuilder) -> None:
-        """Fill batches with `builder` from now on; what no batch has taken yet belongs to the first."""
+        """Fill batches with `builder` from now on, starting with the episodes in no batch yet."""
         found = [*self._store.loose("ended"), *self._store.loose("aborted")]
         records = {record.episode_id: record for record in found}
-        # What is durable and not yet told to a builder is still open here: this one will be told.
+        # An outcome may be durable but not reported yet. Its episode is still open here, and will
+        # be reported to this builder.
         records |= {episode.record.episode_id: episode.record for episode in self.open}
         records |= {part.record.episode_id: part.record for part in self.prepared}
         builder.restore(record for record in records.values() if record.kind == "train")
@@ -106,7 +107,7 @@ class EpisodeRegistry:
 
     @contextlib.contextmanager
     def listening(self, listener: EpisodeListener) -> Iterator[None]:
-        """While the context is open, call `listener` with each episode whose outcome is durable."""
+        """Call `listener` with each durable outcome while the context is open."""
         self._listeners.append(listener)
         try:
             yield
@@ -121,14 +122,14 @@ class EpisodeRegistry:
     async def begin_episode(self, record: EpisodeRecord) -> OpenEpisode:
         """Open an episode that was admitted; it is durable when this returns.
 
-        :raises StoreError: it could not be stored, and never began.
+        :raises StoreError: the episode could not be stored, and did not start.
         """
         session = Session(record.episode_id, ConversationIndex(), 0)
         episode = self.open.opened(record, session)
         try:
             await self._store.add_episode(record)
         except BaseException:
-            # Without a durable record the episode never began; its place goes to the next claim.
+            # Without a durable record the episode did not start: free its place.
             self._admission.withdraw(record)
             raise
         self._add(episode)
@@ -136,17 +137,18 @@ class EpisodeRegistry:
         return episode
 
     def renew(self, episode_id: str) -> OpenEpisode | None:
-        """The open episode of an id, its lease renewed; None if it is not open."""
+        """Renew the lease of an open episode and return it; None if it is not open."""
         found = self.open.get(episode_id)
         if found is not None:
             self._saw(found)
         return found
 
     async def authenticate(self, key: str) -> OpenEpisode:
-        """The open episode that `key` opens.
+        """Return the open episode that `key` belongs to.
 
-        :raises AuthError: no such key, or the token that claimed its episode is dead.
-        :raises EpisodeClosedError: its episode is over.
+        :raises AuthError: the key is unknown, or the token that claimed its episode is not valid
+            any more.
+        :raises EpisodeClosedError: the episode is over.
         """
         episode_id, dot, _ = key.removeprefix(EPISODE_KEY_PREFIX).partition(".")
         unknown = AuthError(
@@ -169,7 +171,7 @@ class EpisodeRegistry:
     async def heartbeats(self, episode_ids: Sequence[str], client_id: str) -> dict[str, str]:
         """Renew the leases of a client's episodes.
 
-        :return: why those that are not open are not, by id.
+        :return: by id, why an episode is not open.
         """
         closed: dict[str, str] = {}
         for episode_id in dict.fromkeys(episode_ids):
@@ -187,9 +189,9 @@ class EpisodeRegistry:
         return closed
 
     async def get(self, episode_id: str) -> tuple[EpisodeRecord, OpenEpisode | None]:
-        """An episode of any state, and its live part if it is open.
+        """Return an episode of any state, with its live part if it is open.
 
-        :raises EpisodeNotFoundError: there is none.
+        :raises EpisodeNotFoundError: the episode does not exist.
         """
         found = self.open.get(episode_id)
         record = found.record if found else await self._store.get_episode(episode_id)
@@ -198,7 +200,7 @@ class EpisodeRegistry:
         return record, found
 
     async def heartbeat(self, episode_id: str) -> OpenEpisode:
-        """Renew the lease.
+        """Renew the lease of an episode.
 
         :raises EpisodeClosedError: the episode is over.
         """
@@ -221,11 +223,12 @@ class EpisodeRegistry:
         )
 
     async def abort(self, episode_id: str, request: AbortRequest) -> EpisodeRecord:
-        """Abort an episode because its client says so; it is not trained on.
+        """Abort an episode at the request of its client; it is not trained.
 
-        A client may also be late, and give up for good what ended otherwise, by its lease say.
+        A client may also give up an episode for good after it was aborted otherwise, for example by
+        its lease.
 
-        :return: as it is stored; what is prepared stays so.
+        :return: the stored record; a prepared part stays prepared.
         """
         record = await self._close(
             episode_id,
@@ -240,7 +243,7 @@ class EpisodeRegistry:
         return record
 
     async def drop(self, episode_id: str, reason: str, cause: AbortCause) -> EpisodeRecord:
-        """Abort an episode for a reason of the server's."""
+        """Abort an episode for a reason of the server."""
         return await self._close(episode_id, state="aborted", reason=reason, cause=cause)
 
     async def abort_all(self, reason: str, cause: AbortCause, client_id: str | None = None) -> None:
@@ -258,9 +261,9 @@ class EpisodeRegistry:
         await self._drop_each(dict.fromkeys(whose, reason), cause)
 
     async def drop_late(self, reason: str, *, before: int | None = None) -> None:
-        """Abort train episodes that are open.
+        """Abort open train episodes.
 
-        :param before: only those that were claimed with weights of an earlier version.
+        :param before: abort only those claimed with weights of an earlier version.
         """
         late = [
             episode.record.episode_id
@@ -271,9 +274,9 @@ class EpisodeRegistry:
         await self._drop_each(dict.fromkeys(late, reason), "late")
 
     async def expire_leases(self) -> float:
-        """Abort episodes whose lease ran out, and those that have been open for too long.
+        """Abort episodes whose lease expired, and those that were open for too long.
 
-        :return: seconds until the next lease can run out.
+        :return: seconds until the next check.
         """
         expired: dict[str, str] = {}
         overlong: dict[str, str] = {}
@@ -299,9 +302,9 @@ class EpisodeRegistry:
     def running_call(
         self, episode: OpenEpisode, work: Coroutine[Any, Any, T]
     ) -> Iterator[asyncio.Task[T]]:
-        """A task that does `work` as one of the episode's calls, while the context is open.
+        """Run `work` in a task as one of the episode's calls while the context is open.
 
-        :raises EpisodeClosedError: the episode is over, or about to be.
+        :raises EpisodeClosedError: the episode is over or being closed.
         """
         with self.open.running_call(episode, work) as task:
             try:
@@ -314,12 +317,12 @@ class EpisodeRegistry:
         self._evaluations.opened(episode.record)
 
     def _saw(self, episode: OpenEpisode) -> None:
-        """An episode's client gave a sign of life."""
+        """Record a sign of life of an episode's client."""
         if self.open.saw(episode):
             self._admission.heard(episode.record)
 
     async def _drop_each(self, reasons: dict[str, str], cause: AbortCause) -> None:
-        """Abort episodes by id, each for its reason; the store commits them together.
+        """Abort episodes by id, each with its reason; the store commits them together.
 
         :raises StoreError: one or more could not be aborted.
         """
@@ -342,9 +345,9 @@ class EpisodeRegistry:
     async def shut(
         self, episode_id: str, write: Callable[[EpisodeRecord], Awaitable[EpisodeRecord]]
     ) -> tuple[EpisodeRecord, bool]:
-        """Take an episode out of the open ones, once `write` has stored what becomes of it.
+        """Remove an episode from the open ones after `write` has stored its outcome.
 
-        :return: as it is stored, and whether it was this call that closed it.
+        :return: the stored record, and whether this call closed the episode.
         """
         record, found = await self.get(episode_id)
         if found is None:
@@ -358,7 +361,7 @@ class EpisodeRegistry:
         return stored, True
 
     def over(self, record: EpisodeRecord) -> None:
-        """Tell everybody of an episode's outcome, which is durable."""
+        """Report an episode's durable outcome to all components and listeners."""
         self._admission.over(record)
         self.emit(record, record.state)
         self._evaluations.finished(record)
@@ -366,14 +369,14 @@ class EpisodeRegistry:
             listener(record)
 
     async def is_mixed(self, record: EpisodeRecord) -> bool:
-        """Whether weights changed under an evaluation episode; its calls are only looked at if they may have."""
+        """Return whether weights changed during an evaluation episode."""
         if record.kind == "train" or record.claim_version == self._board.policy_version:
             return False
         calls = await self._store.calls([record.episode_id])
         return is_mixed(record, calls[record.episode_id])
 
     def emit(self, record: EpisodeRecord, what: str) -> None:
-        """Tell what happened to an episode."""
+        """Emit an event about an episode."""
         self._events.emit(
             "episode",
             {
@@ -392,12 +395,12 @@ class EpisodeRegistry:
 
 
 def not_found_message(episode_id: str) -> str:
-    """What is said of an episode that is not there for whoever asks."""
+    """Return the message for an episode that is missing, or hidden from the caller."""
     return f"no episode {episode_id[:_SHOWN_ID]!r} on this server"
 
 
 def closed_message(record: EpisodeRecord) -> str:
-    """Why an episode that is not open is over."""
+    """Return why an episode that is not open is closed."""
     if record.state == "aborted":
         return f"episode {record.episode_id} was aborted: {record.reason}"
     if record.state == "prepared":

@@ -1,4 +1,4 @@
-"""Tasks that fail again and again, whoever tries them: pure bookkeeping."""
+"""Tasks that fail repeatedly: bookkeeping only."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import SetAside
 from ajet_server.security.tenants import shown_group
 
-# Tasks of two tokens are two, whatever they are called.
+# Equal task ids of two clients are separate tasks.
 _Key = tuple[str, str]
 
 _MOST_TASKS = 10_000
 _REASON_CHARACTERS = 500
 
-# Giving an episode up on purpose says nothing about its task.
+# Aborting an episode on purpose does not count against its task.
 _NO_FAILURES = frozenset({"cancelled", "run_stopped", "token_revoked", "late"})
 
 
 def counts_as_failure(record: EpisodeRecord) -> bool:
-    """Whether an aborted episode speaks against its task; a client that died with it does."""
+    """Return whether an aborted episode counts against its task; the death of a client does."""
     return record.cause not in _NO_FAILURES
 
 
@@ -30,11 +30,11 @@ def _key(record: EpisodeRecord) -> _Key:
 
 @dataclass(slots=True)
 class TaskFailures:
-    """Counts the failures of each task since its last success, over all batches and all programs of a client.
+    """Counts each task's failures since its last success.
 
-    Clients whose episodes cannot be trained are set aside as a whole.
+    The counts cover all batches and all programs of a client. Clients whose episodes cannot be trained are set aside as a whole.
 
-    :param limit: a task with more of them is set aside.
+    :param limit: a task with more failures is set aside.
     """
 
     limit: int
@@ -50,17 +50,17 @@ class TaskFailures:
         return len(self._aside)
 
     def succeeded(self, record: EpisodeRecord) -> None:
-        """An episode ended with a reward."""
+        """Record an episode that ended with a reward."""
         key = _key(record)
         self._counts.pop(key, None)
         self._aside.pop(key, None)
 
     def failed(self, record: EpisodeRecord) -> SetAside | None:
-        """An episode was aborted; the note if its task is set aside because of it."""
+        """Record an aborted episode; return a note if this sets its task aside."""
         if not counts_as_failure(record):
             return None
         key = _key(record)
-        # Those that failed last are at the end; tasks are as many as clients care to name.
+        # Keep the latest failures at the end: clients can name any number of tasks.
         count = self._counts.pop(key, 0) + 1
         self._counts[key] = count
         for table in (self._counts, self._aside):
@@ -81,11 +81,11 @@ class TaskFailures:
 
     @property
     def clients(self) -> Set[str]:
-        """Clients of which no task is tried any more."""
+        """Ids of clients that are set aside with all their tasks."""
         return self._clients.keys()
 
     def set_client_aside(self, client_id: str, reason: str) -> SetAside:
-        """Try no task of a client any more."""
+        """Set a client aside with all its tasks."""
         aside = SetAside(
             client_id=client_id, task_id="", group="", aborts=0, reason=reason[:_REASON_CHARACTERS]
         )
@@ -93,13 +93,13 @@ class TaskFailures:
         return aside
 
     def forget(self) -> None:
-        """Give every task and every client another chance."""
+        """Allow every task and every client to be tried again."""
         self._counts.clear()
         self._aside.clear()
         self._clients.clear()
 
     def refusal(self, client_id: str, task_id: str) -> str | None:
-        """Why a client's task is not tried, if it is set aside."""
+        """Return why a client's task is not tried, None unless it is set aside."""
         if (client := self._clients.get(client_id)) is not None:
             return (
                 "the train episodes of this client are set aside, because those of several batches in a row could not be "

@@ -1,4 +1,4 @@
-"""What is wrong with a run's training, judged from the metrics of its steps. Pure: no I/O, no time of its own."""
+"""Judge a run's training by the metrics of its steps: pure functions, no I/O, no clock."""
 
 from ajet_server.health.checks import CHECKS, Check, Reading
 from ajet_server.health.clients import ClientMonitors

@@ -1,7 +1,7 @@
-"""The checks: each is a pure function of the metrics of a run's steps and of the run's limits.
+"""Health checks: each is a pure function of the metrics of a run's steps and of its limits.
 
-A reading has a *level*: what was measured relative to its limit. From 1 on the check has found something; below
-`CLEAR` nothing is wrong, and between the two what was found before still holds.
+A reading has a *level*: the measured value relative to its limit. A finding starts at a level of 1
+or more, and ends below `CLEAR`. Between the two, an earlier finding persists.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ajet_server.health.past import Past
 CLEAR = 0.5
 
 History = Sequence[Mapping[str, float]]
-"""Metrics by name of consecutive steps, the newest last."""
+"""Metrics of consecutive steps by name, the newest last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a check measured.
+    """The result of a check's measurement.
 
-    :param level: relative to the limit.
-    :param cause: what was measured, in words.
-    :param pauses: whether it is bad enough to pause a run for.
-    :param span: as `Check.span`, if that is more.
+    :param level: the measured value relative to the limit.
+    :param cause: a description of what was measured.
+    :param pauses: whether it is severe enough to pause a run.
+    :param span: as `Check.span`; the larger of the two applies.
     """
 
     level: float
@@ -37,18 +37,20 @@ class Reading:
 
 
 Measure = Callable[[History, FailureConfig], Reading | str]
-"""A reading of the newest step, or why there is none."""
+"""Returns a reading of the newest step, or why there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """How one kind of finding is made.
+    """A kind of finding and how it is made.
 
     :param limits: fields of `FailureConfig`; if all are None, the check is off.
-    :param before: it needs nothing but the batch, and judges it before it is trained on.
-    :param span: steps that a reading looks at; the first of them may be the first bad one.
-    :param of_answers: it is about what the weights before the step sampled, so that these are suspect too.
-    :param by_tag: each tag of a mixture is judged by itself: a mean over all tags changes with the mixture.
+    :param before: whether it needs only the batch, and so judges it before training.
+    :param span: steps that a reading covers; the first of them may be the first bad one.
+    :param of_answers: whether it judges samples of the weights before the step, which makes these
+        suspect too.
+    :param by_tag: whether each tag of a mixture is judged separately: a mean over all tags would
+        change with the mixture.
     :param way_out: what to do.
     """
 
@@ -62,7 +64,7 @@ class Check:
     by_tag: bool = False
 
     def read(self, past: Past, limits: FailureConfig) -> Reading | str:
-        """What `measure` finds, whatever mixture of tags the batches are made of."""
+        """Measure the newest step, independently of changes of the mixture."""
         tags = past.by_tag if self.by_tag else {}
         if not tags:
             whatever = self.before and not self.by_tag
@@ -74,7 +76,7 @@ class Check:
             if isinstance(reading, str):
                 why = why or reading
             elif found is None or reading.level > found.level:
-                # Steps between them may have none of it.
+                # Steps between the tag's steps may have none of its tasks.
                 first, _ = known[-self.span :][0]
                 found = replace(
                     reading, cause=f"tag {tag}: {reading.cause}", span=len(past) - first
@@ -82,12 +84,12 @@ class Check:
         return found or why
 
     def is_off(self, limits: FailureConfig) -> bool:
-        """Whether the run turns it off."""
+        """Return whether the run turns the check off."""
         return all(getattr(limits, name) is None for name in self.limits)
 
 
 def zero_signal(history: History, limits: FailureConfig) -> Reading | str:
-    """Batches in a row without any advantage."""
+    """Measure batches in a row without any advantage."""
     assert limits.zero_signal_steps is not None
     found = series.values(history, "no_signal")
     silent = 0
@@ -102,21 +104,21 @@ def zero_signal(history: History, limits: FailureConfig) -> Reading | str:
 
 
 def equal_rewards(history: History, limits: FailureConfig) -> Reading | str:
-    """The share of tasks without signal, in some batches in a row."""
+    """Measure the share of tasks with equal rewards in several batches in a row."""
     assert limits.max_equal_rewards is not None
     shares = series.ratios(history, "tasks_equal", "tasks")[-_SPAN:]
     if len(shares) < _SPAN:
         return series.too_few(len(shares), _SPAN)
     share = min(shares)
     if series.solved(history) or share == 1:
-        # Nothing more can be learnt, or there is no signal at all, which is found as such.
+        # Nothing is left to learn, or there is no signal at all, which `zero_signal` finds.
         share = 0.0
     cause = f"in {_percent(share)} of the tasks of the last {_SPAN} batches all rewards are equal"
     return Reading(share / limits.max_equal_rewards, cause)
 
 
 def cut_off(history: History, limits: FailureConfig) -> Reading | str:
-    """The share of answers that were cut off."""
+    """Measure the share of responses that were cut off."""
     assert limits.max_cut_off is not None
     shares = series.ratios(history, "calls_cut_off", "calls")
     if not shares:
@@ -126,7 +128,7 @@ def cut_off(history: History, limits: FailureConfig) -> Reading | str:
 
 
 def trimmed(history: History, limits: FailureConfig) -> Reading | str:
-    """The share of sampled tokens that are not trained."""
+    """Measure the share of sampled tokens that are not trained."""
     assert limits.max_trimmed is not None
     newest = history[-1]
     if not {"tokens_dropped", "tokens_stale", "tokens_sampled"} <= newest.keys():
@@ -143,19 +145,19 @@ def trimmed(history: History, limits: FailureConfig) -> Reading | str:
 
 
 def malformed(history: History, limits: FailureConfig) -> Reading | str:
-    """The share of answers with a tool call that cannot be parsed."""
+    """Measure the share of responses with a tool call that cannot be parsed."""
     assert limits.max_malformed is not None
     shares = series.ratios(history, "calls_malformed", "calls")
     if not shares:
         return "no step has measured it"
     cause = f"{_percent(shares[-1])} of the answers hold a tool call that cannot be parsed"
-    # A model that has yet to learn the form is no reason to stop.
+    # Do not pause for a model that has yet to learn the format.
     lost = len(shares) > _SPAN and shares[-1] >= 2 * median(shares[:_PAST])
     return Reading(shares[-1] / limits.max_malformed, cause, pauses=lost)
 
 
 def stale(history: History, limits: FailureConfig) -> Reading | str:
-    """The share of episodes that are left out because they are too old."""
+    """Measure the share of episodes that are left out because they are too old."""
     assert limits.max_stale is not None
     newest = history[-1]
     if not {"episodes_stale", "episodes"} <= newest.keys():
@@ -167,7 +169,7 @@ def stale(history: History, limits: FailureConfig) -> Reading | str:
 
 
 def advantage_bias(history: History, limits: FailureConfig) -> Reading | str:
-    """The mean advantage of a trained token, relative to its mean absolute value."""
+    """Measure the mean advantage of a trained token, relative to its mean absolute value."""
     assert limits.max_advantage_bias is not None
     found = series.values(history, "advantage_bias")[-_SPAN:]
     if len(found) < _SPAN:
@@ -182,7 +184,7 @@ def advantage_bias(history: History, limits: FailureConfig) -> Reading | str:
 
 
 def logprob_gap(history: History, limits: FailureConfig) -> Reading | str:
-    """How far the engine's logprobs are from the trainer's."""
+    """Measure how far the engine's logprobs are from the trainer's."""
     found = series.values(history, "logprob_gap_mean")
     if not found:
         return "the trainer reports no logprob_gap_mean"
@@ -193,7 +195,7 @@ def logprob_gap(history: History, limits: FailureConfig) -> Reading | str:
 
 
 def kl(history: History, limits: FailureConfig) -> Reading | str:
-    """KL divergence to the reference model: running away, or falling to nothing."""
+    """Measure growth or collapse of the KL divergence to the reference model."""
     assert limits.max_kl_growth is not None
     found = series.values(history, "kl")
     if not found:
@@ -201,14 +203,14 @@ def kl(history: History, limits: FailureConfig) -> Reading | str:
     change = series.change(found)
     if change is None:
         return series.too_few(len(found), series.ENOUGH)
-    # Weights that are those of the reference again were lost.
+    # If the weights are the reference's again, the trained ones were lost.
     fall = change.before / max(change.now, 1e-9) / _LOST_KL if change.before > _SMALL_KL else 0.0
     cause = f"the KL divergence to the reference is {change.newest:.3g} nats, {change.before:.3g} before"
     return Reading(max(change.growth(limits.max_kl_growth, _SMALL_KL), fall), cause)
 
 
 def entropy(history: History, limits: FailureConfig) -> Reading | str:
-    """Entropy: running away, or falling to nothing."""
+    """Measure growth or collapse of the entropy."""
     found = series.values(series.of_most_tasks(history), "entropy")
     if not found:
         return "the trainer reports no entropy"
@@ -220,7 +222,7 @@ def entropy(history: History, limits: FailureConfig) -> Reading | str:
 
 
 def length(history: History, limits: FailureConfig) -> Reading | str:
-    """Tokens per answer: running away, or falling to nothing."""
+    """Measure growth or collapse of the tokens per response."""
     assert limits.max_length_growth is not None
     found = series.values(history, "tokens_per_call")
     change = series.change(found)
@@ -232,7 +234,7 @@ def length(history: History, limits: FailureConfig) -> Reading | str:
 
 
 def grad_norm(history: History, limits: FailureConfig) -> Reading | str:
-    """A gradient norm beyond all that was usual."""
+    """Measure the gradient norm relative to that of the steps before."""
     assert limits.max_grad_growth is not None
     found = [norm for norm in series.values(history, "grad_norm") if norm > 0]
     if not history[-1].get("grad_norm"):
@@ -245,7 +247,7 @@ def grad_norm(history: History, limits: FailureConfig) -> Reading | str:
 
 
 def shortened(history: History, limits: FailureConfig) -> Reading | str:
-    """The share of optimiser updates that moved the policy too far, in some steps in a row."""
+    """Measure the share of shortened optimiser updates in several steps in a row."""
     assert limits.max_shortened is not None
     shares = series.ratios(history, "updates_shortened", "updates")[-_STEADY:]
     if not shares:
@@ -260,13 +262,13 @@ def shortened(history: History, limits: FailureConfig) -> Reading | str:
 
 
 def reward_drop(history: History, limits: FailureConfig) -> Reading | str:
-    """The mean reward, relative to the best that there was."""
+    """Measure the fall of the mean reward from the best so far."""
     assert limits.max_reward_drop is not None
     trend = series.reward_trend(history)
     if trend is None:
         return series.too_few(len(series.values(history, "reward_mean")), series.ENOUGH)
     fallen = trend.best - trend.now
-    # What chance does to a mean of some batches is no fall.
+    # A fall within the sampling noise of the mean does not count.
     level = min(
         fallen / (limits.max_reward_drop * trend.height) if trend.height else 0.0,
         fallen / (_NOISE * trend.noise) if trend.noise else float(fallen > 0),
@@ -275,25 +277,25 @@ def reward_drop(history: History, limits: FailureConfig) -> Reading | str:
     return Reading(max(0.0, level), cause)
 
 
-# Steps whose mean or median is taken where single ones vary.
+# The number of steps for a mean or median of values that vary between steps.
 _SPAN = 3
-# Steps that all have to show what single ones may show by chance.
+# The number of steps that must all show what a single step may show by chance.
 _STEADY = 5
-# The first steps, by which is judged what the run began with.
+# The number of first steps, which show the state in which the run started.
 _PAST = 20
-# Below these, differences mean nothing, in nats.
+# Differences below these, in nats, mean nothing.
 _SMALL_GAP = 0.01
 _SMALL_KL = 0.1
 _SMALL_ENTROPY = 0.02
 _LOST_KL = 100.0
-# Standard errors of a mean reward that chance rarely exceeds.
+# Sampling noise of a mean reward rarely exceeds this many standard errors.
 _NOISE = 5.0
 
 
 def _or_growth(
     reading: Reading, found: Sequence[float], limit: float | None, least: float
 ) -> Reading:
-    """`reading`, or the growth of the series `found` if that is worse.
+    """Return `reading`, or the growth of the series `found` if that is worse.
 
     :param limit: of the growth; None turns it off.
     :param least: as for `series.Change.growth`.
@@ -432,4 +434,4 @@ CHECKS: Sequence[Check] = (
         span=_SPAN,
     ),
 )
-"""All checks, the gravest first."""
+"""All checks, the most severe first."""

@@ -1,4 +1,4 @@
-"""What is wrong in the parts that single clients have of a run's batches."""
+"""Judge each client's part of a run's batches."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ajet_server.health.checks import CHECKS
 from ajet_server.health.monitor import HealthMonitor
 
 Figures = Mapping[str, Mapping[str, float]]
-"""By client, its figures: metrics by name."""
+"""Metrics by client and name."""
 
 
 class ClientMonitors:
-    """Judges each client's part of the batches by itself, from the first batch of this process on.
+    """Judges each client's part of the batches separately, from this process's first batch on.
 
-    One client's rewards and answers can do anything to the figures of a whole batch. What is wrong with the weights
-    shows for the others too.
+    A single client's rewards and responses can distort the metrics of a whole batch. Problems of
+    the weights also show in the parts of the others.
     """
 
     def __init__(self, config: FailureConfig) -> None:
@@ -27,11 +27,11 @@ class ClientMonitors:
         self._kinds: set[HealthKind] = {check.kind for check in CHECKS if check.before}
 
     def forget(self) -> None:
-        """Begin anew with the same clients: what was before may have been trained by other weights."""
+        """Restart with the same clients: earlier batches may have trained other weights."""
         self._monitors = {client: HealthMonitor(self._config) for client in self._monitors}
 
     def judge(self, step: int, figures: Figures, now: float) -> None:
-        """Judge a batch before it is trained on."""
+        """Judge a batch before it is trained."""
         for client, own in figures.items():
             self._monitor(client, step).judge(step, own, now)
 
@@ -43,10 +43,11 @@ class ClientMonitors:
                 self._kinds.add("logprob_gap")
 
     def shared(self, kind: HealthKind, step: int) -> bool:
-        """Whether a finding about whole batches is no single client's doing.
+        """Return whether a finding about whole batches is caused by more than a single client.
 
-        That is so if two clients show it in their own parts of the batches, or the one that took part in the last ones; if
-        there never was another; and if it is about something that has no parts.
+        This is so if two clients show it in their parts of the batches, or the only recent client
+        does. It also holds if there was only ever one client, or for a kind that is not measured by
+        client.
         """
         if kind not in self._kinds or len(self._monitors) < 2:
             return True

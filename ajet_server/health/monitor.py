@@ -1,4 +1,4 @@
-"""Findings as they come and go with the steps of a run."""
+"""Findings that start and end with the steps of a run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ajet_server.health.checks import CHECKS, CLEAR, Check, Reading
 from ajet_server.health.past import Past, StepMetrics
 
 _REMEMBERED = 256
-"""Steps that are judged by; older ones are forgotten."""
+"""How many steps are kept for judging; older ones are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """Something that is wrong with the training.
+    """A problem of the training.
 
     :param step: the first step that shows it.
-    :param good_step: the last step whose weights are from before it; 0 for those the run began with.
+    :param good_step: the last step with weights from before it; 0 for the initial weights.
     :param sentence: cause and way out.
     :param pauses: whether the run is to pause for it.
-    :param since: unix seconds at which it was found.
+    :param since: Unix time in seconds at which it was detected.
     """
 
     kind: HealthKind
@@ -37,8 +37,8 @@ class HealthFinding:
 class HealthMonitor:
     """Judges a run by the metrics of its steps.
 
-    A finding begins when what was measured reaches its limit and ends when it is below half of it, so that it does
-    not come and go with every step.
+    A finding starts when the measured value reaches its limit, and ends when the value is below
+    half of it, so that it does not start and end with every step.
     """
 
     def __init__(self, config: FailureConfig, past: Iterable[StepRecord] = ()) -> None:
@@ -52,14 +52,14 @@ class HealthMonitor:
 
     @property
     def findings(self) -> list[HealthFinding]:
-        """What is wrong at present, the gravest first."""
+        """The present findings, the most severe first."""
         return [self._found[check.kind] for check in CHECKS if check.kind in self._found]
 
     @property
     def good_step(self) -> int | None:
-        """The last step from before everything that is found or suspected; None if nothing is.
+        """The last step before everything that is found or suspected; None if nothing is.
 
-        Its checkpoint, or the newest one from before it, is what the run may have to go back to.
+        The run may have to go back to its checkpoint, or to the newest one before it.
         """
         suspects = [
             _good_step(check, self._suspect_since[check.kind])
@@ -69,10 +69,10 @@ class HealthMonitor:
         return min(suspects, default=None)
 
     def judge(self, step: int, metrics: Mapping[str, float], now: float) -> list[HealthFinding]:
-        """Judge a batch before it is trained on.
+        """Judge a batch before it is trained.
 
         :param metrics: of the batch.
-        :return: findings that begin.
+        :return: new findings.
         """
         past = Past([*self._steps, StepMetrics.of(metrics)])
         return self._look([c for c in CHECKS if c.before], past, step, now)
@@ -80,13 +80,13 @@ class HealthMonitor:
     def record(self, step: int, metrics: Mapping[str, float], now: float) -> list[HealthFinding]:
         """Judge a finished step.
 
-        :return: findings that begin; those of its batch have begun before if it was judged.
+        :return: new findings; those about its batch are not new if the batch was judged before.
         """
         self._steps.append(StepMetrics.of(metrics))
         return self._look(CHECKS, Past([*self._steps]), step, now)
 
     def checks(self) -> dict[str, str]:
-        """How each check stands: "ok", "found", "off", or why it cannot judge."""
+        """Return the state of each check: "ok", "found", "off", or why it cannot judge."""
         return {check.kind: self._standing(check) for check in CHECKS}
 
     def _standing(self, check: Check) -> str:
@@ -135,5 +135,5 @@ def _sentence(check: Check, reading: Reading) -> str:
 
 
 def _good_step(check: Check, first: int) -> int:
-    """The last step whose weights a finding that shows from step `first` on leaves unsuspected."""
+    """Return the last step with unsuspected weights for a finding that starts at step `first`."""
     return max(0, first - (2 if check.of_answers else 1))

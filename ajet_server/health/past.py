@@ -1,4 +1,4 @@
-"""The metrics of a run's steps, and what they say of each tag of a mixture."""
+"""The metrics of a run's steps, as a whole and by tag of a mixture."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Figures = Mapping[str, float]
 
 _COUNTS = ("tasks", "episodes", "calls", "calls_malformed")
 _OF_TAGS = frozenset({*_COUNTS, "reward_mean", "reward_std", "tokens_per_call"})
-# Tasks of a tag that make its figures worth a look.
+# Fewer tasks of a tag give no meaningful values.
 _TASKS = 4
-# The share of a batch that may have other tags than another's, for both to be compared.
+# The mixtures of two batches must not differ by more than this share to be comparable.
 _LIKE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """The metrics of a step, taken apart once: a run has many checks, and each looks at many steps.
+    """The metrics of a step, parsed once, because many checks read many steps.
 
-    :ivar of_tags: the figures of each tag, named without it.
-    :ivar episodes: by tag of the mixture; nothing without one.
+    :ivar of_tags: the values of each tag, named without the tag.
+    :ivar episodes: by tag of the mixture; empty without one.
     :ivar shares: of the tags in the episodes.
     """
 
@@ -37,7 +37,7 @@ class StepMetrics:
 
     @classmethod
     def of(cls, metrics: Figures) -> Self:
-        """Take the metrics apart."""
+        """Parse the metrics of a step."""
         of_tags: dict[str, dict[str, float]] = {}
         episodes: dict[str, float] = {}
         for name, value in metrics.items():
@@ -52,7 +52,7 @@ class StepMetrics:
 
 
 class Past:
-    """Consecutive steps, the newest last, as checks look at them. Each view is made once.
+    """Consecutive steps, the newest last, with the views that checks need, each computed once.
 
     :ivar steps: all of them.
     """
@@ -63,7 +63,7 @@ class Past:
 
     @classmethod
     def of(cls, steps: Iterable[Figures]) -> Self:
-        """The past of a run with these metrics."""
+        """Create the past of a run from its metrics by step."""
         return cls([StepMetrics.of(metrics) for metrics in steps])
 
     def __len__(self) -> int:
@@ -71,21 +71,21 @@ class Past:
 
     @cached_property
     def of_like_tags(self) -> Sequence[Figures]:
-        """The steps that had much the same mixture of tags as the newest one.
+        """The steps with a mixture of tags similar to the newest one's.
 
-        What a trainer measures is about all it computed. After a change of the mixture that is something
-        else, whatever the weights are like.
+        A trainer's measurements cover all it computed. After a change of the mixture they are not
+        comparable, whatever the weights.
         """
         newest = self._steps[-1].shares
         return [s.metrics for s in self._steps if _distance(s.shares, newest) <= _LIKE]
 
     @cached_property
     def by_tag(self) -> dict[str, list[tuple[int, Figures]]]:
-        """The figures of each tag of a mixture, with the places in `steps` where they begin.
+        """The values of each tag of a mixture, each with its first index in `steps`.
 
-        Chance makes more of few tasks: steps in which a tag has less than `_TASKS` of them are joined.
-        What a tag had before `WINDOW` steps without any is forgotten, and so is a tag that had none in the
-        last ones. There is nothing if the newest step had no mixture.
+        Steps in which a tag has less than `_TASKS` tasks are joined, because few tasks are noisy. A
+        gap of more than `WINDOW` steps discards what the tag had before, and a tag without tasks in
+        the last `WINDOW` steps is left out. Empty if the newest step had no mixture.
         """
         if not self._steps[-1].episodes:
             return {}
@@ -115,7 +115,7 @@ class Past:
 
 
 def _as_one(steps: Sequence[Figures]) -> Figures:
-    """What some steps had of a tag, as if they were one."""
+    """Combine a tag's values of several steps as if they were one step."""
     if len(steps) == 1:
         return steps[0]
 
@@ -135,5 +135,5 @@ def _as_one(steps: Sequence[Figures]) -> Figures:
 
 
 def _distance(a: Figures, b: Figures) -> float:
-    """Total variation distance, 0 to 1 for shares that sum to 1."""
+    """Return the total variation distance, 0 to 1 for shares that sum to 1."""
     return sum(abs(a.get(tag, 0.0) - b.get(tag, 0.0)) for tag in {*a, *b}) / 2

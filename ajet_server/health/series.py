@@ -1,4 +1,4 @@
-"""Series of a run's metrics: robust levels of before and now."""
+"""Series of a run's metrics: robust statistics of earlier and recent steps."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from math import sqrt
 from statistics import fmean, median
 
 ENOUGH = 5
-"""Steps before which a change is not judged."""
+"""The number of steps needed to judge a change."""
 
 WINDOW = 20
-"""Steps that tell what was usual before."""
+"""The number of steps that define the usual level."""
 
 _NOW = 3
 # The standard deviation of a normal distribution over its median absolute deviation.
@@ -21,11 +21,11 @@ _MAD = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A level.
+    """A recent level and an earlier one.
 
     :param now: the median of the last steps.
     :param before: the median of the steps before them.
-    :param newest: the last step alone.
+    :param newest: the value of the last step.
     """
 
     now: float
@@ -33,9 +33,9 @@ class Change:
     newest: float
 
     def growth(self, limit: float, least: float) -> float:
-        """How much it grew relative to `limit`; for a single step, to its square.
+        """Return the growth relative to `limit`; for the last step only, to its square.
 
-        :param least: levels below it count as it.
+        :param least: earlier levels below it count as it.
         """
         before = max(self.before, least)
         return max(self.now / before / limit, self.newest / before / limit**2)
@@ -43,14 +43,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """How the mean reward went, as means of a few batches.
+    """The course of the mean reward, as means of a few batches.
 
     :param best: the highest.
     :param now: the last.
-    :param risen: of the best above the lowest before it.
+    :param risen: the difference between the best and the lowest before it.
     :param height: `risen`, or the spread of single episodes if that is more.
-    :param noise: the standard error of `now`, judged by how much batches differ from those before them, and by the spread
-        of single episodes.
+    :param noise: the standard error of `now`, estimated from the differences between successive
+        batches and from the spread of single episodes.
     """
 
     best: float
@@ -61,23 +61,23 @@ class Trend:
 
 
 def values(history: Sequence[Mapping[str, float]], name: str) -> list[float]:
-    """A metric of the steps that report it."""
+    """Return a metric for the steps that report it."""
     return [metrics[name] for metrics in history if name in metrics]
 
 
 def of_most_tasks(
     history: Sequence[Mapping[str, float]],
 ) -> Sequence[Mapping[str, float]]:
-    """The steps that trained at least half of their tasks.
+    """Return the steps in which at least half of the tasks had a signal.
 
-    What a trainer measures is about what it computed. Of a batch in which few tasks have a signal that is little, and
-    not like the rest.
+    A trainer measures only what it computes. In a batch where few tasks have a signal, that is
+    little, and not representative.
     """
     return [m for m in history if 2 * m.get("tasks_equal", 0.0) <= m.get("tasks", 0.0)]
 
 
 def ratios(history: Sequence[Mapping[str, float]], part: str, whole: str) -> list[float]:
-    """The ratio of two metrics in the steps that report them; 0 where the whole is 0."""
+    """Return the ratio of two metrics for the steps that report both; 0 where the whole is 0."""
     return [
         metrics[part] / metrics[whole] if metrics[whole] else 0.0
         for metrics in history
@@ -86,12 +86,12 @@ def ratios(history: Sequence[Mapping[str, float]], part: str, whole: str) -> lis
 
 
 def too_few(known: int, needed: int) -> str:
-    """Why there is no reading yet."""
+    """Return why there is no reading yet."""
     return f"{known} of the {needed} steps that it needs"
 
 
 def change(found: Sequence[float]) -> Change | None:
-    """The level of a series now and before; None if it is too short."""
+    """Return the recent and the earlier level of a series; None if it is too short."""
     before = found[:-_NOW][-WINDOW:]
     if len(before) < ENOUGH - _NOW + 1:
         return None
@@ -99,7 +99,7 @@ def change(found: Sequence[float]) -> Change | None:
 
 
 def reward_trend(history: Sequence[Mapping[str, float]]) -> Trend | None:
-    """How the mean reward went; None if there are too few steps."""
+    """Return the course of the mean reward; None if there are too few steps."""
     rewards = values(history, "reward_mean")
     if len(rewards) < ENOUGH:
         return None
@@ -111,18 +111,19 @@ def reward_trend(history: Sequence[Mapping[str, float]]) -> Trend | None:
     spread = sqrt(fmean([spread**2 for spread in spreads])) if spreads else 0.0
     height = max(risen, spread)
     steps = [abs(b - a) for a, b in pairwise(rewards)]
-    # A difference of two batches has twice the variance of one, the mean of n batches an nth of it.
+    # The difference of two batches has twice the variance of one, the mean of n batches 1/n of it.
     noise = _MAD * median(steps) / sqrt(2 * _NOW)
     if tasks := values(history, "tasks"):
-        # A few batches may be alike by chance, above all if most rewards are. At worst tasks differ, and their episodes do not.
+        # A few batches may be alike by chance, especially if most rewards are. In the worst case,
+        # tasks differ but their episodes do not.
         noise = max(noise, spread / sqrt(_NOW * max(1.0, median(tasks))))
     return Trend(best, smooth[-1], risen, height, noise)
 
 
 def solved(history: Sequence[Mapping[str, float]]) -> bool:
-    """Whether the mean reward is what was learnt at best, so that there is little left to learn.
+    """Return whether the mean reward is the best that was learned, so that little is left to learn.
 
-    Rewards that no step with a signal came near are not learnt, however good they are.
+    Rewards that no step with a signal came near were not learned, however good they are.
     """
     taught = [metrics for metrics in history if not metrics.get("no_signal")]
     trend, rewards = reward_trend(taught), values(history, "reward_mean")[-_NOW:]
