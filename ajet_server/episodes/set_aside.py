@@ -32,7 +32,8 @@ def _key(record: EpisodeRecord) -> _Key:
 class TaskFailures:
     """Counts each task's failures since its last success.
 
-    The counts cover all batches and all programs of a client. Clients whose episodes cannot be trained are set aside as a whole.
+    The counts cover all batches and all programs of a client. Clients whose episodes cannot be
+    trained are set aside as a whole.
 
     :param limit: a task with more failures is set aside.
     """

@@ -1,1 +1,1 @@
-"""A run, from its configuration to its end."""
+"""A run from its configuration to its end."""

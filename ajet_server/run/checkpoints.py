@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written aside, synced, renamed; verified before they are trusted."""
+"""Checkpoints on disk: written atomically, synced, and verified before they are loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REPLACED = ".replaced-"
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a run stood when a checkpoint was made; what comes after it is in the store.
+    """The position of a run at a checkpoint; everything after it is in the store.
 
     :param batch_id: the last batch the weights were trained on.
     :param credit: what rounding owes the tags of the mixture, as `Shares.credit`.
@@ -45,7 +45,7 @@ class Checkpoint:
 
 
 class _Manifest(BaseModel):
-    """What `checkpoint.json` holds."""
+    """The content of `checkpoint.json`."""
 
     model_config = ConfigDict(allow_inf_nan=False, strict=True)
 
@@ -72,7 +72,7 @@ class CheckpointFolder:
         self._root = run_dir / "checkpoints"
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint, in order; whether one is intact is seen when it is read."""
+        """Return the steps that have a checkpoint, in order; reading verifies its integrity."""
         numbers = [path.name.removeprefix("step-") for path in self._root.glob("step-*")]
         return sorted(int(number) for number in numbers if number.isdecimal())
 
@@ -84,9 +84,11 @@ class CheckpointFolder:
         *,
         trusted_step: int | None = None,
     ) -> Checkpoint:
-        """Make the checkpoint of `step`; `save` fills the directory it is given.
+        """Write the checkpoint of `step`.
 
-        :param trusted_step: the newest checkpoint up to this step is kept too, and the one that will take its place.
+        :param save: fills the directory that it is given.
+        :param trusted_step: the newest checkpoint up to this step is also kept, and the one that
+            will replace it.
         :raises StoreError: the disk is full or not writable; older checkpoints are untouched.
         """
         aside = self._root / f"{_WRITING}step-{step:06d}"
@@ -97,7 +99,7 @@ class CheckpointFolder:
             await asyncio.to_thread(self._seal, aside, target, step, position)
             await asyncio.to_thread(self._forget, step if trusted_step is None else trusted_step)
         except BaseException as error:
-            # What is half written would keep the room that the next one needs.
+            # A partial checkpoint would take the space that the next one needs.
             await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
             if isinstance(error, OSError):
                 raise StoreError(f"cannot write checkpoint {target}: {error}") from error
@@ -105,14 +107,14 @@ class CheckpointFolder:
         return Checkpoint(step, target, position)
 
     def latest(self, run_id: str) -> Checkpoint | None:
-        """The run's newest checkpoint whose files are all what they were; others are passed over."""
+        """Return the run's newest intact checkpoint, None if there is none."""
         for directory in sorted(self._root.glob("step-*"), reverse=True):
             if (found := self._verified(directory, run_id)) is not None:
                 return found
         return None
 
     def at(self, step: int, run_id: str) -> Checkpoint | None:
-        """The run's checkpoint of `step`, if its files are all what they were."""
+        """Return the run's checkpoint of `step`, None unless it is intact."""
         return self._verified(self._root / f"step-{step:06d}", run_id)
 
     def forget_after(self, step: int) -> None:
@@ -124,10 +126,10 @@ class CheckpointFolder:
             sync(self._root)
 
     def recover(self) -> None:
-        """Clean up after a process that was killed while it wrote.
+        """Clean up after a process that was killed while writing.
 
-        Half-written checkpoints are deleted, and one that was about to be replaced is restored. No other process may be
-        writing.
+        Delete partial checkpoints, and restore one that was about to be replaced. No other process
+        may be writing.
         """
         for old in self._root.glob(f"{_REPLACED}step-*"):
             target = self._root / old.name.removeprefix(_REPLACED)
@@ -153,14 +155,14 @@ class CheckpointFolder:
             "files": {str(p.relative_to(aside)): _digest(p) for p in files},
         }
         (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        # What is inside first: a name that survives a power cut must not lead to what did not.
+        # Sync the contents first: after a power cut, no name may refer to missing data.
         for path in [*files, aside / _MANIFEST]:
             sync(path)
         for path in sorted((p for p in aside.rglob("*") if p.is_dir()), reverse=True):
             sync(path)
         sync(aside)
-        # A checkpoint of the same step is from a line of weights that was given up; it stays until the new one is
-        # in its place.
+        # An existing checkpoint of the same step belongs to weights that were given up; keep it
+        # until the new one is in place.
         replaced = self._root / f"{_REPLACED}{target.name}"
         shutil.rmtree(replaced, ignore_errors=True)
         if target.exists():
@@ -170,10 +172,11 @@ class CheckpointFolder:
         shutil.rmtree(replaced, ignore_errors=True)
 
     def _forget(self, trusted_step: int) -> None:
-        """Delete the checkpoints that nothing is gone back to."""
+        """Delete the checkpoints that the run will not go back to."""
         steps = self.steps()
         trusted = bisect_right(steps, trusted_step)
-        # The one after the trusted one takes its place in time, even if newer ones come and go with every step.
+        # Keep the checkpoint after the trusted one: it replaces that in time, even if newer ones
+        # come and go with every step.
         kept = {*steps[-_KEEP:], *steps[max(0, trusted - 1) : trusted + 1]}
         for step in set(steps) - kept:
             shutil.rmtree(self._root / f"step-{step:06d}", ignore_errors=True)
@@ -182,14 +185,14 @@ class CheckpointFolder:
         try:
             manifest = _Manifest.model_validate(read_json(directory / _MANIFEST))
             files = {str(p.relative_to(directory)) for p in _files(directory)} - {_MANIFEST}
-            # Names of the manifest lead nowhere else than to the files that are there.
+            # Only names of existing files are accepted, so the manifest cannot name other paths.
             if manifest.run_id != run_id or files != manifest.files.keys():
                 return None
             if directory.name != f"step-{manifest.step:06d}":
                 return None
             if not all(_digest(directory / f) == d for f, d in manifest.files.items()):
                 return None
-        # Whatever it holds, an earlier checkpoint may be whole.
+        # Whatever the error, an earlier checkpoint may be intact.
         except (OSError, ValueError):
             return None
         position = Position(run_id, manifest.batch_id, manifest.credit)

@@ -1,4 +1,4 @@
-"""The run of a server: configured, started, paused, stopped, and taken up again after a crash."""
+"""The run of a server: configure, start, pause and stop it, and restore it after a crash."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _log = logging.getLogger("ajet.server")
 
 
 class Coordinator:
-    """Says what run there is and whether it runs; at most one is active.
+    """Manages the run of a server, of which at most one is active.
 
-    :ivar error: what ended the last run, if it failed.
+    :ivar error: the error that ended the last run, if it failed.
     """
 
     def __init__(self, settings: Settings, parts: RunParts) -> None:
@@ -55,22 +55,22 @@ class Coordinator:
 
     @property
     def run_id(self) -> str | None:
-        """Id of the configured run."""
+        """The id of the configured run."""
         return self._record.run_id if self._record else None
 
     @property
     def model_name(self) -> str | None:
-        """Name of the served model."""
+        """The name of the served model."""
         return self._run.config.model.name if self._run else None
 
     @property
     def agents(self) -> Mapping[str, str]:
-        """Texts of system prompts by the names of the agents that have them."""
+        """The system prompts of agents, by agent name."""
         return self._run.config.rollout.agents if self._run else {}
 
     @property
     def running(self) -> bool:
-        """Whether a run is active, in whatever state."""
+        """Whether a run is active, in any state."""
         return self._task is not None and not self._task.done()
 
     @property
@@ -85,28 +85,28 @@ class Coordinator:
 
     @property
     def chat(self) -> CompletionService | None:
-        """Answers model calls while a run is active or booting again; None before the first boot."""
+        """Answers model calls while a run is active or reboots; None before the first boot."""
         return self._loop.chat if self._loop else None
 
     @property
     def last_step(self) -> StepSummary | None:
-        """The last step of this process."""
+        """The last step trained by this process."""
         return self._loop.last_step if self._loop else None
 
     @property
     def step(self) -> int:
-        """Steps the present weights were trained."""
+        """How many steps the present weights were trained."""
         return self._loop.step if self._loop else self._step
 
     @property
     def paused(self) -> str | None:
-        """Why the run is paused, if it is."""
+        """Why the run is paused, None if it is not."""
         return (self._record.paused or None) if self._record else None
 
     async def restore(self) -> None:
-        """Take up the run of the store, if there is one.
+        """Restore the run of the store, if there is one.
 
-        A run that was active when the server died continues by itself.
+        A run that was active when the server died resumes automatically.
         """
         self._record = await self._store.get_run()
         if self._record is None:
@@ -129,10 +129,11 @@ class Coordinator:
     async def configure(self, config: RunConfig) -> RunStatus:
         """Check `config` and make it the run of this server.
 
-        A client that is started again says what it said before: that is no change, also while the run is active.
+        A client that restarts sends the same configuration again. This changes nothing, even while
+        the run is active.
 
         :raises StateError: a run with another configuration is active.
-        :raises ConfigError: it cannot be used; nothing has changed then.
+        :raises ConfigError: the configuration cannot be used; nothing has changed.
         """
         async with self._configuring:
             before = self._record
@@ -154,10 +155,11 @@ class Coordinator:
             return self.run_status()
 
     async def start(self, wait_seconds: float) -> RunStatus:
-        """Start the configured run unless it is active, and wait up to `wait_seconds` until it is ROLLING.
+        """Start the configured run unless it is active, and wait until it is ROLLING.
 
+        :param wait_seconds: the longest time to wait.
         :raises StateError: no run is configured.
-        :raises AjetError: what made the boot fail, if it fails while waiting.
+        :raises AjetError: the boot failed while waiting.
         """
         async with self._configuring:
             if not self.running:
@@ -171,12 +173,12 @@ class Coordinator:
                     )
                 )
         except TimeoutError:
-            # Not an error: the caller sees BOOTING and asks again.
+            # Not an error: the caller sees BOOTING and can ask again.
             return self.run_status()
         return self._status_or_error()
 
     async def stop(self) -> RunStatus:
-        """Stop the run after the step in progress: checkpoint, export, end the workers.
+        """Stop the run after the step in progress: save a checkpoint, export, stop the workers.
 
         :raises StateError: no run is active.
         """
@@ -190,7 +192,7 @@ class Coordinator:
         return self._status_or_error()
 
     async def change_mixture(self, mixture: MixtureConfig) -> MixtureStatus:
-        """Have another mixture from the next batch on, also after a restart.
+        """Use another mixture from the next batch on, also after a restart.
 
         :raises StateError: no run is configured.
         """
@@ -208,7 +210,7 @@ class Coordinator:
         return self.mixture_status()
 
     def mixture_status(self) -> MixtureStatus:
-        """The mixture, and how full the batch is.
+        """Return the mixture, and how full the batch is.
 
         :raises StateError: no run is configured.
         """
@@ -220,7 +222,7 @@ class Coordinator:
         return MixtureStatus(config=config.mixture, step=step, tags=tags or {})
 
     def rollout_status(self) -> RolloutStatus | None:
-        """How rolling out and training take turns; None while no run is active."""
+        """Return how rollouts and training alternate; None while no run is active."""
         if self._loop is None or not self.running:
             return None
         rollout = self._loop.run.config.rollout
@@ -235,13 +237,13 @@ class Coordinator:
 
     @property
     def _config(self) -> RunConfig | None:
-        """The configured run, which may be one that this process cannot run."""
+        """The configuration of the run, which this process may be unable to run."""
         if self._record is None:
             return None
         return stored_config(self._record)
 
     async def pause(self, reason: str) -> RunStatus:
-        """Let no episode begin and train no batch until `resume`, also if the server is started again.
+        """Start no episodes and train no batches until `resume`, even after a server restart.
 
         :raises StateError: no run is active.
         """
@@ -252,7 +254,7 @@ class Coordinator:
         return self.run_status()
 
     async def preflight(self) -> RunStatus:
-        """Try the next batch before it is trained; starts the run unless it is active.
+        """Rehearse the next batch before it is trained; start the run unless it is active.
 
         :raises StateError: no run is configured.
         """
@@ -263,10 +265,10 @@ class Coordinator:
         return self.run_status()
 
     async def resume(self, request: ResumeRequest) -> RunStatus:
-        """Undo `pause`, also one that the run made by itself; nothing if it is not paused.
+        """Undo a pause by an operator or by the run itself; no effect if the run is not paused.
 
-        Where the request says so, the run goes back to a checkpoint first, once the step in progress is trained. That it is
-        to is durable when this returns.
+        If the request names a step, the run goes back to its checkpoint first, after the step in
+        progress is trained. The request to go back is durable when this returns.
 
         :raises StateError: no run is active, or the step has no intact checkpoint.
         """
@@ -285,7 +287,10 @@ class Coordinator:
         return self.run_status()
 
     async def _check_checkpoint(self, step: int) -> None:
-        """:raises StateError: there is no intact one of `step`."""
+        """Check that `step` has an intact checkpoint.
+
+        :raises StateError: it has none.
+        """
         folder = CheckpointFolder(self._parts.run_dir)
         if step == 0:
             return
@@ -299,15 +304,15 @@ class Coordinator:
         )
 
     async def shutdown(self) -> None:
-        """End the workers without stopping the run: it goes on when the server is started again."""
+        """Stop the workers but not the run: it resumes when the server restarts."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def run_status(self) -> RunStatus:
-        """The configured run.
+        """Return the configured run and its state.
 
-        :raises StateError: there is none.
+        :raises StateError: no run is configured.
         """
         if self._record is None:
             raise StateError("no run is configured: PUT /v1/run first")
@@ -324,11 +329,11 @@ class Coordinator:
         return self.run_status()
 
     async def _evaluation_counts(self, config: RunConfig) -> list[EvaluationCount]:
-        """The evaluation episodes of before, those that pass counted as `config` says."""
+        """Return the counts of earlier evaluation episodes; `config` defines which pass."""
         return await self._store.evaluation_counts(pass_reward=config.evaluation.pass_reward)
 
     async def _has_history(self) -> bool:
-        """Whether the run has samples or weights, which fix what it is."""
+        """Return whether the run has samples or weights, which fix parts of its configuration."""
         return self.step > 0 or bool((await self._store.counters())["episodes"])
 
     async def _start(self) -> None:
@@ -343,7 +348,7 @@ class Coordinator:
         self._launch()
 
     async def _require_same(self, record: RunRecord, config: RunConfig) -> None:
-        """Refuse a configuration that is not that of the active run."""
+        """Reject a configuration that differs from that of the active run."""
         active = stored_config(record)
         asked = (await self._resolve(record.run_id, config)).config
         differing = [n for n in RunConfig.model_fields if getattr(asked, n) != getattr(active, n)]
@@ -368,7 +373,7 @@ class Coordinator:
         return await asyncio.to_thread(resolve_run, run_id, config, self._settings, plugins)
 
     async def _write_paused(self, reason: str) -> None:
-        # Whoever else writes the record at the same time must not write what it was before.
+        # The lock keeps concurrent writers from restoring an old value.
         async with self._configuring:
             assert self._record is not None
             record = replace(self._record, paused=reason)
@@ -376,7 +381,7 @@ class Coordinator:
             self._record = record
 
     async def _write_back(self, back: GoBack | None, *, paused: str | None = None) -> None:
-        """Write what the run is to go back to, so that it does it though it is killed before."""
+        """Store what the run is to go back to, so that it does so even if it is killed first."""
         async with self._configuring:
             assert self._record is not None
             record = replace(
@@ -423,8 +428,8 @@ class Coordinator:
         except asyncio.CancelledError:
             _log.info("run %s interrupted at step %d", run_id, loop.step)
             raise
-        # Whatever else goes wrong is a defect of ours or of a plugin: it must end in the status and
-        # the log, not in a task nobody looks at.
+        # Any other error is a defect of the server or a plugin: it must appear in the status and
+        # the log, not be lost in a task.
         except Exception as error:  # noqa: BLE001
             _log.exception("run %s failed", run_id)
             await self._end_failed(AjetError(f"the run failed: {type(error).__name__}: {error}"))
@@ -441,11 +446,11 @@ class Coordinator:
     async def _end_failed(self, error: AjetError) -> None:
         self._fail(error)
         if isinstance(error, StoreError):
-            # Nothing is wrong with the run: once there is room it goes on when the server is started.
+            # The run itself is fine: it resumes at the next server start, once there is space.
             self._board.interrupted = f"the store failed ({error.type})"
             return
         try:
-            # A run that failed is started again by a person, not by the next start of the server.
+            # An operator must restart a run that failed; the next server start must not.
             await self._deactivate()
         except StoreError as second:
             _log.error("cannot record that the run failed: %s", second.message)

@@ -1,4 +1,4 @@
-"""The first batch of a run, tried before it is trained: the trainer rehearses it, and nothing is applied."""
+"""Preflight: rehearse a run's first batch before training, without applying it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ajet_server.run.step import trainer_alone
 from ajet_server.store.run_store import RunStore
 from ajet_server.workers.run_workers import RunWorkers
 
-# On a CPU a longer one would take minutes, and has the machine's memory anyway.
+# On a CPU a longer one would take minutes, and has enough memory anyway.
 _MOST_ON_CPU = 4096
-# A batch that fails another check changes no weights, and the next one may be better.
+# A batch that fails another check changes no weights, and the next one may pass.
 _HARMFUL = frozenset({"logprobs", "tools", "memory"})
-# With these words begins the reason of a pause.
+# The prefix of the reason of a pause after a failed preflight.
 _FAILED = "the preflight of step"
 
 
@@ -35,14 +35,14 @@ async def preflight(
     clock: Callable[[], float],
     refusable: bool = False,
 ) -> PreflightReport:
-    """Look whether a batch can be trained as the run is configured.
+    """Check whether a batch can be trained as the run is configured.
 
     :param seal: how the present weights were proven.
     :param refusable: raise if the trainer cannot compute the batch, instead of reporting it.
-    :raises StepRefusedError: why it cannot.
+    :raises StepRefusedError: the trainer cannot compute the batch, and `refusable` is set.
     :raises UnprocessableError: some of its episodes cannot be processed.
-    :raises WorkerDiedError: the trainer's worker died of it.
-    :raises WeightsLostError: the trainer has to be put back to a checkpoint.
+    :raises WorkerDiedError: the batch crashed the trainer's worker.
+    :raises WeightsLostError: the trainer must be restored from a checkpoint.
     """
     began = clock()
     data = (await prepare_batch(run, store, record, workers.trainer_info)).data
@@ -84,7 +84,7 @@ async def preflight(
 
 
 def _in_words(report: PreflightReport, failed: list[PreflightCheck]) -> str:
-    """What failed, for the reason of a pause."""
+    """Describe the failed checks, as the reason of a pause."""
     words = [f"{check.name}: {check.found}; {check.way_out}" for check in failed]
     return (
         f"{_FAILED} {report.step} failed before anything was trained: {'. '.join(words)}. "
@@ -93,7 +93,11 @@ def _in_words(report: PreflightReport, failed: list[PreflightCheck]) -> str:
 
 
 async def _rehearsed(workers: RunWorkers, batch: TrainBatch) -> tuple[StepReport | None, str, str]:
-    """The report; or why the batch was refused; or why it could not be computed."""
+    """Rehearse a batch.
+
+    :return: the report, None if there is none; the trainer's message if it failed, else ""; and
+        the message again if the failure was not a refusal of the batch, else "".
+    """
     try:
         return await workers.trainer.rehearse(batch), "", ""
     except StepRefusedError as error:
@@ -105,13 +109,13 @@ async def _rehearsed(workers: RunWorkers, batch: TrainBatch) -> tuple[StepReport
 
 
 def _limit(run: ResolvedRun) -> int | None:
-    """Most tokens that the run allows an episode to be trained with, if it says so."""
+    """Return the most tokens that the run allows for an episode in training, None without limit."""
     limits = [run.config.model.max_context, run.config.timelines.max_tokens]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _worth_trying(limit: int | None, seen: int, workers: RunWorkers) -> int:
-    """Tokens of a made-up episode; 0 if none need be tried."""
+    """Return the number of tokens of an artificial episode to try, 0 if none is needed."""
     if limit is None or limit <= seen:
         return 0
     if workers.trainer_info.device.startswith("cuda"):
@@ -120,11 +124,11 @@ def _worth_trying(limit: int | None, seen: int, workers: RunWorkers) -> int:
 
 
 class Preflights:
-    """When a batch is tried before it is trained, and what became of it.
+    """Decides which batches get a preflight, and keeps its report.
 
     :param config: the run's.
     :param paused: why the run is paused; a preflight that failed before a restart is not repeated.
-    :ivar report: of the last one, None while one is asked for or none was made.
+    :ivar report: the last report; None if none was made since the last request.
     """
 
     def __init__(self, config: PreflightConfig, paused: str) -> None:
@@ -134,28 +138,28 @@ class Preflights:
         self.report: PreflightReport | None = None
 
     def request(self) -> None:
-        """Try the next batch, whatever step it is of."""
+        """Request a preflight of the next batch, whatever its step."""
         self._requested = True
         self.report = None
 
     def due(self, step: int) -> bool:
-        """Whether the batch of a step is to be tried."""
+        """Return whether the batch of a step gets a preflight."""
         return self._requested or (self._first and step == 1)
 
     def begin(self) -> None:
-        """A batch is being tried; if that fails, the next one is not tried again."""
+        """Start a preflight; even if it fails, the next batch does not get one."""
         self._begun_with = (self._first, self._requested)
         self._asked, self._first, self._requested = self._requested, False, False
 
     def again(self) -> None:
-        """Undo `begin`: episodes of the batch are left out, and what is left is to be tried."""
+        """Undo `begin`: episodes were left out of the batch, and the rest is to be checked."""
         self._first, self._requested = self._begun_with
 
     def done(self, report: PreflightReport) -> str:
-        """Remember what became of it.
+        """Store the report.
 
-        :return: why the run is to pause, "" if it is to go on: because of any check that failed if somebody asked for
-            them, else because of one that says that training would do harm.
+        :return: why the run is to pause, "" if it is not. A requested preflight pauses for any
+            failed check, others only for those that mean harm to the weights.
         """
         failed = [
             check

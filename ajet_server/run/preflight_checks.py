@@ -1,4 +1,4 @@
-"""What a preflight looks at: pure checks of the evidence that a batch and its rehearsal give."""
+"""The checks of a preflight: pure functions of a batch and its rehearsal."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ajet_server.batches.batch_findings import BatchFault
 from ajet_server.gateway.rendering.call_metadata import CALLS_UNREAD, DRIFT_TOKENS, ECHO_FIELDS
 
 _QUARTERS = 4
-# A mean over fewer tokens says little.
+# A mean over fewer tokens is not meaningful.
 _TELLING = 16
-# Below a tenth of the limit a gap is rounding, however it is spread.
+# Below a tenth of the limit, a gap is rounding, however it depends on the position.
 _ROUNDING, _UNEVEN = 0.1, 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Longest:
-    """How the longest episodes fit into the trainer's memory.
+    """Whether the longest episodes fit into the trainer's memory.
 
     :param seen: tokens of the batch's longest call.
-    :param limit: tokens that an episode may have as the run is configured; None if nothing limits it.
-    :param tried: tokens of the longest that was computed.
-    :param failure: why a longer one could not be, "" if it was not tried.
+    :param limit: the most tokens that the run allows for an episode; None without limit.
+    :param tried: tokens of the longest episode that was computed.
+    :param failure: why a longer one could not be computed, "" if none failed.
     """
 
     seen: int
@@ -37,14 +37,14 @@ class Longest:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the checks are made of.
+    """The input of the checks.
 
     :param calls: of the batch's episodes.
-    :param faults: what is wrong with the batch, in words.
+    :param faults: what is wrong with the batch, by kind.
     :param rehearsal: None if the trainer cannot rehearse, or failed.
     :param refusal: why it failed.
     :param uses_rewards: whether the trainer learns from advantages.
-    :param dropout: it computes logprobs under dropout, which no engine does.
+    :param dropout: whether it computes logprobs with dropout, which engines never do.
     """
 
     batch: TrainBatch
@@ -60,7 +60,7 @@ class Evidence:
 
 
 def check_all(evidence: Evidence, config: PreflightConfig) -> list[PreflightCheck]:
-    """All checks, in the order in which they are shown."""
+    """Run all checks, in the order of the report."""
     return [
         logprobs_agree(evidence, config.max_logprob_gap),
         weights_are_proven(evidence.seal),
@@ -72,7 +72,7 @@ def check_all(evidence: Evidence, config: PreflightConfig) -> list[PreflightChec
 
 
 def logprobs_agree(evidence: Evidence, limit: float) -> PreflightCheck:
-    """Engine and trainer give the sampled tokens the same logprobs, at every position.
+    """Check that engine and trainer agree on the logprobs of sampled tokens at every position.
 
     :param limit: of the mean absolute difference, in nats.
     """
@@ -129,7 +129,7 @@ def logprobs_agree(evidence: Evidence, limit: float) -> PreflightCheck:
 
 
 def weights_are_proven(seal: SealReport) -> PreflightCheck:
-    """The engine has proven that it serves the trainer's weights."""
+    """Check that the engine has proven that it serves the trainer's weights."""
     name = "seal"
     if seal.breaches:
         return PreflightCheck(
@@ -164,7 +164,7 @@ def weights_are_proven(seal: SealReport) -> PreflightCheck:
 
 
 def template_round_trips(calls: Sequence[Call]) -> PreflightCheck:
-    """The chat template writes the agent's own messages as they were sampled."""
+    """Check that the chat template reproduces the agent's messages as they were sampled."""
     name = "template"
     drifted = [call for call in calls if DRIFT_TOKENS in call.metadata]
     echoed = [call for call in calls if ECHO_FIELDS in call.metadata]
@@ -196,7 +196,7 @@ def template_round_trips(calls: Sequence[Call]) -> PreflightCheck:
 
 
 def tool_calls_are_read(calls: Sequence[Call]) -> PreflightCheck:
-    """Tool calls that the model writes reach the agent as calls, where it offered tools."""
+    """Check that the model's tool calls reach the agent as calls where it offers tools."""
     name = "tools"
     unread = sum(CALLS_UNREAD in call.metadata for call in calls)
     if unread:
@@ -216,7 +216,7 @@ def tool_calls_are_read(calls: Sequence[Call]) -> PreflightCheck:
 
 
 def longest_fits(evidence: Evidence) -> PreflightCheck:
-    """The longest episode fits into the trainer's memory."""
+    """Check that the longest episode fits into the trainer's memory."""
     name, longest = "memory", evidence.longest
     if longest.failure:
         most = max(longest.seen, longest.tried)
@@ -254,7 +254,7 @@ def longest_fits(evidence: Evidence) -> PreflightCheck:
 
 
 def rewards_differ_in_groups(evidence: Evidence) -> PreflightCheck:
-    """Episodes of one task have different rewards, so that there is something to learn."""
+    """Check that episodes of one task have different rewards, so that there is a signal."""
     name, faults = "rewards", evidence.faults
     if not evidence.uses_rewards:
         return PreflightCheck(
@@ -284,7 +284,7 @@ def rewards_differ_in_groups(evidence: Evidence) -> PreflightCheck:
 
 
 def _gaps(evidence: Evidence) -> list[tuple[int, float]]:
-    """(position in the context, absolute difference) of tokens that the present weights have sampled."""
+    """Return (position, absolute difference) for the tokens that the present weights sampled."""
     if evidence.rehearsal is None:
         return []
     made = {call.call_id: call for call in evidence.calls}

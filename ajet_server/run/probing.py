@@ -1,4 +1,4 @@
-"""The trainer's side of the probe: what the weights that it publishes say of a fixed text."""
+"""The trainer's side of the probe: its logprobs of a fixed text under the published weights."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _log = logging.getLogger("ajet.server")
 
 
 def wants_probe(run: ResolvedRun, workers: RunWorkers, update: WeightUpdate) -> bool:
-    """Whether the engine can prove these weights by a probe alone, and the trainer can score one.
+    """Return whether the engine needs a probe to prove these weights, and the trainer can score it.
 
-    Adapters are merged when they are published. What rounding takes of an update then looks like a server that did not
-    follow, so that such runs are not probed.
+    Runs with adapters are not probed: adapters are merged when they are published, and the rounding
+    of that merge could look like a server that serves other weights.
     """
     unsaid = workers.engine_info.needs_probe or not update.checksums
     can = run.rehearses and run.capabilities.seals and run.config.model.lora is None
@@ -35,10 +35,12 @@ def wants_probe(run: ResolvedRun, workers: RunWorkers, update: WeightUpdate) -> 
 
 
 async def probed(run: ResolvedRun, workers: RunWorkers, update: WeightUpdate) -> WeightUpdate:
-    """The update with the trainer's logprobs of the probe, if they are wanted; it is the trainer's present weights.
+    """Add the trainer's logprobs of the probe to `update`, if they are needed.
 
-    :raises WorkerDiedError: the trainer's worker died of it.
-    :raises WeightsLostError: the trainer has to be put back to a checkpoint.
+    The update must be of the trainer's present weights.
+
+    :raises WorkerDiedError: the probe crashed the trainer's worker.
+    :raises WeightsLostError: the trainer must be restored from a checkpoint.
     """
     if not wants_probe(run, workers, update):
         return update
@@ -61,9 +63,9 @@ async def probed(run: ResolvedRun, workers: RunWorkers, update: WeightUpdate) ->
 
 
 def batch_of_one(name: str, ids: list[int], step: int) -> TrainBatch:
-    """A batch of one episode with one call of the present weights; all its tokens but the first are trained."""
+    """Return a batch of one episode with one call; all its tokens but the first are trained."""
     sampled = len(ids) - 1
-    # No token is likelier than this, so that no importance weight is large.
+    # With logprobs of -1 here, no importance weight exceeds e.
     call = TrainCall(name, 0, 1.0, 1.0, [-1.0] * sampled, [step - 1] * sampled)
     tree = TrainTree([TrainSegment(-1, ids, [TrainSpan(1, 0, 0, sampled)])])
     return TrainBatch(name, step, [TrainEpisode(name, name, 1.0)], [call], [tree], len(ids))

@@ -1,4 +1,4 @@
-"""Rolling out: episodes run until there is a batch to train, unless the run is paused or stopped."""
+"""Rollouts: run episodes until a batch is full, unless the run is paused or stopped."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _log = logging.getLogger("ajet.server")
 
 
 class Rollouts:
-    """Batches of a run, each as soon as it is full.
+    """Produces the batches of a run.
 
-    :param supervisor: raises what happens to the workers while a batch is waited for.
-    :param sharing: whose failures pause the run.
-    :param paused: why the run is not to roll yet, "" if it is.
-    :param pausing: told when `paused` changes by itself; awaited before the change is seen.
+    :param supervisor: raises worker failures while this object waits for a batch.
+    :param sharing: the clients whose failures can pause the run.
+    :param paused: why the run is paused, "" if it is not.
+    :param pausing: awaited before the run pauses itself, with the reason.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Rollouts:
 
     @property
     def paused(self) -> str:
-        """Why no episodes are given out, "" if they are."""
+        """Why no episodes start, "" if they do."""
         return self._paused
 
     @property
@@ -69,95 +69,98 @@ class Rollouts:
 
     @property
     def over(self) -> bool:
-        """Whether no more batches are given out, for now or for good."""
+        """Whether no more batches are produced, for now or for good."""
         return self._stop_requested or self._leaving
 
     @property
     def rolls_on(self) -> bool:
-        """Whether rollouts go on while a step is trained."""
+        """Whether rollouts continue while a step is trained."""
         return self._config.rollout.mode == "async"
 
     @property
     def late_waited(self) -> float | None:
-        """Seconds for which a complete batch has waited for tasks that would be too old for the next one; None if none does."""
+        """Seconds for which a complete batch has waited for late tasks; None if none waits."""
         return None if self._late_since is None else self._parts.clock() - self._late_since
 
     @property
     def set_aside(self) -> list[SetAside]:
-        """Tasks that are not tried any more."""
+        """The tasks and clients that are set aside."""
         return list(self._task_failures)
 
     @property
     def clients_set_aside(self) -> Set[str]:
-        """Clients of which no task is tried any more."""
+        """Ids of the clients that are set aside with all their tasks."""
         return self._task_failures.clients
 
     def pause(self, reason: str) -> None:
-        """Give out no more episodes and no more batches."""
+        """Start no more episodes, and produce no more batches."""
         self._paused = reason
         self._show_pause()
 
     async def pause_itself(self, reason: str) -> None:
-        """Pause because of what happened, and not because somebody asked for it."""
+        """Pause without a request by an operator."""
         await self._pausing(reason)
         self.pause(reason)
         _log.error("paused: %s", reason)
         self._events.emit("run", {"what": "paused", "reason": reason})
 
     def set_client_aside(self, client_id: str, reason: str) -> None:
-        """Give out no more train episodes to a client, and train none of it, until `resume`."""
+        """Stop starting and training a client's train episodes until `resume`."""
         aside = self._task_failures.set_client_aside(client_id, reason)
         _log.error("client %s is set aside: %s", client_id, reason)
         self._admission.set_aside(aside, self._task_failures.refusal(client_id, "") or "")
 
     def resume(self) -> None:
-        """Undo `pause`; tasks and clients that were set aside get another chance."""
+        """Undo `pause`; tasks and clients that were set aside may be tried again."""
         self._paused = ""
         self._failures.forget()
         self._admission.readmit()
         self._show_pause()
 
     def stop(self) -> None:
-        """Give out no more batches."""
+        """Produce no more batches."""
         self._stop_requested = True
         self._board.touch()
 
     def leave(self, *, leaving: bool) -> None:
-        """Give out no more batches until this is undone."""
+        """Produce no more batches while `leaving` is set."""
         self._leaving = leaving
         self._board.touch()
 
     def change_mixture(self, mixture: MixtureConfig) -> None:
-        """Have another mixture from the next batch on."""
+        """Use another mixture from the next batch on."""
         self._mixture = mixture
         self._admission.change_mixture(mixture)
         self._events.emit("mixture", {"what": "changed", "ratios": dict(mixture.ratios)})
-        # Who waits for a tag that is gone need not wait any longer.
+        # This also rejects the claims for tags that have left the mixture.
         self._admission.admit()
 
     def stepped(self) -> None:
-        """Everybody is about to hear that a step was trained: who changes the mixture then means the batch after next."""
+        """Fix the mixture of the next batch before a step is announced.
+
+        Changes of the mixture in response to the step then apply from the batch after it.
+        """
         self._admission.settle()
 
     def episode_finished(self, record: EpisodeRecord) -> None:
-        """Take notice of an episode's outcome."""
+        """Record an episode's outcome."""
         self._failures.note(record)
         if record.kind == "train":
             self._sharing.seen(record.client_id)
 
     @contextlib.asynccontextmanager
     async def batches(self, step: int, credit: dict[str, float]) -> AsyncIterator[BatchBuilder]:
-        """While the context is open, episodes fill batches.
+        """Fill batches with episodes while the context is open.
 
-        :param step: that the first of them is for.
-        :param credit: of the mixture's tags, as it was after the batch before.
+        :param step: the step of the first batch.
+        :param credit: of the mixture's tags, as it was after the previous batch.
         """
         config = self._config
         places = Places(config.batch, config.rollout, self._mixture, step=step, credit=credit)
         builder = BatchBuilder(config.batch, self._task_failures, places)
         self._episodes.begin(builder)
         if self._mixture is not None:
-            # It may have been changed while the builder was being made ready.
+            # The mixture may have changed while the builder was restored.
             builder.change_mixture(self._mixture)
         keeper = TagKeeper(builder, self._admission, self._board, self._events, self._parts.clock)
         watch = asyncio.create_task(keeper.keep())
@@ -167,29 +170,30 @@ class Rollouts:
             watch.cancel()
 
     async def next_queued(self, queued: list[BatchRecord]) -> BatchRecord | None:
-        """The first of the batches that wait, once the run is not paused; None if it is to stop."""
+        """Return the first queued batch once the run is not paused; None if it is to stop."""
         goes_on = await self._wait(lambda: not self._held)
         return queued.pop(0) if goes_on else None
 
     async def fill(self, builder: BatchBuilder, step: int) -> BatchRecord | None:
-        """Let episodes run until the batch of `step` is full; it is durable then. None if the run is to stop."""
+        """Run episodes until the batch of `step` is full; store it. None if the run is to stop."""
         builder.places.begin(step)
         self._supervisor.begin_rolling()
         if self.rolls_on:
-            # Also when there is a full batch already.
+            # Set the state even if there is a full batch already.
             self._board.set(self._rolling_state())
         if not await self._full(builder):
             return None
         if not self.rolls_on:
             self._board.set(ServerState.ROLLING_POST)
             if self._config.rollout.late == "drop":
-                # Before the batch is made, so that what their tasks have is not carried over without them.
+                # Abort before the batch is made: otherwise the ended episodes of their tasks would
+                # be carried over without them.
                 builder.drain()
                 await self._episodes.drop_late(
                     f"it was late: the batch of step {step} was made without it (setting rollout.late)"
                 )
         taken = builder.take()
-        # Whoever waits for a task that was complete may begin it anew.
+        # Claims for a task that was complete may start it again.
         self._admission.admit()
         record = BatchRecord(
             secrets.token_hex(8),
@@ -203,7 +207,7 @@ class Rollouts:
         return record
 
     async def trained(self, builder: BatchBuilder, step: int) -> None:
-        """Take notice that `step` was trained: there are places again, and what is too old by now is aborted."""
+        """Record that `step` was trained: free its places, and abort episodes that are too old."""
         builder.trained()
         most = self._config.rollout.max_staleness
         await self._episodes.drop_late(
@@ -213,11 +217,11 @@ class Rollouts:
         )
         self._admission.admit()
         if self.rolls_on:
-            # No change of state tells that there was a step.
+            # No change of state announces the step, so wake the waiters here.
             self._board.touch()
 
     async def _full(self, builder: BatchBuilder) -> bool:
-        """Return once there is a batch to train, and what was late had its time; False if the run is to stop."""
+        """Wait until there is a batch to train; False if the run is to stop."""
         rollout = self._config.rollout
         while not self._ready(builder):
             if not await self._wait(lambda: builder.is_complete() and not self._held):
@@ -233,7 +237,10 @@ class Rollouts:
         return await self._wait(lambda: self._ready(builder))
 
     async def _wait_for_late(self, builder: BatchBuilder) -> None:
-        """Return once the batch waits for nobody, or it or the run is no longer as it was; what does not end is aborted."""
+        """Wait for late tasks of a complete batch, and abort them at the deadline.
+
+        Return early if the batch is full, or if the batch or the run changes otherwise.
+        """
         if builder.is_full():
             return
         seconds = self._config.rollout.late_seconds
@@ -248,7 +255,7 @@ class Rollouts:
             self._late_since = None
         if in_time:
             return
-        # Before anything is aborted, or the same tasks would be begun anew and waited for again.
+        # Drain first, or the same tasks would start again and be waited for again.
         builder.drain()
         reason = (
             f"it was late: the batch of step {builder.places.step} was complete and waited {seconds:g} s for its task, "
@@ -258,7 +265,7 @@ class Rollouts:
             await self._episodes.drop(episode_id, reason, "late")
 
     async def _within(self, seconds: float, done: Callable[[], bool]) -> bool:
-        """Wait until `done`, over as many looks at the workers as that takes; False if the time was over first."""
+        """Wait until `done` while supervising the workers; False if the time ran out first."""
         try:
             async with asyncio.timeout(seconds):
                 while not done():
@@ -268,7 +275,7 @@ class Rollouts:
         return True
 
     async def _wait(self, ready: Callable[[], bool]) -> bool:
-        """ROLLING or PAUSED until there is something to train; False if the run is to stop."""
+        """Stay ROLLING or PAUSED until there is something to train; False if the run is to stop."""
 
         def goes_on() -> bool:
             return (
@@ -286,7 +293,7 @@ class Rollouts:
         return not self.over
 
     def _ready(self, builder: BatchBuilder) -> bool:
-        """Whether there is a batch to train, with nothing against it."""
+        """Return whether a batch can be trained now."""
         return builder.is_full() and not self._held
 
     @property

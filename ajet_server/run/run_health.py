@@ -1,4 +1,4 @@
-"""The findings about a run's training: told as they begin and end, and kept where everybody looks."""
+"""Findings about a run's training: report when they start and end, and show the present ones."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ajet_server.run.run_parts import RunParts
 
 _log = logging.getLogger("ajet.server")
 
-# By so many steps at most is what was wrong found later than it began to show.
+# A finding is made at most this many steps after the problem started to show.
 _LATE = 5
 _NO_CHECKPOINT = "No checkpoint is good, only the model that the run began with"
 
 
 class BatchHeld(Exception):  # noqa: N818 - no error: it is what was asked for
-    """A batch is not to be trained before somebody has looked at it.
+    """A batch must not be trained until an operator resumes the run.
 
     :ivar reason: cause and way out.
     """
@@ -33,7 +33,7 @@ class BatchHeld(Exception):  # noqa: N818 - no error: it is what was asked for
 class RunHealth:
     """Judges the batches and steps of a run.
 
-    :param checkpoints: what the run can go back to.
+    :param checkpoints: the checkpoints that the run can go back to.
     """
 
     def __init__(
@@ -44,27 +44,30 @@ class RunHealth:
         self._checkpoints = checkpoints
         self._monitor = HealthMonitor(config)
         self._clients = ClientMonitors(config)
-        # Kinds that the run is to be paused for, or was.
+        # The kinds of findings for which the run is to be paused, or was.
         self._grave: set[HealthKind] = set()
         self._accepted: set[str] = set()
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong at present, the gravest first."""
+        """The present findings, the most severe first."""
         return [self._told(finding) for finding in self._monitor.findings]
 
     @property
     def checks(self) -> dict[str, str]:
-        """As `HealthMonitor.checks`."""
+        """The state of each check, as `HealthMonitor.checks` returns it."""
         return self._monitor.checks()
 
     def trusted_step(self, step: int) -> int:
-        """The last step whose weights are from before what is suspected, or may be found at `step` or later."""
+        """Return the last step with weights from before anything suspected or not yet detectable.
+
+        :param step: the newest step.
+        """
         good = self._monitor.good_step
         return step - _LATE if good is None else good
 
     def begin(self, past: Iterable[StepRecord]) -> None:
-        """Take up the steps that the present weights were trained."""
+        """Restore the findings from the steps of the present weights."""
         before = self._monitor.findings
         self._monitor = HealthMonitor(self._config, past)
         self._clients.forget()
@@ -72,13 +75,13 @@ class RunHealth:
         self._tell(before)
 
     def accept(self, batch_ids: Iterable[str]) -> None:
-        """Hold these batches back no more: they were trained before, or somebody was asked to look at them."""
+        """Do not hold these batches: they were trained before, or an operator was informed."""
         self._accepted.update(batch_ids)
 
     def judge(self, record: BatchRecord, data: TrainingData) -> None:
         """Judge a batch before it is trained.
 
-        :raises BatchHeld: it is to be held back.
+        :raises BatchHeld: the batch is to be held.
         """
         if record.batch_id in self._accepted:
             return
@@ -97,7 +100,7 @@ class RunHealth:
         """Judge a finished step.
 
         :param clients: as `Stepped.clients`.
-        :return: its summary with what was found, and why the run is to pause, "" if it is not.
+        :return: its summary with the findings, and why the run is to pause, "" if it is not.
         """
         before = self._monitor.findings
         self._monitor.record(summary.step, summary.metrics, self._clock())
@@ -111,7 +114,7 @@ class RunHealth:
         return summary, f"{reason}. `ajet resume` continues from the present weights"
 
     def _newly_grave(self, step: int) -> list[HealthFinding]:
-        """Findings to pause for that were not, or were one client's doing, when this was asked last."""
+        """Return findings to pause for that did not require a pause at the last call."""
         grave = {
             finding.kind: finding
             for finding in self._monitor.findings
@@ -127,7 +130,7 @@ class RunHealth:
         return f"{causes}. {last}: `ajet resume --from-step {good}` goes back to it"
 
     def _tell(self, before: Sequence[HealthFinding]) -> None:
-        """Tell what has begun or ended since `before`."""
+        """Report the findings that started or ended since `before`."""
         now = {finding.kind: finding for finding in self._monitor.findings}
         was = {finding.kind: finding for finding in before}
         for kind in now.keys() - was.keys():

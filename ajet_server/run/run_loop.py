@@ -1,4 +1,4 @@
-"""A run from its boot to its end: trains batch after batch, checkpoints, and replaces workers that fail."""
+"""The loop of a run: boot, train batch after batch, save checkpoints, replace failed workers."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ from ajet_server.workers.supervision import Supervisor
 _log = logging.getLogger("ajet.server")
 
 
-# What a new worker helps against; one that failed in a way that nobody thought of is as good as dead.
+# Failures that a new worker can fix; a worker with any unexpected failure counts as dead.
 _REPLACED = (WorkerError, EngineError, WeightsLostError)
 
 
 @dataclass(frozen=True, slots=True)
 class GoBack:
-    """That a run is to go back to the checkpoint of `step`; 0 is the model it began with.
+    """A request to go back to the checkpoint of `step`; 0 is the initial model.
 
-    :param retrain: train the batches after it again.
+    :param retrain: train the later batches again.
     """
 
     step: int
@@ -60,18 +60,18 @@ class GoBack:
 
 
 class RunLoop:
-    """One run, until it is stopped, done, or cannot go on.
+    """One run, until it is stopped, done, or cannot continue.
 
-    :param paused: why the run is not to roll yet, "" if it is.
-    :param pausing: told when `paused` changes by itself; awaited before the change is seen.
+    :param paused: why the run is paused, "" if it is not.
+    :param pausing: awaited before the run pauses itself, with the reason.
     :param back: what the run is to go back to before anything else.
-    :param went_back: awaited when it has.
-    :ivar step: steps the present weights were trained.
-    :ivar health: judges its batches and steps.
+    :param went_back: awaited once the run has gone back.
+    :ivar step: how many steps the present weights were trained.
+    :ivar health: judges the batches and steps.
     :ivar chat: answers model calls once the first boot is done.
-    :ivar supervisor: has the workers.
+    :ivar supervisor: owns the workers.
     :ivar rollouts: fills the batches.
-    :ivar preflights: say which batch is tried before it is trained.
+    :ivar preflights: decides which batches get a preflight.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class RunLoop:
 
     @property
     def last_step(self) -> StepSummary | None:
-        """The last step of this process."""
+        """The last step trained by this process."""
         return self._book.last
 
     @property
     def doing(self) -> str:
-        """What is done in the states in which nobody rolls out, and how long it may take."""
+        """A description of the work in states without rollouts, and its time limit."""
         settings = self._parts.settings
         if self._board.state is ServerState.BOOTING:
             return (
@@ -139,35 +139,36 @@ class RunLoop:
         )
 
     def resume(self) -> None:
-        """Undo a pause; what was against the run is forgotten."""
+        """Undo a pause, and forget the refused batches and failed proofs that led to it."""
         self._refusals.forget()
         self._seals.forget()
         if self.supervisor.running is None:
-            # Paused between two generations of workers: they are booted before anything rolls.
+            # The run paused between two generations of workers: boot them first.
             self._board.set(ServerState.BOOTING)
         self.rollouts.resume()
 
     def go_back(self, back: GoBack) -> None:
-        """Go back to a checkpoint, once the step in progress is trained; undoes a pause."""
+        """Go back to a checkpoint after the step in progress is trained; undo a pause."""
         self._back = back
         self.rollouts.leave(leaving=True)
         self.resume()
 
     def change_mixture(self, mixture: MixtureConfig) -> None:
-        """Have another mixture from the next batch on."""
+        """Use another mixture from the next batch on."""
         config = self.run.config.model_copy(update={"mixture": mixture})
         self.run = replace(self.run, config=config)
         self.rollouts.change_mixture(mixture)
 
     async def to_end(self) -> Path:
-        """Train to the end.
+        """Train until the run ends.
 
-        A worker that dies, even while it boots, is replaced, and training resumes from the last checkpoint. An engine
-        that fails for good and a trainer that lost its weights are replaced with their workers. In the first boot any
-        failure but a death ends the run: the configuration is at fault.
+        A worker that dies, even while it boots, is replaced, and training resumes from the last
+        checkpoint. An engine that failed for good, or a trainer that lost its weights, is replaced
+        together with its worker. In the first boot, any failure but a death ends the run, because
+        the configuration is at fault.
 
-        :return: the directory the trained model was exported to.
-        :raises AjetError: the run cannot go on.
+        :return: the directory of the exported model.
+        :raises AjetError: the run cannot continue.
         """
         booted = False
         furthest = 0
@@ -186,7 +187,7 @@ class RunLoop:
                 except _REPLACED as error:
                     if not (booted or await self.supervisor.died(error)):
                         raise
-                    # Steps that were trained before, and are trained again, are no progress.
+                    # Training a step again that was trained before is no progress.
                     self._deaths = self._deaths + 1 if self.step <= furthest else 1
                     furthest = max(furthest, self.step)
                     await self.supervisor.handle_death(error)
@@ -199,7 +200,7 @@ class RunLoop:
             await self.supervisor.close()
 
     def _too_many_deaths(self, last: AjetError, booted: bool) -> AjetError:
-        """The error that ends the run when workers die again and again.
+        """Return the error that ends the run when workers die repeatedly.
 
         :param last: the last death.
         :param booted: whether any workers have booted since the run was started.
@@ -222,7 +223,7 @@ class RunLoop:
         self.step = self._checkpointed = checkpoint.step if checkpoint else 0
         self._credit = checkpoint.position.credit if checkpoint else {}
         workers = await self.supervisor.boot(run, parts.run_dir, checkpoint)
-        # What was trained after the checkpoint is lost with its weights, and is trained again.
+        # Training after the checkpoint is lost with the weights, and is repeated.
         steps = await self._store.steps()
         lost = [s.batch_id for s in steps if s.step > self.step]
         self._refusals.lost(lost)
@@ -255,7 +256,7 @@ class RunLoop:
         self.supervisor.ready()
 
     def _checkpoint_to_load(self, back: GoBack | None) -> Checkpoint | None:
-        """The newest checkpoint, or that of the step which the run is to go back to."""
+        """Return the newest checkpoint, or that of the step to which the run goes back."""
         run_id = self.run.run_id
         if back is None:
             return self._checkpoints.latest(run_id)
@@ -268,14 +269,14 @@ class RunLoop:
         return checkpoint
 
     async def _forget_what_came_after(self, back: GoBack) -> None:
-        """The weights of `back` are loaded: forget the steps after them, and what was sampled since.
+        """Forget the steps and samples after `back`, whose weights are loaded.
 
-        Killed at any point, the run does it all again.
+        A run that is killed at any point in between repeats all of this.
         """
         discard = None
         if not back.retrain:
             reason = f"the run went back to step {back.step}"
-            # They were sampled by weights that are given up.
+            # The open episodes were sampled by weights that are given up.
             await self._parts.episodes.abort_training(reason, "run_stopped")
             discard = BatchRecord(
                 secrets.token_hex(8), back.step + 1, [], self._parts.wall_clock(), refused=reason
@@ -291,7 +292,7 @@ class RunLoop:
         _log.warning("the run went back to step %d", back.step)
 
     async def _train(self) -> None:
-        # Batches that were trained after the checkpoint, or were about to be, come first, in order.
+        # First the batches that were trained after the checkpoint or were about to be, in order.
         queued = await self._store.batches(after_step=self.step)
         credit = queued[-1].credit if queued else self._credit
         async with self.rollouts.batches(self.step + len(queued) + 1, credit) as builder:
@@ -311,7 +312,7 @@ class RunLoop:
                 return
             self._training_step = self.step + 1
             try:
-                # What began before weights that were lost are made up for would be too old when it is trained.
+                # While lost steps are trained again, new episodes would be too old when trained.
                 rolls_on = rollouts.rolls_on and not again
                 left = await self._train_on(record, timing, rolls_on=rolls_on)
             finally:
@@ -329,7 +330,7 @@ class RunLoop:
         :param rolls_on: as for `train_step`.
         :return: the batch if it is still to be trained.
         """
-        # The step it was meant for, unless a batch before it was refused.
+        # This is the step the batch was made for, unless an earlier batch was refused.
         step = self.step + 1
         whole = await self._refused.without_set_aside(replace(record, step=step))
         if whole is None:
@@ -358,8 +359,8 @@ class RunLoop:
                 raise
             except AjetError:
                 raise
-            # A defect of the server or of a plugin after the trainer was given the batch: the weights on both sides
-            # may differ, as after the death of a worker.
+            # A defect of the server or a plugin after the trainer got the batch: engine and trainer
+            # may have different weights, as after the death of a worker.
             except Exception as error:
                 _log.exception("step %d failed", step)
                 lost = WeightsLostError(f"step {step} failed: {type(error).__name__}: {error}")
@@ -371,9 +372,9 @@ class RunLoop:
         return None
 
     async def _step(self, record: BatchRecord, timing: StepClock, *, rolls_on: bool) -> Stepped:
-        """One step, as `train_step`.
+        """Train one step, as `train_step` does.
 
-        :raises UnprocessableError: the trainer refuses the batch, too.
+        :raises UnprocessableError: also if the trainer refuses the batch.
         """
         work = train_step(
             self.run,
@@ -391,11 +392,11 @@ class RunLoop:
             return await self.supervisor.watched(work, f"training step {record.step}")
         except StepRefusedError as error:
             found = await self._untrainable(record)
-            # Where no rehearsal tells, the batch is refused as a whole.
+            # If no rehearsal identifies the episodes, refuse the whole batch.
             raise UnprocessableError(error, found or record.episode_ids) from error
 
     async def _untrainable(self, record: BatchRecord) -> Iterable[str]:
-        """The episodes that a batch is refused for, as far as that can be found out."""
+        """Return the episodes for which the trainer refuses a batch, as far as they are known."""
         run, workers = self.run, self.supervisor.workers
         if not run.rehearses or self._refusals.was_trained(record.batch_id):
             return ()
@@ -411,7 +412,7 @@ class RunLoop:
             )
 
     async def _passes(self, record: BatchRecord, *, rolls_on: bool) -> bool:
-        """Try a batch before it is trained; False if the run was paused because of what came out."""
+        """Run the preflight of a batch; False if the run was paused because of it."""
         if not rolls_on:
             self._board.set(ServerState.ROLLING_POST)
         self.preflights.begin()
@@ -436,7 +437,7 @@ class RunLoop:
         return not reason
 
     async def _preflight(self, record: BatchRecord, *, refusable: bool) -> PreflightReport:
-        """As `preflight`."""
+        """Run a preflight, as `preflight` does, under supervision."""
         work = preflight(
             self.run,
             self.supervisor.workers,
@@ -449,7 +450,10 @@ class RunLoop:
         return await self.supervisor.watched(work, f"the preflight of step {record.step}")
 
     async def _pause_without_workers(self, error: AjetError) -> None:
-        """Wait until somebody resumes or stops the run: another engine would not serve these weights either."""
+        """Wait until an operator resumes or stops the run.
+
+        Another engine would not serve these weights either.
+        """
         await self.rollouts.pause_itself(
             f"the engine was replaced and failed the proof of the same weights again: {error.message}. Look at the "
             "disk or network between trainer and engine, and at the engine's log; resuming tries once more"
@@ -462,29 +466,29 @@ class RunLoop:
         self._board.set(ServerState.BOOTING)
 
     async def _hold(self, record: BatchRecord, reason: str) -> None:
-        """Pause before a batch is trained; the weights from before it can be gone back to."""
+        """Pause before a batch is trained, with a checkpoint of the weights before it."""
         if self.step > self._checkpointed:
             await self._try_checkpoint()
         await self.rollouts.pause_itself(reason)
         self.health.accept([record.batch_id])
 
     async def _count_death(self, record: BatchRecord, error: AjetError) -> None:
-        """A worker has to be replaced because of `error`; a batch that this happens to again and again is refused."""
+        """Count the loss of a worker against its batch, which is refused after too many."""
         if self.supervisor.workers.only_engine_died:
             return
         if (fatal := self._refusals.died(record.batch_id, error)) is not None:
             await self._refused.refuse(record, fatal)
-            # It was the batch's fault: the others have all their workers before them.
+            # The batch was at fault: later batches get the full number of restarts.
             self._deaths = 0
 
     async def _enter(self, stepped: Stepped, record: BatchRecord) -> Stepped:
-        """Judge a step and record it."""
+        """Judge and record a step."""
         summary, grave = self.health.stepped(stepped.summary, stepped.clients)
         stepped = replace(stepped, summary=summary)
         if grave:
-            # First: a server that is killed in between must not go on without a word.
+            # Pause first: a server that is killed in between must not continue without notice.
             await self.rollouts.pause_itself(grave)
-        # Whoever sees the step finds it in the store.
+        # Store the step before it is announced.
         await self._book.enter(stepped, record)
         return stepped
 
@@ -503,8 +507,8 @@ class RunLoop:
         except WorkerDiedError:
             raise
         except AjetError as error:
-            # The trainer says it in its own way if the disk is full. The run goes on at its last checkpoint if it
-            # must; the next one may find room again.
+            # If the disk is full, the trainer raises an error of any kind. The run can still
+            # recover from its last checkpoint, and the next one may find space again.
             _log.error("%s", error.message)
             self._events.emit("run", {"what": "no_checkpoint", "error": error.to_payload()})
 
@@ -519,7 +523,7 @@ class RunLoop:
         self._checkpointed = self.step
 
     async def _finish(self) -> Path:
-        """Leave a checkpoint and the trained model behind."""
+        """Save a checkpoint, and export the trained model."""
         self._finishing = True
         self._board.set(ServerState.WEIGHT_SYNCING)
         await self._parts.episodes.abort_all("the run was stopped", "run_stopped")

@@ -1,4 +1,4 @@
-"""What a run works with."""
+"""The components that a run uses."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ajet_server.store.run_store import RunStore
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """What a run works with.
+    """The components that a run uses.
 
     :param clock: seconds, monotonic.
-    :param wall_clock: unix seconds.
+    :param wall_clock: Unix time in seconds.
     """
 
     settings: ServerSettings
@@ -39,5 +39,5 @@ class RunParts:
 
     @property
     def run_dir(self) -> Path:
-        """Everything the run writes is in it."""
+        """The directory for everything that the run writes."""
         return self.settings.run_dir.resolve()

@@ -1,4 +1,4 @@
-"""From a run configuration to what will really be started: everything is checked before anything is."""
+"""Resolve a run configuration, and check all of it before anything starts."""
 
 from __future__ import annotations
 
@@ -40,22 +40,23 @@ from ajet_server.workers.codec import BootPlan, ComponentPlan
 from ajet_server.workers.frames import pack
 
 _SHOWN_PATH = 256
-# Changing one of these in the middle of a run would make its samples or weights meaningless.
+# Changing one of these during a run would invalidate its samples or weights.
 _FIXED_FOR_A_RUN = ("model", "trainer.name", "merger", "seed")
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRun:
-    """A run whose parts exist and fit together.
+    """A run whose components exist and are compatible.
 
-    :param channel: the weight channel trainer and engine agreed on.
-    :param reloads: the trainer can be put back to a checkpoint at any time.
-    :param rehearses: the trainer computes a batch without applying it.
-    :param uses_rewards: it learns from advantages.
-    :param python: interpreter by kind, where it is not this one.
-    :param together: engine and trainer share a process (and, in it, the weights).
+    :param channel: the weight channel that trainer and engine agreed on.
+    :param reloads: whether the trainer can be restored from a checkpoint at any time.
+    :param rehearses: whether the trainer can compute a batch without applying it.
+    :param uses_rewards: whether the trainer learns from advantages.
+    :param python: the interpreter by kind, if it is not this process's.
+    :param together: whether engine and trainer share a process and, in it, the weights.
     :param servers: the model servers behind the engine.
-    :param collective_host: where a trainer listens that sends weights over the network.
+    :param collective_host: the address on which a trainer listens that sends weights over the
+        network.
     """
 
     run_id: str
@@ -82,7 +83,7 @@ class ResolvedRun:
     def boot_plan(
         self, run_dir: Path, *, engine: bool, trainer: bool, checkpoint: Checkpoint | None
     ) -> BootPlan:
-        """The plan of a worker that hosts the engine, the trainer, or both."""
+        """Return the plan of a worker that hosts the engine, the trainer, or both."""
         return BootPlan(
             run_dir=str(run_dir),
             seed=self.config.seed,
@@ -103,10 +104,12 @@ class ResolvedRun:
 def resolve_run(
     run_id: str, config: RunConfig, settings: Settings, plugins: PluginManager
 ) -> ResolvedRun:
-    """Check `config` against what is installed and on disk. Reads files; call it off the event loop.
+    """Check `config` against what is installed and on disk.
 
-    :raises ConfigError: an unknown component or setting, an impossible combination, or a model
-        directory that cannot be used; `param` names the field.
+    This reads files: do not call it on the event loop.
+
+    :raises ConfigError: a component or setting is unknown, a combination is impossible, or a model
+        directory cannot be used; `param` names the field.
     """
     directory = resolve_model_directory(config.model.path, settings)
     config = config.model_copy(
@@ -123,7 +126,7 @@ def resolve_run(
         _check_sleep(engine, engine_plan)
     python = choose_interpreters(settings, plugins, engine, trainer)
     apart = config.rollout.mode == "async" or sleeps
-    # Weights that both use cannot be trained while calls are answered with them, nor while they are away.
+    # Shared weights can neither be trained while calls use them, nor while the engine sleeps.
     together = python.get("engine") == python.get("trainer") and not apart
     channel = negotiate_channel(
         trainer if together else _without_in_process(trainer), engine, config.weight_channel
@@ -165,10 +168,10 @@ def _check_sleep(engine: EngineSpec, plan: ComponentPlan) -> None:
 
 
 def resolve_model_directory(path: str, settings: Settings, param: str = "model.path") -> Path:
-    """The absolute model directory that `path` names, complete and inside a model root.
+    """Resolve `path` to an absolute model directory, complete and inside a model root.
 
-    :param param: the field of the run configuration that says so.
-    :raises ModelDirectoryError: it is outside the roots, missing, or lacks a file.
+    :param param: the field of the run configuration with the path.
+    :raises ModelDirectoryError: the directory is outside the roots, missing, or lacks a file.
     """
     roots = [root.resolve() for root in (settings.server.run_dir, *settings.server.model_roots)]
     try:
@@ -188,7 +191,7 @@ def resolve_model_directory(path: str, settings: Settings, param: str = "model.p
         outside = [file.name for file in directory.iterdir() if not _inside(file.resolve(), roots)]
     except ModelDirectoryError:
         raise
-    # A name that is too long, one with a null byte, a loop of links.
+    # Causes: a name that is too long or contains a null byte, or a loop of links.
     except (OSError, ValueError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)[:_SHOWN_PATH]
         raise ModelDirectoryError(
@@ -213,9 +216,9 @@ def _inside(path: Path, roots: list[Path]) -> bool:
 
 
 def stored_config(run: RunRecord) -> RunConfig:
-    """The configuration of a stored run.
+    """Return the configuration of a stored run.
 
-    :raises DamagedRecordError: it is none that this version knows.
+    :raises DamagedRecordError: this version cannot read it.
     """
     try:
         return RunConfig.model_validate_json(run.config_json)
@@ -229,9 +232,9 @@ def stored_config(run: RunRecord) -> RunConfig:
 
 
 def check_same_run(stored: RunRecord, config: RunConfig) -> None:
-    """Refuse to go on with a run under a configuration that contradicts its first steps.
+    """Reject a configuration that contradicts the earlier steps of a run.
 
-    :raises ConfigError: names the fields that differ.
+    :raises ConfigError: fields differ; the message names them.
     """
     before = stored_config(stored)
     differing = [path for path in _FIXED_FOR_A_RUN if _at(before, path) != _at(config, path)]
@@ -272,7 +275,7 @@ def _plan(
 def _model_directories(
     spec: ComponentSpec, valid: ComponentSettings, server: Settings
 ) -> dict[str, str]:
-    """The settings that name model directories, as absolute paths."""
+    """Return the settings that name model directories, as absolute paths."""
     kind = kind_of(spec).name
     named = {
         name: getattr(valid, name)
@@ -287,16 +290,16 @@ def _model_directories(
 
 
 def _without_in_process(trainer: TrainerSpec) -> TrainerSpec:
-    """The trainer as it is for an engine in another interpreter."""
+    """Return the trainer without the channel that needs an engine in the same process."""
     channels = tuple(c for c in trainer.capabilities.weight_channels if c != "in_process")
     return replace(trainer, capabilities=replace(trainer.capabilities, weight_channels=channels))
 
 
 def _check_algorithm(config: RunConfig, trainer: TrainerSpec) -> None:
     honoured = trainer.capabilities.algorithm_fields
-    # What the estimator makes of them is all that trainers see.
+    # Trainers see these fields only through the estimator's advantages.
     of_estimator = {"advantage_settings"} if "advantage" in honoured else set()
-    # Where there are two ways to say that nothing is asked for, either is no change.
+    # Some fields have two values that both mean the default.
     usual: dict[str, tuple[object, ...]] = {
         "importance": ("auto", "ratio"),
         "max_update_kl": (None, 0.0),

@@ -1,4 +1,4 @@
-"""The proof that the engine serves what the trainer published, each time that weights are given to it."""
+"""Prove after each weight update that the engine serves what the trainer published."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ajet_server.observe.events import EventLog
 
 _log = logging.getLogger("ajet.server")
 
-# One replacement tells a server that failed from weights that cannot be served.
+# One replacement distinguishes a failed server from weights that cannot be served.
 _MOST_FAILURES = 2
 
 
 class SealWatch:
-    """Gives weights to the engine, reports servers that failed the proof, and counts failures of all of them.
+    """Gives weights to the engine, and reports and counts failed proofs.
 
     :param capabilities: of the engine.
     :ivar last: how the weights that are served were proven.
@@ -30,17 +30,17 @@ class SealWatch:
 
     @property
     def hopeless(self) -> bool:
-        """Whether the proof of one version failed again after the engine was replaced."""
+        """Whether the proof of a version failed again after the engine was replaced."""
         return self._failures >= _MOST_FAILURES
 
     def forget(self) -> None:
-        """Give the version that failed another chance."""
+        """Reset the count of failures."""
         self._failures = 0
 
     async def serve(self, engine: ServingEngine, update: WeightUpdate) -> SealReport:
-        """Have an engine serve weights; nothing is sampled with them before they are proven.
+        """Make an engine serve weights; nothing is sampled from them before they are proven.
 
-        :raises SealError: no server of the engine has what was published.
+        :raises SealError: no server of the engine has the published weights.
         """
         version = update.policy_version
         try:

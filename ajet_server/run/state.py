@@ -1,4 +1,4 @@
-"""The server's state, the policy version, and who waits for either to change."""
+"""The server's state and policy version, and waiting for changes of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Listener = Callable[[ServerState], None]
 
 
 class StateBoard:
-    """The one place that knows what the server is doing.
+    """Holds the state of the server.
 
     :param clock: seconds, monotonic.
-    :ivar closing: the server process is about to end; its run goes on when it is started again.
-    :ivar interrupted: why a run that is active does not run, such as a full disk; "" otherwise.
-    :ivar since: clock time at which the present state began.
-    :ivar policy_version: version of the weights being served: the number of steps they were trained.
+    :ivar closing: whether the server process is about to end; its run resumes at the next start.
+    :ivar interrupted: why an active run is interrupted, such as a full disk; "" if it is not.
+    :ivar since: clock time at which the present state started.
+    :ivar policy_version: the version of the weights being served: how many steps they were trained.
     """
 
     def __init__(self, events: EventLog, clock: Callable[[], float]) -> None:
@@ -51,7 +51,7 @@ class StateBoard:
         self._listeners.append(listener)
 
     def set(self, state: ServerState) -> None:
-        """Change the state; a change to the same state is none."""
+        """Change the state; no effect if `state` is the present one."""
         if state is self._state:
             return
         self._state = state
@@ -62,12 +62,12 @@ class StateBoard:
             listener(state)
 
     def touch(self) -> None:
-        """Wake everybody in `wait_until` without a change of state."""
+        """Wake all waiters in `wait_until` without a change of state."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     def not_running(self) -> NotRollingError:
-        """The error for whoever needs a run while there is none."""
+        """Return the error for requests that need a run while none is running."""
         if self.closing:
             return NotRollingError(
                 "the server is shutting down; its run continues when the server is started again",
@@ -82,6 +82,6 @@ class StateBoard:
         return NotRollingError("no run is active: the server is OFFLINE; start a run first")
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Return once `condition` holds; it is looked at after every `set` and `touch`."""
+        """Wait until `condition` holds; it is checked after every `set` and `touch`."""
         while not condition():
             await self._changed.wait()

@@ -1,4 +1,4 @@
-"""One training step: prepare, train, publish. The engine's calls wait while weights move."""
+"""One training step: prepare, train, publish. The engine's calls wait while weights change."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from ajet_server.workers.run_workers import RunWorkers
 
 @dataclass(slots=True)
 class StepClock:
-    """What has to be remembered between steps to say how long things took.
+    """The start of a step's rollouts, from which durations are computed.
 
-    :ivar rolling_since: clock time at which the present batch began to fill.
+    :ivar rolling_since: clock time at which the batch started to fill.
     :ivar engine: the engine's counters at that time.
     """
 
@@ -41,9 +41,10 @@ class StepClock:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """A finished step, what it made of its calls, and what was wrong with its batch.
+    """The result of a finished step.
 
-    :param clients: the figures of each client's part of the batch, by its id.
+    :param faults: the kinds of findings about its batch.
+    :param clients: the statistics of each client's part of the batch, by client id.
     """
 
     summary: StepSummary
@@ -68,16 +69,17 @@ async def train_step(
     """Train on one batch and serve the new weights.
 
     :param seals: gives the new weights to the engine.
-    :param judge: looks at the batch before anything is changed; what it raises ends the step.
-    :param rolls_on: rollouts go on meanwhile, so that the server's state is theirs.
+    :param judge: checks the batch before anything changes; an exception of it ends the step.
+    :param rolls_on: whether rollouts continue meanwhile and determine the server's state.
 
-    :raises SealError: no server of the engine has what was published.
+    :raises SealError: no server of the engine has the published weights.
     :raises UnprocessableError: some of its episodes cannot be processed; nothing was trained.
-    :raises WorkerDiedError: a worker ended; the batch is still the store's and can be trained again.
-    :raises StepRefusedError: the trainer refused the batch, or could not compute it; the weights are as before and
-        are served.
-    :raises WeightsLostError: the trainer has to be put back to a checkpoint; the batch can be trained again.
-    :raises TrainerError: the trainer cannot publish what it trained.
+    :raises WorkerDiedError: a worker ended; the batch is still stored and can be trained again.
+    :raises StepRefusedError: the trainer refused the batch or could not compute it; the weights are
+        unchanged and are served.
+    :raises WeightsLostError: the trainer must be restored from a checkpoint; the batch can be
+        trained again.
+    :raises TrainerError: the trainer cannot publish the new weights.
     """
     if not rolls_on:
         board.set(ServerState.ROLLING_POST)
@@ -88,7 +90,7 @@ async def train_step(
     judge(record, data)
     merged = clock()
     if run.together:
-        # Engine and trainer share the parameters: no forward may run while they change.
+        # Engine and trainer share the parameters: no forward pass may run while they change.
         await workers.engine.pause()
     try:
         async with engine_asleep(run, workers):
@@ -99,14 +101,14 @@ async def train_step(
             update = await workers.trainer.publish(run.channel, record.step)
             update = await probed(run, workers, update)
     except StepRefusedError:
-        # The weights are what they were, and are served again.
+        # The weights are unchanged and can be served again.
         if run.together:
             await workers.engine.resume()
         raise
     published = clock()
     seal = await seals.serve(workers.engine, update)
-    # Not in a finally: if the step was interrupted, the shared weights may be half-way between two
-    # versions, and nothing may be sampled from them any more.
+    # Not in a finally clause: after an interrupted step the shared weights may be between two
+    # versions, and nothing may be sampled from them.
     if run.together:
         await workers.engine.resume()
     board.policy_version = record.step
@@ -141,7 +143,7 @@ async def train_step(
 
 @contextlib.asynccontextmanager
 async def engine_asleep(run: ResolvedRun, workers: RunWorkers) -> AsyncIterator[None]:
-    """The trainer has the device's memory within, if the run says so; however it ends, the engine is woken."""
+    """Put the engine to sleep within the context if the run does so; always wake it afterwards."""
     if not run.config.rollout.engine_sleeps:
         yield
         return
@@ -154,18 +156,18 @@ async def engine_asleep(run: ResolvedRun, workers: RunWorkers) -> AsyncIterator[
 
 @contextlib.asynccontextmanager
 async def trainer_alone(run: ResolvedRun, workers: RunWorkers) -> AsyncIterator[None]:
-    """As while a step is trained: the engine leaves shared weights and memory alone."""
+    """Keep the engine off shared weights and memory within the context, as in a training step."""
     if run.together:
         await workers.engine.pause()
     async with engine_asleep(run, workers):
         yield
-    # Not in a finally, as in `train_step`.
+    # Not in a finally clause, for the same reason as in `train_step`.
     if run.together:
         await workers.engine.resume()
 
 
 async def _trained(workers: RunWorkers, batch: TrainBatch) -> StepReport:
-    """Have the trainer train on a batch; whatever it fails at but `WeightsLostError`, it is as before."""
+    """Train on a batch; any failure but `WeightsLostError` leaves the trainer unchanged."""
     try:
         return await workers.trainer.step(batch)
     except (StepRefusedError, WeightsLostError):
@@ -184,14 +186,14 @@ def _scores(data: TrainingData, report: StepReport) -> list[CallScore]:
 
 
 def _of_clients(data: TrainingData, report: StepReport) -> dict[str, dict[str, float]]:
-    """The figures of each client's part of the batch, with what the trainer reports of its calls."""
+    """Return each client's statistics, including the trainer's logprob gap for its calls."""
     found = {client: dict(figures) for client, figures in data.clients.items()}
     gaps: dict[str, list[float]] = {client: [] for client in found}
-    # At the weights from before the step, as the trainer's own figure.
+    # Only the weights from before the step count, as in the trainer's own metric.
     version = data.batch.step - 1
     for call, scored in zip(data.batch.calls, report.logprobs, strict=False):
         one = gaps[data.client_of[call.episode]]
-        # What was not computed has no logprobs.
+        # Calls that were not computed have no logprobs.
         sampled = zip(scored, call.logprobs, call.policy_versions, strict=False)
         one.extend(abs(ours - theirs) for ours, theirs, of in sampled if of == version)
     for client, values in gaps.items():
@@ -205,5 +207,5 @@ def _sampled(data: TrainingData) -> float:
 
 
 def _finite(metrics: dict[str, float]) -> dict[str, float]:
-    """Metrics without NaN and infinity, which JSON cannot carry."""
+    """Drop NaN and infinite values, which JSON cannot represent."""
     return {name: value for name, value in metrics.items() if value - value == 0.0}

@@ -1,4 +1,4 @@
-"""Finished steps: recorded in the store, then told to whoever looks."""
+"""Finished steps: store them, then report them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("ajet.server")
 class StepBook:
     """The finished steps of this process.
 
-    :ivar last: the last one.
+    :ivar last: the last step.
     """
 
     def __init__(self, parts: RunParts) -> None:
@@ -26,7 +26,7 @@ class StepBook:
         self.last: StepSummary | None = None
 
     async def enter(self, stepped: Stepped, record: BatchRecord) -> None:
-        """Record a step; it is durable when this returns."""
+        """Store a step; it is durable when this returns."""
         summary, parts = stepped.summary, self._parts
         metrics, now = dict(summary.metrics), parts.wall_clock()
         step = StepRecord(summary.step, record.batch_id, metrics, now, stepped.scores)
@@ -34,15 +34,15 @@ class StepBook:
         self.last = summary
 
     def forget_after(self, step: int) -> None:
-        """Forget the last step if the run has gone back to one before it."""
+        """Forget the last step if the run has gone back to an earlier one."""
         if self.last is not None and self.last.step > step:
             self.last = None
 
     async def tell(self, stepped: Stepped) -> None:
-        """Tell the log, the event stream, metrics loggers and plugins."""
+        """Report a step to the log, the event stream, metrics loggers and plugins."""
         summary = stepped.summary
         if stepped.faults - self._faults:
-            # What was so in the step before too is said by the status, and need not fill the log.
+            # Log only new faults; the status shows those that persist.
             _log.warning("step %d: %s", summary.step, "; ".join(summary.findings))
         self._faults = stepped.faults
         self._parts.events.emit("step", summary.model_dump())

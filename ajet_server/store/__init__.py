@@ -1,1 +1,1 @@
-"""The sample store on SQLite."""
+"""The run store and the default sample store, which uses SQLite."""

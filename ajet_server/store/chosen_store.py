@@ -1,4 +1,4 @@
-"""Which store a run has: chosen by the server's settings, and noted for tools."""
+"""The choice of a run's store: made by the server's settings, and noted for tools."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ajet_core.plugin import PluginManager
 from ajet_installation.settings import SECRET_KEY, StoreSettings
 
 NOTE = "store.json"
-"""The file in a run directory that says which store the run has."""
+"""The file in a run directory that names the run's store."""
 
 
 def make_store(chosen: StoreSettings, plugins: PluginManager, run_dir: Path) -> SampleStore:
-    """The store that settings choose; it is not open yet.
+    """Create the store that the settings choose; it is not open yet.
 
-    :raises ConfigError: there is none of its name, or its settings are wrong.
+    :raises ConfigError: no store has this name, or its settings are wrong.
     """
     spec = plugins.store(chosen.name)
     settings = plugins.validate_settings(spec, chosen.settings)
@@ -28,20 +28,20 @@ def make_store(chosen: StoreSettings, plugins: PluginManager, run_dir: Path) -> 
 
 
 def note_store(chosen: StoreSettings, run_dir: Path) -> None:
-    """Note in a run directory which store the run has, without what is secret about it.
+    """Write the choice of a run's store, without secrets, to the run directory.
 
-    :raises OSError: it could not be written.
+    :raises OSError: the note could not be written.
     """
     note = {"name": chosen.name, "settings": _without_secrets(chosen.settings)}
     write_whole(run_dir / NOTE, json.dumps(note, default=str).encode())
 
 
 def store_of_run(run: Path, chosen: StoreSettings, plugins: PluginManager) -> SampleStore:
-    """The store of a run, to be read beside its server.
+    """Create the store of a run, for reading while its server may be running.
 
-    :param run: a run directory, or the file of a ``sqlite`` store itself.
-    :param chosen: the settings here. They count where the run directory has no note, and for secrets.
-    :raises ConfigError: there is no store of that name here, or its settings are wrong.
+    :param run: a run directory, or the file of a ``sqlite`` store.
+    :param chosen: the local settings: they apply if the run directory has no note, and to secrets.
+    :raises ConfigError: no store of that name is installed, or its settings are wrong.
     :raises UnreadableFileError: the note is damaged.
     """
     if run.is_file():
@@ -70,7 +70,7 @@ def _without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _over(noted: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """What is noted, and what is known besides."""
+    """Merge two mappings recursively; noted values take precedence over known ones."""
     both = {**known, **noted}
     for key, value in noted.items():
         if isinstance(value, Mapping) and isinstance(known.get(key), Mapping):

@@ -1,4 +1,4 @@
-"""How records become database rows, and rows records again."""
+"""Convert records to database rows and back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EPISODE_COLUMNS = (
     "episode_id, key_hash, task_id, group_name, kind, tag, client_id, claim_version, lease_seconds, "
     "created_at, state, reward, components, call_rewards, agent_rewards, metadata, reason, finished_at, "
     "batch_id, claim_hash, cause, heartbeat_seconds, final, mixed, "
-    # The last ones make one object.
+    # The last four columns form one object.
     "joint_id, joint_role, joint_arbiter, joint_arbiter_run"
 )
 OUTCOME_COLUMNS = (
@@ -52,7 +52,7 @@ _text_fields = attrgetter(*(field.name for field in fields(MessageText)))
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """[N] token ids as N little-endian uint32.
+    """Pack [N] token ids as N little-endian uint32.
 
     :raises StoreError: an id is negative or does not fit into 32 bits.
     """
@@ -68,11 +68,11 @@ def unpack_ids(blob: bytes) -> list[int]:
 
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
-    """[N] as N little-endian float64.
+    """Pack [N] logprobs as N little-endian float64.
 
-    Not float32, although engines compute in it: a store that rounded would make the importance ratio of
-    a trainer that computes in float64 differ from 1 for reasons nobody could find. It costs 4 bytes
-    for each sampled token.
+    Engines compute in float32, but the store must not round. Otherwise the importance ratio of a
+    trainer that computes in float64 would differ from 1 for no visible reason. This costs 4 more
+    bytes for each sampled token.
     """
     return struct.pack(f"<{len(logprobs)}d", *logprobs)
 
@@ -83,7 +83,7 @@ def unpack_logprobs(blob: bytes) -> list[float]:
 
 
 def pack_runs(values: Sequence[int]) -> bytes:
-    """Run-length encoding: little-endian int64 pairs (value, count); nearly always one pair."""
+    """Run-length encode as little-endian int64 pairs (value, count); nearly always one pair."""
     if not values:
         return b""
     if values.count(values[0]) == len(values):
@@ -109,10 +109,11 @@ def _load(text: str) -> Any:
 
 
 def call_row(call: Call, episode: int, base: int | None) -> Row:
-    """The row of `call`, in the order of `CALL_COLUMNS`.
+    """Return the row of `call`, in the order of `CALL_COLUMNS`.
 
     :param episode: row id of its episode.
-    :param base: row id of `Call.base`; if the store has none, the call is stored as a whole.
+    :param base: row id of `Call.base`; None if the store does not have it, which stores the whole
+        prompt.
     """
     whole = base is None and call.base is not None
     same_tools = base is not None and call.base is not None and call.base.tools == call.tools
@@ -157,9 +158,10 @@ _dump_list = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def calls_from_rows(episode_id: str, rows: Iterable[Row]) -> list[Call]:
-    """The calls of one episode, in order of their index. Linear in the tokens of the calls.
+    """Return the calls of one episode in order of their index, in time linear in their tokens.
 
-    :param rows: (row id, *`CALL_COLUMNS`), in order of row id, so that a base comes before its children.
+    :param rows: (row id, *`CALL_COLUMNS`), in order of row id, so that a base comes before the
+        calls that refer to it.
     """
     by_id: dict[int, Call] = {}
     for row_id, _, call_id, index, agent, base_id, shared, *rest in rows:
@@ -193,7 +195,9 @@ def calls_from_rows(episode_id: str, rows: Iterable[Row]) -> list[Call]:
 
 
 def score_row(score: CallScore, call: int, step: int) -> Row:
-    """The row of `score`, in the order of `SCORE_COLUMNS`. Logprobs are for people: float32 will do.
+    """Return the row of `score`, in the order of `SCORE_COLUMNS`.
+
+    These logprobs are only for display, so float32 is enough.
 
     :param call: row id of its call.
     """
@@ -202,13 +206,13 @@ def score_row(score: CallScore, call: int, step: int) -> Row:
 
 
 def score_from_row(row: Row) -> CallScore:
-    """A score from (call_id, advantage, logprobs)."""
+    """Return the score of a row (call_id, advantage, logprobs)."""
     call_id, advantage, blob = row
     return CallScore(call_id, advantage, list(struct.unpack(f"<{len(blob) // 4}f", blob)))
 
 
 def episode_row(episode: EpisodeRecord) -> Row:
-    """The row of `episode`, in the order of `EPISODE_COLUMNS`."""
+    """Return the row of `episode`, in the order of `EPISODE_COLUMNS`."""
     return (
         episode.episode_id,
         episode.key_hash,
@@ -228,7 +232,7 @@ def episode_row(episode: EpisodeRecord) -> Row:
         _dump(episode.metadata),
         episode.reason,
         episode.finished_at,
-        # Batches say which episodes they have.
+        # Writing the batch sets the batch id.
         None,
         episode.claim_hash,
         episode.cause,
@@ -250,18 +254,18 @@ def episode_from_row(row: Row) -> EpisodeRecord:
 
 
 def batch_row(batch: BatchRecord) -> Row:
-    """The row of `batch`, in the order of `BATCH_COLUMNS`."""
+    """Return the row of `batch`, in the order of `BATCH_COLUMNS`."""
     return batch.batch_id, batch.step, batch.created_at, batch.refused, _dump(batch.credit)
 
 
 def batch_from_row(row: Row, episode_ids: list[str], aborted_ids: list[str]) -> BatchRecord:
-    """A batch from the row of `BATCH_COLUMNS` and the ids of its episodes."""
+    """Return the batch of a row of `BATCH_COLUMNS` and the ids of its episodes."""
     batch_id, step, created_at, refused, credit = row
     return BatchRecord(batch_id, step, episode_ids, created_at, refused, aborted_ids, _load(credit))
 
 
 def step_row(step: StepRecord) -> Row:
-    """The row of `step`, in the order of `STEP_COLUMNS`."""
+    """Return the row of `step`, in the order of `STEP_COLUMNS`."""
     return (step.step, step.batch_id, _dump(step.metrics), step.finished_at)
 
 
@@ -272,7 +276,7 @@ def step_from_row(row: Row) -> StepRecord:
 
 
 def run_row(run: RunRecord) -> Row:
-    """The row of `run`, in the order of `RUN_COLUMNS`."""
+    """Return the row of `run`, in the order of `RUN_COLUMNS`."""
     return (
         run.run_id,
         run.config_json,

@@ -1,4 +1,4 @@
-"""One process at a time may have a run's files open."""
+"""A file lock, so that only one process at a time has a run's files open."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ajet_core.files import lock_file
 
 
 class FileLock:
-    """An exclusive lock on a file. The kernel releases it when its process dies, however it dies.
+    """An exclusive lock on a file. The kernel releases it when its process dies.
 
-    :param path: the lock file; it stays behind, as removing it would race with the next process.
-    :param what: what it protects, for errors.
+    :param path: the lock file; it is never removed, because that would race with the next process.
+    :param what: what the lock protects, for error messages.
     """
 
     def __init__(self, path: Path, what: str = "store") -> None:
@@ -23,13 +23,13 @@ class FileLock:
 
     @property
     def held(self) -> bool:
-        """Whether this object has the lock."""
+        """Whether this object holds the lock."""
         return self._descriptor is not None
 
     def acquire(self) -> None:
-        """Take the lock at once.
+        """Acquire the lock without waiting.
 
-        :raises StoreError: another process has it, or the file cannot be made.
+        :raises StoreError: another process holds it, or the file cannot be created.
         """
         try:
             descriptor = lock_file(self._path)
@@ -43,7 +43,7 @@ class FileLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Give the lock back; without effect if it is not held."""
+        """Release the lock; no effect if it is not held."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

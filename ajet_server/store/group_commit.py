@@ -1,4 +1,4 @@
-"""Group commit: one thread writes whatever is waiting in one transaction, then answers all at once."""
+"""Group commit: one thread writes everything that is waiting in one transaction."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ajet_core.errors import StoreError
 
 T = TypeVar("T")
 
-# A transaction takes at most this many writes; further writers wait for a place, in order.
+# The most writes in a transaction; further writers wait in order.
 MAX_WAITING_WRITES = 1024
 
 
 class TransactionOwner(Protocol):
-    """What the committing thread asks of the store around each transaction."""
+    """The callbacks of the committing thread around each transaction."""
 
     def before_commit(self) -> None:
-        """Write what the transaction as a whole changes."""
+        """Write the changes of the transaction as a whole."""
 
     def committed(self) -> None:
-        """The transaction is durable."""
+        """Called once the transaction is durable."""
 
     def rolled_back(self) -> None:
-        """The transaction left nothing behind."""
+        """Called after the transaction was rolled back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,15 @@ class _WriteResult:
 
 
 class GroupCommitter:
-    """Runs writes on `connection`, in the order of their requests, in a thread of its own.
+    """Runs writes on `connection` in a separate thread, in the order of their requests.
 
-    A write that fails by itself fails alone. Disk full, an I/O error and the like fail every write of
-    their transaction and leave nothing of it; later writes are tried again.
+    An error of a single write, such as a constraint, fails only that write. A full disk, an I/O
+    error and the like fail every write of the transaction and undo all of it; later writes are
+    attempted again.
 
-    :param translate: what a SQLite error means to a caller.
-    :ivar transactions: committed since the start.
+    :param fatal: whether a SQLite error fails the whole transaction.
+    :param translate: converts a SQLite error to one for the caller.
+    :ivar transactions: the number committed since the start.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class GroupCommitter:
         self._fatal = fatal
         self._translate = translate
         self._loop = asyncio.get_running_loop()
-        # Fair: who asks first is let in first, also when places come free.
+        # The semaphore is fair: waiters acquire it in order.
         self._places = asyncio.Semaphore(max_waiting)
         self._requested: list[_Write] = []
         self._inbox: queue.SimpleQueue[list[_Write] | None] = queue.SimpleQueue()
@@ -79,28 +81,28 @@ class GroupCommitter:
         self._thread.start()
 
     async def write(self, apply: Callable[[], T]) -> T:
-        """Run `apply` in a transaction; returns its result once that is durable.
+        """Run `apply` in a transaction, and return its result once that is durable.
 
-        `apply` runs in the committing thread and changes the database by one statement, or within
-        `savepoint`. A caller that is cancelled after its request entered the queue is not waited for, but
-        its write happens.
+        `apply` runs in the committing thread and changes the database with one statement, or within
+        `savepoint`. If the caller is cancelled after its request was queued, the write still
+        happens.
 
         :raises StoreError: the write failed, or the store is closed.
         """
-        # The usual case, a free place, must not cost a task switch.
+        # The usual case, without waiting, causes no task switch.
         await self._places.acquire()
         if self._closed:
             self._places.release()
             raise StoreError("the store is closed")
         answer: asyncio.Future[object] = self._loop.create_future()
         if not self._requested:
-            # Handing over at the end of this turn of the loop keeps together what was requested together.
+            # Handing over at the end of the loop iteration groups the requests made in it.
             self._loop.call_soon(self._hand_over)
         self._requested.append(_Write(apply, answer))
         return cast("T", await answer)
 
     async def close(self) -> None:
-        """Commit what was requested, and end the thread."""
+        """Commit all requested writes, and stop the thread."""
         if not self._closed:
             self._closed = True
             self._hand_over()
@@ -121,11 +123,11 @@ class GroupCommitter:
                 try:
                     self._loop.call_soon_threadsafe(self._answer, outcomes)
                 except RuntimeError:
-                    # The loop is closed: nobody is left to answer, and nobody will call `close`.
+                    # The loop is closed, so no caller waits and `close` will not be called.
                     return
 
     def _take(self) -> tuple[list[_Write], bool]:
-        """Everything that is waiting, at least one write; False when there will be no more."""
+        """Return all waiting writes, at least one; False if there will be no more."""
         batch = self._inbox.get()
         writes: list[_Write] = []
         while batch is not None:
@@ -143,7 +145,7 @@ class GroupCommitter:
             self._owner.before_commit()
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
-            # SQLite rolled back by itself after some errors; a rollback that fails has nothing to undo.
+            # After some errors SQLite has rolled back already, so a failed rollback is harmless.
             with contextlib.suppress(sqlite3.Error):
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
@@ -160,7 +162,7 @@ class GroupCommitter:
             if self._fatal(error):
                 raise
             return _WriteResult(write, error=self._caused(error))
-        # Whatever a record holds that cannot be stored is its writer's to hear about; the thread goes on.
+        # A record that cannot be stored fails only its writer; the thread continues.
         except Exception as error:  # noqa: BLE001
             return _WriteResult(write, error=error)
 
@@ -183,7 +185,7 @@ class GroupCommitter:
 
 @contextlib.contextmanager
 def savepoint(connection: sqlite3.Connection) -> Iterator[None]:
-    """Undo the statements of the block, and only those, if it raises."""
+    """Undo only the statements of the block if it raises."""
     connection.execute("SAVEPOINT one_write")
     try:
         yield

@@ -32,13 +32,13 @@ _SCORES = (
 
 
 def run(connection: sqlite3.Connection) -> RunRecord | None:
-    """The run, if there is one."""
+    """Return the run, None if there is none."""
     row = connection.execute(f"SELECT {codec.RUN_COLUMNS} FROM run").fetchone()
     return None if row is None else codec.run_from_row(row)
 
 
 def episode(connection: sqlite3.Connection, episode_id: str) -> EpisodeRecord | None:
-    """One episode."""
+    """Return an episode, None if it is unknown."""
     row = connection.execute(f"{_EPISODES} WHERE episode_id = ?", (episode_id,)).fetchone()
     return None if row is None else codec.episode_from_row(row)
 
@@ -46,9 +46,9 @@ def episode(connection: sqlite3.Connection, episode_id: str) -> EpisodeRecord | 
 def episode_rows(
     connection: sqlite3.Connection, query: EpisodeQuery, after: int | None, limit: int
 ) -> list[tuple[int, codec.Row]]:
-    """A page of episodes in the order they were added, or the reverse: (place in that order, row).
+    """Return a page of (position, row) of episodes, in the order they were added or in reverse.
 
-    :param after: the place of the last one of the page before; None for the first page.
+    :param after: the position of the previous page's last row; None for the first page.
     """
     conditions = []
     parameters: list[str | int] = []
@@ -57,7 +57,7 @@ def episode_rows(
             conditions.append(f"{column} = ?")
             parameters.append(wanted)
     if query.state in ("open", "prepared"):
-        # True of every such episode; said aloud so that the index of the unbatched ones is used.
+        # True of all such episodes; stating it lets SQLite use the index of unbatched episodes.
         conditions.append("batch_id IS NULL")
     if query.prefix:
         conditions.append("substr(episode_id, 1, ?) = ?")
@@ -75,7 +75,7 @@ def episode_rows(
 
 
 def calls(connection: sqlite3.Connection, episode_ids: Sequence[str]) -> dict[str, list[Call]]:
-    """Calls by episode, an empty list for an unknown one."""
+    """Return calls by episode, an empty list for an unknown one."""
     return {
         episode_id: codec.calls_from_rows(episode_id, connection.execute(_CALLS, (episode_id,)))
         for episode_id in episode_ids
@@ -83,7 +83,7 @@ def calls(connection: sqlite3.Connection, episode_ids: Sequence[str]) -> dict[st
 
 
 def batches(connection: sqlite3.Connection, after_step: int, refused: bool) -> list[BatchRecord]:
-    """Batches of later steps, in order of step: those to train, or those that were refused."""
+    """Return batches of later steps in order of step: those to train, or those refused."""
     rows = connection.execute(
         f"SELECT {codec.BATCH_COLUMNS} FROM batches "
         "WHERE step > ? AND (refused != '') = ? ORDER BY step, id",
@@ -98,20 +98,20 @@ def batches(connection: sqlite3.Connection, after_step: int, refused: bool) -> l
 
 
 def steps(connection: sqlite3.Connection) -> list[StepRecord]:
-    """All steps, in order."""
+    """Return all steps in order."""
     rows = connection.execute(f"SELECT {codec.STEP_COLUMNS} FROM steps ORDER BY step")
     return [codec.step_from_row(row) for row in rows]
 
 
 def call_totals(connection: sqlite3.Connection) -> CallTotals:
-    """Totals over all calls."""
+    """Return totals over all calls."""
     stored = dict(connection.execute("SELECT name, value FROM totals"))
     return CallTotals(*(stored.get(field.name, 0) for field in fields(CallTotals)))
 
 
 def scores(connection: sqlite3.Connection, episode_id: str) -> dict[str, CallScore]:
-    """The score of each call of an episode in the last step that trained it, by call id."""
-    # In order of step, so that the last one stays.
+    """Return the score of each call of an episode in the last step that trained it, by call id."""
+    # The rows are in order of step, so the last one remains.
     rows = connection.execute(_SCORES, (episode_id,))
     return {row[0]: codec.score_from_row(row) for row in rows}
 

@@ -1,4 +1,4 @@
-"""The store of a run as its server uses it: records, and what follows from them."""
+"""The server's view of a run's store: its records, their rules, and indices and counts of them."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _OUTCOME = (
 )
 """The fields of an episode that are written when it is prepared and when it is over."""
 
-# By state, the place of an episode in the counts of its group: open, ended, aborted.
+# The index of a state in the counts of a group: open, ended, aborted.
 _PLACES = {"open": 0, "prepared": 0, "ended": 1, "aborted": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCount:
-    """How many episodes a group has in each state."""
+    """The number of a group's episodes by state."""
 
     open: int = 0
     ended: int = 0
@@ -57,10 +57,10 @@ class GroupCount:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationCount:
-    """The evaluation episodes of one task that a client claimed at one version and that are over.
+    """The finished evaluation episodes of one task that a client claimed at one version.
 
-    :param ended: with a reward; the next three are of these.
-    :param passed: with at least the reward that was asked for.
+    :param ended: the number with a reward; `passed`, `mixed` and `reward_sum` are over these.
+    :param passed: the number with at least the requested reward.
     """
 
     client_id: str
@@ -75,15 +75,15 @@ class EvaluationCount:
 
 
 class RunStore:
-    """Writes the records of a run, and answers what the server asks about them.
+    """Writes the records of a run, and answers the server's queries about them.
 
-    A `SampleStore` keeps records. The rules about them are here: each claim is granted once, the
-    first outcome of an episode stands, and an episode is in one batch. So are indices and counts,
-    which are read from the store when it is opened and kept from then on. They grow by some hundred
-    bytes with each episode. Nothing is counted before it is durable, and everything that became
-    durable is counted, even if the caller that wrote it was cancelled.
+    A `SampleStore` keeps records. This class enforces their rules: each claim is granted once, the
+    first outcome of an episode stands, and an episode is in one batch. It also maintains indices
+    and counts, which it reads from the store once, when it is opened. They take some hundred bytes
+    for each episode. Records are counted once they are durable, even if the caller that wrote them
+    was cancelled.
 
-    :param store: this object is its only writer.
+    :param store: has no other writer than this object.
     """
 
     def __init__(self, store: SampleStore) -> None:
@@ -91,12 +91,12 @@ class RunStore:
         self._forget()
 
     def _forget(self) -> None:
-        # Episodes by their claim's hash and by their joint episode's id; also those being written.
+        # Episode ids by claim hash and by joint id, including those being written.
         self._claims: dict[str, str] = {}
         self._joint: dict[str, str] = {}
-        # In the order of claims: all that are not over, and train episodes that no batch has yet.
+        # Episodes that are not over, and train episodes without a batch, in the order of claims.
         self._loose: dict[str, EpisodeRecord] = {}
-        # By client, kind and group: how many are open, ended, aborted.
+        # Numbers of open, ended and aborted episodes, by client, kind and group.
         self._groups: dict[tuple[str, EpisodeKind, str], list[int]] = {}
         self._totals = dict.fromkeys(
             [
@@ -114,9 +114,9 @@ class RunStore:
         self._writes: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
-        """Open the store and read its episodes, once.
+        """Open the store and read all its episodes.
 
-        :raises StoreError: it cannot be opened or read.
+        :raises StoreError: the store cannot be opened or read.
         """
         await self._store.open()
         self._forget()
@@ -128,7 +128,7 @@ class RunStore:
             raise
 
     async def close(self) -> None:
-        """Finish what is being written, and close the store."""
+        """Finish all writes, and close the store."""
         await asyncio.gather(*self._writes, return_exceptions=True)
         await self._store.close()
 
@@ -137,22 +137,22 @@ class RunStore:
         await self._store.append(run)
 
     async def get_run(self) -> RunRecord | None:
-        """The run, if one was configured."""
+        """Return the run, None if none was configured."""
         return await self._store.get_run()
 
     async def add_episode(self, episode: EpisodeRecord) -> None:
         """Add a claimed episode.
 
-        :raises StoreError: there is one of its id, of its claim, or of its joint episode.
+        :raises StoreError: an episode with its id, its claim or its joint episode exists.
         """
         await self._to_the_end(self._add_episode(episode))
 
     async def prepare_episode(self, episode: EpisodeRecord) -> EpisodeRecord:
-        """Write an episode with the outcome that it has if its joint episode is committed.
+        """Write an episode with the outcome that it gets if its joint episode is committed.
 
-        Only an open episode is changed: any other is returned as it is stored.
+        Only an open episode changes: any other is returned as stored.
 
-        :raises StoreError: there is no such episode, or `episode` is not prepared.
+        :raises StoreError: the episode is unknown, or `episode` is not prepared.
         """
         if episode.state != "prepared":
             raise StoreError(f"episode {episode.episode_id} is {episode.state}, not prepared")
@@ -161,9 +161,9 @@ class RunStore:
     async def finish_episode(self, episode: EpisodeRecord) -> EpisodeRecord:
         """Write an ended or aborted episode.
 
-        The first outcome stands: an episode that is over already is returned as it is stored.
+        The first outcome stands: an episode that is over is returned as stored.
 
-        :raises StoreError: there is no such episode, or `episode` is open or prepared.
+        :raises StoreError: the episode is unknown, or `episode` is open or prepared.
         """
         if episode.state in ("open", "prepared"):
             raise StoreError(
@@ -172,10 +172,10 @@ class RunStore:
         return await self._to_the_end(self._write_outcome(episode, {"open", "prepared"}))
 
     async def give_up(self, episode_id: str) -> EpisodeRecord:
-        """Note that an aborted episode will not be tried again.
+        """Record that an aborted episode will not be retried.
 
-        :return: the episode as it is stored now.
-        :raises StoreError: there is no such episode, or it was not aborted.
+        :return: the stored episode.
+        :raises StoreError: the episode is unknown, or was not aborted.
         """
 
         def final(stored: EpisodeRecord) -> EpisodeRecord:
@@ -188,16 +188,16 @@ class RunStore:
         return await self._to_the_end(self._change(episode_id, final))
 
     async def get_episode(self, episode_id: str) -> EpisodeRecord | None:
-        """One episode."""
+        """Return an episode, None if it is unknown."""
         return await self._store.get_episode(episode_id)
 
     async def claimed(self, claim_hash: str) -> EpisodeRecord | None:
-        """The episode of a claim, by its hash; None for "" and for an unknown one."""
+        """Return the episode of a claim by its hash; None for "" and for an unknown hash."""
         episode_id = self._claims.get(claim_hash)
         return None if episode_id is None else await self._store.get_episode(episode_id)
 
     async def joint_parts(self, joint_ids: Iterable[str]) -> dict[str, EpisodeRecord]:
-        """The parts of joint episodes, by joint id; unknown ones are left out."""
+        """Return the parts of joint episodes by joint id, without unknown ones."""
         found = {}
         for joint_id in joint_ids:
             if (episode_id := self._joint.get(joint_id)) is None:
@@ -209,59 +209,59 @@ class RunStore:
     async def episodes(
         self, *, state: EpisodeState | None = None, batched: bool | None = None
     ) -> list[EpisodeRecord]:
-        """Episodes in the order they were claimed, read from the store."""
+        """Read episodes from the store, in the order of their claims."""
         found = self._store.episodes(EpisodeQuery(state))
         return [e async for e in found if batched in (None, e.batch_id is not None)]
 
     def loose(self, *states: EpisodeState) -> list[EpisodeRecord]:
-        """Episodes in these states that no batch has, in the order they were claimed.
+        """Return episodes in these states that have no batch, in the order of their claims.
 
-        Of those that are over only train episodes, because no batch will ever have the others.
+        Finished episodes are included only if they are train episodes: others never get a batch.
         """
         return [episode for episode in self._loose.values() if episode.state in states]
 
     def add_call(self, call: Call) -> Awaitable[None]:
         """Record one model call.
 
-        :raises StoreError: its episode is not in the store, or its id is.
+        :raises StoreError: its episode is unknown, or a call with its id exists.
         """
         return self._store.append(call)
 
     async def calls(self, episode_ids: Sequence[str]) -> dict[str, list[Call]]:
-        """As `SampleStore.calls`."""
+        """Return calls by episode, as `SampleStore.calls` does."""
         return await self._store.calls(episode_ids)
 
     async def scores(self, episode_id: str) -> dict[str, CallScore]:
-        """As `SampleStore.scores`."""
+        """Return the scores of an episode's calls, as `SampleStore.scores` does."""
         return await self._store.scores(episode_id)
 
     async def add_batch(self, batch: BatchRecord) -> None:
-        """Add a batch and give it its episodes, all or nothing.
+        """Add a batch and assign its episodes to it, all or nothing.
 
-        :raises StoreError: an episode is not ended (aborted, for `aborted_ids`) or has a batch.
+        :raises StoreError: an episode is not ended (or aborted, for `aborted_ids`), or has a batch.
         """
         await self._to_the_end(self._add_batch(batch))
 
     async def batches(self, *, after_step: int, refused: bool = False) -> list[BatchRecord]:
-        """As `SampleStore.batches`."""
+        """Return batches, as `SampleStore.batches` does."""
         return await self._store.batches(after_step=after_step, refused=refused)
 
     async def refuse_batch(self, batch: BatchRecord, reason: str) -> None:
-        """Note that a batch is not to be trained; its episodes stay its own.
+        """Record that a batch must not be trained; it keeps its episodes.
 
-        :param batch: its step is the one it is trained for, or an earlier one.
-        :raises StoreError: there is no such batch, or it was refused before.
+        :param batch: its step is that of the stored batch, or an earlier one.
+        :raises StoreError: the batch is unknown, or was refused before.
         """
         async with self._batching:
             stored = await self._waiting_batch(batch)
             await self._store.append(replace(stored, refused=reason))
 
     async def split_batch(self, batch: BatchRecord, aside: BatchRecord) -> None:
-        """Move episodes of a batch to another one that is refused, all or nothing.
+        """Move episodes of a batch to a new refused batch, all or nothing.
 
         :param batch: as for `refuse_batch`.
         :param aside: the new batch, with the reason in `refused`.
-        :raises StoreError: an episode is not one of `batch` that ended.
+        :raises StoreError: an episode is not an ended one of `batch`.
         """
         async with self._batching:
             stored = await self._waiting_batch(batch)
@@ -276,15 +276,15 @@ class RunStore:
             await self._store.append(replace(stored, episode_ids=kept), aside)
 
     async def add_step(self, step: StepRecord) -> None:
-        """Record a finished step with what it made of its calls.
+        """Record a finished step and the scores of its calls.
 
-        A repeated step number replaces the step and all its scores (a resumed run trains again),
-        and the batch is from now on that of this step.
+        A repeated step number replaces the step and all its scores, because a resumed run trains
+        steps again. The batch is assigned to this step.
 
-        :raises StoreError: a call is not in the store.
+        :raises StoreError: a call is unknown.
         """
         async with self._batching:
-            # Its batch was meant for a later step if one before it was refused.
+            # The batch is stored with a later step if an earlier batch was refused.
             later = await self._store.batches(after_step=step.step)
             batches = [
                 replace(batch, step=step.step) for batch in later if batch.batch_id == step.batch_id
@@ -294,32 +294,32 @@ class RunStore:
     async def rewind(self, step: int, *, discard: BatchRecord | None = None) -> None:
         """Forget the steps after `step` and their scores.
 
-        The weights that they made are lost, and their batches are trained again.
+        Their weights are lost, and their batches are trained again.
 
-        :param discard: the batches are refused instead, for its reason `BatchRecord.refused`. This
-            batch is refused too, and is given the train episodes that have ended or were aborted
-            and have no batch; it is left out if there are none.
+        :param discard: refuse these batches instead, with the reason in its `BatchRecord.refused`.
+            This batch is stored as refused too, with all train episodes that have ended or were
+            aborted and have no batch. If there are none, it is not stored.
         """
         await self._to_the_end(self._rewind(step, discard))
 
     async def steps(self) -> list[StepRecord]:
-        """All finished steps, in order."""
+        """Return all finished steps in order."""
         return await self._store.steps()
 
     def group_counts(
         self, groups: Iterable[str], *, kind: EpisodeKind, client_id: str
     ) -> dict[str, GroupCount]:
-        """The episodes of groups that a client claimed, by group; prepared ones count as open."""
+        """Count a client's episodes by group; prepared ones count as open."""
         return {
             group: GroupCount(*self._groups.get((client_id, kind, group), ())) for group in groups
         }
 
     async def evaluation_counts(self, *, pass_reward: float) -> list[EvaluationCount]:
-        """All evaluation episodes that are over, counted by client, tag, policy version and task.
+        """Count all finished evaluation episodes by client, tag, policy version and task.
 
-        They are read from the store, because a configuration may change what passes.
+        The episodes are read from the store, because a configuration may change which ones pass.
 
-        :param pass_reward: the least reward of an episode that passed.
+        :param pass_reward: the least reward of an episode that passes.
         :return: in order of policy version.
         """
         evaluated = [e async for e in self._store.episodes(EpisodeQuery(kind="eval"))]
@@ -332,16 +332,16 @@ class RunStore:
             ) from error
 
     async def counters(self) -> dict[str, int]:
-        """Totals over the whole run.
+        """Return totals over the whole run.
 
-        They are: ``episodes``, ``episodes_ended``, ``episodes_aborted``, of these ``aborted_CAUSE``
-        for each `AbortCause` and those of joint episodes as ``joint_ended`` and ``joint_aborted``,
-        and the fields of `CallTotals`.
+        These are ``episodes``, ``episodes_ended`` and ``episodes_aborted``; of the aborted ones,
+        ``aborted_CAUSE`` for each `AbortCause`; of joint episodes, ``joint_ended`` and
+        ``joint_aborted``; and the fields of `CallTotals`.
         """
         return {**self._totals, **asdict(await self._store.call_totals())}
 
     async def _to_the_end(self, write: Coroutine[Any, Any, T]) -> T:
-        """Write and count, even if the caller is cancelled in between."""
+        """Complete a write and its count even if the caller is cancelled."""
         task = asyncio.ensure_future(write)
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
@@ -355,7 +355,7 @@ class RunStore:
             raise StoreError(
                 f"cannot add episode {episode.episode_id}: its joint episode has one already"
             )
-        # Known before it is durable, so that of two at once only one is written.
+        # Index before the write, so that of two concurrent writes only one happens.
         self._index(episode)
         try:
             await self._store.append(episode)
@@ -379,11 +379,11 @@ class RunStore:
     async def _change(
         self, episode_id: str, change: Callable[[EpisodeRecord], EpisodeRecord]
     ) -> EpisodeRecord:
-        """Write what `change` makes of an episode; one change of it after the other.
+        """Apply `change` to an episode and write the result; changes of one episode are serial.
 
-        :return: the episode as it is stored now.
+        :return: the stored episode.
         """
-        # Held by whoever waits for it, and gone with the last of them.
+        # The lock lives as long as a task holds it or waits for it.
         turn = self._turns.setdefault(episode_id, asyncio.Lock())
         async with turn:
             stored = self._loose.get(episode_id) or await self._store.get_episode(episode_id)
@@ -440,15 +440,15 @@ class RunStore:
             self._batched(discard)
 
     async def _waiting_batch(self, batch: BatchRecord) -> BatchRecord:
-        """A batch that is to be trained, as it is stored."""
-        # A batch moves to earlier steps only, so it is not stored with one before.
+        """Return a batch that is to be trained, as stored."""
+        # Batches only move to earlier steps, so the stored step is not before that of `batch`.
         for stored in await self._store.batches(after_step=batch.step - 1):
             if stored.batch_id == batch.batch_id:
                 return stored
         raise StoreError(f"cannot refuse batch {batch.batch_id}: it is not in the store")
 
     def _enter(self, episode: EpisodeRecord) -> None:
-        """Count an episode that is in the store."""
+        """Index and count an episode that is in the store."""
         self._index(episode)
         self._totals["episodes"] += 1
         self._count(episode, 1)
@@ -463,10 +463,10 @@ class RunStore:
             self._joint[episode.joint.joint_id] = episode.episode_id
 
     def _count(self, episode: EpisodeRecord, by: int) -> None:
-        """Add an episode to the counts of its state, or take it away."""
+        """Add `by` to the counts of an episode's state."""
         place = _PLACES.get(episode.state)
         if place is None:
-            # A damaged record, which belongs nowhere.
+            # The record is damaged: count it nowhere.
             return
         key = (episode.client_id, episode.kind, episode.group)
         self._groups.setdefault(key, [0, 0, 0])[place] += by
@@ -490,11 +490,11 @@ class RunStore:
 def count_evaluations(
     episodes: Iterable[EpisodeRecord], pass_reward: float
 ) -> list[EvaluationCount]:
-    """Evaluation episodes that are over, by client, tag, policy version and task.
+    """Count finished evaluation episodes by client, tag, policy version and task.
 
     :return: in order of policy version.
     """
-    # Ended, passed, mixed, the sum of rewards, aborted.
+    # The values are: ended, passed, mixed, the sum of rewards, aborted.
     counts: dict[tuple[int, str, str, str], tuple[int, int, int, float, int]] = {}
     for episode in episodes:
         if episode.state == "open":
@@ -506,7 +506,7 @@ def count_evaluations(
             mixed += episode.mixed
             if episode.reward is not None:
                 passed += episode.reward >= pass_reward
-                # A store may hold rewards whose sum is infinite.
+                # The store may hold rewards whose sum would overflow.
                 reward_sum += term(episode.reward)
         aborted += episode.state == "aborted"
         counts[key] = (ended, passed, mixed, reward_sum, aborted)

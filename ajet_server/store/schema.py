@@ -1,4 +1,4 @@
-"""The database: its schema, how it is opened, and what SQLite's errors mean to the caller."""
+"""The SQLite schema, connections to the database, and the translation of SQLite's errors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ajet_server.embedded.settings import SqliteStoreSettings
 
 SCHEMA_VERSION = 6
 
-# Lists of token ids are blobs of little-endian uint32, see `codec`. `calls.base` is the call whose tokens the
-# prompt begins with: prompt = (prompt + sampled of base)[:shared] + suffix. `calls.tools` is NULL where it is
-# that of the base.
+# Lists of token ids are blobs of little-endian uint32, see `codec`. `calls.base` is the call whose
+# tokens start the prompt: prompt = (prompt + sampled of base)[:shared] + suffix. `calls.tools` is
+# NULL if it equals that of the base.
 _SCHEMA = """
 CREATE TABLE run (
     one INTEGER PRIMARY KEY CHECK (one = 1),
@@ -111,7 +111,7 @@ CREATE INDEX scores_by_step ON scores (step);
 CREATE TABLE totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 
-# After one of these SQLite may have given up the whole transaction, or cannot be trusted to go on with it.
+# After these errors SQLite may have rolled back the transaction, or cannot reliably continue it.
 _FATAL_CODES = frozenset(
     {
         sqlite3.SQLITE_FULL,
@@ -127,28 +127,28 @@ _FATAL_CODES = frozenset(
 )
 
 
-# What SQLite says where it cannot make or use the file that a log is read through.
+# SQLite's errors if it cannot create or use the file through which a log is read.
 _LOG_CODES = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PROTOCOL})
 _BUSY_SECONDS = 5.0
 
 
 def error_code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code, -1 if the error came from the binding itself."""
+    """Return SQLite's primary result code, -1 if the error came from the Python binding."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return -1 if code is None else code & 0xFF
 
 
 def ends_transaction(error: sqlite3.Error) -> bool:
-    """Whether `error` concerns the database, and so all of a transaction, not one statement in it."""
+    """Return whether `error` affects the whole transaction, not only one statement."""
     return error_code(error) in _FATAL_CODES
 
 
 UNDECODABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, struct.error)
-"""What decoding a row raises that is not what was written."""
+"""The errors that decoding a damaged row can raise."""
 
 
 def damaged_record(error: Exception, path: Path) -> DamagedRecordError:
-    """Another part of the database than SQLite itself looks after is damaged."""
+    """Return the error for a row that cannot be decoded, although SQLite itself can read it."""
     return DamagedRecordError(
         f"the store {path} holds a record that cannot be read ({type(error).__name__}: {error}): restore it from a "
         "backup, or start with another run_dir"
@@ -156,7 +156,7 @@ def damaged_record(error: Exception, path: Path) -> DamagedRecordError:
 
 
 def store_error(error: sqlite3.Error, path: Path) -> StoreError:
-    """What `error` means, and what to do about it."""
+    """Convert a SQLite error to one that says what to do."""
     code = error_code(error)
     if code == sqlite3.SQLITE_FULL:
         return StoreFullError(
@@ -182,9 +182,9 @@ def store_error(error: sqlite3.Error, path: Path) -> StoreError:
 
 
 def connect_writer(path: Path, settings: SqliteStoreSettings) -> sqlite3.Connection:
-    """Open or create the database for writing, with its schema up to date.
+    """Open or create the database for writing, with the present schema.
 
-    :raises StoreError: it is damaged, not a store of agentjet, or of a newer version.
+    :raises StoreError: it is damaged, not a store of agentjet, or of another schema version.
     """
     try:
         connection = _connect(path, settings)
@@ -213,7 +213,7 @@ def connect_writer(path: Path, settings: SqliteStoreSettings) -> sqlite3.Connect
 
 
 def connect_reader(path: Path, settings: SqliteStoreSettings) -> sqlite3.Connection:
-    """A second connection, for reading only."""
+    """Open a second connection, for reading only."""
     try:
         connection = _connect(path, settings)
         connection.execute("PRAGMA query_only = ON")
@@ -223,10 +223,10 @@ def connect_reader(path: Path, settings: SqliteStoreSettings) -> sqlite3.Connect
 
 
 def connect_beside_server(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write, to a database that a server may have open.
+    """Open a read-only connection to a database that a server may have open.
 
-    A write-ahead log is read through a file beside the database, which even a reader has to make. In a
-    directory that cannot be written to, a database without a log can still be read, as it does not change.
+    A write-ahead log is read through a file beside the database, which even a reader must create.
+    In a directory that is not writable, only a database without a log can be read.
 
     :raises StoreError: there is no store of this version, or it cannot be read.
     """
@@ -284,8 +284,8 @@ def _unreadable(error: sqlite3.Error, path: Path) -> StoreError:
 
 
 def _connect(path: Path, settings: SqliteStoreSettings) -> sqlite3.Connection:
-    # Transactions are begun and ended by hand. The connection is made in one thread and used in another,
-    # never in two at once.
+    # Transactions are started and ended explicitly. The connection is created in one thread and
+    # used in another, never in two at once.
     return sqlite3.connect(
         path,
         timeout=settings.busy_timeout_ms / 1000,
@@ -311,7 +311,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         )
     if tables:
         raise StoreError(f"{path} is a database, but not a store of agentjet: use another run_dir")
-    # One transaction: a process killed here leaves an empty file, which the next one fills.
+    # One transaction: a process killed here leaves an empty file, which the next one can fill.
     connection.execute("BEGIN IMMEDIATE")
     try:
         for statement in _SCHEMA.split(";"):

@@ -1,4 +1,4 @@
-"""The default sample store: one SQLite file in write-ahead mode, written in groups."""
+"""The default sample store: one SQLite file in write-ahead mode, with group commits."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ _log = logging.getLogger("ajet.server")
 
 T = TypeVar("T")
 
-# Episodes that are read at once: enough that a page costs little, few enough to hold.
+# The number of episodes read at once: enough to make pages cheap, few enough for memory.
 _PAGE = 512
 
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """What only a store has that is open for writing."""
+    """The parts of a store that is open for writing."""
 
     writer: StoreWriter
     committer: GroupCommitter
@@ -68,11 +68,11 @@ class _Opened:
 
 
 class SqliteStore(SampleStore):
-    """All records of a run in ``<run_dir>/samples.sqlite3``.
+    """Stores all records of a run in ``<run_dir>/samples.sqlite3``.
 
     Writes of concurrent callers share transactions (`GroupCommitter`). Prompts are stored as the
-    difference to the call they go on from, so that a conversation takes space linear in its tokens.
-    Reads have a connection of their own and see everything that was acknowledged.
+    difference from the call they continue, so that a conversation takes space linear in its tokens.
+    Reads use a separate connection and see everything that was acknowledged.
     """
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
@@ -84,13 +84,13 @@ class SqliteStore(SampleStore):
 
     @property
     def transactions(self) -> int:
-        """Transactions committed since the store was opened."""
+        """The number of transactions committed since the store was opened."""
         return self._need_writing().committer.transactions
 
     async def open(self, *, read_only: bool = False) -> None:
-        """Open the database; without `read_only` it is created if there is none.
+        """Open the database; without `read_only` it is created if it does not exist.
 
-        :raises StoreError: it is open already, here or in another process, or it cannot be used.
+        :raises StoreError: it is already open, here or in another process, or it cannot be used.
         """
         if self._opened is not None:
             raise StoreError(f"the store {self._path} is open already")
@@ -106,7 +106,7 @@ class SqliteStore(SampleStore):
         self._opened = _Opened(connection, ThreadPoolExecutor(1, "store-reader"), writing)
 
     async def close(self) -> None:
-        """Commit what was requested before, and close; a store that is not open is left alone."""
+        """Commit all requested writes, and close; no effect on a store that is not open."""
         opened, self._opened = self._opened, None
         if opened is not None:
             if opened.writing is not None:
@@ -114,23 +114,23 @@ class SqliteStore(SampleStore):
             await asyncio.to_thread(self._disconnect, opened)
 
     async def append(self, *records: Record) -> None:
-        """Write records in one transaction, which those of other callers may share.
+        """Write records in one transaction, which other callers' records may share.
 
-        :raises StoreError: also if a token id does not fit into 32 bits.
+        :raises StoreError: the write failed, for example because a token id exceeds 32 bits.
         """
         writing = self._need_writing()
         await writing.committer.write(functools.partial(writing.writer.append, records))
 
     async def get_run(self) -> RunRecord | None:
-        """The run, if one was configured."""
+        """Return the run, None if none was configured."""
         return await self._read(reading.run)
 
     async def get_episode(self, episode_id: str) -> EpisodeRecord | None:
-        """One episode."""
+        """Return an episode, None if it is unknown."""
         return await self._read(lambda connection: reading.episode(connection, episode_id))
 
     async def episodes(self, query: EpisodeQuery = ALL_EPISODES) -> AsyncIterator[EpisodeRecord]:
-        """Episodes in the order of their claims, read in pages."""
+        """Yield episodes in the order of their claims, read in pages."""
         after: int | None = None
         while True:
             page = await self._read(
@@ -149,23 +149,23 @@ class SqliteStore(SampleStore):
             after = page[-1][0]
 
     async def calls(self, episode_ids: Sequence[str]) -> dict[str, list[Call]]:
-        """Calls by episode."""
+        """Return calls by episode."""
         return await self._read(lambda connection: reading.calls(connection, episode_ids))
 
     async def scores(self, episode_id: str) -> dict[str, CallScore]:
-        """The latest score of each call of an episode, by call id."""
+        """Return the latest score of each call of an episode, by call id."""
         return await self._read(lambda connection: reading.scores(connection, episode_id))
 
     async def batches(self, *, after_step: int, refused: bool = False) -> list[BatchRecord]:
-        """Batches for later steps, in order of step: those to train, or those that were refused."""
+        """Return batches of later steps in order of step: those to train, or those refused."""
         return await self._read(lambda connection: reading.batches(connection, after_step, refused))
 
     async def steps(self) -> list[StepRecord]:
-        """All finished steps, in order."""
+        """Return all finished steps in order."""
         return await self._read(reading.steps)
 
     async def call_totals(self) -> CallTotals:
-        """Running totals; no table is scanned."""
+        """Return running totals; no table is scanned."""
         opened = self._need_open()
         if opened.writing is None:
             return await self._read(reading.call_totals)
@@ -193,7 +193,7 @@ class SqliteStore(SampleStore):
     def _snapshot(
         self, connection: sqlite3.Connection, query: Callable[[sqlite3.Connection], T]
     ) -> T:
-        """Run `query`'s statements on one state of the database."""
+        """Run `query`'s statements on one snapshot of the database."""
         try:
             connection.execute("BEGIN")
             try:
@@ -230,6 +230,6 @@ class SqliteStore(SampleStore):
         opened.thread.shutdown(wait=True)
         opened.connection.close()
         if opened.writing is not None:
-            # The last connection to close folds the write-ahead log into the database.
+            # The last connection to close merges the write-ahead log into the database.
             opened.writing.connection.close()
             self._lock.release()

@@ -1,4 +1,4 @@
-"""A run's records for people: read from its store, beside the server that may be writing it."""
+"""Read a run's records for display, also while its server writes them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class EpisodeChoice:
-    """Which episodes; None means any.
+    """A selection of episodes; None means any.
 
-    :param step: of the batch of this training step.
-    :param refused: only of batches that the trainer refused, and with `step`, of those meant for it.
+    :param step: only those in the batch of this training step.
+    :param refused: only those in batches that the trainer refused; with `step`, those meant for it.
     """
 
     state: EpisodeState | None = None
@@ -40,7 +40,7 @@ class EpisodeChoice:
 
 @dataclass(frozen=True, slots=True)
 class StoredEpisode:
-    """All that is known about an episode.
+    """An episode with its calls and scores.
 
     :param step: the training step that consumes it, None if it has no batch or a refused one.
     :param scores: by call id, as `SampleStore.scores`.
@@ -53,17 +53,17 @@ class StoredEpisode:
 
 
 class StoreReader:
-    """Reads a store that it neither locks nor changes. An asynchronous context manager.
+    """An asynchronous context manager that reads a store without locking or changing it.
 
     :param store: opened and closed by this reader.
     :param run_dir: the run directory, for messages.
-    :raises StoreError: there is no store, or it cannot be read; raised when the context is entered.
+    :raises StoreError: the store does not exist or cannot be read; raised on entering the context.
     """
 
     def __init__(self, store: SampleStore, run_dir: Path) -> None:
         self._store = store
         self.run_dir = run_dir
-        # By batch, the step that consumes it; None for one that was refused.
+        # The step that consumes a batch, by batch id; None for one that was refused.
         self._steps: dict[str, int | None] = {}
 
     async def __aenter__(self) -> Self:
@@ -74,17 +74,17 @@ class StoreReader:
         await self._store.close()
 
     async def run(self) -> RunRecord | None:
-        """The run, if one was started."""
+        """Return the run, None if none was started."""
         return await self._store.get_run()
 
     async def refused(self) -> list[BatchRecord]:
-        """The batches that the trainer refused, in the order of the steps they were meant for."""
+        """Return the batches that the trainer refused, in the order of their intended steps."""
         return await self._store.batches(after_step=0, refused=True)
 
     async def episode_ids(
         self, choice: EpisodeChoice, *, newest_first: bool = False, limit: int | None = None
     ) -> list[str]:
-        """Ids of episodes in the order they were claimed, those of batches in the order of these."""
+        """Return ids of episodes in the order of their claims, or of their batches if chosen so."""
         ids: list[str] = []
         async for episode in self._episodes(choice, newest_first=newest_first):
             if limit is not None and len(ids) == limit:
@@ -93,11 +93,11 @@ class StoreReader:
         return ids
 
     async def count(self, choice: EpisodeChoice) -> int:
-        """How many episodes there are."""
+        """Return the number of chosen episodes."""
         return sum([1 async for _ in self._episodes(choice)])
 
     async def find(self, prefix: str) -> str:
-        """The id of the one episode whose id begins with `prefix`.
+        """Return the id of the only episode whose id starts with `prefix`.
 
         :raises EpisodeNotFoundError: there is none.
         :raises RequestError: there are several, and none is exactly `prefix`.
@@ -120,9 +120,9 @@ class StoreReader:
         return found[0]
 
     async def load(self, episode_id: str) -> StoredEpisode:
-        """One episode with its calls and scores.
+        """Return an episode with its calls and scores.
 
-        :raises EpisodeNotFoundError: it is not in the store.
+        :raises EpisodeNotFoundError: the episode is not in the store.
         """
         record = await self._store.get_episode(episode_id)
         if record is None:
@@ -144,7 +144,7 @@ class StoreReader:
             return
         after = 0 if choice.step is None else choice.step - 1
         batches = await self._store.batches(after_step=after, refused=choice.refused)
-        # Without those that were aborted while it was filled.
+        # Leave out the episodes that were aborted while the batch was filled.
         ids = [i for b in batches if choice.step in (None, b.step) for i in b.episode_ids]
         for episode_id in reversed(ids) if newest_first else ids:
             found = await self._store.get_episode(episode_id)

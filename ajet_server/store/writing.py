@@ -1,4 +1,4 @@
-"""The writes of the SQLite store. All of it runs in the committing thread, inside a transaction."""
+"""The writes of the SQLite store; all run in the committing thread, inside a transaction."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ _TAKE_EPISODE = (
 _INSERT_SCORE = _insert("scores", codec.SCORE_COLUMNS)
 _EPISODE_ID = "SELECT id FROM episodes WHERE episode_id = ?"
 _CALL_ID = "SELECT id FROM calls WHERE call_id = ?"
-# Calls and episodes whose rows need not be looked for; 16,384 open episodes find theirs.
+# The size of the cache of row ids; it is enough for 16,384 open episodes.
 _KNOWN_ROWS = 16_384
 _REPLACE_STEP = _insert("steps", codec.STEP_COLUMNS, "REPLACE")
 _REPLACE_RUN = _insert("run", f"one, {codec.RUN_COLUMNS}", "REPLACE")
 _REPLACE_TOTAL = _insert("totals", "name, value", "REPLACE")
-# Records that are written by one statement, and so as a whole.
+# Records that one statement writes completely.
 _ONE_STATEMENT = (Call, EpisodeRecord, RunRecord)
 
 
 class StoreWriter:
     """Applies writes to the connection, and keeps the totals.
 
-    :ivar totals: `SampleStore.call_totals` by name as of the last commit; replaced, never changed, so
-        that other threads may read it.
+    :ivar totals: `SampleStore.call_totals` by name as of the last commit; replaced, never modified,
+        so that other threads can read it.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self.totals: dict[str, int] = asdict(call_totals(connection))
         self._pending = dict(self.totals)
-        # By query, row ids of the latest episodes and calls, which the next calls belong to and go on from.
+        # Row ids of the latest episodes and calls, by query: the next calls refer to them.
         self._known: dict[str, dict[str, int]] = {_EPISODE_ID: {}, _CALL_ID: {}}
         self._put: dict[type, Callable[[Any], None]] = {
             Call: self._put_call,
@@ -77,17 +77,17 @@ class StoreWriter:
         }
 
     def before_commit(self) -> None:
-        """Write the totals that changed: once for the whole transaction."""
+        """Write the changed totals, once for the whole transaction."""
         changed = [(n, v) for n, v in self._pending.items() if v != self.totals[n]]
         if changed:
             self._connection.executemany(_REPLACE_TOTAL, changed)
 
     def committed(self) -> None:
-        """Show the totals."""
+        """Publish the totals."""
         self.totals = dict(self._pending)
 
     def rolled_back(self) -> None:
-        """Forget what the transaction said."""
+        """Discard the changes of the transaction."""
         self._forget(dict(self.totals))
 
     def append(self, records: Sequence[Record]) -> None:
@@ -106,7 +106,7 @@ class StoreWriter:
             raise
 
     def _forget(self, pending: dict[str, int]) -> None:
-        """Go back to earlier totals, and to no row that may be gone."""
+        """Restore earlier totals, and forget row ids that may no longer exist."""
         self._pending = pending
         for known in self._known.values():
             known.clear()
@@ -122,7 +122,7 @@ class StoreWriter:
             raise StoreError(f"cannot add episode {episode.episode_id}: {error}") from error
 
     def _put_call(self, call: Call) -> None:
-        """Add a call, its prompt as the difference to its base's tokens."""
+        """Add a call, with its prompt as the difference from its base's tokens."""
         episode = self._row_id(_EPISODE_ID, call.episode_id)
         if episode is None:
             raise StoreError(
@@ -186,7 +186,7 @@ class StoreWriter:
     def _learn(self, query: str, name: str, row_id: int) -> int:
         known = self._known[query]
         if len(known) >= _KNOWN_ROWS:
-            # The first to come is the one that is needed least.
+            # The oldest entry is the least likely to be needed.
             del known[next(iter(known))]
         known[name] = row_id
         return row_id

@@ -1,6 +1,8 @@
-"""Engines and trainers out of process, each worker in any Python interpreter.
+"""Engines and trainers in worker processes, each with any Python interpreter.
 
-The server spawns ``python -m ajet_server.workers --fd N`` with one end of a socket pair and talks to it in
-length-prefixed msgpack frames (`ajet_server.workers.frames`). No pickle, no port, no path: nobody but the
-two processes can reach the connection, and a worker whose server is gone sees the end of the file and exits.
+The server spawns ``python -m ajet_server.workers --fd N`` with one end of a socket pair. Server and
+worker exchange length-prefixed msgpack frames (`ajet_server.workers.frames`). There is no pickle,
+no port and no path: only the two processes can use the connection. A worker whose server is gone
+reads the end of the stream. It then exits, or waits for the next server
+(`ajet_server.workers.rendezvous`).
 """

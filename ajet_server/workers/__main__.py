@@ -1,4 +1,4 @@
-"""``python -m ajet_server.workers --fd N``: host components for the server at the other end of socket N."""
+"""``python -m ajet_server.workers --fd N``: host components for the server on socket N."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def _serve(connection: socket.socket, rendezvous: Path | None, orphan_seco
     host = WorkerHost()
     server: socket.socket | None = connection
     while server is not None and await host.serve(server) and rendezvous is not None:
-        # It can be found before its last calls have ended, or the next server would miss it.
+        # Wait before the last calls have ended, or the next server could miss this worker.
         waiting = asyncio.create_task(wait_for_server(rendezvous, orphan_seconds))
         server = await waiting if await host.cancel_calls() else None
     await host.close()
@@ -32,7 +32,7 @@ def main() -> None:
     )
     parser.add_argument("--orphan-seconds", type=float, default=0.0, help="how long to wait there")
     options = parser.parse_args()
-    # Ctrl-C in a terminal reaches the whole process group; the server decides when a worker ends.
+    # Ctrl-C in a terminal reaches the whole process group, but the server must stop its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=options.fd)
     asyncio.run(_serve(connection, options.rendezvous, options.orphan_seconds))

@@ -1,4 +1,4 @@
-"""A worker process that is not this process's child."""
+"""A worker process that is not a child of this process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import signal
 
 
 class AdoptedProcess:
-    """What a `WorkerProcess` needs of it.
+    """A process with the operations that a `WorkerProcess` needs.
 
-    A descriptor of the process makes sure that it is always the same one that is waited for and killed.
+    A process descriptor guarantees that the same process is waited for and killed, even if its id
+    is reused.
     """
 
     def __init__(self, pid: int) -> None:
@@ -21,12 +22,12 @@ class AdoptedProcess:
         asyncio.get_running_loop().add_reader(self._descriptor, self._on_end)
 
     async def wait(self) -> int:
-        """Return when it has ended. Its status is its parent's to know: 0 stands for any."""
+        """Wait until it has ended; return 0, because only its parent knows the exit status."""
         await asyncio.shield(self._ended)
         return 0
 
     def kill(self) -> None:
-        """SIGKILL; harmless if it has ended."""
+        """Send SIGKILL; no effect if it has ended."""
         if not self._ended.done():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Interface dataclasses as plain msgpack values and back."""
+"""Convert interface dataclasses to plain msgpack values and back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ComponentPlan:
-    """A component a worker has to make: import targets and plain settings."""
+    """A component for a worker to create: import targets and plain settings."""
 
     name: str
     target: str
@@ -37,13 +37,14 @@ class ComponentPlan:
 
 @dataclass(frozen=True, slots=True)
 class BootPlan:
-    """What a worker hosts.
+    """The components that a worker hosts, and how to start them.
 
-    :param checkpoint: directory the trainer goes on from, None for a new run.
-    :param channel: the weight channel, if the worker hosts both components: the trainer's weights are
-        published on it before the engine starts, so that the engine need not load any of its own.
+    :param checkpoint: the directory from which the trainer continues, None for a new run.
+    :param channel: the weight channel, if the worker hosts both components: the trainer publishes
+        its weights on it before the engine starts, so that the engine need not load any.
     :param servers: the model servers behind the engine.
-    :param collective_host: where the trainer listens, if it sends weights over the network.
+    :param collective_host: the address on which the trainer listens if it sends weights over the
+        network.
     :param version: of the server's code.
     """
 
@@ -62,13 +63,13 @@ class BootPlan:
 
     @property
     def components(self) -> BootPlan:
-        """The plan without what changes from one boot to the next: what has to be the same to use a worker again."""
+        """The plan without what changes between boots; a worker with an equal one can be reused."""
         return replace(self, checkpoint=None, policy_version=0)
 
 
 @dataclass(frozen=True, slots=True)
 class BootReport:
-    """What came up; None for a component the worker does not host."""
+    """The components that started; None for one that the worker does not host."""
 
     engine: EngineInfo | None
     trainer: TrainerInfo | None
@@ -84,15 +85,15 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
 
 
 def to_plain(value: object) -> Any:
-    """`value`, a dataclass or pydantic model of the interfaces, as dicts, lists and scalars."""
+    """Convert a dataclass or pydantic model of the interfaces to dicts, lists and scalars."""
     return _adapter(type(value)).dump_python(value, mode="python")
 
 
 def from_plain(cls: type[T] | UnionType, plain: Any) -> T:
-    """The `cls` that `to_plain` wrote.
+    """Convert the output of `to_plain` back to `cls`.
 
     :param cls: a type, or a union such as ``BootReport | None``.
-    :raises pydantic.ValidationError: it is not one.
+    :raises pydantic.ValidationError: `plain` is not valid for `cls`.
     """
     result: T = _adapter(cls).validate_python(plain)
     return result
@@ -103,9 +104,9 @@ _sampling_values = attrgetter(*_SAMPLING_NAMES)
 
 
 def pack_request(request: GenerateRequest) -> list[Any]:
-    """A request as a flat array: it is sent for every call, so it skips the generic path.
+    """Convert a request to a flat array: it is sent for every call, so it skips the generic path.
 
-    The prompt goes as the bytes of an array of uint32; both processes are on one machine.
+    The prompt is the bytes of an array of native uint32: both processes are on one machine.
     """
     sampling = _sampling_values(request.sampling)
     prompt = array("I", request.prompt_ids).tobytes()
@@ -113,7 +114,7 @@ def pack_request(request: GenerateRequest) -> list[Any]:
 
 
 def unpack_request(plain: list[Any]) -> GenerateRequest:
-    """The request that `pack_request` wrote."""
+    """Undo `pack_request`."""
     request_id, prompt, values, stream, sampled = plain
     prompt_ids = array("I")
     prompt_ids.frombytes(prompt)
@@ -126,7 +127,7 @@ def unpack_request(plain: list[Any]) -> GenerateRequest:
 
 
 def pack_chunk(chunk: GenerateChunk) -> list[Any]:
-    """A chunk as a flat array."""
+    """Convert a chunk to a flat array."""
     return [
         chunk.token_ids,
         chunk.logprobs,
@@ -137,7 +138,7 @@ def pack_chunk(chunk: GenerateChunk) -> list[Any]:
 
 
 def unpack_chunk(plain: list[Any]) -> GenerateChunk:
-    """The chunk that `pack_chunk` wrote."""
+    """Undo `pack_chunk`."""
     token_ids, logprobs, policy_version, finish_reason, top = plain
     if top is not None:
         top = [[(int(i), float(x)) for i, x in row] for row in top]

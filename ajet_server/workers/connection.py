@@ -1,4 +1,4 @@
-"""The server's end of a socket to a worker: sends calls as frames, and takes their answers."""
+"""The server's end of a socket to a worker: sends calls as frames and receives the responses."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ R = TypeVar("R")
 
 
 class _Stream:
-    """The answer to a running `generate`: its next chunk, what made it fail, or None at its end.
+    """The response to a running `generate`: its next chunk, an error, or None at the end.
 
-    A queue with one reader and no limit; asyncio's has locks and counters that each call would pay
-    for.
+    A queue with one reader and no limit. asyncio's queue has locks and counters, which would slow
+    down each call.
     """
 
     def __init__(self) -> None:
@@ -43,10 +43,10 @@ class _Stream:
 
 
 class Connection:
-    """Calls to the worker at the other end of a socket. Made by `Connection.open`.
+    """Calls to the worker at the other end of a socket. Create it with `Connection.open`.
 
-    A call has no deadline of its own. Callers put it into an `asyncio.timeout`: a call that is
-    cancelled here is cancelled in the worker too.
+    A call has no deadline. Callers use `asyncio.timeout`: cancelling a call here also cancels it in
+    the worker.
 
     :ivar closed: whether `close` was called.
     """
@@ -62,16 +62,16 @@ class Connection:
 
     @classmethod
     async def open(cls, connected: socket.socket) -> Connection:
-        """A connection over a connected socket; no call is answered before `read` runs."""
+        """Open a connection over a connected socket; no call completes before `read` runs."""
         return cls(*await asyncio.open_unix_connection(sock=connected, limit=1 << 20))
 
     async def call(self, method: Method[P, R], params: P) -> R:
         """Call a method and return its result.
 
-        :raises AjetError: what the worker answered instead, as the class that was raised there.
+        :raises AjetError: the worker raised it, of the same class.
         :raises WorkerDiedError: the worker ended first.
         """
-        # The event loop goes on answering calls of agents meanwhile.
+        # Convert large parameters in a thread, so that the event loop can serve agents' calls.
         plain = await asyncio.to_thread(to_plain, params) if method.large else to_plain(params)
         call_id = next(self._ids)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -86,7 +86,7 @@ class Connection:
             self._pending.pop(call_id, None)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
-        """As `ajet_core.interfaces.ServingEngine.generate`, with the errors of `call`."""
+        """Generate as `ServingEngine.generate` does, with the errors of `call`."""
         call_id = next(self._ids)
         stream = self._streams[call_id] = _Stream()
         over = False
@@ -104,9 +104,9 @@ class Connection:
                 self._cancel(call_id)
 
     async def read(self) -> None:
-        """Give answers to their callers until the worker closes its end.
+        """Pass responses to their callers until the worker closes its end.
 
-        :raises Exception: a frame makes no sense.
+        :raises Exception: a frame is malformed.
         """
         async for frame in frames.read(self._reader):
             kind, *rest = frame
@@ -129,7 +129,7 @@ class Connection:
                 future.set_exception(failure)
 
     def lose(self, reason: str) -> None:
-        """Fail all calls, those in progress and those to come, because the worker has ended."""
+        """Fail all present and future calls, because the worker has ended."""
         self._lost = reason
         for future in list(self._pending.values()):
             if not future.done():
@@ -138,7 +138,7 @@ class Connection:
             stream.put(WorkerDiedError(reason))
 
     def close(self) -> None:
-        """Tell the worker that it is needed no more, and close the socket."""
+        """Tell the worker to end, and close the socket."""
         self.closed = True
         if self._lost is None:
             self._writer.write(frames.pack([frames.END]))

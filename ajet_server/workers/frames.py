@@ -4,10 +4,12 @@
 |---|---|---|
 | ``[CALL, id, method, params]`` | to the worker | call a method; exactly one RESULT or ERROR answers |
 | ``[CANCEL, id]`` | to the worker | stop the call `id` early; it is still answered |
-| ``[END]`` | to the worker | it is needed no more, also by no other server |
+| ``[END]`` | to the worker | no server needs the worker any more |
 | ``[RESULT, id, value]`` | to the server | |
 | ``[ERROR, id, payload]`` | to the server | payload as `AjetError.to_payload` |
-| ``[CHUNKS, [[id, chunk], ...]]`` | to the server | what running ``generate`` calls produced, before their RESULT |
+| ``[CHUNKS, [[id, chunk], ...]]`` | to the server | output of running ``generate`` calls |
+
+CHUNKS of a call precede its RESULT.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _READ_BYTES = 1 << 20
 
 
 def pack(frame: list[Any]) -> bytes:
-    """One frame as bytes, the length in front.
+    """Return one frame as bytes, preceded by its length.
 
     :raises WorkerError: the frame is larger than `MAX_FRAME_BYTES`.
     """
@@ -40,10 +42,10 @@ def pack(frame: list[Any]) -> bytes:
 
 
 class FrameWriter:
-    """Sends what was written in one turn of the event loop together: every piece of its own wakes the other side.
+    """Sends all frames of one event loop iteration together, to wake the receiver only once.
 
-    It does not wait until frames are taken. What waits here is bounded by the calls in progress, each of which
-    waits for its answer.
+    It does not wait until frames are sent. The buffer is bounded by the calls in progress, each of
+    which waits for its response.
     """
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
@@ -51,13 +53,13 @@ class FrameWriter:
         self._waiting: list[bytes] = []
 
     def write(self, frame: bytes) -> None:
-        """Send a frame at the end of this turn, after those that were written before."""
+        """Send a frame at the end of this loop iteration, after those written before."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._flush)
         self._waiting.append(frame)
 
     def close(self) -> None:
-        """Send what was written, and close the connection."""
+        """Send all frames, and close the connection."""
         self._flush()
         self._writer.close()
 
@@ -68,7 +70,7 @@ class FrameWriter:
 
 
 async def read(reader: asyncio.StreamReader) -> AsyncIterator[list[Any]]:
-    """Frames, up to the end of the stream (also in the middle of a frame)."""
+    """Yield frames until the end of the stream; ignore a partial frame at the end."""
     buffer = bytearray()
     while data := await _some(reader):
         buffer += data

@@ -1,7 +1,7 @@
-"""The worker's side: makes the components and serves the server's calls.
+"""The worker's side: create the components and serve the server's calls.
 
-The engine lives on the event loop, the trainer on one thread of its own, so that a training step does
-not keep the engine from answering.
+The engine runs on the event loop and the trainer in a separate thread, so that a training step does
+not block the engine.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 _Handler = Callable[[int, Any], Awaitable[Any]]
-"""Answers a call: takes its id and its plain parameters, and returns its plain result."""
+"""Handles a call: takes its id and its plain parameters, and returns its plain result."""
 
 _CLOSE_SECONDS = 2.0
-# A new worker is there in about this time.
+# A new worker would start in about this time.
 _IDLE_SECONDS = 5.0
 
 
@@ -79,16 +79,16 @@ def _check_version(of_server: object) -> None:
 
 
 def _plain_result(method: Method[P, R], result: R) -> Any:
-    # A component may return something where nothing is asked for.
+    # A component may return a value although the method has no result.
     return None if method.result is NoneType else to_plain(result)
 
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Turn the garbage collector off during a boot, and freeze what the boot has made.
+    """Disable the garbage collector during a boot, and freeze the objects created by it.
 
-    Imports make hundreds of thousands of objects that stay: looking for garbage among them takes a sixth of a boot's
-    time, and would hold up answers as long later.
+    Imports create hundreds of thousands of permanent objects. Collecting among them takes a sixth
+    of a boot's time, and later collections would delay responses by as much.
     """
     gc.disable()
     try:
@@ -99,7 +99,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 class WorkerHost:
-    """Makes the components and serves one server after the other with them."""
+    """Creates the components and serves one server after the other with them."""
 
     def __init__(self) -> None:
         self._writer: frames.FrameWriter
@@ -135,10 +135,10 @@ class WorkerHost:
         )
 
     async def serve(self, connection: socket.socket) -> bool:
-        """Answer calls until the server closes the connection.
+        """Serve calls until the server closes the connection.
 
-        :return: whether the server went away without saying that this worker is needed no more, and another one
-            can go on with it.
+        :return: whether another server can continue with this worker: it has booted, and the server
+            disappeared without ending it.
         """
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=1 << 20)
         self._writer = frames.FrameWriter(writer)
@@ -157,9 +157,9 @@ class WorkerHost:
         return self._booted is not None
 
     async def cancel_calls(self) -> bool:
-        """End the calls of a server that is gone; False if some do not end.
+        """Cancel the calls of a server that is gone; return False if some do not end.
 
-        A training step goes on: nothing can stop it.
+        A training step continues: it cannot be interrupted.
         """
         running = list(self._tasks.values())
         for task in running:
@@ -170,9 +170,9 @@ class WorkerHost:
         return not unending
 
     async def close(self) -> None:
-        """Free the components."""
+        """Close the components."""
         await self.cancel_calls()
-        # Nobody waits for this worker any more: a step in progress must not keep its memory alive.
+        # Do not wait for a step in progress: it would keep the worker's memory allocated.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 if self._engine is not None:
@@ -194,7 +194,7 @@ class WorkerHost:
             answer = frames.pack([frames.RESULT, call_id, None])
         except AjetError as error:
             answer = frames.pack([frames.ERROR, call_id, error.to_payload()])
-        # A component may raise anything; its caller is in another process and must hear of it.
+        # A component may raise anything, and the caller is in another process: report it there.
         except Exception as error:  # noqa: BLE001
             text = "".join(traceback.format_exception(error)[-12:])
             cls = WorkerBootError if method == methods.BOOT.name else WorkerError
@@ -231,7 +231,7 @@ class WorkerHost:
     def _on_trainer(
         self, method: Method[P, R], answer: Callable[[Trainer, P], R]
     ) -> tuple[str, _Handler]:
-        # A batch may have millions of tokens: it is read on the trainer's thread too.
+        # Batches may have millions of tokens: convert them in the trainer's thread too.
         def work(trainer: Trainer, plain: Any) -> Any:
             return _plain_result(method, answer(trainer, from_plain(method.params, plain)))
 
@@ -241,7 +241,7 @@ class WorkerHost:
         return method.name, handle
 
     async def _boot_of_any_version(self, _: int, plain: Any) -> Any:
-        # Before the plan is read: another version may have written it in another form.
+        # Check before reading the plan: another version may have a different format.
         _check_version(plain.get("version"))
         return to_plain(await self._boot(from_plain(methods.BOOT.params, plain)))
 
@@ -260,7 +260,7 @@ class WorkerHost:
         )
         trainer_info: TrainerInfo | None = None
         engine_info: EngineInfo | None = None
-        # The trainer comes first: an engine in the same process then takes over its weights.
+        # Start the trainer first: an engine in the same process then takes over its weights.
         if plan.trainer is not None:
             self._trainer = _make(plan.trainer, context)
             trainer_info = await self._in_thread(lambda t: t.start(plan.model, plan.algorithm))
@@ -276,7 +276,7 @@ class WorkerHost:
         return BootReport(engine_info, trainer_info)
 
     async def _adopt(self, plan: BootPlan) -> BootReport | None:
-        """As `_boot`, with the components that are there; None if they are others, or cannot be put back."""
+        """Reuse the present components at the plan's checkpoint; None if that is not possible."""
         if self._booted is None or self._booted[0].components != plan.components:
             return None
         if not await self._is_idle():
@@ -290,12 +290,12 @@ class WorkerHost:
                 version = plan.policy_version
                 await self._in_thread(lambda t: t.publish(channel, version))
         if self._engine is not None:
-            # It sleeps if the server was killed while a step was trained.
+            # The engine sleeps if the server was killed during a training step.
             await (self._wake(self._engine, None) if self._asleep else self._engine.resume())
         return self._booted[1]
 
     async def _is_idle(self) -> bool:
-        """Whether what the last server had begun ends soon; the engine is paused then."""
+        """Return whether the last server's work ends soon; if so, the engine is paused."""
         try:
             async with asyncio.timeout(_IDLE_SECONDS):
                 if self._engine is not None:
@@ -307,7 +307,7 @@ class WorkerHost:
         return True
 
     async def _ping(self, _: None) -> None:
-        """Nothing: that it is answered is the answer."""
+        """Do nothing: the response shows that the worker is alive."""
 
     async def _generate(self, call_id: int, params: Any) -> None:
         request = unpack_request(params)
@@ -318,18 +318,18 @@ class WorkerHost:
                     asyncio.get_running_loop().call_soon(self._flush_chunks)
                 self._chunks.append([call_id, pack_chunk(chunk)])
         finally:
-            # Closing the generator is what tells the engine that a cancelled call's slot is free.
+            # Closing the generator tells the engine that a cancelled call's slot is free.
             if isinstance(chunks, AsyncGenerator):
                 await chunks.aclose()
 
     def _flush_chunks(self) -> None:
-        """Send in one frame what all running calls produced in this turn of the event loop."""
+        """Send the output of all running calls in this loop iteration as one frame."""
         if self._chunks:
             self._writer.write(frames.pack([frames.CHUNKS, self._chunks]))
             self._chunks = []
 
     async def _sleep(self, engine: Engine, _: None) -> None:
-        # Also if it is interrupted, or fails half-way.
+        # Set the flag even if sleeping is interrupted or fails halfway.
         self._asleep = True
         await engine.sleep()
 

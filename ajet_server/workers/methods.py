@@ -1,8 +1,8 @@
-"""The methods that a server calls in a worker: their names, and the types of what crosses.
+"""The methods that a server calls in a worker: their names, parameter types and result types.
 
-Both ends use this table: `Connection.call` takes a method with a value of the type `Method.params`,
-and `WorkerHost` answers with one of the type `Method.result`. A type checker therefore sees both
-ends of every call, and no other module spells the name of a method.
+Both ends use this table: `Connection.call` takes a method with a value of type `Method.params`, and
+`WorkerHost` answers with one of type `Method.result`. So a type checker sees both ends of every
+call, and no other module contains the name of a method.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[P, R]):
-    """A method that is answered once. What crosses is written by `codec.to_plain`.
+    """A method with a single response. `codec.to_plain` converts its parameters and result.
 
-    :param params: None for a method without parameters.
-    :param large: its parameters may have millions of numbers, and are converted on a thread.
+    :param params: NoneType for a method without parameters.
+    :param large: whether the parameters may have millions of numbers and are converted in a thread.
     """
 
     name: str
@@ -34,10 +34,10 @@ class Method(Generic[P, R]):
 
 
 GENERATE = "generate"
-"""`ServingEngine.generate`, the only method that is answered in pieces.
+"""`ServingEngine.generate`, the only method with a streamed response.
 
-It is called for every model call, so what it takes and gives crosses in forms of its own
-(`codec.pack_request`, `codec.pack_chunk`), and it is no `Method`.
+It is not a `Method`: it is called for every model call, so its parameters and chunks have special
+formats (`codec.pack_request`, `codec.pack_chunk`).
 """
 
 BOOT = Method("boot", BootPlan, BootReport)

@@ -1,4 +1,4 @@
-"""A worker's process, as the server has it: spawned or found, booted, and noticed when it dies."""
+"""The server's handle of a worker process: spawn or find it, boot it, and detect its death."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from ajet_server.workers.rendezvous import SUPPORTED, find_worker
 _TAIL_LINES = 15
 _TAIL_BYTES = 16384
 _EXIT_SECONDS = 1.0
-# One that was found needs no more to end the calls of the server before.
+# A found worker needs no longer than this to end the calls of the previous server.
 _ANSWER_SECONDS = 10.0
 
 
 def _environment(interpreter: Interpreter) -> dict[str, str]:
-    """Ours without our own settings: workers are told theirs, and tokens or a store's password are none of them.
+    """Return this environment without agentjet's settings, which may include secrets.
 
-    Models are local directories: libraries that would fetch what a directory lacks are told to stay offline, unless
-    the operator says otherwise in the server's environment.
+    Workers receive their settings otherwise. Models are local directories, so libraries that would
+    download what a directory lacks are set to offline mode, unless the operator sets otherwise in
+    the server's environment.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AJET_")}
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -43,7 +44,7 @@ def _environment(interpreter: Interpreter) -> dict[str, str]:
 
 
 def _signal_text(number: int) -> str:
-    """How a process ended that a signal killed."""
+    """Describe the end of a process that a signal killed."""
     text = f"killed by signal {number}"
     if number == signal.SIGKILL:
         text += ", which is also what the kernel sends when memory runs out: see dmesg"
@@ -51,15 +52,15 @@ def _signal_text(number: int) -> str:
 
 
 class Hosting(Protocol):
-    """What a worker runs in: a child, or a process that was found."""
+    """The process that a worker runs in: a child, or one that was found."""
 
     @property
     def pid(self) -> int: ...
     async def wait(self) -> int:
-        """Return when it has ended: its exit status, or the number of the signal that ended it, negative."""
+        """Wait for its end; return the exit status, or the negative number of a fatal signal."""
 
     def kill(self) -> None:
-        """End it at once; harmless if it has ended."""
+        """Kill it; no effect if it has ended."""
 
 
 class _Child:
@@ -77,17 +78,18 @@ class _Child:
 
     def kill(self) -> None:
         if self._process.returncode is None:
-            # Not Popen.kill: it reaps a process that has just ended, and asyncio loses its exit status.
+            # Not Popen.kill: it would reap a process that has just ended, and asyncio would lose
+            # its exit status.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
 
 class WorkerProcess:
-    """One worker process. Made by `WorkerProcess.spawn` or `WorkerProcess.find`.
+    """One worker process. Create it with `WorkerProcess.spawn` or `WorkerProcess.find`.
 
-    :ivar connection: for calls, which raise `WorkerDiedError` with the last lines of the worker's log
-        if the process ends first.
-    :ivar died: becomes done, with the description of the death as its result, when the process ends.
+    :ivar connection: for calls, which raise `WorkerDiedError` with the last lines of the worker's
+        log if the process ends first.
+    :ivar died: completed when the process ends; its result describes the death.
     """
 
     def __init__(self, process: Hosting, connection: Connection, log: Path) -> None:
@@ -108,9 +110,9 @@ class WorkerProcess:
     ) -> WorkerProcess:
         """Start a worker.
 
-        :param log: file its stdout and stderr are appended to.
-        :param interpreter: to run it in, this one by default.
-        :param rendezvous: where it waits for `find` if this process is killed, for `orphan_seconds`.
+        :param log: the file to which its stdout and stderr are appended.
+        :param interpreter: to run it in, this process's by default.
+        :param rendezvous: where it waits for `find` for `orphan_seconds` if this process is killed.
         :raises WorkerBootError: the interpreter cannot be started.
         """
         interpreter = interpreter or Interpreter(sys.executable)
@@ -142,7 +144,7 @@ class WorkerProcess:
 
     @classmethod
     async def find(cls, rendezvous: Path, log: Path) -> WorkerProcess | None:
-        """The worker of a server that was killed, if one waits for the next."""
+        """Return the worker of a server that was killed, None if none waits for the next."""
         found = await asyncio.to_thread(find_worker, rendezvous)
         if found is None:
             return None
@@ -156,15 +158,15 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """The process id."""
         return self._process.pid
 
     async def boot(self, plan: BootPlan, timeout: float) -> BootReport:
-        """Make the plan's components.
+        """Create the plan's components.
 
         :param timeout: seconds after which the boot has failed.
-        :raises WorkerDiedError: a signal killed it, which says nothing about the plan.
-        :raises WorkerBootError: it exited, hung, or a component refused; the message shows why.
+        :raises WorkerDiedError: a signal killed the worker, so the plan need not be at fault.
+        :raises WorkerBootError: it exited, hung, or a component failed; the message says why.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -179,22 +181,22 @@ class WorkerProcess:
             ) from error
 
     async def adopt(self, plan: BootPlan, timeout: float) -> BootReport | None:
-        """Go on with the components that a found worker has, at the plan's checkpoint; None if that cannot be."""
+        """Reuse a found worker's components at the plan's checkpoint; None if not possible."""
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await self.ping()
             async with asyncio.timeout(timeout):
                 return await self.connection.call(ADOPT, plan)
         except (AjetError, TimeoutError):
-            # Whatever is wrong with it, a new one is started instead.
+            # Whatever is wrong, a new worker is started instead.
             return None
 
     async def ping(self) -> None:
-        """Return once the worker has answered, whatever else it does."""
+        """Wait until the worker has responded; it does so during other work, too."""
         await self.connection.call(PING, None)
 
     async def close(self, grace: float = 10.0) -> None:
-        """End the process: close the connection, wait `grace` seconds, then kill it."""
+        """Close the connection, and kill the process if it does not end in `grace` seconds."""
         self.connection.close()
         try:
             async with asyncio.timeout(grace):
@@ -205,11 +207,11 @@ class WorkerProcess:
         await self._watching
 
     def kill(self) -> None:
-        """SIGKILL, by pid; harmless if it has ended."""
+        """Send SIGKILL; no effect if it has ended."""
         self._process.kill()
 
     def log_tail(self) -> str:
-        """The last lines of the worker's log."""
+        """Return the last lines of the worker's log."""
         try:
             with self._log.open("rb") as file:
                 file.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
@@ -219,25 +221,26 @@ class WorkerProcess:
         return "\n".join(lines[-_TAIL_LINES:]) or "(the log is empty)"
 
     async def _watch(self) -> None:
-        """Read answers until the worker ends; a frame that makes no sense ends the worker."""
+        """Read responses until the worker ends; a malformed frame ends the worker."""
         problem = ""
         reading = asyncio.create_task(self.connection.read())
         ending = asyncio.create_task(self._process.wait())
         await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED)
-        # Its last frames are read, but a process that it forked may keep the connection open for ever.
+        # Read the last frames, but not forever: a process that the worker forked may keep the
+        # connection open.
         await asyncio.wait([reading], timeout=_EXIT_SECONDS)
         reading.cancel()
-        # Whatever it was, all who wait for this worker have to hear of its end.
+        # Whatever the error, all callers that wait for this worker must be notified.
         (error,) = await asyncio.gather(reading, return_exceptions=True)
         if isinstance(error, Exception):
             problem = f" after a frame that could not be read ({type(error).__name__}: {error})"
-        # Its own end comes a moment after that of its connection, and its status says why.
+        # The process ends a moment after its connection, and its exit status says why.
         await asyncio.wait([ending], timeout=None if self.connection.closed else _EXIT_SECONDS)
         if not ending.done():
-            # A worker that closed its end but lives on is of no use to anybody.
+            # A worker that closed its end but still runs is useless.
             self.kill()
         code = await ending
-        # Nobody but its parent learns how a worker ended that was found; it had booted, so it was most likely killed.
+        # The exit status of a found worker is unknown; it had booted, so it was probably killed.
         self._killed = code < 0 or isinstance(self._process, AdoptedProcess)
         how = f"exit status {code}" if code >= 0 else _signal_text(-code)
         if isinstance(self._process, AdoptedProcess):

@@ -1,4 +1,4 @@
-"""An engine and a trainer that run in a worker, as the server uses them."""
+"""The server's proxies of an engine and a trainer that run in a worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ajet_server.workers.connection import Connection
 class RemoteEngine(ServingEngine):
     """The engine of a worker. Any method also raises `WorkerDiedError` if the worker ends first.
 
-    :param worker: what logs call it.
+    :param worker: the worker's name in logs.
     """
 
     def __init__(self, connection: Connection, worker: str) -> None:
@@ -61,31 +61,31 @@ class RemoteEngine(ServingEngine):
 
 
 class RemoteTrainer:
-    """The trainer of a worker: the methods of a `Trainer` that has started, as coroutines.
+    """The trainer of a worker: the methods of a started `Trainer`, as coroutines.
 
-    A `Trainer` blocks the thread that calls it, which must not be that of the server's event loop.
-    Any method also raises `WorkerDiedError` if the worker ends first.
+    The methods of a `Trainer` block their thread, so the server's event loop cannot call them. Any
+    method here also raises `WorkerDiedError` if the worker ends first.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     async def step(self, batch: TrainBatch) -> StepReport:
-        """As `Trainer.step`."""
+        """Train on a batch, as `Trainer.step` does."""
         return await self._connection.call(methods.STEP, batch)
 
     async def rehearse(self, batch: TrainBatch) -> StepReport:
-        """As `Trainer.rehearse`."""
+        """Rehearse a batch, as `Trainer.rehearse` does."""
         return await self._connection.call(methods.REHEARSE, batch)
 
     async def publish(self, channel: str, policy_version: int) -> WeightUpdate:
-        """As `Trainer.publish`."""
+        """Publish the weights, as `Trainer.publish` does."""
         return await self._connection.call(methods.PUBLISH, (channel, policy_version))
 
     async def save(self, directory: Path) -> None:
-        """As `Trainer.save`."""
+        """Save a checkpoint, as `Trainer.save` does."""
         await self._connection.call(methods.SAVE, str(directory))
 
     async def export(self, directory: Path) -> None:
-        """As `Trainer.export`."""
+        """Export the model, as `Trainer.export` does."""
         await self._connection.call(methods.EXPORT, str(directory))

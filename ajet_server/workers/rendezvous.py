@@ -1,8 +1,8 @@
-"""Where a worker whose server is gone waits for the next one: a Unix socket in the run directory.
+"""A Unix socket in the run directory where a worker waits for the next server.
 
-A server that is killed and started again finds its workers there, with libraries imported and model loaded, and goes
-on within a second or two. The socket exists only while a worker waits; only processes of the same user are
-answered.
+A server that is killed and restarted finds its workers there, with libraries imported and the model
+loaded, and continues within a second or two. The socket exists only while a worker waits. Only
+processes of the same user may connect.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _PEER = struct.Struct("3i")  # pid, uid, gid
 _MODE = 0o700
 
 SUPPORTED = sys.platform == "linux" and hasattr(os, "pidfd_open")
-"""Whether workers can be found again: it takes what only Linux tells of a process that is no child."""
+"""Whether workers can be found again; this requires process descriptors, which only Linux has."""
 
 
 def peer_pid(connection: socket.socket) -> int | None:
-    """The process at the other end, if it belongs to this user."""
+    """Return the id of the process at the other end, None unless it belongs to this user."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     pid, uid, _ = _PEER.unpack(data)
     return int(pid) if uid == os.getuid() else None
@@ -33,7 +33,7 @@ def peer_pid(connection: socket.socket) -> int | None:
 
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """A name of `path` that fits into a socket address, which holds about a hundred bytes."""
+    """Provide a short name of `path`: a socket address holds only about a hundred bytes."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -42,7 +42,7 @@ def _short(path: Path) -> Iterator[str]:
 
 
 async def wait_for_server(path: Path, seconds: float) -> socket.socket | None:
-    """The connection of the next server, None if none came in time."""
+    """Return the connection of the next server, None if none connects in time."""
     loop = asyncio.get_running_loop()
     try:
         with _listening(path) as listener:
@@ -53,7 +53,8 @@ async def wait_for_server(path: Path, seconds: float) -> socket.socket | None:
                         return connection
                     connection.close()
     except OSError:
-        # Nobody came; or the run directory is full, gone or on a file system without sockets, and nobody can come.
+        # Either no server came in time, or none can: the run directory is full, gone, or on a file
+        # system without sockets.
         return None
 
 
@@ -70,18 +71,18 @@ def _listening(path: Path) -> Iterator[socket.socket]:
         try:
             yield listener
         finally:
-            # Another worker may wait there by now.
+            # Another worker may have replaced the socket.
             with contextlib.suppress(OSError):
                 if path.stat().st_ino == ours:
                     path.unlink()
 
 
 def find_worker(path: Path) -> tuple[socket.socket, int] | None:
-    """A connection to the worker that waits at `path`, and its process id; None if none does."""
+    """Connect to the worker that waits at `path`; return the socket and process id, or None."""
     if not (SUPPORTED and path.is_socket()):
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # A worker that is frozen takes no connections; those of servers before this one may fill its queue.
+    # Do not block: a frozen worker accepts no connections, and its queue may be full.
     connection.setblocking(False)
     try:
         with _short(path) as name:

@@ -24,7 +24,7 @@ _DISMISS_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class RunWorkers:
-    """An engine and a trainer that run, and their processes: the same one if they share weights."""
+    """A running engine and trainer, and their processes: the same one if they share weights."""
 
     engine: ServingEngine
     trainer: RemoteTrainer
@@ -43,11 +43,11 @@ class RunWorkers:
         timeout: float,
         orphan_seconds: float,
     ) -> RunWorkers:
-        """Take over the workers of a server that was killed, or start processes and make the components in them.
+        """Take over the workers of a server that was killed, or start new ones.
 
         :param orphan_seconds: how long workers wait for the next server if this one is killed.
-        :raises WorkerDiedError: one was killed meanwhile; none is left running.
-        :raises WorkerBootError: one did not come up; none is left running.
+        :raises WorkerDiedError: a worker was killed meanwhile; none is left running.
+        :raises WorkerBootError: a worker did not start; none is left running.
         """
         boot = _Boot(run_dir, timeout, orphan_seconds)
         try:
@@ -64,7 +64,8 @@ class RunWorkers:
                     boot.worker("engine", engine_plan, run.python.get("engine"), True),
                 )
                 if run.config.rollout.engine_sleeps:
-                    # They share a device's memory: an engine takes what is left, and may wake when the trainer rests.
+                    # They share a device's memory: the engine takes what the trainer leaves, and
+                    # must start while the trainer is idle.
                     trained, served = await _in_turn(*boots)
                 else:
                     trained, served = await _together(*boots)
@@ -86,25 +87,25 @@ class RunWorkers:
             raise
 
     def processes(self) -> list[WorkerProcess]:
-        """Each process once."""
+        """Return each process once."""
         both = [self.engine_process, self.trainer_process]
         return both[:1] if self.engine_process is self.trainer_process else both
 
     def alive(self) -> bool:
-        """Whether all of them run."""
+        """Return whether all processes run."""
         return not any(worker.died.done() for worker in self.processes())
 
     @property
     def only_engine_died(self) -> bool:
-        """Whether an engine with a process of its own has ended, and the trainer runs."""
+        """Whether only the engine has ended, in a separate process from the trainer's."""
         return self.engine_process.died.done() and not self.trainer_process.died.done()
 
     def exit_report(self) -> str:
-        """How those that ended have ended."""
+        """Describe how the ended processes ended."""
         return "\n".join(w.died.result() for w in self.processes() if w.died.done())
 
     async def close(self, grace: float = 10.0) -> None:
-        """End all processes, by force after `grace` seconds."""
+        """Stop all processes; kill them after `grace` seconds."""
         await asyncio.gather(*(worker.close(grace) for worker in self.processes()))
 
 
@@ -114,14 +115,14 @@ async def _in_turn(
     try:
         return await first, await second
     finally:
-        # If the first failed the second was not begun, of which Python would warn.
+        # If the first fails, close the second: Python warns about coroutines never awaited.
         second.close()
 
 
 async def _together(
     first: Coroutine[None, None, BootReport], second: Coroutine[None, None, BootReport]
 ) -> tuple[BootReport, BootReport]:
-    """Both or none: if one fails, the other is not waited for."""
+    """Run both concurrently; if one fails, cancel the other."""
     try:
         async with asyncio.TaskGroup() as both:
             tasks = both.create_task(first), both.create_task(second)
@@ -132,7 +133,7 @@ async def _together(
 
 @dataclass(slots=True)
 class _Boot:
-    """One boot; `running` has the processes by name."""
+    """The boot of a run's workers; `running` holds the processes by name."""
 
     run_dir: Path
     timeout: float
@@ -142,7 +143,7 @@ class _Boot:
     async def worker(
         self, name: str, plan: BootPlan, interpreter: Interpreter | None, reusable: bool
     ) -> BootReport:
-        """A worker with its components."""
+        """Find or start a worker and boot its components."""
         log = self.run_dir / "logs" / f"{name}.log"
         rendezvous = self.run_dir / "workers" / f"{name}.sock"
         found = await WorkerProcess.find(rendezvous, log)
@@ -152,7 +153,7 @@ class _Boot:
             if report is not None:
                 _log.info("worker %d continues after its server was killed", found.pid)
                 return report
-            # It holds memory that its successor needs.
+            # Close it first: it holds memory that the new worker needs.
             await found.close(_DISMISS_SECONDS)
         orphan_seconds = self.orphan_seconds if reusable else 0.0
         try:

@@ -1,4 +1,4 @@
-"""The workers of a run, as long as it lasts: booted, watched at their work, and ended when they fail."""
+"""Supervision of a run's workers: boot them, check on them, and stop them when they fail."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _log = logging.getLogger("ajet.server")
 
 _HEALTH_SECONDS = 10.0
 _HANG_SECONDS = 60.0
-# A death is noticed within milliseconds of the errors that it causes.
+# A worker's death is detected within milliseconds of the errors that it causes.
 _DEATH_SECONDS = 1.0
 
 
 class Supervisor:
-    """Has the workers of a run, or none between two generations of them.
+    """Owns the workers of a run; there are none between two generations.
 
     :param clock: seconds, monotonic.
-    :ivar gate: what calls go through; open while there are workers that may answer them.
+    :ivar gate: passes calls on to the engine; open while there are workers that can answer.
     :ivar running: the present workers.
-    :ivar health_seconds: how often workers are asked how they are.
-    :ivar hang_seconds: how long they may take to answer.
+    :ivar health_seconds: the interval between checks of the workers.
+    :ivar hang_seconds: how long they may take to respond.
     """
 
     def __init__(
@@ -56,22 +56,22 @@ class Supervisor:
 
     @property
     def workers(self) -> RunWorkers:
-        """The present workers, where there must be some."""
+        """The present workers; there must be some."""
         assert self.running is not None, "the workers are booted before anything is asked of them"
         return self.running
 
     @property
     def engine_stalled(self) -> float:
-        """Seconds for which calls have waited for an engine that did nothing."""
+        """Seconds for which calls have waited for an idle engine."""
         return self._engine_watch.stalled
 
     async def boot(
         self, run: ResolvedRun, run_dir: Path, checkpoint: Checkpoint | None
     ) -> RunWorkers:
-        """Get workers that continue from a checkpoint; calls wait until `ready`.
+        """Boot workers that continue from a checkpoint; calls wait until `ready`.
 
-        :raises WorkerDiedError: one was killed meanwhile; none is left running.
-        :raises WorkerBootError: one did not come up; none is left running.
+        :raises WorkerDiedError: a worker was killed meanwhile; none is left running.
+        :raises WorkerBootError: a worker did not start; none is left running.
         """
         self.running = await RunWorkers.boot(
             run,
@@ -83,7 +83,7 @@ class Supervisor:
         return self.running
 
     def ready(self) -> None:
-        """Let calls through."""
+        """Open the gate for calls."""
         processes = self.workers.processes()
         for worker in processes:
             worker.died.add_done_callback(lambda _: self._board.touch())
@@ -91,7 +91,7 @@ class Supervisor:
         self.gate.open(self.workers.engine)
 
     async def died(self, error: AjetError) -> bool:
-        """Whether the death of a worker explains `error`, which the other worker may report first."""
+        """Return whether a worker's death caused `error`; the other worker may report it first."""
         if isinstance(error, WorkerDiedError):
             return True
         if self.running is None:
@@ -103,7 +103,7 @@ class Supervisor:
         return bool(done)
 
     async def handle_death(self, error: AjetError) -> None:
-        """End workers of which one has failed."""
+        """Stop all workers after one has failed."""
         self.gate.shut()
         self._board.set(ServerState.BOOTING)
         self._events.emit("worker", {"what": "died", "message": error.message})
@@ -111,19 +111,19 @@ class Supervisor:
         await self._end(grace=0.0)
 
     async def retire(self) -> None:
-        """End workers that others take the place of; calls wait meanwhile."""
+        """Stop workers that will be replaced; calls wait meanwhile."""
         self._board.set(ServerState.BOOTING)
         await self.close()
 
     async def close(self) -> None:
-        """End the workers, if there are any."""
+        """Stop the workers, if there are any."""
         self.gate.shut()
         await self._end(grace=10.0)
 
     async def watched(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        """The result of `work`, which the workers do; they are asked meanwhile whether they live.
+        """Return the result of `work` in the workers, and ping them meanwhile.
 
-        :raises WorkerDiedError: one does not answer, or the work takes longer than it may.
+        :raises WorkerDiedError: a worker does not respond, or the work exceeds its time limit.
         """
         limit = self._settings.step_timeout_seconds
         began = self._clock()
@@ -136,7 +136,7 @@ class Supervisor:
                 )
                 if task.done():
                     return task.result()
-                # Calls wait for an engine whoever is at work.
+                # Check both workers: calls wait for the engine even if only the trainer works.
                 if not self.workers.alive():
                     raise WorkerDiedError(self.workers.exit_report())
                 await self._ping(what)
@@ -151,14 +151,15 @@ class Supervisor:
                 await asyncio.gather(task, return_exceptions=True)
 
     def begin_rolling(self) -> None:
-        """What the engine did while it was paused says nothing about it."""
+        """Forget the engine's history: its progress while paused says nothing about its health."""
         self._engine_watch.forget()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Return when the board was touched and `condition` holds, or after a look at the workers.
+        """Wait until `condition` holds, or until the next check of the workers is done.
 
-        :raises WorkerDiedError: one has ended.
-        :raises EngineError: the engine failed, does not answer, or has done nothing for long though calls wait for it.
+        :raises WorkerDiedError: a worker has ended.
+        :raises EngineError: the engine failed, does not respond, or made no progress for long while
+            calls waited.
         """
         workers = self.workers
         try:
