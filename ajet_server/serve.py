@@ -178,7 +178,7 @@ def _allow_connections(count: int) -> None:
 def _load_tls(config: uvicorn.Config, server: ServerSettings) -> None:
     try:
         config.load()
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         raise ConfigError(
             f"the certificate {server.tls_cert} and the key {server.tls_key} cannot be used: {error}; both "
             "must be PEM files that belong together",

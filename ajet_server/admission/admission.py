@@ -215,7 +215,7 @@ class Admission:
     # --- Inside -----------------------------------------------------------------------------------
 
     def _builder_of(self, record: EpisodeRecord) -> BatchBuilder | None:
-        """Return the builder that counts an episode; None unless it is a train episode."""
+        """Return the builder for a train episode; None for others, or if there is none yet."""
         return self._builder if record.kind == "train" else None
 
     def _moved(self) -> None:

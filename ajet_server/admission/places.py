@@ -49,7 +49,7 @@ class Places:
         self._credit = dict(credit or {})
         self._blocked: frozenset[str] = frozenset()
         self._kept: dict[str, int] = {}
-        # The ready episodes of tags that left the mixture while this batch was filled, by tag.
+        # How many places of this batch are ready of tags that have left its mixture, by tag.
         self._inherited: dict[str, int] = {}
         # The step whose ratios replace those of this batch's own step.
         self._as_of: int | None = None

@@ -82,7 +82,7 @@ class RefusedBatches:
         return len(clients) == 1 and self._sharing.others(clients.keys())
 
     async def without_set_aside(self, record: BatchRecord) -> BatchRecord | None:
-        """Set aside the batch's episodes of clients that are set aside, which ended just before.
+        """Set aside the batch's episodes of clients that are set aside.
 
         :return: the batch without them, None if it has no others.
         """

@@ -15,7 +15,7 @@ from ajet_server.embedded.settings import JsonlLoggerSettings
 
 
 class JsonlLogger(MetricsLogger):
-    """Append ``{"step": 3, "loss": 0.1, ...}`` to ``<run_dir>/metrics.jsonl``.
+    """Appends ``{"step": 3, "loss": 0.1, ...}`` to ``<run_dir>/metrics.jsonl``.
 
     Evaluations are appended to ``evaluations.jsonl``. A step that is trained again after a crash
     is appended again, and so is an evaluation that gets more episodes: use the last line of a step

@@ -17,7 +17,7 @@ from ajet_server.run.step import trainer_alone
 from ajet_server.store.run_store import RunStore
 from ajet_server.workers.run_workers import RunWorkers
 
-# On a CPU a longer one would take minutes, and has enough memory anyway.
+# A longer episode would take minutes on a CPU, whose memory is sufficient anyway.
 _MOST_ON_CPU = 4096
 # A batch that fails another check changes no weights, and the next one may pass.
 _HARMFUL = frozenset({"logprobs", "tools", "memory"})

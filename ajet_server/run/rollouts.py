@@ -233,7 +233,7 @@ class Rollouts:
         await self._within(
             rollout.drain_seconds, lambda: self.over or not builder.progress().open_episodes
         )
-        # It may have been paused meanwhile.
+        # The run may have been paused meanwhile.
         return await self._wait(lambda: self._ready(builder))
 
     async def _wait_for_late(self, builder: BatchBuilder) -> None:

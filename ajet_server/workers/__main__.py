@@ -24,7 +24,7 @@ async def _serve(connection: socket.socket, rendezvous: Path | None, orphan_seco
 
 
 def main() -> None:
-    """Serve the server at the other end of the socket."""
+    """Run a worker for the server at the other end of the socket."""
     parser = argparse.ArgumentParser(description="agentjet worker; started by the server")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the server")
     parser.add_argument(

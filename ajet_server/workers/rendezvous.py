@@ -21,7 +21,7 @@ _PEER = struct.Struct("3i")  # pid, uid, gid
 _MODE = 0o700
 
 SUPPORTED = sys.platform == "linux" and hasattr(os, "pidfd_open")
-"""Whether workers can be found again; this requires process descriptors, which only Linux has."""
+"""Whether workers can be found again; this requires pidfds, which only Linux has."""
 
 
 def peer_pid(connection: socket.socket) -> int | None:
