@@ -208,7 +208,7 @@ class Admission:
             self._builder.change_mixture(mixture)
 
     def settle(self) -> None:
-        """Fix the mixture of the batch, as `Places.settle` does."""
+        """Freeze the mixture of the batch, as `Places.settle` does."""
         if self._builder is not None:
             self._builder.places.settle()
 

@@ -126,7 +126,7 @@ class Places:
         self._plan()
 
     def settle(self) -> None:
-        """Fix the batch's mixture before the batch is filled: later changes do not affect it."""
+        """Freeze the batch's mixture before it is filled: later changes apply to the next batch."""
         self._filling = True
 
     def begin(self, step: int) -> None:

@@ -137,7 +137,7 @@ class Evaluations:
         return [tally.shown(key, self.config) for key, tally in sorted(self._all(), key=_by_key)]
 
     def latest(self) -> list[Evaluation]:
-        """Return the last step of each task set; of many in a client, those that changed last."""
+        """Return each task set's last step, limited per client to those that changed last."""
         shown: list[tuple[EvaluationKey, _Tally]] = []
         for tallies in self._tallies.values():
             last: dict[str, EvaluationKey] = {}

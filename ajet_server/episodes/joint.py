@@ -25,8 +25,8 @@ from ajet_server.store.run_store import RunStore
 class JointDesk:
     """Handles the two phases in which the parts of joint episodes end.
 
-    It also checks the claims of parts, lists the prepared ones, and reports how the joint episodes
-    ended whose arbiter this server is.
+    It also checks the claims of parts, lists the prepared ones, and reports the outcomes
+    of joint episodes whose arbiter this server is.
 
     :param wall_clock: Unix time in seconds, for records.
     """

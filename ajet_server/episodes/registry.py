@@ -243,7 +243,7 @@ class EpisodeRegistry:
         return record
 
     async def drop(self, episode_id: str, reason: str, cause: AbortCause) -> EpisodeRecord:
-        """Abort an episode for a reason of the server."""
+        """Abort an episode on the server's initiative."""
         return await self._close(episode_id, state="aborted", reason=reason, cause=cause)
 
     async def abort_all(self, reason: str, cause: AbortCause, client_id: str | None = None) -> None:

@@ -17,7 +17,7 @@ _REMEMBERED = 256
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """A problem of the training.
+    """A problem with the training.
 
     :param step: the first step that shows it.
     :param good_step: the last step with weights from before it; 0 for the initial weights.

@@ -33,7 +33,7 @@ class Change:
     newest: float
 
     def growth(self, limit: float, least: float) -> float:
-        """Return the growth relative to `limit`; for the last step only, to its square.
+        """Return the recent growth over `limit`, or the last step's over its square if larger.
 
         :param least: earlier levels below it count as it.
         """

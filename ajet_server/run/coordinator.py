@@ -95,7 +95,7 @@ class Coordinator:
 
     @property
     def step(self) -> int:
-        """How many steps the present weights were trained."""
+        """The number of steps that the present weights have been trained."""
         return self._loop.step if self._loop else self._step
 
     @property

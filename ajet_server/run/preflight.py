@@ -159,7 +159,7 @@ class Preflights:
         """Store the report.
 
         :return: why the run is to pause, "" if it is not. A requested preflight pauses for any
-            failed check, others only for those that mean harm to the weights.
+            failed check, others only for one that shows that training would do harm.
         """
         failed = [
             check

@@ -136,7 +136,7 @@ class Rollouts:
         self._admission.admit()
 
     def stepped(self) -> None:
-        """Fix the mixture of the next batch before a step is announced.
+        """Freeze the mixture of the next batch before a step is announced.
 
         Changes of the mixture in response to the step then apply from the batch after it.
         """

@@ -66,7 +66,7 @@ class RunLoop:
     :param pausing: awaited before the run pauses itself, with the reason.
     :param back: what the run is to go back to before anything else.
     :param went_back: awaited once the run has gone back.
-    :ivar step: how many steps the present weights were trained.
+    :ivar step: the number of steps that the present weights have been trained.
     :ivar health: judges the batches and steps.
     :ivar chat: answers model calls once the first boot is done.
     :ivar supervisor: owns the workers.

@@ -22,7 +22,7 @@ class StateBoard:
     :ivar closing: whether the server process is about to end; its run resumes at the next start.
     :ivar interrupted: why an active run is interrupted, such as a full disk; "" if it is not.
     :ivar since: clock time at which the present state started.
-    :ivar policy_version: the version of the weights being served: how many steps they were trained.
+    :ivar policy_version: of the served weights: the number of steps that they have been trained.
     """
 
     def __init__(self, events: EventLog, clock: Callable[[], float]) -> None:

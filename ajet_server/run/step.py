@@ -69,7 +69,7 @@ async def train_step(
     """Train on one batch and serve the new weights.
 
     :param seals: gives the new weights to the engine.
-    :param judge: checks the batch before anything changes; an exception of it ends the step.
+    :param judge: checks the batch before anything changes; if it raises, the step ends.
     :param rolls_on: whether rollouts continue meanwhile and determine the server's state.
 
     :raises SealError: no server of the engine has the published weights.
@@ -143,7 +143,7 @@ async def train_step(
 
 @contextlib.asynccontextmanager
 async def engine_asleep(run: ResolvedRun, workers: RunWorkers) -> AsyncIterator[None]:
-    """Put the engine to sleep within the context if the run does so; always wake it afterwards."""
+    """Put the engine to sleep within the context if `rollout.engine_sleeps` is set."""
     if not run.config.rollout.engine_sleeps:
         yield
         return
