@@ -48,9 +48,9 @@ class _WriteResult:
 class GroupCommitter:
     """Runs writes on `connection` in a separate thread, in the order of their requests.
 
-    An error of a single write, such as a violated constraint, fails only that write. A full disk, an I/O
-    error and the like fail every write of the transaction and undo all of it; later writes are
-    attempted again.
+    An error of a single write, such as a violated constraint, fails only that write. A full disk,
+    an I/O error and the like fail every write of the transaction and undo all of it; later writes
+    are attempted again.
 
     :param fatal: whether a SQLite error fails the whole transaction.
     :param translate: converts a SQLite error to one for the caller.
