@@ -143,7 +143,7 @@ async def train_step(
 
 @contextlib.asynccontextmanager
 async def engine_asleep(run: ResolvedRun, workers: RunWorkers) -> AsyncIterator[None]:
-    """Put the engine to sleep within the context if `rollout.engine_sleeps` is set."""
+    """Let the engine sleep within the context if `rollout.engine_sleeps` is set; then wake it."""
     if not run.config.rollout.engine_sleeps:
         yield
         return
