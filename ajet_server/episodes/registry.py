@@ -86,6 +86,7 @@ class EpisodeRegistry:
             self._admission.restored(record)
         for record in self._store.loose("prepared"):
             self.prepared.add(record)
+            self._evaluations.opened(record)
             self._admission.restored(record)
 
     def begin(self, builder: BatchBuilder) -> None:

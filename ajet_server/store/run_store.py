@@ -497,7 +497,7 @@ def count_evaluations(
     # The values are: ended, passed, mixed, the sum of rewards, aborted.
     counts: dict[tuple[int, str, str, str], tuple[int, int, int, float, int]] = {}
     for episode in episodes:
-        if episode.state == "open":
+        if episode.state in ("open", "prepared"):
             continue
         key = (episode.claim_version, episode.client_id, episode.tag, episode.task_id)
         ended, passed, mixed, reward_sum, aborted = counts.get(key, (0, 0, 0, 0.0, 0))

@@ -344,7 +344,7 @@ SELECT client_id, tag, claim_version, task_id, sum(state = 'ended'),
 sum(state = 'ended' AND reward >= ?), sum(state = 'ended' AND mixed),
 total(CASE state WHEN 'ended' THEN min(max(reward, -{LARGEST_TERM}), {LARGEST_TERM}) END),
 sum(state = 'aborted')
-FROM episodes WHERE kind = 'eval' AND state != 'open'
+FROM episodes WHERE kind = 'eval' AND state NOT IN ('open', 'prepared')
 GROUP BY claim_version, client_id, tag, task_id ORDER BY claim_version, client_id, tag, task_id
 """
 _LOOSE = """

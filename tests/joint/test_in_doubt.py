@@ -13,7 +13,7 @@ from ajet_core.protocol import ServerState
 from ajet_installation.settings import PeerSettings, Settings
 from ajet_server.episodes.joint_peers import JointPeers
 from ajet_server.observe.watchdog import DoubtView, ServerView, diagnose
-from tests.support.joint import ARBITER, JOINT_ID, World, prepared
+from tests.support.joint import ARBITER, JOINT_ID, World, part, prepared
 
 OTHER = "planner"
 SECRET = "token-of-the-arbiter"
@@ -98,6 +98,23 @@ async def test_what_says_nothing_leaves_it_in_doubt(
     assert doubt in part.doubt
     assert SECRET not in part.doubt
     assert len(arbiter.requests) == 1
+
+
+@pytest.mark.parametrize(("outcome", "ended"), [("ended", 1), ("aborted", 0)])
+async def test_an_evaluation_in_doubt_is_counted_once_after_a_restart(
+    world: World, outcome: str, ended: int
+) -> None:
+    for role in (ARBITER, OTHER):
+        answer = await world[role].post("/v1/episodes", {**part(role), "kind": "eval"})
+        episode = answer.json()["episode_id"]
+    await world[OTHER].post(f"/v1/episodes/{episode}/prepare", {"reward": 0.5})
+    await world[OTHER].restart()
+    evaluations = world[OTHER].service.evaluations
+    (evaluation,) = evaluations.all()
+    assert (evaluation.open, evaluation.episodes) == (1, 0)
+    await ask(world, says(outcome))
+    (evaluation,) = evaluations.settled()
+    assert (evaluation.open, evaluation.episodes) == (0, ended)
 
 
 async def test_a_server_asks_nobody_who_is_not_in_its_settings(world: World) -> None:
