@@ -1,4 +1,4 @@
-"""Between the dialects and the engine: calls wait for a live engine and survive its death."""
+"""Pass calls to the engine: calls wait for a running engine and survive its worker's death."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _log = logging.getLogger("ajet.server")
 
 
 class EngineGate:
-    """Hands calls to the engine.
+    """Passes calls to the engine.
 
-    While the server boots or replaces the engine's worker, calls wait. A call whose worker died continues
-    in the next one from the tokens that were sampled so far, so its client notices only a pause.
+    While the server boots or replaces the engine's worker, calls wait. A call whose worker died
+    continues in the next one from the tokens sampled so far, so its client notices only a pause.
 
-    :param deadline: seconds a call may wait for an engine.
-    :ivar running: calls that an engine has and has not finished.
+    :param deadline: seconds that a call may wait for an engine.
+    :ivar running: number of calls that an engine is working on.
     """
 
     def __init__(self, board: StateBoard, deadline: float) -> None:
@@ -36,7 +36,7 @@ class EngineGate:
         self._board.touch()
 
     def shut(self) -> None:
-        """Let calls wait."""
+        """Make calls wait until `open`."""
         self._engine = None
         self._board.touch()
 
@@ -66,12 +66,13 @@ class EngineGate:
                 if self._engine is engine:
                     self.shut()
             except WorkerError as error:
-                # It holds a traceback, and maybe what others said: for the log, not for an agent.
+                # The message holds a traceback and possibly other clients' text: agents must not
+                # see it.
                 _log.error("a call failed in %s: %s", engine, error.message)
                 raise EngineError("the engine failed; the server's log says how") from None
             finally:
                 self.running -= 1
-                # Closing at once, not at garbage collection, is what cancels the call in the worker.
+                # Close now, not at garbage collection: closing cancels the call in the worker.
                 if isinstance(chunks, AsyncGenerator):
                     await chunks.aclose()
 

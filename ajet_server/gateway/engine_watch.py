@@ -1,4 +1,4 @@
-"""Whether an engine gets anywhere with the calls that wait for it."""
+"""Detect an engine that makes no progress although calls wait for it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from ajet_core.interfaces import EngineStats
 
 
 class EngineWatch:
-    """Notices an engine that answers when asked how it is, but samples nothing.
+    """Detects an engine that answers status requests but samples nothing.
 
-    :param limit: seconds without progress, with calls waiting, after which it is given up.
-    :ivar stalled: seconds without progress as of the last look, 0 if there was some or nothing to do.
+    :param limit: seconds without progress, while calls wait, after which the engine has failed.
+    :ivar stalled: seconds without progress at the last check; 0 if there was progress or no call.
     """
 
     def __init__(self, limit: float) -> None:
@@ -20,13 +20,15 @@ class EngineWatch:
         self.stalled = 0.0
 
     def forget(self) -> None:
-        """Begin anew: the engine was paused, and is not to blame."""
+        """Reset the measurement, for example after the server paused the engine."""
         self._done, self._since, self.stalled = None, None, 0.0
 
     def note(self, stats: EngineStats, calls: int, now: float) -> None:
-        """Look at the engine's counters while it has these many calls.
+        """Check the engine's counters for progress.
 
-        :raises EngineError: nothing has moved for too long.
+        :param calls: calls that the engine is working on.
+        :param now: seconds, monotonic.
+        :raises EngineError: the counters have not changed for longer than the limit.
         """
         done = (stats.prompt_tokens, stats.sampled_tokens)
         if calls == 0 or done != self._done or self._since is None:

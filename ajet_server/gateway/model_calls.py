@@ -1,4 +1,8 @@
-"""A model call of an agent: made once, ended with its episode, its client or its deadline, and answered whole or as a stream."""
+"""Answer one model call of an agent, whole or as a stream.
+
+A call is computed once. The end of its episode, a disconnect of its client or its deadline cancels
+it.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,11 @@ T = TypeVar("T")
 
 IGNORED_HEADER = "x-ajet-ignored"
 MAX_TOKENS_HEADER = "x-ajet-max-tokens"
-"""The limit on the answer's tokens, where it is lower than the request asked for."""
+"""Response header: the limit on the answer's tokens, if it is lower than the requested one."""
 
 
 async def completion_service(service: SwarmService) -> CompletionService:
-    """The one that answers; while the first boot is on its way, calls wait for it."""
+    """Return the server's completion service; wait for it during the first boot."""
     coordinator = service.coordinator
     await service.board.wait_until(lambda: coordinator.chat is not None or not coordinator.running)
     if coordinator.chat is None:
@@ -41,7 +45,7 @@ async def completion_service(service: SwarmService) -> CompletionService:
 
 
 class ModelCall:
-    """One request of an episode."""
+    """One model request of an episode."""
 
     def __init__(  # noqa: PLR0917 - who asks, where, how, what
         self,
@@ -64,15 +68,16 @@ class ModelCall:
         self._exchange: Exchange | None = None
 
     async def answer(self) -> Response:
-        """The whole completion, or a stream of it."""
+        """Return the whole completion, or a stream of it."""
         if not self._asked.request.stream:
             whole = await self._complete()
             if self._shared is not None:
-                # Not `self._unread`: a request that knows its call is garbage that has to be looked for.
+                # Not `self._unread`: that would make a reference cycle between the request and
+                # this call, which only the garbage collector frees.
                 when_unread(self._request, self._shared.unread)
             return Response(whole, media_type="application/json", headers=self._headers())
         chunks = self._stream()
-        # The first chunk is awaited before the status is sent, so that an error has its own status.
+        # Await the first chunk before the status is sent, so that an error gets its own status.
         try:
             first = await until_disconnect(self._request, _first(chunks))
         except ContextLengthError as error:
@@ -105,14 +110,14 @@ class ModelCall:
         return headers | self._limit()
 
     def _limit(self) -> dict[str, str]:
-        """The header with the limit on the answer's tokens, if the request asked for more."""
+        """Return the header with the limit on the answer's tokens, if the request exceeds it."""
         lowered = None if self._exchange is None else self._exchange.lowered_max_tokens
         return {} if lowered is None else {MAX_TOKENS_HEADER: str(lowered)}
 
     async def _complete(self) -> bytes:
-        """The completion; the episode's end, the client's farewell and the deadline cancel it.
+        """Return the completion; the episode's end, a disconnect and the deadline cancel it.
 
-        A request that is sent again may get an answer that is there already.
+        A retried request may get an answer that already exists.
         """
         with self._service.episodes.running_call(self._episode, self._answer()) as task:
             whole = None
@@ -126,7 +131,7 @@ class ModelCall:
                 raise
             finally:
                 if whole is None:
-                    # It may have been made and recorded all the same.
+                    # The answer may have been made and recorded nevertheless.
                     self._unread()
             return whole
 
@@ -153,10 +158,10 @@ class ModelCall:
         return self._asked.whole(exchange, await completions.complete(exchange))
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events of the completion.
+        """Yield the server-sent events of the completion.
 
-        A task of its own makes them, so that closing either the episode or this generator stops the engine, whichever
-        task reads the generator.
+        A separate task produces them, so that closing the episode or this generator stops the
+        engine, whichever task reads the generator.
         """
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         writer: StreamWriter | None = None
@@ -182,7 +187,7 @@ class ModelCall:
 
         beating = asyncio.create_task(silence.broken_by(beat))
         call = asyncio.create_task(self._as_call(produce))
-        # Not from within: what is cancelled before its first step does nothing at all.
+        # A callback, not a `finally` inside: a task cancelled before its first step runs no code.
         call.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (chunk := await queue.get()) is not None:
@@ -194,7 +199,7 @@ class ModelCall:
             await asyncio.gather(call, beating, return_exceptions=True)
 
     async def _body(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-        """A stream whose first event is known. Its status is sent already, so that errors are events."""
+        """Yield `first` and the rest. The status is already sent, so errors become events."""
         position = int(first != COMMENT)
         try:
             yield first
@@ -210,10 +215,10 @@ class ModelCall:
             await rest.aclose()
 
     async def _as_call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of `work()`, which the episode's end and the deadline cancel.
+        """Return the result of `work()`, which the episode's end and the deadline cancel.
 
         :raises EpisodeClosedError: the episode was closed meanwhile.
-        :raises DeadlineError: it took too long, waiting for weights included.
+        :raises DeadlineError: the work, including the wait for weights, took too long.
         """
         with self._service.episodes.running_call(self._episode, work()) as task:
             try:
@@ -244,7 +249,7 @@ def _closed() -> EpisodeClosedError:
 
 
 def _being_cancelled() -> bool:
-    """Whether it is the running task itself that is asked to end."""
+    """Whether the current task itself is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

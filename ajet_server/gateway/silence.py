@@ -1,4 +1,4 @@
-"""How long a stream has been silent: programs hang up on one that says nothing for some minutes."""
+"""Keep silent streams alive: programs close a stream that sends nothing for some minutes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Silence:
-    """Of one stream; it begins when this is made.
+    """Measures how long one stream has sent nothing, from the creation of this object.
 
-    :param most: seconds that it may last; 0 for any time.
+    :param most: longest silence in seconds; 0 for no limit.
     :param clock: seconds, monotonic.
     :param sleep: as `asyncio.sleep`.
     """
@@ -26,11 +26,11 @@ class Silence:
         self.heard()
 
     def heard(self) -> None:
-        """Something was sent."""
+        """Note that something was sent."""
         self._since = self.clock()
 
     async def broken_by(self, beat: Callable[[], None]) -> None:
-        """Call `beat` whenever the silence has lasted as long as it may; until this is cancelled."""
+        """Call `beat` whenever the silence has reached its limit, until this is cancelled."""
         while self.most > 0:
             left = self._since + self.most - self.clock()
             if left > 0:

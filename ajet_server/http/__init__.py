@@ -1,1 +1,1 @@
-"""Routes, limits of connections and bodies, and errors as answers."""
+"""Routes, limits on connections and bodies, and error responses."""

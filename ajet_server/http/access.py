@@ -1,4 +1,4 @@
-"""What routes ask for, as FastAPI's dependencies."""
+"""FastAPI dependencies that check the access that a route requires."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ajet_server.security.guard import Access, check_access
 from ajet_server.security.tokens import Token
 
 
-# Dependencies are coroutines though they await nothing: FastAPI would run functions on threads.
+# Dependencies must be coroutines: FastAPI runs plain functions on threads.
 def _needs(access: Access) -> Callable[[Request], Awaitable[Token]]:
     async def check(request: Request) -> Token:
-        # `AuthMiddleware` has found it before the body was read.
+        # `AuthMiddleware` identified it before the body was read.
         token: Token = request.scope[TOKEN]
         try:
             check_access(token, access)
@@ -30,7 +30,7 @@ def _needs(access: Access) -> Callable[[Request], Awaitable[Token]]:
 
 
 def peer_of(request: Request) -> str:
-    """The address a request came from."""
+    """Return the client address of a request."""
     return request.client.host if request.client else "unknown"
 
 

@@ -1,4 +1,7 @@
-"""The HTTP application: routes, who may call them, and nothing that thinks."""
+"""The HTTP application: its routes and the access that each requires.
+
+The services that the routes call hold the logic.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ from ajet_server.service import SwarmService
 
 _KEEPALIVE_SECONDS = 15.0
 
-# A header that is not sent is no null in it.
+# Keeps null out of the OpenAPI schema: a header is an integer or is absent.
 _NO_NULL = WithJsonSchema({"type": "integer", "minimum": 0})
 
 _SECRETS = {
@@ -76,7 +79,10 @@ _SECRETS = {
 
 
 async def _check_version(request: Request) -> None:
-    """A client that names a protocol version must name one we speak."""
+    """Check the protocol version of a request, if its header states one.
+
+    :raises VersionError: the server does not support the version.
+    """
     spoken = request.headers.get(PROTOCOL_HEADER)
     if spoken is None:
         return
@@ -93,7 +99,7 @@ async def _check_version(request: Request) -> None:
 
 
 def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
-    """The application of one server."""
+    """Create the application of one server."""
     settings = service.settings.server
     app = FastAPI(
         title="agentjet swarm server",
@@ -101,10 +107,10 @@ def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
         description="The swarm protocol, version 1.",
         docs_url=None,
         redoc_url=None,
-        # OpenTelemetry's look for a provider is made for every request and cost 17 % of a call; agentjet
-        # has metrics and events of its own.
+        # OpenTelemetry looks for a provider on every request, which cost 17 % of a call. agentjet
+        # has its own metrics and events.
         telemetry={"tracing": False, "metrics": False, "logs": False},
-        # A missing content type is taken for JSON: every body of this protocol is.
+        # A missing content type means JSON: every body of this protocol is JSON.
         strict_content_type=False,
         dependencies=[Depends(_check_version)],
         responses=ERRORS,
@@ -124,7 +130,7 @@ def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
     joint_routes.add_routes(app, service)
     timeline_routes.add_routes(app, service.store)
     token_routes.add_routes(app, service, audit)
-    # The last one is the first that a request meets.
+    # The middleware that is added last runs first.
     app.add_middleware(ShortCut, routes=[chat, *claim_and_end])
     app.add_middleware(
         BodyLimit,
@@ -137,7 +143,7 @@ def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
 
 
 def _complete_document(app: FastAPI) -> None:
-    """Add to the OpenAPI document the routes that FastAPI does not know of, and what opens each."""
+    """Complete the OpenAPI document: add routes that FastAPI does not know, and all security."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -159,7 +165,7 @@ def _complete_document(app: FastAPI) -> None:
 def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | None) -> list[Route]:
     """Add the routes of episodes.
 
-    :return: those for `ShortCut`.
+    :return: the routes that `ShortCut` serves.
     """
 
     @app.post(
@@ -305,7 +311,7 @@ def _add_view_routes(app: FastAPI, service: SwarmService) -> None:
         responses={200: {"content": {"text/plain": {}}, "description": "Text exposition format"}},
     )
     async def metrics(who: Looker) -> Response:
-        # Here: who never scrapes it need not have the library loaded.
+        # Imported here, so that a server that is never scraped does not load the library.
         from ajet_server.observe.prometheus import CONTENT_TYPE, exposition
 
         text = exposition(status_for(who, await service.status()))
@@ -328,7 +334,7 @@ def _add_view_routes(app: FastAPI, service: SwarmService) -> None:
 
 
 class _EventStream(StreamingResponse):
-    """What `token` may see, until it is dead or its holder goes away."""
+    """Streams the events that `token` may see, until it is invalid or its holder disconnects."""
 
     def __init__(self, service: SwarmService, token: Token, after: int | None) -> None:
         super().__init__(

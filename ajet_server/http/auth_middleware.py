@@ -1,4 +1,4 @@
-"""The token is checked before a body is read, so that strangers cannot make the server parse anything."""
+"""Check tokens before a body is read: the server parses nothing for unauthenticated clients."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ajet_server.security.guard import TokenGuard
 from ajet_server.security.tenants import Tenants
 
 TOKEN = "ajet.token"  # noqa: S105 - a key of the ASGI scope
-"""Where the routes find the `Token` of the request."""
+"""The key of the request's `Token` in the ASGI scope."""
 
 OPEN_PATHS = ("/v1/protocol",)
-"""What anybody may ask."""
+"""Paths that need no token."""
 
 METRICS_PATH = "/metrics"
-"""Where Prometheus looks."""
+"""The path that Prometheus scrapes."""
 
 
 class AuthMiddleware:
-    """ASGI middleware: ``/v1`` routes of clients, and the metrics, answer nobody without a valid token.
+    """ASGI middleware that requires a valid token for clients' ``/v1`` routes and the metrics.
 
-    Which token a route needs is said at the route.
+    Each route declares which kind of token it needs.
     """
 
     def __init__(self, app: ASGIApp, guard: TokenGuard, tenants: Tenants, audit: AuditLog) -> None:
@@ -38,7 +38,7 @@ class AuthMiddleware:
         if scope["type"] == "http":
             path: str = scope["path"]
             guarded = path.startswith("/v1/") or path == METRICS_PATH
-            # The routes of agents check the episode's key themselves, before they read the body.
+            # Agents' routes check the episode's key themselves, before they read the body.
             if guarded and not (path.startswith(OPEN_PATHS) or is_llm_path(path)):
                 try:
                     token = self._guard.identify(Headers(scope=scope))

@@ -1,7 +1,8 @@
-"""What one connection may cost, before anybody knows who is at its other end.
+"""Limit what a connection may cost before its client is authenticated.
 
-uvicorn's httptools protocol waits for a request for ever and takes a head of any size. Here a head has a size and a
-time, a body and the reading of an answer have a pace, and there are only so many connections.
+uvicorn's httptools protocol waits for a request without a time limit and accepts a head of any
+size. The protocol here limits the size and time of a head, sets a minimum pace for sending a body
+and for reading a response, and limits the number of connections.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from ajet_server.http.http_errors import error_response
 MAX_HEAD_BYTES = 32 * 1024
 MAX_HEADERS = 128
 MAX_URL_BYTES = 16 * 1024
-# A sender of a body gets one more second for so many bytes, and may frame each byte as a chunk of its own.
+# The time for a body grows by one second for this many bytes. A client may send each byte as a
+# separate chunk, with this many bytes of framing.
 BYTES_PER_SECOND = 16 * 1024
 _FRAMING = 8
-# Connections that are looked at to find one that has brought nothing yet.
+# Number of connections to search for one that has not sent a request yet.
 _LOOKED_AT = 64
-# So many are told why they are turned away; what comes beyond is closed without a word.
+# This many connections over the limit get an error response; further ones are closed without one.
 _TOLD = 64
 _RETRY_SECONDS = 1.0
 
@@ -37,9 +39,9 @@ _NOTHING, _HEAD, _BODY, _DONE = range(4)
 class ConnectionLimits:
     """Limits on connections.
 
-    :param connections: open ones, of anybody.
-    :param seconds: for a head; for a body on top of what its size allows; for the next 64 KiB of an answer to be
-        read.
+    :param connections: most open connections, over all clients.
+    :param seconds: time for a head; for a body in addition to the time that its size allows; and
+        for the client to read the next 64 KiB of a response.
     """
 
     connections: int
@@ -47,12 +49,15 @@ class ConnectionLimits:
 
 
 def guarded_protocol(limits: ConnectionLimits) -> type[GuardedProtocol]:
-    """The protocol class for uvicorn."""
+    """Return the protocol class for uvicorn."""
     return type("LimitedProtocol", (GuardedProtocol,), {"limits": limits})
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with limits. A request that arrives in one piece costs two assignments more."""
+    """uvicorn's protocol with limits.
+
+    For a request that arrives in one piece, the limits cost two additional assignments.
+    """
 
     limits: ClassVar[ConnectionLimits]
 
@@ -69,7 +74,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # --- Connection -------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """As in the base class; there may be too many already."""
+        """Extend the base class: enforce the limit on connections."""
         super().connection_made(transport)
         beyond = len(self.connections) - self.limits.connections
         if beyond > 0 and self._make_room():
@@ -83,7 +88,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._expect()
 
     def _make_room(self) -> bool:
-        """Close a connection that has not brought a whole head yet: who only holds connections keeps nobody out."""
+        """Close a connection that has not sent a whole head yet.
+
+        Idle connections thus cannot lock out other clients.
+
+        :return: whether a connection was closed.
+        """
         for other in islice(self.connections, _LOOKED_AT):
             if other is not self and isinstance(other, GuardedProtocol) and other.cycle is None:
                 self.connections.discard(other)
@@ -92,8 +102,9 @@ class GuardedProtocol(HttpToolsProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As in the base class; an answer that was not read may be asked for again."""
-        # Asked of the latest request alone: who sends another one has read the answer before it.
+        """Extend the base class: report a response that the client has not read."""
+        # Only the latest request counts: a client that sends another request has read the previous
+        # response.
         if self.cycle is not None and self._is_unread(exc):
             left_unread(self.cycle.scope["state"])
         super().connection_lost(exc)
@@ -101,17 +112,17 @@ class GuardedProtocol(HttpToolsProtocol):
         self._forget_write_timer()
 
     def _is_unread(self, exc: Exception | None) -> bool:
-        """Whether it is certain that the client has not read all of the answer.
+        """Whether the client has certainly not read all of the response.
 
-        A client that closes a connection with something left to be read resets it. With TLS that is no sign: it also
-        is reset by our farewell, when the client was quicker with its own.
+        A client that closes a connection with unread data resets it. Over TLS a reset proves
+        nothing: our closing message also causes one if the client closed the connection first.
         """
         if not self.cycle.response_complete or self.flow.write_paused:
             return True
         return isinstance(exc, ConnectionError) and self.scheme == "http"
 
     def data_received(self, data: bytes) -> None:
-        """As in the base class; what is not complete has to go on coming."""
+        """Extend the base class: an incomplete request must keep arriving, within its limits."""
         super().data_received(data)
         if self._phase == _DONE and not self._idle():
             if self._read_timer is not None:
@@ -119,7 +130,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if self.transport.is_closing():
             return
-        # The piece in which a message begins may hold the end of the one before.
+        # The data in which a message begins may also hold the end of the previous one.
         self._received += 0 if self._fresh else len(data)
         self._fresh = False
         if self._phase == _HEAD and self._received > MAX_HEAD_BYTES:
@@ -130,7 +141,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._expect()
 
     def _idle(self) -> bool:
-        """Whether the client sent something that is no request yet, which ended uvicorn's wait for one."""
+        """Whether uvicorn's keep-alive wait ended with bytes that do not begin a request yet."""
         answered = self.cycle is None or self.cycle.response_complete
         return answered and self.timeout_keep_alive_task is None and not self.pipeline
 
@@ -144,7 +155,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._received = self._body_bytes = 0
 
     def on_headers_complete(self) -> None:
-        """As in the base class, unless the head is too large to be looked at."""
+        """As in the base class, unless the head is too large: then refuse the request."""
         self._phase = _BODY
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if (
@@ -153,7 +164,7 @@ class GuardedProtocol(HttpToolsProtocol):
             and len(self.url) <= MAX_URL_BYTES
         ):
             super().on_headers_complete()
-            # Fields after the body are no headers of the request.
+            # Trailers, which follow the body, must not become headers of the request.
             self.headers = []
             return
         app = self.app
@@ -174,17 +185,17 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _expect(self) -> None:
-        """Give the client its time from now on."""
+        """Start the time limit for what the client has to send."""
         self._since = self.loop.time()
         self._read_timer = self.loop.call_later(self.limits.seconds, self._look)
 
     def _look(self) -> None:
-        """Whether the client has kept the pace."""
+        """Refuse the request if the client is too slow, else check again later."""
         if self.transport.is_closing():
             return
         now = self.loop.time()
         until = self._since + self.limits.seconds + self._body_bytes / BYTES_PER_SECOND
-        # While we do not read, it is not the client who is late.
+        # While reading is paused, the delay is the server's.
         if now < until or (self.flow.read_paused and self._phase == _BODY):
             self._read_timer = self.loop.call_later(max(1.0, until - now), self._look)
             return
@@ -192,7 +203,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refuse(SlowRequestError(text))
 
     def _refuse(self, error: AjetError) -> None:
-        """Answer what there is of a request, if nothing was answered before, and close."""
+        """Answer an incomplete request with `error`, unless its response has started, and close."""
         if self._phase == _HEAD:
             self.transport.write(_raw_answer(error, ""))
         elif self._phase == _BODY and not self.cycle.response_started:
@@ -207,7 +218,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # --- Writing ----------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """As in the base class; the client has to go on reading."""
+        """Extend the base class: abort the connection if the client does not read on in time."""
         super().pause_writing()
         self._forget_write_timer()
         self._write_timer = self.loop.call_later(self.limits.seconds, self.transport.abort)
@@ -230,7 +241,7 @@ _HEAD_TEXT = (
 
 
 class _Refusal:
-    """An application that answers every request with one error."""
+    """ASGI application that answers every request with the same error."""
 
     def __init__(self, error: AjetError) -> None:
         self._error = error

@@ -1,4 +1,4 @@
-"""Clients that hang up: before their answer is made, or before they have read it."""
+"""Handle clients that disconnect before their response is ready or before they have read it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _UNREAD = "unread"
 async def until_disconnect(
     request: Request, work: Coroutine[Any, Any, T] | asyncio.Task[T], timeout: float | None = None
 ) -> T:
-    """The result of `work`, which is cancelled if the client goes away first.
+    """Return the result of `work`; cancel it if the client disconnects first.
 
-    Call it after the body has been read: what comes next from the client can only be its farewell.
+    Call this after the body has been read: the next message can then only be the disconnect.
 
     :param timeout: seconds after which `work` is cancelled; None waits as long as the client does.
-    :raises TimeoutError: it took longer.
-    :raises HTTPException: status 499, if the client went away.
+    :raises TimeoutError: `work` took longer than `timeout`.
+    :raises HTTPException: status 499: the client disconnected.
     """
     task = asyncio.ensure_future(work)
     limit = asyncio.timeout(timeout)
 
     def finished(_: asyncio.Task[T]) -> None:
-        # As if the time were over: it ends the wait for the farewell, without a task of its own for it.
+        # Expire the timeout now: this ends the wait for the disconnect without a separate task.
         if not limit.expired():
             limit.reschedule(0.0)
 
@@ -52,15 +52,18 @@ async def until_disconnect(
 
 
 def when_unread(request: Request, tell: Callable[[], None]) -> None:
-    """Have `tell` called if the connection breaks before the client has read the answer to `request`.
+    """Call `tell` if the connection breaks before the client has read the response to `request`.
 
-    Only a break that shows it counts; a client that reads its answer may close the connection, and says nothing.
+    Only a break that proves it counts: a client may close the connection after reading a response.
     """
     setattr(request.state, _UNREAD, tell)
 
 
 def left_unread(state: dict[str, Any]) -> None:
-    """The connection of a request, whose state this is, broke, and the answer was not read."""
+    """Report that the connection of a request broke before its response was read.
+
+    :param state: the state of the request's scope.
+    """
     tell: Callable[[], None] | None = state.pop(_UNREAD, None)
     if tell is not None:
         tell()

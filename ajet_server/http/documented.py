@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of refusals."""
+"""Error responses of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ ERRORS: Responses = {
     "4XX": {"model": ErrorBody, "description": "The request cannot be served; the error says why."},
     "5XX": {"model": ErrorBody, "description": "The server cannot serve it now."},
 }
-"""Of every route."""
+"""Responses of every route."""
 
 REFUSED: Responses = {
     400: {"model": ErrorBody, "description": "Its values do not fit this server or each other."}
 }
-"""Of routes that refuse what their schemas allow."""
+"""Responses of routes that refuse some values that their schemas allow."""
 
 ENDED: Responses = {410: {"model": ErrorBody, "description": "The episode has ended."}}
-"""Of routes about an open episode."""
+"""Responses of routes that need an open episode."""

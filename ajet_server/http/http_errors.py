@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: in our own form, and in the dialect's on the routes agents use."""
+"""Write errors as HTTP responses: in the dialect's form on agents' routes, else in the server's."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ajet_core.errors import AjetError, BodyTooLargeError, BusyError, NotFoundEr
 from ajet_core.protocol import ErrorBody, ErrorDetail
 from ajet_server.gateway.formats.table import dialect_of, is_llm_path
 
-# What proxies log for a client that closed the connection.
+# The status that nginx logs for a client that closed the connection.
 CLIENT_CLOSED_REQUEST = 499
 
 
 def error_response(error: AjetError, path: str) -> JSONResponse:
-    """The answer for `error`, in the form that callers of `path` understand."""
+    """Return the response for `error`, in the form that callers of `path` expect."""
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after))
     if is_llm_path(path):
         content = dialect_of(path).error(error)
-        # The official SDKs repeat on some statuses by themselves; this header tells them when it is useless. What
-        # nobody foresaw may pass: they do as they think best.
+        # The official SDKs retry on some statuses by default; this header overrides the default.
+        # Unexpected errors may be transient: leave those to the SDK.
         if type(error) is not AjetError:
             headers["x-should-retry"] = "true" if error.retry_after is not None else "false"
     else:
@@ -38,26 +38,26 @@ def error_response(error: AjetError, path: str) -> JSONResponse:
 
 
 def note_refusal(scope: Scope, error: AjetError) -> None:
-    """Count a request that was refused because its client asks for too much."""
+    """Count a request that was refused with 429."""
     if error.status == BusyError.status:
         scope["app"].state.service.throttled.note(error.message)
 
 
 async def on_ajet_error(request: Request, error: Exception) -> JSONResponse:
-    """Handler for our own errors."""
+    """Handle the server's own errors."""
     assert isinstance(error, AjetError)
     note_refusal(request.scope, error)
     return error_response(error, request.url.path)
 
 
 async def on_validation_error(request: Request, error: Exception) -> JSONResponse:
-    """Handler for bodies and parameters that are not what the protocol says."""
+    """Handle bodies and parameters that do not match the protocol."""
     assert isinstance(error, RequestValidationError)
     return error_response(request_error(error.errors()), request.url.path)
 
 
 async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
-    """Handler for unknown routes and methods."""
+    """Handle unknown routes and methods, and HTTP errors of the framework and of middleware."""
     assert isinstance(error, HTTPException)
     described: AjetError
     if error.status_code == BodyTooLargeError.status:
@@ -67,7 +67,7 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
     elif error.status_code in (404, 405):
         described = NotFoundError(f"{request.method} {request.url.path}: {error.detail}")
     elif error.status_code == 400:
-        # FastAPI's own answer to a body its JSON parser gives up on, such as one nested too deeply.
+        # FastAPI's response to a body that its JSON parser rejects, such as a deeply nested one.
         described = RequestError("the body cannot be parsed as JSON")
     else:
         described = RequestError(error.detail)
@@ -79,7 +79,7 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
 
 
 def _methods(request: Request) -> list[str]:
-    """The methods that the path of a request has."""
+    """Return the methods that the path of a request supports."""
     found: set[str] = set()
     for route in request.app.routes:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
@@ -88,24 +88,24 @@ def _methods(request: Request) -> list[str]:
 
 
 async def on_client_gone(request: Request, _: Exception) -> JSONResponse:
-    """Handler for clients that hang up while they send a body: nobody reads the answer."""
+    """Handle clients that disconnect while they send a body; the response is for the log only."""
     answer = error_response(RequestError("the client went away"), request.url.path)
     answer.status_code = CLIENT_CLOSED_REQUEST
     return answer
 
 
 async def on_unexpected(request: Request, _: Exception) -> JSONResponse:
-    """Handler for defects: the server logs the traceback, the client gets a plain error."""
+    """Handle defects: the server logs the traceback, the client gets a generic error."""
     return error_response(internal_error(), request.url.path)
 
 
 def internal_error() -> AjetError:
-    """What clients are told of a defect."""
+    """Return the generic error that clients get for a defect."""
     return AjetError("internal error; the server's log has the details")
 
 
 def request_error(problems: Sequence[Any]) -> RequestError:
-    """One error for pydantic's list of problems; names each field, and does not repeat its value."""
+    """Return one error for pydantic's list of problems; it names fields but not their values."""
     texts = []
     for problem in problems[:5]:
         if problem["type"] == "model_attributes_type" and tuple(problem["loc"]) == ("body",):

@@ -17,7 +17,7 @@ from ajet_server.service import SwarmService
 
 
 def add_routes(app: FastAPI, service: SwarmService) -> None:
-    """Add them."""
+    """Add the routes of joint episodes."""
 
     @app.post(
         "/v1/episodes/{episode_id}/prepare",

@@ -10,10 +10,11 @@ from ajet_server.http.http_errors import error_response
 
 
 class BodyLimit:
-    """ASGI middleware: a body over `max_bytes` is answered with 413, announced or not.
+    """ASGI middleware that limits the size of request bodies.
 
-    :param max_in_flight: bytes of bodies, of all requests that are being read or answered; what comes beyond is
-        answered with 429.
+    :param max_bytes: size of a body; a larger one gets 413, whether or not its length is declared.
+    :param max_in_flight: bytes of the bodies of all requests that are being read or answered; a
+        request that exceeds it gets 429.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_in_flight: int) -> None:
@@ -44,7 +45,8 @@ class BodyLimit:
                 size = len(message.get("body", b""))
                 seen += size
                 self._in_flight += size
-                # HTTPException is the one exception that FastAPI lets through unchanged while it reads a body.
+                # While FastAPI reads a body, HTTPException is the only exception that it does not
+                # convert.
                 if seen > self._max_bytes:
                     raise HTTPException(BodyTooLargeError.status, self._text)
                 if self._in_flight > self._max_in_flight:

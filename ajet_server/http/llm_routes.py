@@ -1,4 +1,4 @@
-"""The routes agents call with their episode's key."""
+"""The routes that agents call with their episode's key."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _MAX_AGENT_NAME = 256
 def add_routes(app: FastAPI, service: SwarmService) -> Route:
     """Add the routes of all dialects.
 
-    They are plain Starlette routes: their bodies are parsed by the dialect, which knows what to be liberal
-    with. `OPENAPI_PATHS` describes them.
+    They are plain Starlette routes: the dialect parses their bodies, because it defines which
+    deviations to accept. `OPENAPI_PATHS` describes them.
 
-    :return: the one for `ShortCut`.
+    :return: the route that `ShortCut` serves.
     """
 
     async def models(request: Request) -> Response:
@@ -90,19 +90,26 @@ def add_routes(app: FastAPI, service: SwarmService) -> Route:
 
 
 def episode_key(request: Request) -> str:
-    """The key that a request comes with: in its path, or in a header."""
+    """Return the episode's key from the path or a header of a request."""
     in_path = request.path_params.get("episode_key")
     return str(in_path) if in_path else bearer(request.headers)
 
 
 def _agent_name(request: Request) -> str:
-    """Who makes a call, "" if nobody says. Names are sent in UTF-8; whatever else there is, is read as far as it goes."""
+    """Return the name of the calling agent, "" if the request has none.
+
+    Names are UTF-8; invalid bytes are replaced.
+    """
     name = request.headers.get(AGENT_HEADER, "")
     return name.encode("latin-1").decode(errors="replace")[:_MAX_AGENT_NAME]
 
 
 class CallRoute:
-    """An ASGI application of its own, so that a call counts until the last byte of its answer is sent."""
+    """ASGI application of one dialect's route.
+
+    Being an ASGI application, it can count a call as running until the last byte of its answer is
+    sent.
+    """
 
     def __init__(self, service: SwarmService, dialect: Dialect) -> None:
         self._service = service
@@ -128,7 +135,7 @@ class CallRoute:
 
 
 def _operation(summary: str, *, body: bool) -> dict[str, Any]:
-    """An operation in the words of OpenAPI; the dialect's own specification says the rest."""
+    """Return an OpenAPI operation; the dialect's own specification has the details."""
     anything: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     failed = {"description": "An error in the dialect's form.", "content": anything}
     return {

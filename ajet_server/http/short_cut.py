@@ -1,8 +1,9 @@
-"""Past the router, for the few routes that are called more than all others together.
+"""Serve the few routes with most of the requests without FastAPI's router.
 
-FastAPI's search for the route, its stack of contexts and its dependencies cost a claim or an end several times what is
-done for it, and the router alone cost a call a tenth. The routes are all there as well: they are what is
-documented, and they answer whatever is not in order, so that an error is the same by either way.
+For a claim or an end, FastAPI's routing, context stacks and dependencies cost several times the
+work itself; for a call the router took a tenth of the time. The application has all of these
+routes as well: they are the documented ones, and they answer requests that are not well-formed, so
+errors are the same either way.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _JSON = "application/json"
 
 
 class LongWayError(Exception):
-    """A request is the router's to answer; its body was read.
+    """The router has to answer a request whose body has been read.
 
-    :param body: what was read.
+    :param body: the body that was read.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -37,7 +38,7 @@ class LongWayError(Exception):
 
 
 class ShortCut:
-    """ASGI middleware: requests that match one of a few routes go straight to its endpoint."""
+    """ASGI middleware that passes requests for certain routes directly to their endpoints."""
 
     def __init__(self, app: ASGIApp, routes: Sequence[Route]) -> None:
         self._app = app
@@ -68,10 +69,10 @@ class ShortCut:
 
 
 class JsonEndpoint:
-    """The endpoint of a route of the swarm protocol, called without FastAPI.
+    """Calls the endpoint of a route of the swarm protocol without FastAPI.
 
-    :param route: its endpoint takes one JSON body, and besides it nothing but the request, strings of
-        the path, and dependencies on the request.
+    :param route: a route whose endpoint takes one JSON body and, besides it, only the request,
+        strings of the path, and dependencies on the request.
     """
 
     def __init__(self, route: APIRoute) -> None:
@@ -82,7 +83,8 @@ class JsonEndpoint:
         self._body = body.name
         self._request = takes.request_param_name
         self._path = [param.name for param in takes.path_params]
-        # Those without a name are of the whole application: `__call__` checks the version.
+        # Dependencies without a name belong to the whole application: the check of the protocol
+        # version, which `__call__` makes itself.
         self._dependencies = {
             d.name: d.call for d in takes.dependencies if d.name is not None and d.call is not None
         }
@@ -113,7 +115,7 @@ class JsonEndpoint:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """What comes from a client whose body was read already."""
+    """Return a `receive` that replays a body that has been read."""
     first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:

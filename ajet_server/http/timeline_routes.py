@@ -1,4 +1,4 @@
-"""The route that shows an episode's token tree to who may see all of them."""
+"""The route that returns an episode's token tree to tokens that may see all episodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ajet_server.store.run_store import RunStore
 
 
 def add_routes(app: FastAPI, store: RunStore) -> None:
-    """Add ``GET /v1/timelines/{episode_id}``; the tree holds all that agents said."""
+    """Add ``GET /v1/timelines/{episode_id}``; its tree holds everything that agents sent."""
 
     @app.get(
         "/v1/timelines/{episode_id}",
@@ -30,9 +30,9 @@ def add_routes(app: FastAPI, store: RunStore) -> None:
 
 
 async def timelines_json(store: RunStore, episode_id: str) -> str:
-    """The `EpisodeTimelines` of a stored episode.
+    """Return the `EpisodeTimelines` of a stored episode, as JSON.
 
-    :raises EpisodeNotFoundError: there is none of this id.
+    :raises EpisodeNotFoundError: no episode has this id.
     """
     record = await store.get_episode(episode_id)
     if record is None:
@@ -47,5 +47,5 @@ async def timelines_json(store: RunStore, episode_id: str) -> str:
         merged = merge_episode(episode_id, calls, policy)
         return episode_timelines(record, merged, scores).model_dump_json()
 
-    # Long episodes are megabytes of JSON: other requests must not wait for them.
+    # Long episodes are megabytes of JSON: they must not block other requests.
     return await asyncio.to_thread(write)

@@ -1,4 +1,4 @@
-"""The routes that make, list and revoke tokens."""
+"""The routes that create, list and revoke tokens."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Events, metrics, the watchdog, and timelines to look at."""
+"""Events, metrics, the watchdog and the view of timelines."""

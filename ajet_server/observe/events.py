@@ -1,4 +1,4 @@
-"""The event log behind ``GET /v1/events``: the last few thousand events, and who waits for more."""
+"""The event log behind ``GET /v1/events``: the last few thousand events, and their readers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from ajet_core.protocol import Event
 
 @dataclass(frozen=True, slots=True)
 class OwnedEvent:
-    """An event, and the id of the token whose episode it is about; None for one that is about the server."""
+    """An event and its owner.
+
+    :param owner: id of the token whose episode the event is about; None for events of the server.
+    """
 
     event: Event
     owner: str | None
@@ -22,14 +25,14 @@ class OwnedEvent:
 class EventLog:
     """A ring of events with increasing ids.
 
-    :param capacity: events kept; a reader that falls further behind gets a ``gap`` event.
     :param clock: unix seconds.
+    :param capacity: number of events kept; a reader that falls further behind gets a ``gap`` event.
     """
 
     def __init__(self, clock: Callable[[], float], capacity: int = 4096) -> None:
         self._clock = clock
         self._events: deque[OwnedEvent] = deque(maxlen=capacity)
-        # Milliseconds, so that ids of a server that is started again go on above those it gave before.
+        # Milliseconds, so that ids keep increasing when the server is restarted.
         self._last_id = int(clock() * 1000)
         self._closed = False
         self._news = asyncio.Event()
@@ -49,11 +52,14 @@ class EventLog:
     async def read(
         self, after: int | None = None, keepalive: float | None = None
     ) -> AsyncIterator[OwnedEvent | None]:
-        """Events with an id above `after` (None: only what comes from now on), then new ones as they come.
+        """Yield the events with an id above `after`, then new events as they are emitted.
 
-        :param keepalive: yield None after so many seconds without an event; `wake` makes it do so at once.
+        :param after: None yields only new events.
+        :param keepalive: seconds without an event after which None is yielded; `wake` makes it
+            yield None at once.
         """
-        # An id that was never given, such as after the clock was set back, has seen nothing of this log.
+        # An id above the last one was never issued by this log, for example because the clock was
+        # set back: its reader has seen nothing.
         seen = self._last_id if after is None else after if after <= self._last_id else 0
         woken = False
         while not self._closed:
@@ -79,6 +85,6 @@ class EventLog:
                 yield None
 
     def wake(self) -> None:
-        """Make all readers look again."""
+        """Wake all readers."""
         news, self._news = self._news, asyncio.Event()
         news.set()

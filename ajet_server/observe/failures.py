@@ -1,4 +1,4 @@
-"""How many of the latest episodes failed, and why: pure bookkeeping."""
+"""Count how many of the latest episodes failed, and why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import FailureConfig
 
-# What an agent or its tools are to blame for; a client that was stopped or lost is no failure of the task.
+# The causes that an agent or its tools are responsible for; a client that was stopped or lost is no
+# failure of the task.
 FAILURE_CAUSES = frozenset({"error", "timeout", "rate_limit"})
 
 _SHOWN_REASONS = 3
@@ -24,7 +25,11 @@ def is_failure(record: EpisodeRecord) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """`reason`: "" if the episode ended with a reward."""
+    """The outcome of an episode.
+
+    :param cause: "" if the episode ended with a reward.
+    :param reason: first line of the reason, "" if the episode ended with a reward.
+    """
 
     client_id: str
     task_id: str
@@ -33,7 +38,7 @@ class _Outcome:
 
 
 class _Window:
-    """The latest outcomes, and how many of them are failures."""
+    """The latest outcomes, and the number of failures among them."""
 
     def __init__(self, size: int) -> None:
         self.latest: deque[_Outcome] = deque()
@@ -48,12 +53,12 @@ class _Window:
 
 
 class FailureMeter:
-    """Looks at the latest train episodes and says when too many of them failed.
+    """Watches the latest train episodes and detects when too many of them failed.
 
-    Where clients share a run, those of the others count alone, without the client that failed most: the agents of one
-    client are no reason to stop the others'.
+    If several clients share a run, the client with the most failures is left out, and only the
+    episodes of the others count: one client's agents must not stop the other clients.
 
-    :param others: whether other clients than these take part in the run.
+    :param others: returns whether clients other than the given ones take part in the run.
     """
 
     def __init__(
@@ -65,7 +70,7 @@ class FailureMeter:
 
     @property
     def too_many(self) -> bool:
-        """Whether more failed than may."""
+        """Whether more episodes failed than `failures.max_rate` allows."""
         if not self._exceeds([self._all]):
             return False
         worst = max(self._of_client, key=lambda client: self._of_client[client].failed)
@@ -74,13 +79,13 @@ class FailureMeter:
         )
 
     def note(self, record: EpisodeRecord) -> None:
-        """Take an episode that is over into account."""
+        """Count an episode that has ended or was aborted."""
         if record.kind != "train":
             return
         if record.state == "ended":
             outcome = _Outcome(record.client_id, record.task_id)
         elif is_failure(record):
-            # What follows the first line would make each error its own kind.
+            # Only the first line: further lines would make every reason unique.
             reason = record.reason.partition("\n")[0][:_REASON_CHARACTERS]
             outcome = _Outcome(record.client_id, record.task_id, record.cause, reason)
         else:
@@ -90,12 +95,12 @@ class FailureMeter:
         self._of_client.setdefault(record.client_id, _Window(size)).add(outcome)
 
     def forget(self) -> None:
-        """Begin anew: somebody has looked after it."""
+        """Reset the counts, after somebody has dealt with the failures."""
         self._all = _Window(self._config.window)
         self._of_client: dict[str, _Window] = {}
 
     def diagnosis(self) -> str:
-        """How many failed and why, in words."""
+        """Describe how many episodes failed and why."""
         failed = [outcome for outcome in self._all.latest if outcome.cause]
         causes = Counter(outcome.cause for outcome in failed)
         told = ", ".join(
@@ -112,7 +117,7 @@ class FailureMeter:
         )
 
     def _exceeds(self, windows: Sequence[_Window]) -> bool:
-        """Whether these hold as many outcomes as are looked at, and too many failures."""
+        """Whether `windows` hold a full window of outcomes, and too many failures among them."""
         known = sum(len(window.latest) for window in windows)
         failed = sum(window.failed for window in windows)
         return known >= self._config.window and failed > self._config.max_rate * known

@@ -1,7 +1,8 @@
-"""Why an episode has several timelines: where a call's conversation parts from an earlier one, and what it costs.
+"""Explain why an episode has several timelines, and what that costs.
 
-A fork costs nothing where agents really do different things. It does where a conversation that was there is
-written again with a small change near its beginning: all tokens behind the change are computed again.
+A fork is where a call's conversation diverges from an earlier one. It costs nothing if the agent
+does something different. It is expensive if the agent sends an earlier conversation with a small
+change near its beginning: all tokens after the change are computed again.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from ajet_core.timeline.tree import TokenTree
 ForkKind = Literal[
     "start", "again", "back", "rewritten", "inserted", "removed", "tools", "reasoning", "tokens"
 ]
-"""What the agent did:
+"""Kinds of forks:
 
-- ``start``: begins another conversation.
-- ``again``: asks the same again: several completions, parallel calls or a retry.
-- ``back``: goes on from an earlier turn than the last.
-- ``rewritten``, ``inserted``, ``removed``: changes a message of the history.
-- ``tools``: offers other tools.
+- ``start``: the agent starts another conversation.
+- ``again``: the agent sends the same prompt again: several completions, parallel calls or a retry.
+- ``back``: the agent continues from an earlier turn than the last.
+- ``rewritten``, ``inserted``, ``removed``: the agent changes a message of the history.
+- ``tools``: the agent offers other tools.
 - ``reasoning``: the template leaves out reasoning that was sampled.
-- ``tokens``: says the same, but it could not be proven that the same tokens say it.
+- ``tokens``: the text is the same, but could not be proven to have the same tokens.
 """
 
 _CONSIDERED = 32
@@ -34,17 +35,18 @@ _CONSIDERED = 32
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A call that does not go on exactly where an earlier one ended.
+    """A call that does not continue exactly where an earlier one ended.
 
-    :param call_id: the call.
-    :param before_call_id: the earlier call it has most in common with, None for ``start``.
+    :param call_id: id of the call.
+    :param before_call_id: the earlier call with which it has most in common, None for ``start``.
     :param message: index of the first message that differs, -1 if none does.
-    :param role: of that message.
-    :param field: what differs in it: ``role``, ``content``, ``tool_calls``, ``tool_call_id``, ``tools``...
+    :param role: role of that message.
+    :param field: the field of it that differs: ``role``, ``content``, ``tool_calls``,
+        ``tool_call_id``, ``tools``...
     :param before: that field in the earlier call, "" if there is no such message.
-    :param after: the same in this call.
-    :param shared: tokens it has in common with what was there.
-    :param paid_again: tokens it computes again although an earlier call said the same.
+    :param after: that field in this call.
+    :param shared: number of its tokens that were already in the tree.
+    :param paid_again: number of tokens computed again although an earlier call has their messages.
     """
 
     call_id: str
@@ -60,17 +62,17 @@ class Fork:
 
     @property
     def cause(self) -> tuple[str, str, str]:
-        """kind, role and field: forks that are alike have it in common."""
+        """The kind, role and field, which similar forks have in common."""
         return self.kind, self.role, self.field
 
 
 @dataclass(slots=True)
 class ForkSummary:
-    """What forks cost, over any number of episodes.
+    """The cost of forks, over any number of episodes.
 
-    :ivar tokens: tokens of the trees.
+    :ivar tokens: number of tokens of the trees.
     :ivar forks: number of forks by cause.
-    :ivar paid_again: tokens by cause.
+    :ivar paid_again: number of tokens computed again, by cause.
     """
 
     tokens: int = 0
@@ -86,11 +88,11 @@ class ForkSummary:
 
     @property
     def share(self) -> float:
-        """The part of all tokens that is paid again, 0 to 1."""
+        """The fraction of all tokens that is computed again, 0 to 1."""
         return self.paid_again.total() / self.tokens if self.tokens else 0.0
 
     def sentences(self) -> list[str]:
-        """The causes that cost something, the dearest first, in words."""
+        """Describe the causes that cost something, the most expensive first."""
         found = []
         for cause, tokens in self.paid_again.most_common():
             if not tokens:
@@ -105,11 +107,12 @@ class ForkSummary:
 
 
 def find_forks(tree: TokenTree) -> list[Fork]:
-    """The forks of an episode's calls, in order of the calls. Linear calls cost next to nothing.
+    """Return the forks of an episode's calls, in order of the calls.
 
-    A call forks if an earlier one went on from the same place, or if it begins anew. What it pays again are
-    tokens that it adds to the tree although they belong to messages that an earlier call has as well; as every
-    token of the tree is added by one call, no more than all of them are paid again.
+    A call forks if an earlier call already continued from the same place, or if it starts a new
+    conversation. It computes again the tokens that it adds to the tree for messages that an earlier
+    call also has. Each token of the tree is added by one call, so the total is at most the size of
+    the tree. Calls that do not fork take next to no time.
     """
     depths: list[int] = []
     passed = [False] * len(tree.nodes)
@@ -129,10 +132,10 @@ def find_forks(tree: TokenTree) -> list[Fork]:
         if end < 0:
             continue
         said = _Said(call)
-        # The first call of all parts from nothing, and one that goes on at the end of another from nobody.
+        # Neither the first call nor one that continues at the end of another is a fork.
         if earlier and (place in continued or place < 0 or not parents):
             known = depths[place] if place >= 0 else 0
-            # After a relaxed merge a call stands at another depth than its own tokens say.
+            # After a relaxed merge, a call's depth in the tree can differ from its own length.
             forks.append(
                 _fork(said, _most_alike(said, earlier), known - (depths[end] - call.length))
             )
@@ -142,7 +145,7 @@ def find_forks(tree: TokenTree) -> list[Fork]:
 
 
 class _Said:
-    """A call and what its conversation says, looked at when it is needed."""
+    """A call with its conversation, which is read on first use."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -158,7 +161,7 @@ class _Said:
 
     @property
     def texts(self) -> list[MessageText]:
-        """What they say."""
+        """The texts of the messages."""
         return [message.text for message in self.messages]
 
     @property
@@ -171,9 +174,9 @@ class _Said:
 
 
 def _most_alike(said: _Said, earlier: Sequence[_Said]) -> _Said | None:
-    """The earlier call with the most messages in common.
+    """Return the earlier call with the most messages in common.
 
-    Of several it is the one with the fewest others, and of those the latest.
+    Ties go to the call with the fewest other messages, then to the latest.
     """
     own = set(said.keys[: len(said.texts)])
     best, best_score = None, (0, 0, 0)
@@ -189,7 +192,11 @@ def _most_alike(said: _Said, earlier: Sequence[_Said]) -> _Said | None:
 
 
 def _fork(said: _Said, before: _Said | None, shared: int) -> Fork:
-    """:param shared: tokens of the call that were in the tree before it."""
+    """Describe a fork.
+
+    :param before: the earlier call that is most alike, None if there is none.
+    :param shared: number of the call's tokens that were in the tree before it.
+    """
     call = said.call
     if before is None:
         return Fork(call.call_id, None, "start", shared=shared)
@@ -224,12 +231,12 @@ def _fork(said: _Said, before: _Said | None, shared: int) -> Fork:
 
 
 def _difference(said: _Said, before: _Said, shared: int) -> tuple[ForkKind, int, str]:
-    """Kind of the fork, index of the message that it is about, and the field that differs."""
+    """Return the kind of the fork, the index of its message and the field that differs."""
     own, other = said.keys[: len(said.texts)], before.keys
     index = _common(own, other)
     parted = next((i for i, m in enumerate(said.messages) if m.end > shared), len(own))
     if parted < index or (index == len(own) and shared < _last_end(said)):
-        # Tokens part before the words do.
+        # The tokens diverge before the text does.
         if said.call.tools != before.call.tools:
             return "tools", parted, "tools"
         reasoned = any(text.reasoning for text in before.texts[: index + 1])
@@ -249,7 +256,7 @@ def _last_end(said: _Said) -> int:
 
 
 def _changed(said: _Said, before: _Said, index: int) -> tuple[ForkKind, int, str]:
-    """The same for conversations that both have a message `index`, but not the same."""
+    """Return the same as `_difference`, for conversations that differ in the message `index`."""
     own, other = said.keys[: len(said.texts)], before.keys
     if own[index] in other[index + 1 :]:
         return "removed", index, "content"
@@ -258,7 +265,7 @@ def _changed(said: _Said, before: _Said, index: int) -> tuple[ForkKind, int, str
     old = before.call.answer if index == len(before.texts) else before.texts[index]
     names = ("role", "content", "tool_calls", "tool_call_id")
     name = next(n for n in names if getattr(old, n) != getattr(said.texts[index], n))
-    # With nothing in common behind the change, an earlier turn simply went on in another way.
+    # With nothing in common after the change, the agent continued differently from an earlier turn.
     kept = set(own[index + 1 :]) & set(other[index + 1 :])
     if not kept and index >= len(before.texts) - 1:
         return "back", index, name

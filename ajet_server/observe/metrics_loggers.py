@@ -1,4 +1,4 @@
-"""The metrics loggers of a server: told one thing at a time, and none of them ends anything when it fails."""
+"""Call the metrics loggers of a server, one record at a time; their errors stop nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger("ajet.server")
 
 
 class MetricsLoggers:
-    """All of them. The methods may wait for a disk; call them on a thread."""
+    """All metrics loggers of a server. The methods may wait for a disk; call them on a thread."""
 
     def __init__(self, loggers: Sequence[MetricsLogger]) -> None:
         self._loggers = loggers
@@ -35,7 +35,7 @@ class MetricsLoggers:
         )
 
     def close(self) -> None:
-        """Let them write what is pending."""
+        """Close the loggers, which write what is pending."""
         for logger in self._loggers:
             logger.close()
 
@@ -44,7 +44,7 @@ class MetricsLoggers:
             for logger in self._loggers:
                 try:
                     tell(logger)
-                # What is logged is done and recorded; a logger's full disk, or a defect of it, must not undo it.
+                # The step or evaluation is already recorded: a logger's error must not undo it.
                 except AjetError as error:
                     _log.error("%s not logged: %s", what, error.message)
                 except Exception:  # noqa: BLE001 - a plugin may raise anything

@@ -1,4 +1,4 @@
-"""The status of a server in the text format of Prometheus."""
+"""Write the status of a server in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ajet_core.protocol import ServerState, ServerStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# Totals of `ServerStatus.counters` that only ever grow; engines count from their start.
+# Values of `ServerStatus.counters` that only increase; engines count from their start.
 _COUNTED = {
     "episodes": "Episodes that were claimed.",
     "episodes_ended": "Episodes that ended with a reward.",
@@ -32,7 +32,7 @@ _ABORTED = "aborted_"
 
 
 def exposition(status: ServerStatus) -> bytes:
-    """`status` as a scrape answers it."""
+    """Return `status` as the response to a scrape."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(status))
     return generate_latest(registry)
@@ -43,7 +43,7 @@ class _Once(Collector):
     status: ServerStatus
 
     def collect(self) -> Iterable[Metric]:
-        """The families of one status."""
+        """Yield the metric families of one status."""
         yield from _server(self.status)
         yield from _totals(self.status)
         yield from _steps(self.status)
@@ -51,7 +51,7 @@ class _Once(Collector):
         yield from _evaluations(self.status)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing is known before a status is there."""
+        """Return nothing: the families depend on the status."""
         return ()
 
 
@@ -156,5 +156,5 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def _label(text: str) -> str:
-    """Names that clients give, in one line."""
+    """Return a name given by a client as one line."""
     return _UNPRINTABLE.sub("?", text)

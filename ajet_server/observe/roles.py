@@ -1,4 +1,4 @@
-"""Which tokens of a tree belong to which message."""
+"""Map the tokens of a tree to the roles of their messages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ajet_core.timeline.tree import TokenTree
 
 @dataclass(frozen=True, slots=True)
 class NodeRole:
-    """Tokens of a node that belong to one message; what is between messages is of the template.
+    """The tokens of a node that belong to one message; those between messages are the template's.
 
-    :param start: offset of the first one in the node.
-    :param end: offset behind the last one.
-    :param role: of the message.
-    :param name: of a tool message: the function that was called.
+    :param start: offset of the first token in the node.
+    :param end: offset after the last token.
+    :param role: role of the message.
+    :param name: the function that was called, for a tool message.
     """
 
     start: int
@@ -24,7 +24,7 @@ class NodeRole:
 
 
 def node_roles(tree: TokenTree) -> list[list[NodeRole]]:
-    """[nodes] the roles of each node's tokens, as told by the first call that passes through it."""
+    """Return [nodes] the roles of each node's tokens, from the first call that passes it."""
     starts: list[int] = []
     for node in tree.nodes:
         parent = node.parent
@@ -33,11 +33,11 @@ def node_roles(tree: TokenTree) -> list[list[NodeRole]]:
     for call, end in zip(tree.calls, tree.ends, strict=True):
         spans = [(m.start, m.end, m.text.role, m.text.name) for m in call.messages]
         spans.append((call.prompt_length, call.length, "assistant", ""))
-        # A relaxed policy may put a call at another depth than its own tokens say.
+        # A relaxed policy can put a call at a depth other than its own length.
         depth = starts[end] + len(tree.nodes[end].token_ids) if end >= 0 else 0
         shift = depth - call.length
         number = end
-        # What is above a node that an earlier call passed through was passed through by that call as well.
+        # An earlier call that passed through a node also passed through all nodes above it.
         while number >= 0 and number not in found:
             start, size = starts[number], len(tree.nodes[number].token_ids)
             found[number] = [

@@ -1,4 +1,7 @@
-"""An episode's records as `EpisodeTimelines`. Pure: for the route, for ``ajet inspect`` and its page."""
+"""Convert an episode's records to `EpisodeTimelines`.
+
+These are pure functions, used by the route, by ``ajet inspect`` and by its page.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,16 @@ from ajet_server.observe.roles import node_roles
 from ajet_server.security.tenants import shown_group
 
 ABORTED = "abort"
-"""Finish reason of calls that are recorded and not trained."""
+"""Finish reason of calls that are recorded but not trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergedEpisode:
-    """An episode's calls, merged.
+    """The merged calls of an episode.
 
-    :param tree: all of them.
-    :param seen: those whose answer their agent saw: what training is made of.
-    :param forks: of `seen`.
+    :param tree: the tree of all calls.
+    :param seen: the tree of the calls whose answer the agent saw, which training uses.
+    :param forks: the forks in `seen`.
     """
 
     policy: MergePolicy
@@ -41,7 +44,7 @@ class MergedEpisode:
 
     @property
     def paid_again(self) -> int:
-        """Tokens that were computed again although an earlier call said the same."""
+        """Number of tokens computed again although an earlier call has their messages."""
         return sum(fork.paid_again for fork in self.forks)
 
 
@@ -56,9 +59,9 @@ def merge_episode(episode_id: str, calls: Sequence[Call], policy: MergePolicy) -
 def episode_timelines(
     record: EpisodeRecord, merged: MergedEpisode, scores: Mapping[str, CallScore]
 ) -> EpisodeTimelines:
-    """The message about an episode.
+    """Make the protocol's message about an episode.
 
-    :param scores: by call id.
+    :param scores: scores by call id.
     """
     tree, seen = merged.tree, merged.seen
     roles = node_roles(tree)
@@ -119,7 +122,7 @@ def episode_timelines(
 
 
 def clean(text: str) -> str:
-    """`text` as UTF-8 can write it: agents may send half a surrogate pair."""
+    """Return `text` with lone surrogates, which UTF-8 cannot encode, replaced."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -152,5 +155,5 @@ def _call(call: Call, end: int, score: CallScore | None, reward: float | None) -
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no word for the others."""
+    """Return `value`, or None if it is not finite, which JSON cannot represent."""
     return value if value is not None and math.isfinite(value) else None

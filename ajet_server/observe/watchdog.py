@@ -1,4 +1,7 @@
-"""Names what keeps a server from going on: every state has a time after which it is explained."""
+"""Explain why a server makes no progress.
+
+Every state has a time after which a finding explains it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from ajet_server.observe.events import EventLog
 _log = logging.getLogger("ajet.server")
 
 _SHOWN = 3
-# Below this nobody would call a pause between two calls a wait.
+# Shorter pauses between two calls are normal.
 _QUIET_SECONDS = 10.0
 
 
@@ -21,9 +24,11 @@ class OpenView:
     """An open episode.
 
     :param idle: seconds since its last model call.
-    :param lease_left: seconds until it is aborted.
+    :param lease_left: seconds until its lease ends and it is aborted.
+    :param calls: its model calls that are being answered.
     :param steps_ago: steps that were trained since it was claimed.
-    :param late: a complete batch waits for its task, which would be too old for the next one.
+    :param late: whether a complete batch waits for its task, which would be too old for the next
+        batch.
     """
 
     episode_id: str
@@ -41,7 +46,7 @@ class DoubtView:
     """A prepared part of a joint episode.
 
     :param waited: seconds since it was prepared.
-    :param why: what is not known, and of whom.
+    :param why: why the outcome is unknown.
     """
 
     episode_id: str
@@ -52,19 +57,22 @@ class DoubtView:
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """What the watchdog looks at. Times are seconds.
+    """The state of the server as the watchdog sees it. Times are in seconds.
 
-    :param in_state: for how long the server is in its state.
-    :param still: since a claim, a call or an end last moved anything.
-    :param late_waited: for how long a complete batch has waited for late episodes, of `late_seconds` that it does.
-    :param lacking: begun tasks of the batch: name, episodes ended, episodes open.
-    :param tags: how full the batch is by tag of the mixture.
-    :param zero_variance: complete tasks whose rewards are all equal, where the batch asks for others.
-    :param throttled: requests that were refused with 429 in the last minute, and the last refusal.
+    :param in_state: time that the server has been in its state.
+    :param still: time since the last progress of a claim, a call or the end of an episode.
+    :param late_waited: time that a complete batch has waited for late episodes, at most
+        `late_seconds`.
+    :param lacking: started tasks of the batch: name, episodes ended, episodes open.
+    :param tags: how full the batch is, by tag of the mixture.
+    :param zero_variance: number of complete tasks whose rewards are all equal, if the batch needs
+        tasks with differing rewards.
+    :param throttled: number of requests refused with 429 in the last minute, and the last message.
     :param in_doubt: prepared parts of joint episodes.
-    :param unread_calls: why calls of tools that were offered are not told from text.
-    :param training: a step is trained; in async mode rollouts may have to wait for it.
-    :param doing: what a state other than ROLLING is busy with, or the training.
+    :param unread_calls: why calls of the offered tools reach agents as text; "" if they do not.
+    :param training: whether a step is being trained; in async mode rollouts may have to wait for
+        it.
+    :param doing: what the server is doing in a state other than ROLLING, or in training.
     """
 
     state: ServerState
@@ -90,9 +98,9 @@ class ServerView:
 
 
 def diagnose(view: ServerView, stuck_seconds: float) -> list[Finding]:
-    """What somebody should know, what keeps the server from going on first.
+    """Return the findings about a server, those that block its progress first.
 
-    :param stuck_seconds: a cause that has lasted for so long is called stuck.
+    :param stuck_seconds: a cause that has lasted this long counts as stuck.
     """
 
     def finding(code: str, message: str, seconds: float) -> Finding:
@@ -163,7 +171,7 @@ def _why_rolling_waits(view: ServerView) -> Iterator[tuple[str, str, float]]:
 
 
 def shortage(batch: BatchProgress | None) -> str:
-    """What the batch lacks, in words that name no task."""
+    """Describe what the batch lacks, without naming tasks."""
     if batch is None:
         return ""
     unit = "episodes" if batch.full_by == "episodes" else "tasks"
@@ -241,13 +249,13 @@ def _set_aside(view: ServerView) -> str:
 
 @dataclass(slots=True)
 class Watchdog:
-    """Logs each stuck cause once, when it begins and when it ends."""
+    """Reports each stuck cause when it begins and when it ends."""
 
     events: EventLog
     _told: dict[str, Finding] = field(default_factory=dict)
 
     def look(self, findings: Sequence[Finding]) -> None:
-        """Compare with what was told before."""
+        """Report the causes that are stuck now and were not before, and vice versa."""
         stuck = {found.code: found for found in findings if found.stuck}
         for code, found in stuck.items():
             if code not in self._told:

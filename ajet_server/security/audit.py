@@ -1,4 +1,4 @@
-"""Who did what to this server: ``<run_dir>/audit.jsonl``, one line an action, never a secret."""
+"""The audit log, ``<run_dir>/audit.jsonl``: one line per action, without secrets."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ Detail = str | int | float | None
 
 
 class AuditLog:
-    """Appends to the file; every line is on disk before the action is answered.
+    """Appends to the audit log; each line is on disk before the action is answered.
 
-    A line that cannot be written does not undo what was done, and must not keep an operator from stopping a run on a
-    full disk: it goes to the server's log as an error instead. Refused attempts cost an attacker nothing, so only so
-    many a minute are written; the line after them says how many were not.
+    A line that cannot be written does not fail the action, because an operator must be able to stop
+    a run on a full disk: the line goes to the server's log as an error instead. Refused attempts
+    cost an attacker nothing, so only `REFUSALS_PER_MINUTE` are written; the next line written for a
+    refusal states how many were not.
 
     :param clock: unix seconds.
     """
@@ -45,12 +46,12 @@ class AuditLog:
     async def action(
         self, action: str, who: str, peer: str, **details: Detail
     ) -> AsyncIterator[dict[str, Detail]]:
-        """Record what the block does, with how it ended.
+        """Record the action of the block and its outcome.
 
-        :param action: such as ``run.start``.
+        :param action: name of the action, such as ``run.start``.
         :param who: id of the token.
-        :param peer: address of who asked.
-        :return: the details, to add to what is known once it is done.
+        :param peer: address of the client.
+        :return: the details, to which the block can add.
         """
         outcome = "failed"
         try:
@@ -60,7 +61,7 @@ class AuditLog:
             outcome = error.type
             raise
         finally:
-            # Also when the client has hung up meanwhile, which cancels this.
+            # Write even if the client has disconnected, which cancels this task.
             await asyncio.shield(
                 asyncio.to_thread(self.write, action, who, peer, outcome, **details)
             )
@@ -79,7 +80,7 @@ class AuditLog:
         await asyncio.to_thread(self.write, action, who, peer, error.type, **details)
 
     def write(self, action: str, who: str, peer: str, outcome: str, **details: Detail) -> None:
-        """Append one line; it is on disk when this returns. Writes a file."""
+        """Append one line; it is on disk when this returns."""
         when = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
         known = {
             "time": when,
@@ -89,7 +90,7 @@ class AuditLog:
             "outcome": outcome,
             **details,
         }
-        # ASCII, with line breaks escaped: nothing that was sent can look like another line.
+        # ASCII with escaped line breaks: no input can look like another line.
         shown = {k: v[:_MAX_TEXT] if isinstance(v, str) else v for k, v in known.items()}
         line = json.dumps(shown)
         try:
@@ -97,7 +98,7 @@ class AuditLog:
                 self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600
             )
             try:
-                # One write: lines do not mix, and a crash leaves at most one that is cut off.
+                # A single write: lines cannot mix, and a crash truncates at most one.
                 os.write(descriptor, line.encode() + b"\n")
                 os.fsync(descriptor)
             finally:

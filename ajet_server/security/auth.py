@@ -1,4 +1,4 @@
-"""Keys of episodes, made from 256 random bits, and what tokens and keys have in common."""
+"""Episode keys, made from 256 random bits, and helpers that tokens and keys share."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ EPISODE_KEY_PREFIX = "ajet-ep-"
 
 
 def hash_secret(secret: str) -> str:
-    """Hex SHA-256. A fast hash suffices for long random secrets, which these are."""
+    """Return the hex SHA-256 of a secret. A fast hash suffices for long random secrets."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def new_episode_key(episode_id: str, claim_id: str | None) -> str:
-    """A new API key for one episode; it names the episode, so that a dead key can be explained.
+    """Make the API key of one episode.
 
-    :param claim_id: a secret of the client's, of which the same key can be made again; None takes a random one.
+    The key contains the episode's id, so that an error can explain why a key is no longer valid.
+
+    :param claim_id: a secret of the client; the same secret gives the same key again. None uses a
+        random secret.
     """
     secret = claim_id or secrets.token_urlsafe(32)
     digest = hmac.digest(secret.encode(), f"episode key {episode_id}".encode(), "sha256")
@@ -29,7 +32,10 @@ def new_episode_key(episode_id: str, claim_id: str | None) -> str:
 
 
 def bearer(headers: Mapping[str, str]) -> str:
-    """The secret of the ``Authorization`` (or ``x-api-key``, ``x-goog-api-key``) header, "" if there is none."""
+    """Return the secret in a request's headers, "" if there is none.
+
+    It is in ``Authorization``, ``x-api-key`` or ``x-goog-api-key``.
+    """
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value:
         return value.strip()

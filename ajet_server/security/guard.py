@@ -1,4 +1,4 @@
-"""Which token opens which route. Secrets are kept as hashes and compared in constant time."""
+"""Decide which token opens which route. Secrets are kept as hashes, compared in constant time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ from ajet_server.security.auth import EPISODE_KEY_PREFIX, bearer, hash_secret
 from ajet_server.security.tokens import Token, TokenBook
 
 Access = Literal["control", "episodes", "all episodes", "look"]
-"""What a route asks for: to change the run or tokens; to have episodes of one's own; to see the episodes of
-everybody; any valid token."""
+"""The access that a route requires.
+
+- ``control``: change the run or tokens.
+- ``episodes``: claim and end own episodes.
+- ``all episodes``: see the episodes of all clients.
+- ``look``: any valid token.
+"""
 
 _OPENED_BY: dict[Access, tuple[TokenScope, ...]] = {
     "control": ("control",),
@@ -30,9 +35,9 @@ MIN_TOKEN_LENGTH = 16
 
 
 def make_tokens(settings: ServerSettings) -> ServerTokens:
-    """The tokens from the settings; new random ones where none are set.
+    """Return the tokens from the settings, with new random ones for those that are not set.
 
-    :raises ConfigError: a token is too short to be safe, or both are the same.
+    :raises ConfigError: a token is too short to be safe, or both tokens are the same.
     """
     control, client = settings.control_token, settings.client_token
     for name, token in (("control_token", control), ("client_token", client)):
@@ -53,10 +58,10 @@ def make_tokens(settings: ServerSettings) -> ServerTokens:
 
 
 class TokenGuard:
-    """Knows the server's own two tokens and its named ones.
+    """Identifies the server's own two tokens and its named tokens.
 
-    The ids of the server's own tokens are ``control`` and ``client``, also where the tokens are made anew at every
-    start: what was claimed with them stays theirs.
+    The ids of the server's own tokens are always ``control`` and ``client``, even if their secrets
+    are generated at each start, so that they keep the episodes claimed before.
 
     :param clock: unix seconds.
     """
@@ -72,10 +77,10 @@ class TokenGuard:
         self._clock = clock
 
     def identify(self, headers: Mapping[str, str]) -> Token:
-        """The token in `headers`.
+        """Return the token in `headers`.
 
-        :raises AuthError: there is none, or it is unknown, revoked or expired.
-        :raises ForbiddenError: it is an episode's key.
+        :raises AuthError: there is no token, or it is unknown, revoked or expired.
+        :raises ForbiddenError: the secret is an episode's key.
         """
         secret = bearer(headers)
         if not secret:
@@ -84,7 +89,7 @@ class TokenGuard:
                 "(the client takes it from its token argument or AJET_TOKEN)"
             )
         digest = hash_secret(secret)
-        # Both are compared, so that the time does not tell which came close.
+        # Compare both, so that the time does not reveal which one was close.
         matches = [token for token in self._own if hmac.compare_digest(digest, token.hash)]
         token = matches[0] if matches else self._book.find(secret)
         if token is None:
@@ -99,9 +104,9 @@ class TokenGuard:
 
 
 def check_access(token: Token, needed: Access) -> None:
-    """Whether `token` opens a route.
+    """Check that `token` opens a route.
 
-    :raises ForbiddenError: it does not.
+    :raises ForbiddenError: the token's scope does not give this access.
     """
     opened_by = _OPENED_BY[needed]
     if token.scope not in opened_by:

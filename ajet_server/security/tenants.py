@@ -1,7 +1,7 @@
-"""Whose episodes are whose, and how much each token may use at once.
+"""Track the episodes, calls and streams of each tenant, and enforce quotas and limits.
 
-A tenant is a token: its id is the `client_id` of the episodes it claimed. Everything here is looked at for every
-request, so it counts in memory and is right by itself after a restart.
+A tenant is a token: its id is the `client_id` of the episodes that it claimed. Every request reads
+these counts, so they are kept in memory and are rebuilt after a restart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ajet_core.protocol import TokenQuotas
 from ajet_server.security.tokens import Token, TokenBook
 
 OWN_TENANTS = frozenset({"control", "client"})
-"""The ids of the server's own two tokens, which live as long as the server and have no quotas of their own."""
+"""The ids of the server's own two tokens, which are always valid and have no quotas."""
 
 _GROUP_MARK = "\x1f"
 _NO_QUOTAS = TokenQuotas()
@@ -29,12 +29,12 @@ _RETRY_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """Limits of the server that hold for everybody.
+    """Limits of the server that apply to all tenants.
 
-    :param open_episodes: of all tenants together.
-    :param calls_at_once: model calls of one episode being answered.
-    :param calls_per_episode: model calls of one episode, ever.
-    :param event_streams: open readers of events, of all tokens together.
+    :param open_episodes: open episodes of all tenants together.
+    :param calls_at_once: concurrent model calls of one episode.
+    :param calls_per_episode: model calls of one episode in total.
+    :param event_streams: open event streams of all tokens together.
     """
 
     open_episodes: int
@@ -44,7 +44,7 @@ class TenantLimits:
 
 
 class Tenants:
-    """What each token uses, and whether it may use more.
+    """Counts what each token uses, and refuses what exceeds its quotas or the server's limits.
 
     :param wall_clock: unix seconds.
     :param clock: seconds, monotonic; for rates.
@@ -70,38 +70,41 @@ class Tenants:
         self._buckets: dict[str, _Bucket] = {}
 
     def why_dead(self, tenant: str) -> str:
-        """Why a tenant is none any more; "" if it is one."""
+        """Why a tenant's token is no longer valid; "" if it is valid."""
         if tenant in OWN_TENANTS:
             return ""
         token = self._book.get(tenant)
         return "there is none of its id" if token is None else token.why_dead(self._wall_clock())
 
     def require_live(self, tenant: str) -> None:
-        """What an episode's key asks before it opens anything.
+        """Check that the token that claimed an episode is still valid.
 
-        :raises AuthError: the token that claimed the episode was revoked or has expired.
+        :raises AuthError: the token was revoked or has expired.
         """
         if tenant not in OWN_TENANTS and (why := self.why_dead(tenant)):
             raise AuthError(f"the token that claimed this episode is no longer valid: {why}")
 
     def dead(self) -> dict[str, str]:
-        """Tenants that have open episodes, waiting claims or event streams though their token is dead, and why it is."""
+        """Return the active tenants whose token is no longer valid, each with the reason.
+
+        A tenant is active if it has open episodes, waiting claims or event streams.
+        """
         using = (*self._open, *self._waiting, *self._streams)
         found = {tenant: self.why_dead(tenant) for tenant in using}
         return {tenant: why for tenant, why in found.items() if why}
 
     @property
     def active(self) -> Set[str]:
-        """Tenants that have open episodes or waiting claims."""
+        """The tenants that have open episodes or waiting claims."""
         return self._open.keys() | self._waiting.keys()
 
     # --- Episodes ---------------------------------------------------------------------------------
 
     def open(self, record: EpisodeRecord) -> None:
-        """Count an episode that is to begin.
+        """Count an episode that is about to start.
 
-        :raises BusyError: its tenant, or the server, has as many as it may.
-        :raises AuthError: its tenant is none any more.
+        :raises BusyError: the tenant or the server has reached its limit of open episodes.
+        :raises AuthError: the tenant's token is no longer valid.
         """
         tenant = record.client_id
         self.require_live(tenant)
@@ -115,18 +118,18 @@ class Tenants:
         self.reopen(record)
 
     def reopen(self, record: EpisodeRecord) -> None:
-        """Count an episode that was open when the server was started."""
+        """Count an episode without checks, such as one that was open when the server started."""
         self._open[record.client_id] += 1
 
     def closed(self, record: EpisodeRecord) -> None:
-        """An episode is over, or never began."""
+        """Uncount an episode that has ended or never started."""
         _take(self._open, record.client_id)
 
     @contextmanager
     def waiting(self, tenant: str) -> Iterator[None]:
-        """While the block runs, a claim of the tenant waits.
+        """Count a waiting claim of the tenant while the block runs.
 
-        :raises BusyError: it has as many waiting as it may.
+        :raises BusyError: the tenant has reached its quota of waiting claims.
         """
         waiting = self._waiting[tenant]
         with self._using(self._waiting, tenant):
@@ -137,10 +140,10 @@ class Tenants:
 
     @contextmanager
     def call(self, record: EpisodeRecord, made: int) -> Iterator[None]:
-        """While the block runs, a model call of the episode is answered.
+        """Count a model call of the episode while the block runs.
 
-        :param made: calls that the episode has made before.
-        :raises BusyError: it, or its tenant, has as many as it may.
+        :param made: number of calls that the episode has made before.
+        :raises BusyError: the episode or its tenant has reached its limit of calls.
         """
         limits, episode, tenant = self._limits, record.episode_id, record.client_id
         if made >= limits.calls_per_episode:
@@ -165,9 +168,9 @@ class Tenants:
 
     @contextmanager
     def stream(self, token: Token) -> Iterator[None]:
-        """While the block runs, the token's holder reads events.
+        """Count an event stream of the token while the block runs.
 
-        :raises BusyError: it, or the server, has as many readers as it may.
+        :raises BusyError: the token or the server has reached its limit of event streams.
         """
         if (total := self._streams.total()) >= self._limits.event_streams:
             raise BusyError(
@@ -180,9 +183,9 @@ class Tenants:
             yield
 
     def request(self, token: Token) -> None:
-        """Count a request.
+        """Count a request of the token.
 
-        :raises BusyError: the token's rate is used up.
+        :raises BusyError: the token has used up its requests per minute.
         """
         rate = token.quotas.requests_per_minute
         if rate is None:
@@ -221,13 +224,13 @@ class Tenants:
 
 @dataclass(slots=True)
 class _Bucket:
-    """A token bucket: as many requests at once as a minute has, refilled evenly."""
+    """A token bucket: it holds the requests of one minute and refills evenly."""
 
     left: float
     at: float
 
     def take(self, rate: int, now: float) -> float:
-        """Take one; seconds until there is one to take, if there is none."""
+        """Take one request; return 0, or the seconds until one is available."""
         self.left = min(float(rate), self.left + (now - self.at) * rate / _MINUTE)
         self.at = now
         if self.left >= 1.0:
@@ -237,12 +240,13 @@ class _Bucket:
 
 
 def stored_group(tenant: str, group: str) -> str:
-    """The name under which a tenant's group is stored.
+    """Return the name under which a tenant's group is stored.
 
-    Rewards of a group are compared with each other, so groups of two tenants are two, whatever they call them.
-    Those of the server's own tokens are kept as they are called.
+    Rewards are compared within a group, so groups of different tenants must stay separate even if
+    they have the same name. Groups of the server's own tokens keep their names.
 
-    :raises RequestError: the name could be taken for another tenant's.
+    :raises RequestError: the name contains the separator, and could be mistaken for another
+        tenant's group.
     """
     if _GROUP_MARK in group:
         raise RequestError("group: the character U+001F cannot be in its name", param="group")
@@ -250,12 +254,12 @@ def stored_group(tenant: str, group: str) -> str:
 
 
 def shown_group(group: str) -> str:
-    """A stored group as its tenant calls it."""
+    """Return the tenant's name of a stored group."""
     return group.rpartition(_GROUP_MARK)[2]
 
 
 def _take(counter: Counter[str], key: str) -> None:
-    """One less; keys without any are not kept, so that nothing grows with the number of episodes."""
+    """Decrement a count, and drop it at zero so that the counter does not grow with episodes."""
     counter[key] -= 1
     if counter[key] <= 0:
         del counter[key]

@@ -1,4 +1,4 @@
-"""How often clients were sent away lately because they ask for too much."""
+"""Count the requests that were recently refused with 429."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ class ThrottleMeter:
     _last: str = ""
 
     def note(self, message: str) -> None:
-        """A request was refused with 429."""
+        """Count a request that was refused with 429.
+
+        :param message: the error message that the client got.
+        """
         self._times.append(self.clock())
         self._last = message
         self._drop()
 
     def recent(self) -> tuple[int, str]:
-        """How many were refused in the last minute, and what the last of them was told."""
+        """Return the number of refusals in the last minute, and the message of the last one."""
         self._drop()
         return (len(self._times), self._last) if self._times else (0, "")
 

@@ -1,7 +1,7 @@
-"""The named tokens of a server: made, listed, revoked, kept in ``<run_dir>/tokens.json`` as hashes.
+"""Create, list and revoke the named tokens of a server.
 
-The process that has the book open is the only one that writes it: the running server, or ``ajet token`` while
-none runs.
+They are kept as hashes in ``<run_dir>/tokens.json``. Only the process that has the book open writes
+it: the running server, or ``ajet token`` while no server runs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(slots=True, eq=False)
 class Token:
-    """Who makes a request.
+    """A token, which identifies who makes a request.
 
-    :param token_id: public; a client's episodes carry it, so that each client has its own.
+    :param token_id: public id; the episodes of a client carry it as their owner.
     :param hash: hex SHA-256 of the secret.
     """
 
@@ -50,7 +50,7 @@ class Token:
     last_used_at: float | None = None
 
     def why_dead(self, now: float) -> str:
-        """Why it opens nothing at unix time `now`; "" if it does."""
+        """Why the token is not valid at unix time `now`; "" if it is valid."""
         if self.revoked_at is not None:
             return "it was revoked"
         if self.expires_at is not None and now >= self.expires_at:
@@ -59,7 +59,7 @@ class Token:
         return ""
 
     def info(self) -> TokenInfo:
-        """What may be shown of it."""
+        """Return the public part of the token."""
         return TokenInfo(
             token_id=self.token_id,
             name=self.name,
@@ -95,7 +95,7 @@ class TokenBook:
     def open(self) -> None:
         """Read the file, and keep other processes from writing it until `close`.
 
-        :raises StoreError: another process has it open, or it is damaged: nobody is let in by guess.
+        :raises StoreError: another process has the file open, or the file is damaged.
         """
         self._lock.acquire()
         try:
@@ -105,7 +105,7 @@ class TokenBook:
             raise
 
     def close(self) -> None:
-        """Write when tokens were last used, and let other processes write; without effect if it is not open."""
+        """Write when tokens were last used, and release the file; do nothing if it is not open."""
         if not self._lock.held:
             return
         try:
@@ -115,25 +115,25 @@ class TokenBook:
             self._lock.release()
 
     def find(self, secret: str) -> Token | None:
-        """The token that has this secret, also a dead one."""
-        # The public part leads to one hash; whether it is the right one takes the same time to say either way.
+        """Return the token with this secret, even if it is no longer valid."""
+        # The public part selects one hash; comparing it takes the same time whether it matches.
         token = self._tokens.get(secret.removeprefix(TOKEN_PREFIX).partition(".")[0])
         known = token.hash if token is not None else _NO_HASH
         return token if hmac.compare_digest(hash_secret(secret), known) else None
 
     def get(self, token_id: str) -> Token | None:
-        """The token of an id, also a dead one."""
+        """Return the token with this id, even if it is no longer valid."""
         return self._tokens.get(token_id)
 
     def list(self) -> list[TokenInfo]:
-        """All tokens, the oldest first."""
+        """Return all tokens, oldest first."""
         return [token.info() for token in self._tokens.values()]
 
     def issue(self, request: TokenRequest) -> TokenGrant:
-        """Make a token; it is durable when this returns. Writes a file.
+        """Create a token; it is on disk when this returns.
 
-        :raises StateError: a valid token has this name, or there are too many.
-        :raises StoreError: it cannot be written.
+        :raises StateError: a valid token has this name, or there are too many valid tokens.
+        :raises StoreError: the file cannot be written.
         """
         now = self._clock()
         living = [token for token in self._tokens.values() if not token.why_dead(now)]
@@ -161,10 +161,10 @@ class TokenBook:
         return TokenGrant(token=secret, info=token.info())
 
     def revoke(self, token_id: str) -> TokenInfo:
-        """Make a token worthless, at once; durable when this returns. A repeat changes nothing. Writes a file.
+        """Revoke a token at once; this is on disk when it returns. Idempotent.
 
-        :raises NotFoundError: there is none of this id.
-        :raises StoreError: it cannot be written: the token is dead, but would not be after a restart.
+        :raises NotFoundError: no token has this id.
+        :raises StoreError: the file cannot be written: the token is revoked until a restart only.
         """
         token = self._tokens.get(token_id)
         if token is None:
@@ -175,7 +175,7 @@ class TokenBook:
         return token.info()
 
     def _kept(self, now: float) -> dict[str, Token]:
-        """All but those that have been dead for long."""
+        """Return all tokens except those that became invalid long ago."""
         return {
             token_id: token
             for token_id, token in self._tokens.items()
@@ -213,6 +213,6 @@ class TokenBook:
 
 
 def _content(tokens: dict[str, Token]) -> bytes:
-    """What the file holds."""
+    """Return the content of the file."""
     stored = [_StoredToken(**dict(token.info()), hash=token.hash) for token in tokens.values()]
     return _FILE.dump_json(stored, indent=1)

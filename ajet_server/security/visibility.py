@@ -1,4 +1,7 @@
-"""What of the server's state a token may see: a client gets what is its own, and what names nobody."""
+"""Restrict the server's state to what a token may see.
+
+A client sees its own data, and data that identifies no other client.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ from ajet_server.health import CHECKS
 from ajet_server.observe.watchdog import shortage
 from ajet_server.security.tokens import Token
 
-# Of events that concern everybody, what a client may read. Messages of workers, and reports on forks, quote what
-# agents of any tenant said.
+# The keys of server-wide events that a client may read. Workers' messages and reports on forks are
+# left out, because they quote agents of any tenant.
 _SHARED: Mapping[str, frozenset[str]] = {
     "state": frozenset({"state", "policy_version"}),
     "run": frozenset({"what", "run_id", "step"}),
@@ -35,22 +38,22 @@ _SHARED: Mapping[str, frozenset[str]] = {
 }
 
 
-# Of a tag, which may be another client's alone.
+# Metrics of single tags, which may belong to another client.
 _TAG_METRICS = tuple(f"{name}/" for name in TAG_FACTS)
 
-# Findings that quote nobody, and one of which a client sees everything but the names of tasks.
+# Findings that quote no client, and one that a client sees without the names of tasks.
 _STARVED = "incomplete_tasks"
 _SHARED_FINDINGS = frozenset(
     {"no_client", "no_signal", "engine_stalled", "tool_calls_unread", *get_args(HealthKind)}
 )
-# Findings whose words are about a single tag where there is a mixture.
+# Findings whose messages name a single tag if there is a mixture.
 _TAG_FINDINGS = frozenset(check.kind for check in CHECKS if check.by_tag)
 
 
 def event_for(viewer: Token, event: Event, owner: str | None) -> Event | None:
-    """`event` as `viewer` may see it; None if it may not.
+    """Return `event` as `viewer` may see it, None if it may not.
 
-    :param owner: id of the token whose episode it is about; None for one that is about the server.
+    :param owner: id of the token whose episode the event is about; None for events of the server.
     """
     if viewer.scope != "client" or viewer.token_id == owner:
         return event
@@ -64,7 +67,7 @@ def event_for(viewer: Token, event: Event, owner: str | None) -> Event | None:
 
 
 def status_for(viewer: Token, status: ServerStatus) -> ServerStatus:
-    """`status` as `viewer` may see it: a client gets totals, without words that quote others."""
+    """Return `status` as `viewer` may see it: a client gets totals and no text about others."""
     if viewer.scope != "client":
         return status
     step, error = status.last_step, status.error
@@ -74,16 +77,16 @@ def status_for(viewer: Token, status: ServerStatus) -> ServerStatus:
             and step.model_copy(
                 update={"metrics": _totals(step.metrics), "forks": [], "findings": []}
             ),
-            # The operator's words, or those that agents of any tenant failed with.
+            # The operator's text, or an error message of any tenant's agents.
             "paused": status.paused and "the run is paused; its operator sees why",
             "findings": _shared_findings(status),
             "set_aside": [
                 aside for aside in status.set_aside if aside.client_id == viewer.token_id
             ],
-            # Of how far others are with their tags.
+            # It shows other clients' progress with their tags.
             "mixture": None,
             "evaluations": evaluations_for(viewer, status.evaluations),
-            # Its words name episodes and tasks of others.
+            # Its text names episodes and tasks of other clients.
             "preflight": None,
             "error": error
             and ErrorDetail(type=error.type, message="the run failed; its operator sees why"),
@@ -108,7 +111,7 @@ def _shared_findings(status: ServerStatus) -> list[Finding]:
 
 
 def engine_metrics_for(viewer: Token, text: str) -> str:
-    """What the engine measures, as `viewer` may see it: a client sees nothing, since it is about everybody's calls."""
+    """Return the engine's metrics for `viewer`: "" for a client, since they cover all calls."""
     return "" if viewer.scope == "client" else text
 
 
@@ -117,17 +120,17 @@ def _totals(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def mixture_for(viewer: Token, mixture: MixtureStatus) -> MixtureStatus:
-    """`mixture` as `viewer` may see it: a client sees what is asked for, and not how far others are with it."""
+    """Return `mixture` as `viewer` may see it: a client does not see the progress of tags."""
     return mixture if viewer.scope != "client" else mixture.model_copy(update={"tags": {}})
 
 
 def evaluations_for(viewer: Token, evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Those of `evaluations` that `viewer` may see: a client sees its own."""
+    """Return the evaluations that `viewer` may see: a client sees its own."""
     return [e for e in evaluations if viewer.scope != "client" or e.client_id == viewer.token_id]
 
 
 def run_for(viewer: Token, run: RunStatus) -> RunStatus:
-    """`run` as `viewer` may see it: only who may set them sees what settings of components hold as secrets."""
+    """Return `run` as `viewer` may see it: only control tokens see secrets in settings."""
     if viewer.scope == "control":
         return run
     config = run.config
@@ -149,7 +152,7 @@ def _without_secrets(choice: ComponentChoice) -> ComponentChoice:
 
 
 def _masked(value: Any, *, secret: bool) -> Any:
-    """`value` with the texts masked that stand under the name of a secret."""
+    """Return `value` with the strings masked that are under the name of a secret."""
     if isinstance(value, dict):
         return {
             k: _masked(v, secret=secret or bool(SECRET_KEY.search(k))) for k, v in value.items()
