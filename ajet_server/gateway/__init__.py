@@ -1,1 +1,1 @@
-"""A call of an agent, from its request to the engine and back."""
+"""The path of an agent's call: from its request to the engine, and back."""

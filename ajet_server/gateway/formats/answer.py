@@ -1,4 +1,4 @@
-"""From the model's text to the assistant message that the client gets, and which tokens its parts stand in."""
+"""Make the client's assistant message from parsed text, and find the tokens of its parts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ajet_server.gateway.rendering.parsing import Parsed, ParsedCall
 
 @dataclass(slots=True)
 class Spans:
-    """Finds the tokens of an answer's parts. Each question parses the answer some log2(tokens) times.
+    """Finds the tokens of an answer's parts. Each query parses the answer about log2(tokens) times.
 
-    :param tools: that were offered.
+    :param tools: the tools that were offered.
     """
 
     generation: Generation
@@ -28,10 +28,10 @@ class Spans:
     _end: int | None = None
 
     def more_text(self, text: str) -> list[dict[str, Any]]:
-        """OpenAI's entries of logprobs for the tokens of the answer's text that were not listed before.
+        """Return OpenAI's logprob entries for the tokens of the text that were not listed before.
 
-        :param text: all of the text so far. Tokens of which it has a part are its tokens, and so are those between
-            its parts.
+        :param text: all of the text so far. Its tokens are those that have a part in it, and those
+            between its parts.
         """
         if not text:
             return []
@@ -41,7 +41,7 @@ class Spans:
         def has_all(length: int) -> bool:
             return self._parsed(length).content.startswith(text)
 
-        # Calls that are none stand in the text as well, but no parser gives them out as text.
+        # The answer's text also has malformed calls, which no parser returns as text.
         end = self._first(has_all, start, sampled) if has_all(sampled) else sampled
         self._end = max(start, end)
         listed = pydantic_core.from_json(self.generation.logprobs_text(start))["content"]
@@ -49,7 +49,7 @@ class Spans:
         return entries
 
     def reasoning(self) -> int:
-        """Tokens of the reasoning, the tags that were sampled with it included; 0 if that is not to be told."""
+        """Return the number of tokens of the reasoning, with its sampled tags; 0 if unknown."""
         sampled = self._sampled()
         whole = self._parsed(sampled)
         if not whole.reasoning or whole.open:
@@ -60,21 +60,24 @@ class Spans:
             return not parsed.open and parsed.reasoning == whole.reasoning
 
         end = self._first(is_complete, 0, sampled)
-        # Reasoning that goes on behind some text is not counted.
+        # Reasoning that continues after some text is not counted.
         return 0 if self._parsed(end).content else end
 
     def _start(self, sampled: int) -> int:
-        """The token in which the text begins."""
+        """Return the index of the token in which the text begins."""
         if not self._parsed(sampled).content:
             return self.reasoning()
         return self._first(lambda length: bool(self._parsed(length).content), 0, sampled) - 1
 
     def _first(self, holds: Callable[[int], bool], low: int, high: int) -> int:
-        """The least number of tokens of which something holds that holds of `high` and of all in between."""
+        """Return the least number of tokens for which `holds` is true.
+
+        It must be true for `high`, and for every number above the least one.
+        """
         return low + bisect_left(range(low, high), x=True, key=holds)
 
     def _sampled(self) -> int:
-        """Tokens that were sampled, but for the one that ended the answer."""
+        """Return the number of sampled tokens, without the one that ended the answer."""
         ids = self.generation.sampled_ids
         ended = bool(ids) and ids[-1] in self.generation.request.sampling.stop_token_ids
         return len(ids) - ended
@@ -88,12 +91,12 @@ class Spans:
 TokenHex = Callable[[int], str]
 """Random hex text from a number of bytes, as `secrets.token_hex`."""
 
-# Begins with what the operating system has, and need not ask it again for every call.
+# Seeded by the operating system once, which is faster than a system call for every id.
 _random = random.Random()  # noqa: S311 - for names, not for secrets
 
 
 def random_hex(size: int) -> str:
-    """Hex text of `size` random bytes, for names; anybody may guess the next one."""
+    """Return hex text of `size` random bytes, for ids only: the bytes are predictable."""
     return _random.randbytes(size).hex()
 
 
@@ -101,8 +104,8 @@ def random_hex(size: int) -> str:
 class Answer:
     """An assistant message.
 
-    :param content: "" if there is only reasoning or tool calls.
-    :param malformed: attempts at a tool call that cannot be run, and are shown in `content` instead.
+    :param content: text of the answer, "" if there is only reasoning or tool calls.
+    :param malformed: number of malformed tool calls, which are shown in `content` instead.
     """
 
     content: str
@@ -118,7 +121,7 @@ class Answer:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The message in OpenAI's form, with `reasoning_content` where there is reasoning."""
+        """Return the message in OpenAI's form, with `reasoning_content` if there is reasoning."""
         content = None if self.tool_calls and not self.content else self.content
         plain: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if self.reasoning:
@@ -136,10 +139,10 @@ class Answer:
 
 
 def make_answer(parsed: Parsed, *, tools_offered: bool, token_hex: TokenHex) -> Answer:
-    """The answer to what was parsed.
+    """Make the answer from parsed tokens.
 
-    Attempts at a call that cannot be run stay visible at the end of the content, as they were written:
-    the agent can react to them, and nothing is silently lost. Without tools every call is one.
+    Malformed calls stay visible at the end of the content as they were written, so that the agent
+    can react to them and nothing is silently lost. Without tools, every call is malformed.
     """
     calls: list[ToolCall] = []
     texts = [parsed.content, *parsed.malformed]
@@ -149,7 +152,7 @@ def make_answer(parsed: Parsed, *, tools_offered: bool, token_hex: TokenHex) -> 
         if arguments is None:
             texts.append(call.raw)
             continue
-        # Some formats number their calls; such an id is part of the conversation's tokens.
+        # Some formats number their calls: such an id is part of the conversation's tokens.
         own_id = call.id if call.id and call.id not in taken else None
         call_id = own_id or f"call_{token_hex(12)}"
         taken.add(call_id)
@@ -160,7 +163,7 @@ def make_answer(parsed: Parsed, *, tools_offered: bool, token_hex: TokenHex) -> 
 
 
 def _arguments_text(call: ParsedCall) -> str | None:
-    """The call's arguments as the text of a JSON object, None if they are something else."""
+    """Return the call's arguments as the text of a JSON object, None if they are not an object."""
     arguments = call.arguments
     try:
         call.name.encode()

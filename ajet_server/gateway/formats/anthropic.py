@@ -1,4 +1,4 @@
-"""Anthropic's messages: the body of ``POST /v1/messages``, and the JSON and events of answers."""
+"""Anthropic messages: parse the body of ``POST /v1/messages``, and write its JSON and events."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall, as_jso
 ID_PREFIX = "msg_"
 _MAX_MESSAGES = 16384
 _MAX_TOOLS = 1024
-# Blocks are paragraphs of their own.
+# Blocks are separate paragraphs.
 _BETWEEN_BLOCKS = "\n\n"
 
 _EDITING = "context_management"
@@ -48,10 +48,10 @@ _REFUSED: Neutral = {
 _INSTEAD = {
     "mcp_servers": "call them from the agent, and offer their tools",
 }
-# The edit of a conversation that may leave all of it as it is, and how that is said.
+# The only edit of a conversation that can keep everything, and its settings that do.
 _CLEAR_THINKING = "clear_thinking_20251015"
 _KEEP_ALL = ("all", {"type": "all"})
-# The forms of a tool that the client runs itself.
+# The types of tools that the client runs itself.
 _OWN_TOOLS = (None, "custom")
 
 
@@ -74,8 +74,8 @@ class _MessagesBody(Body):
 def read_messages_request(body: bytes) -> ModelRequest:
     """Read a request body.
 
-    :raises UnsupportedError: it asks for something that cannot be honoured; `param` names it.
-    :raises RequestError: it is no JSON object of the right form; `param` names the field.
+    :raises UnsupportedError: the request needs an unsupported feature; `param` names it.
+    :raises RequestError: the body is malformed; `param` names the field.
     """
     try:
         parsed = _MessagesBody.model_validate(read_object(body))
@@ -108,9 +108,10 @@ def read_messages_request(body: bytes) -> ModelRequest:
 
 
 def _refuse_editing(settings: Any) -> None:
-    """Refuse to edit the conversation; settings that leave all of it as it is are no edit.
+    """Refuse to edit the conversation; accept settings that keep all of it.
 
-    :raises UnsupportedError: something would be taken out of the conversation.
+    :raises UnsupportedError: the settings would remove something from the conversation.
+    :raises RequestError: the settings are malformed.
     """
     if settings is None:
         return
@@ -136,8 +137,8 @@ def _refuse_editing(settings: Any) -> None:
 
 
 def _without_effect(body: _MessagesBody) -> Iterator[str]:
-    """Names of what is understood and does nothing here."""
-    # Templates have no place for it: that a tool failed has to be said in its result.
+    """Yield the names of fields that are recognised but have no effect."""
+    # Templates cannot express `is_error`: the tool's result has to state the failure.
     blocks = (block for message in body.messages for block in _listed(message.get("content")))
     if any(block.get("type") == "tool_result" and block.get("is_error") for block in blocks):
         yield "tool_result.is_error"
@@ -164,7 +165,7 @@ def _choice(choice: dict[str, Any]) -> ToolChoice | None:
 
 
 def _answer_format(body: _MessagesBody) -> AnswerFormat | None:
-    """Of ``output_format``, or where it stands now, ``output_config.format``."""
+    """Return the format from ``output_format`` or its successor, ``output_config.format``."""
     config = body.output_config or {}
     form, param = body.output_format, "output_format"
     if form is None:
@@ -212,7 +213,7 @@ def _messages(body: _MessagesBody) -> Iterator[ChatMessage]:
 
 
 def _user(content: Any, path: str) -> Iterator[ChatMessage]:
-    """A message of the user, and before, between and after its texts the results of tools."""
+    """Yield the messages of a user's turn: its texts and tool results, in order."""
     texts: list[str] = []
 
     def said() -> Iterator[ChatMessage]:
@@ -325,22 +326,22 @@ class AnthropicDialect(Dialect):
     heartbeat = event(b'{"type":"ping"}', "ping")
 
     def read(self, body: bytes, session: Session) -> MessagesRequest:  # noqa: ARG002
-        """Understand a body."""
+        """Parse a body."""
         return MessagesRequest(read_messages_request(body))
 
     def read_to_count(self, body: bytes) -> ModelRequest:
-        """Understand a body whose tokens are to be counted."""
+        """Parse a body whose tokens are to be counted."""
         return read_messages_request(body)
 
     def error(self, error: AjetError) -> dict[str, Any]:
-        """Anthropic's error object."""
+        """Return Anthropic's error object."""
         kind = _KINDS.get(error.status)
         if kind is None:
             kind = "invalid_request_error" if error.status < 500 else "api_error"
         return {"type": "error", "error": {"type": kind, "message": _message_of(error)}}
 
     def error_event(self, error: AjetError, position: int) -> bytes:  # noqa: ARG002
-        """The SDK raises on it."""
+        """Return an ``error`` event, on which the SDK raises."""
         return event(object_text(self.error(error)), "error")
 
 
@@ -349,27 +350,27 @@ class MessagesRequest(DialectRequest):
     """A request for a message."""
 
     def whole(self, exchange: Exchange, choices: Sequence[Choice]) -> bytes:
-        """A ``message``."""
+        """Return a ``message``."""
         (choice,) = choices
         message = _message(exchange, _answer_blocks(choice.answer)) | _end(choice)
         message["usage"] = _usage(exchange, len(choice.generation.sampled_ids))
         return object_text(message)
 
     def writer(self, exchange: Exchange) -> MessageWriter:
-        """From ``message_start`` to ``message_stop``."""
+        """Return a writer of the events from ``message_start`` to ``message_stop``."""
         return MessageWriter(exchange)
 
 
 @dataclass(slots=True)
 class _Blocks:
-    """The content blocks of a stream, of which one is open at a time."""
+    """The content blocks of a stream, of which at most one is open."""
 
     _index: int = -1
     _kind: str = ""
     _open: bool = field(default=False)
 
     def grown(self, delta: Delta) -> Iterator[bytes]:
-        """The events of a delta."""
+        """Yield the events of a delta."""
         if delta.reasoning:
             yield from self._in("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             yield self._more({"type": "thinking_delta", "thinking": delta.reasoning})
@@ -380,11 +381,11 @@ class _Blocks:
             yield from self._called(call)
 
     def text(self) -> Iterator[bytes]:
-        """Be in a block of text."""
+        """Open a text block, unless one is open."""
         return self._in("text", {"type": "text", "text": ""})
 
     def closed(self) -> Iterator[bytes]:
-        """The end of the block that is open."""
+        """Yield the end of the open block."""
         if self._open:
             if self._kind == "thinking":
                 yield self._more({"type": "signature_delta", "signature": ""})
@@ -423,7 +424,7 @@ class MessageWriter(StreamWriter):
     _answer_blocks: _Blocks = field(default_factory=_Blocks)
 
     def write(self, happened: Event) -> Iterator[bytes]:
-        """The events of the message's blocks, and of its beginning and end."""
+        """Yield the events of the message's start, blocks and end."""
         exchange, blocks = self.exchange, self._answer_blocks
         match happened:
             case Started():
@@ -442,15 +443,19 @@ class MessageWriter(StreamWriter):
                 yield _sse("message_stop")
 
     def heartbeat(self) -> Iterator[bytes]:
-        """An event ``ping``."""
+        """Yield an event ``ping``."""
         yield AnthropicDialect.heartbeat
 
 
 def _message_of(error: AjetError) -> str:
-    """The error's message; of a prompt that is too long in Anthropic's words, which programs look for to compact."""
+    """Return the error's message.
+
+    For a prompt that is too long it has Anthropic's wording, by which programs decide to compact
+    their conversation.
+    """
     if not isinstance(error, ContextLengthError) or error.prompt_tokens is None:
         return error.message
-    # An answer needs one token at least.
+    # An answer needs at least one token.
     most = (error.max_context or 0) - 1
     return f"prompt is too long: {error.prompt_tokens} tokens > {most} maximum"
 

@@ -1,6 +1,6 @@
-"""OpenAI chat completions: the body of ``POST /v1/chat/completions``, its messages, and the JSON of answers.
+"""OpenAI chat completions: parse the body of ``POST /v1/chat/completions``, and write answers.
 
-Requests are read liberally in form, and strictly where something cannot be honoured.
+Parsing tolerates variations of form, but refuses what the server does not support.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from ajet_server.gateway.formats.openai_errors import openai_error
 from ajet_server.gateway.formats.request import ModelRequest, Tools, function_spec
 from ajet_server.gateway.rendering.messages import ChatMessage, Role, ToolCall, as_json
 
-# The models know no role "developer"; it is what OpenAI now calls the system's.
+# "developer" is OpenAI's newer name of the system role; models do not know it.
 _ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -72,7 +72,7 @@ class FunctionBody(BaseModel):
 
 
 class ToolCallBody(BaseModel):
-    """A tool call in an assistant message; what clients add of their own is passed over."""
+    """A tool call in an assistant message; unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -82,7 +82,7 @@ class ToolCallBody(BaseModel):
 
 
 class MessageBody(BaseModel):
-    """A message as clients send it; keys of their own are passed over."""
+    """A message as clients send it; unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -99,13 +99,13 @@ class _Messages(BaseModel):
 
 
 def chat_messages(bodies: Sequence[Any], known: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """The messages of a request.
+    """Return the messages of a request.
 
-    :param known: those of an earlier request. Clients send a conversation again with every turn, and what they sent
-        before was understood before.
-    :raises pydantic.ValidationError: some have not the right form.
-    :raises UnsupportedError: a role or content that cannot be given to the model.
-    :raises RequestError: something of the wrong type.
+    :param known: messages of an earlier request. Clients send the whole conversation with every
+        turn; messages that are the same need not be parsed again.
+    :raises pydantic.ValidationError: a message is malformed.
+    :raises UnsupportedError: a message has a role or content that the model cannot read.
+    :raises RequestError: a value has the wrong type.
     """
     found: list[ChatMessage | None] = [
         message if _says_plainly(body, message) else None
@@ -116,7 +116,7 @@ def chat_messages(bodies: Sequence[Any], known: Sequence[ChatMessage]) -> tuple[
     try:
         parsed = iter(_Messages(messages=new).messages)
     except ValidationError:
-        # The error is to say where in the request it is.
+        # Validate all messages, so that the error has the index in the request.
         _Messages(messages=list(bodies))
         raise
     return tuple(
@@ -126,7 +126,10 @@ def chat_messages(bodies: Sequence[Any], known: Sequence[ChatMessage]) -> tuple[
 
 
 def _says_plainly(body: Any, message: ChatMessage) -> bool:
-    """Whether a body is this message and has no more keys than it needs; False also where that is not plain to see."""
+    """Whether a body is plainly this message and has no additional keys.
+
+    False can also mean that comparing them takes more than this check.
+    """
     return (
         isinstance(body, dict)
         and len(body) == (2 if message.tool_call_id is None else 3)
@@ -138,11 +141,11 @@ def _says_plainly(body: Any, message: ChatMessage) -> bool:
 
 
 def chat_message(body: MessageBody, path: str) -> ChatMessage:
-    """The message that `body` means.
+    """Convert `body` to a message.
 
-    :param path: where it stands in the request, for errors.
-    :raises UnsupportedError: a role or content that cannot be given to the model.
-    :raises RequestError: something of the wrong type.
+    :param path: path of the message in the request, for errors.
+    :raises UnsupportedError: the message has a role or content that the model cannot read.
+    :raises RequestError: a value has the wrong type.
     """
     role = _ROLES.get(body.role)
     if role is None:
@@ -176,10 +179,11 @@ def chat_message(body: MessageBody, path: str) -> ChatMessage:
 
 
 def content_text(content: Any, path: str) -> str:
-    """The text of a message's content: a string, parts, or nothing.
+    """Return the text of a message's content.
 
-    :raises UnsupportedError: it has parts that are no text.
-    :raises RequestError: it has not the right form.
+    :param content: a string, a list of content parts, or None.
+    :raises UnsupportedError: a part is not text.
+    :raises RequestError: the content is malformed.
     """
     if isinstance(content, str):
         return content
@@ -233,10 +237,10 @@ def _tool_call(body: ToolCallBody, path: str) -> ToolCall:
 
 _MAX_MESSAGES = 16384
 _MAX_TOOLS = 1024
-# Logprobs that one position of one choice lists, times the choices: they are most of a large answer.
+# Limit on the logprobs listed per position, times the choices: they make up most of a large answer.
 _MAX_LISTED = 512
 
-# Settings that would change the answer and are not offered, with the values that change nothing.
+# Unsupported settings that would change the answer, with their values that change nothing.
 _REFUSED: Neutral = {
     "add_generation_prompt": (True,),
     "audio": (),
@@ -298,10 +302,9 @@ class _ChatBody(Body):
 def read_chat_request(body: bytes, known: Sequence[ChatMessage] = ()) -> ModelRequest:
     """Read a request body.
 
-    :param known: messages of an earlier request; those at the beginning of this one are taken over where they are the
-        same.
-    :raises UnsupportedError: it asks for something that cannot be honoured; `param` names it.
-    :raises RequestError: it is no JSON object of the right form; `param` names the field.
+    :param known: messages of an earlier request; leading messages that are the same are reused.
+    :raises UnsupportedError: the request needs an unsupported feature; `param` names it.
+    :raises RequestError: the body is malformed; `param` names the field.
     """
     plain = read_object(body)
     try:
@@ -355,7 +358,7 @@ def _tools(bodies: Sequence[Any]) -> Tools:
         if tool.get("type") != "function":
             unknown.append(path)
         else:
-            # Templates read it as it is, with whatever the client added.
+            # Keep the client's object: templates read it verbatim, with additional keys.
             function_spec(tool.get("function"), f"{path}.function")
             offered.append(tool)
     return Tools(tuple(offered), tuple(unknown))
@@ -405,7 +408,7 @@ def _answer_format(form: Any) -> AnswerFormat | None:
 
 
 def choice_json(request: ModelRequest, choice: Choice) -> bytes:
-    """JSON of a choice of a completion that is not streamed."""
+    """Return the JSON of a choice of a completion that is not streamed."""
     generation = choice.generation
     plain: dict[str, Any] = {
         "index": choice.choice,
@@ -418,15 +421,15 @@ def choice_json(request: ModelRequest, choice: Choice) -> bytes:
 
 
 def delta_json(delta: Delta) -> dict[str, Any]:
-    """A delta of text."""
+    """Return the JSON of a delta's text and reasoning."""
     plain = {"reasoning_content": delta.reasoning, "content": delta.content}
     return {name: text for name, text in plain.items() if text}
 
 
 def rest_json(rest: Delta, *, empty: bool) -> list[dict[str, Any]]:
-    """The deltas that complete an answer.
+    """Return the JSON of the deltas that complete an answer.
 
-    :param empty: there is nothing in the answer but perhaps reasoning.
+    :param empty: whether the answer has neither text nor tool calls.
     """
     deltas: list[dict[str, Any]] = []
     if rest.reasoning:
@@ -445,7 +448,7 @@ def rest_json(rest: Delta, *, empty: bool) -> list[dict[str, Any]]:
 
 
 def usage_json(exchange: Exchange, generations: Sequence[Generation]) -> dict[str, Any]:
-    """Tokens used; the prompt counts once, however many choices there are."""
+    """Return the tokens used; the prompt counts once, whatever the number of choices."""
     prompt = len(exchange.prompt.ids)
     completion = sum(len(generation.sampled_ids) for generation in generations)
     return {
@@ -460,7 +463,7 @@ def usage_json(exchange: Exchange, generations: Sequence[Generation]) -> dict[st
 class ChoiceWriter:
     """Writes one choice's part of the chunks of a stream.
 
-    Logprobs and token ids go out as the tokens come, even where their text is still held back.
+    Logprobs and token ids are sent as tokens arrive, even while their text is held back.
     """
 
     request: ModelRequest
@@ -470,12 +473,12 @@ class ChoiceWriter:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether a chunk is due for the sake of its tokens."""
+        """Whether there are new tokens whose logprobs or ids the client requested."""
         wanted = self.request.logprobs or self.request.return_token_ids
         return wanted and len(self.generation.sampled_ids) > self._written
 
     def choice(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        """JSON of the choice of the next chunk, with the tokens that came since the last one."""
+        """Return the JSON of the choice in the next chunk, with the tokens since the last one."""
         start, self._written = self._written, len(self.generation.sampled_ids)
         fresh = self._written > start
         choice: dict[str, Any] = {
@@ -500,15 +503,15 @@ class ChatDialect(Dialect):
     summary = "OpenAI chat completions"
 
     def read(self, body: bytes, session: Session) -> ChatRequest:
-        """Understand a body; messages of the request before need not be understood again."""
+        """Parse a body; messages of the previous request are not parsed again."""
         return ChatRequest(read_chat_request(body, session.index.latest_messages))
 
     def error(self, error: AjetError) -> dict[str, Any]:
-        """OpenAI's error object."""
+        """Return OpenAI's error object."""
         return openai_error(error)
 
     def error_event(self, error: AjetError, position: int) -> bytes:  # noqa: ARG002
-        """The SDKs raise on an error object in the stream."""
+        """Return an error object as an event, on which the SDKs raise."""
         return event(object_text(openai_error(error)))
 
 
@@ -517,7 +520,7 @@ class ChatRequest(DialectRequest):
     """A chat request."""
 
     def whole(self, exchange: Exchange, choices: Sequence[Choice]) -> bytes:
-        """A ``chat.completion``."""
+        """Return a ``chat.completion``."""
         request = exchange.request
         completion: dict[str, Any] = {
             "id": exchange.completion_id,
@@ -533,7 +536,7 @@ class ChatRequest(DialectRequest):
         )
 
     def writer(self, exchange: Exchange) -> ChatWriter:
-        """``chat.completion.chunk`` after chunk."""
+        """Return a writer of ``chat.completion.chunk`` objects."""
         return ChatWriter(exchange)
 
 
@@ -547,7 +550,7 @@ class ChatWriter(StreamWriter):
     _complete: set[int] = field(default_factory=set)
 
     def write(self, happened: Event) -> Iterator[bytes]:
-        """The chunks of a choice."""
+        """Yield the chunks of a choice."""
         request = self.exchange.request
         writer = self._writers.get(happened.choice)
         match happened:
@@ -575,7 +578,7 @@ class ChatWriter(StreamWriter):
                 self._complete.add(choice)
 
     def heartbeat(self) -> Iterator[bytes]:
-        """A chunk whose delta is empty: unlike a comment, programs see it, and go on waiting."""
+        """Yield a chunk with an empty delta: unlike a comment, programs see it and keep waiting."""
         index = next(i for i in itertools.count() if i not in self._complete)
         if index < self.exchange.request.n:
             choice = {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
@@ -584,7 +587,7 @@ class ChatWriter(StreamWriter):
             yield COMMENT
 
     def end(self) -> Iterator[bytes]:
-        """The tokens used, if they are wanted, and the mark of the end."""
+        """Yield the usage, if it was requested, and the end of the stream."""
         if self.exchange.request.include_usage:
             yield self._chunk(usage=usage_json(self.exchange, self._generations))
         yield _DONE

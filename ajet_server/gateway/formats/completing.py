@@ -1,4 +1,4 @@
-"""Answers of a token-level engine to requests of any dialect."""
+"""Answer requests of any dialect with a token-level engine."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from ajet_server.gateway.rendering.renderer import ChatRenderer
 
 
 def speaker(messages: Sequence[ChatMessage], agents: Mapping[str, str]) -> str:
-    """The first agent whose text is in a system prompt; "" if it is nobody's.
+    """Return the first agent whose text is in a system prompt, "" if there is none.
 
-    :param agents: texts by names, as in `ajet_core.protocol.run.RolloutConfig`.
+    :param agents: texts by agent name, as in `ajet_core.protocol.run.RolloutConfig`.
     """
     if not agents:
         return ""
@@ -47,7 +47,10 @@ def speaker(messages: Sequence[ChatMessage], agents: Mapping[str, str]) -> str:
 
 
 def evaluated(request: ModelRequest, sampling: EvaluationSampling) -> ModelRequest:
-    """`request` as an evaluation episode makes it; its call is recorded with what it was sampled with."""
+    """Return `request` with the sampling parameters of evaluation episodes.
+
+    Its call is recorded with these parameters.
+    """
     temperature, top_p, top_k = sampling.temperature, sampling.top_p, sampling.top_k
     return replace(
         request,
@@ -62,7 +65,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("ajet.server")
 
-# Threads that make prompts of long requests.
+# Number of threads that render the prompts of long requests.
 _RENDERING_AT_ONCE = 2
 
 _UNREAD_CALLS = (
@@ -75,10 +78,11 @@ _UNREAD_CALLS = (
 class CompletionService:
     """Answers requests for the episodes of a run.
 
-    :param model_name: what answers say the model is, whatever the request called it.
+    :param model_name: name of the model in answers, whatever name the request used.
     :param clock: unix seconds.
-    :ivar unread_calls: why calls of tools that were offered are not told from text, "" if none were or they are.
     :param token_hex: source of the random ids of completions and tool calls.
+    :ivar unread_calls: why calls of the offered tools are not told apart from text; "" if they are,
+        or if no tools were offered.
     """
 
     def __init__(  # noqa: PLR0917 - all are needed, in the order of a request's way
@@ -102,17 +106,17 @@ class CompletionService:
         self._recorder = CallRecorder(renderer)
         self.unread_calls = ""
         self._constraints = Constraints(renderer)
-        # They share the interpreter with the event loop, which is to have its part of it.
+        # The threads share the interpreter with the event loop, which must not starve.
         self._rendering = asyncio.Semaphore(_RENDERING_AT_ONCE)
 
     async def begin(
         self, session: Session, request: ModelRequest, record: Record, agent: str = ""
     ) -> Exchange:
-        """Make the prompt.
+        """Make the prompt of a request.
 
-        :param agent: name of the agent that asks.
+        :param agent: name of the calling agent.
         :raises ContextLengthError: the prompt leaves no room for an answer in the model's context.
-        :raises UnsupportedError: the engine cannot do what is asked.
+        :raises UnsupportedError: the engine does not support a feature of the request.
         :raises RequestError: the model's template cannot express the messages.
         """
         self._check_engine(request)
@@ -125,8 +129,8 @@ class CompletionService:
         room = self._room(len(prompt.ids))
         limits = (room, request.max_tokens, request.most_tokens)
         created_at = self._clock()
-        # Names that begin with the time lie together in a store's index; random ones each touch a
-        # page of their own.
+        # Ids that begin with the time are adjacent in a store's index; random ids would each touch
+        # another page.
         milliseconds = int(created_at * 1000)
         completion_id = f"{request.id_prefix}{milliseconds:012x}{self._token_hex(6)}"
         _log.debug("prompt of %s: %s", completion_id, prompt.continuation)
@@ -144,18 +148,18 @@ class CompletionService:
         )
 
     async def count(self, session: Session, request: ModelRequest) -> int:
-        """Tokens of a request's prompt.
+        """Return the number of tokens of a request's prompt.
 
         :raises RequestError: the model's template cannot express the messages.
         """
         return len((await self._prompt(session, request)).ids)
 
     async def complete(self, exchange: Exchange) -> list[Choice]:
-        """All choices, each of them a call of the episode.
+        """Return all choices, each of which is a call of the episode.
 
-        If one of them fails, or this is cancelled before all are sampled, what was sampled so far is recorded with
-        the finish reason "abort": nobody sees any of it. Once they are being recorded the choices are there, and
-        are returned, also if this is cancelled.
+        If one of them fails, or this is cancelled before all are sampled, the tokens sampled so far
+        are recorded with the finish reason "abort", because no client sees them. Once all are
+        sampled, they are recorded and returned even if this is cancelled.
 
         :raises EngineError: the engine failed.
         """
@@ -171,19 +175,19 @@ class CompletionService:
         return await _finishing(self._choices(exchange, generations))
 
     def events(self, exchange: Exchange) -> AsyncGenerator[Event, None]:
-        """The same, as it happens. Closing the generator ends the calls, as cancelling does.
+        """Yield the events of all choices as they occur; closing the generator cancels the calls.
 
-        A choice is recorded before its end is told, and remains if another one fails after that.
+        A choice is recorded before its final event, and stays recorded if another one fails later.
         """
         return merged([self._events(exchange, i) for i in range(exchange.request.n)])
 
     def without_effect(self, request: ModelRequest) -> tuple[str, ...]:
-        """Names of what a request says in vain to this model."""
+        """Return the names of request fields that have no effect with this model."""
         in_vain = request.has_names and not self._renderer.writes_names
         return ("messages.name",) if in_vain else ()
 
     async def _prompt(self, session: Session, request: ModelRequest) -> Prompt:
-        """Plan and render; on a thread if more is to be rendered than the event loop should wait for.
+        """Plan and render the prompt, on a thread if rendering would block the event loop.
 
         :raises RequestError: the model's template cannot express the messages.
         """
@@ -201,7 +205,7 @@ class CompletionService:
             return await asyncio.to_thread(render, renderer)
 
     def _messages(self, request: ModelRequest) -> tuple[ChatMessage, ...]:
-        """The messages with what the model is shown of them, so that nothing else tells conversations apart."""
+        """Return the messages as the model sees them: only that must distinguish conversations."""
         if self.without_effect(request):
             return without_names(request.messages)
         return request.messages
@@ -229,7 +233,7 @@ class CompletionService:
                 )
 
     def _grammar(self, request: ModelRequest) -> str:
-        """What the answer is held to, "" if it may be anything."""
+        """Return the grammar of the answer, "" if it is not constrained."""
         choice, wanted, tools = request.tool_choice, request.answer_format, request.tools
         must = tools is not None and not choice.is_free
         if not must and wanted is None:
@@ -243,7 +247,7 @@ class CompletionService:
         if tools is None:
             assert wanted is not None, "one of the two is asked for"
             return self._constraints.answer(wanted)
-        # Who must call a tool has no other answer that could have a format.
+        # A forced tool call leaves no other answer that could have a format.
         if wanted is None or choice.forced:
             return self._constraints.calls(choice, tools)
         return self._constraints.calls_or_answer(choice, tools, wanted)
@@ -258,7 +262,7 @@ class CompletionService:
         return list(prompt)
 
     def _room(self, prompt: int) -> int:
-        """Tokens that the context has left for an answer; at least 1."""
+        """Return how many tokens the context has left for an answer, at least 1."""
         limit = self._info.max_context
         if prompt >= limit:
             raise ContextLengthError(
@@ -300,13 +304,13 @@ class CompletionService:
                 pass
 
     async def _aborted(self, exchange: Exchange, generations: Sequence[Generation]) -> None:
-        """Record what nobody will see."""
+        """Record generations whose answer no client gets."""
         await asyncio.gather(
             *(self._recorder.aborted(exchange, generation) for generation in generations)
         )
 
     async def _choices(self, exchange: Exchange, generations: Sequence[Generation]) -> list[Choice]:
-        """Record choices that are complete."""
+        """Record and return choices that are complete."""
         answers = [self._answer(exchange, generation) for generation in generations]
         pairs = list(zip(generations, answers, strict=True))
         await asyncio.gather(
@@ -329,7 +333,7 @@ class CompletionService:
                         yield Started(choice, generation)
                     yield ChoiceDelta(choice, deltas.grown())
         except BaseException:
-            # What was sent before an error counts no more than what was sent to somebody who hung up.
+            # The part of an answer sent before an error does not count, as after a disconnect.
             await self._recorder.aborted(exchange, generation)
             raise
         answer = deltas.given(self._parsed(exchange, generation))
@@ -352,7 +356,7 @@ class CompletionService:
 
 
 async def _finishing(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which goes on if this is cancelled."""
+    """Return the result of `work`, which continues if this is cancelled."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -1,4 +1,4 @@
-"""OpenAI's text completions, ``POST /v1/completions``: a prompt is continued as it is."""
+"""OpenAI's text completions, ``POST /v1/completions``: continue a prompt without a template."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from ajet_server.gateway.formats.openai_errors import openai_error
 from ajet_server.gateway.formats.request import ModelRequest
 
 ID_PREFIX = "cmpl-"
-# What OpenAI takes if nothing is said.
+# OpenAI's default.
 _MAX_TOKENS = 16
 _REFUSED: Neutral = {
     "best_of": (1,),
@@ -52,7 +52,7 @@ _REFUSED: Neutral = {
 
 
 class CompletionsBody(Body):
-    """The keys with a meaning here."""
+    """The supported keys of a request body."""
 
     prompt: Any = None
     model: str | None = None
@@ -76,8 +76,8 @@ class CompletionsBody(Body):
 def read_completions_request(body: bytes) -> tuple[ModelRequest, CompletionsBody]:
     """Read a request body.
 
-    :raises UnsupportedError: it asks for something that cannot be honoured; `param` names it.
-    :raises RequestError: it is no JSON object of the right form; `param` names the field.
+    :raises UnsupportedError: the request needs an unsupported feature; `param` names it.
+    :raises RequestError: the body is malformed; `param` names the field.
     """
     try:
         parsed = CompletionsBody.model_validate(read_object(body))
@@ -136,26 +136,26 @@ class CompletionsDialect(Dialect):
     summary = "OpenAI text completions"
 
     def read(self, body: bytes, session: Session) -> CompletionRequest:  # noqa: ARG002
-        """Understand a body."""
+        """Parse a body."""
         return CompletionRequest(*read_completions_request(body))
 
     def error(self, error: AjetError) -> dict[str, Any]:
-        """OpenAI's error object."""
+        """Return OpenAI's error object."""
         return openai_error(error)
 
     def error_event(self, error: AjetError, position: int) -> bytes:  # noqa: ARG002
-        """The SDKs raise on an error object in the stream."""
+        """Return an error object as an event, on which the SDKs raise."""
         return event(object_text(openai_error(error)))
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest(DialectRequest):
-    """A request for a text."""
+    """A request for a text completion."""
 
     body: CompletionsBody
 
     def whole(self, exchange: Exchange, choices: Sequence[Choice]) -> bytes:
-        """A ``text_completion``."""
+        """Return a ``text_completion``."""
         texts = [
             self.choice(
                 exchange,
@@ -170,11 +170,11 @@ class CompletionRequest(DialectRequest):
         return object_text({**self.completion(exchange), "usage": usage}, choices=list_text(texts))
 
     def writer(self, exchange: Exchange) -> TextWriter:
-        """Completion after completion, each with more text."""
+        """Return a writer of completions, each of which has more text."""
         return TextWriter(self, exchange)
 
     def completion(self, exchange: Exchange) -> dict[str, Any]:
-        """What all chunks have in common."""
+        """Return the fields that all chunks have in common."""
         return {
             "id": exchange.completion_id,
             "object": "text_completion",
@@ -191,7 +191,7 @@ class CompletionRequest(DialectRequest):
         finish_reason: str | None,
         start: int = 0,
     ) -> bytes:
-        """JSON of a choice, with its tokens from `start` on."""
+        """Return the JSON of a choice, with its tokens from `start` on."""
         choice: dict[str, Any] = {"index": index, "text": text, "finish_reason": finish_reason}
         choice["logprobs"] = generation.legacy_logprobs(start) if self.request.logprobs else None
         if self.request.return_token_ids:
@@ -200,7 +200,7 @@ class CompletionRequest(DialectRequest):
         return object_text(choice)
 
     def echoed(self, generation: Generation) -> str:
-        """The prompt's text, if it is wanted."""
+        """Return the prompt's text if the request set ``echo``, else ""."""
         if not self.body.echo:
             return ""
         return generation.renderer.decode(generation.request.prompt_ids)
@@ -216,7 +216,7 @@ class TextWriter(StreamWriter):
     _written: dict[int, int] = field(default_factory=dict)
 
     def write(self, happened: Event) -> Iterator[bytes]:
-        """The completions of a choice."""
+        """Yield the completions of a choice."""
         match happened:
             case Started(choice, generation):
                 self._generations[choice], self._written[choice] = generation, 0
@@ -232,11 +232,11 @@ class TextWriter(StreamWriter):
                 yield self._more(choice, rest.content, reason)
 
     def heartbeat(self) -> Iterator[bytes]:
-        """A comment: a completion without text would be one more part of the answer to some programs."""
+        """Yield a comment: some programs treat a completion without text as part of the answer."""
         yield COMMENT
 
     def end(self) -> Iterator[bytes]:
-        """The tokens used, if they are wanted, and the mark of the end."""
+        """Yield the usage, if it was requested, and the end of the stream."""
         if self.exchange.request.include_usage:
             usage = usage_json(self.exchange, list(self._generations.values()))
             completion = self.asked.completion(self.exchange)

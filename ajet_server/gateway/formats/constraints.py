@@ -1,6 +1,7 @@
-"""What an answer must be, as a grammar that an engine can hold the model to.
+"""Express constraints on an answer as a grammar that an engine can enforce.
 
-Grammars are Lark as ``llguidance`` reads it: ``%json`` stands for everything that fits a JSON schema, ``<[5]>`` for a token.
+Grammars are in the Lark syntax of ``llguidance``: ``%json`` matches everything that fits a JSON
+schema, ``<[5]>`` the token with id 5.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _WHITE_SPACE = r"[ \n\t]{0,32}"
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The answer is JSON.
+    """Requires the answer to be JSON.
 
-    :param schema: JSON text; "" asks for any object.
-    :param param: of the request, which asks for it.
+    :param schema: JSON text of the schema; "" accepts any object.
+    :param param: name of the request parameter that requires it.
     """
 
     schema: str
@@ -34,10 +35,10 @@ class AnswerFormat:
 class ToolChoice:
     """Whether the model must call tools.
 
-    :param forced: it must.
-    :param name: the one that it must call; "" leaves that to it.
-    :param single: it must call no more than one.
-    :param param: of the request, which says so.
+    :param forced: whether the model must call a tool.
+    :param name: the tool that the model must call; "" lets the model choose.
+    :param single: whether the model must call at most one tool.
+    :param param: name of the request parameter that requires this.
     """
 
     forced: bool = False
@@ -47,7 +48,7 @@ class ToolChoice:
 
     @property
     def is_free(self) -> bool:
-        """The model decides."""
+        """Whether the choice is left to the model."""
         return not (self.forced or self.single)
 
 
@@ -56,7 +57,7 @@ FREE_CHOICE = ToolChoice()
 
 @dataclass(frozen=True, slots=True)
 class _CallFormat:
-    """How a family of models writes a call: these texts around an object with its name and its arguments."""
+    """How a family of models writes a call: texts around an object with the name and arguments."""
 
     begin: str
     end: str
@@ -64,7 +65,7 @@ class _CallFormat:
     arguments: str = "arguments"
 
 
-# Whether a model writes them so is tried out with its own parser.
+# The model's own parser decides whether the model uses one of them.
 _FORMATS = (
     _CallFormat("<tool_call>\n", "\n</tool_call>", "\n"),
     _CallFormat("<tool_call>", "</tool_call>", ""),
@@ -84,29 +85,29 @@ class Constraints:
         self._tried = False
 
     def answer(self, wanted: AnswerFormat) -> str:
-        """The grammar of an answer that is JSON.
+        """Return the grammar of an answer that is JSON.
 
-        :raises UnsupportedError: the model's answers begin with something else.
+        :raises UnsupportedError: the model's answers begin with reasoning.
         """
         return f"start: {self._json(wanted)}\n"
 
     def calls(self, choice: ToolChoice, tools: Sequence[ToolSpec]) -> str:
-        """The grammar of an answer that calls tools as it must.
+        """Return the grammar of an answer that calls tools as `choice` requires.
 
-        :raises UnsupportedError: it is not known how the model writes calls; or there is no such tool.
+        :raises UnsupportedError: the model's call format is unknown, or no tool has the given name.
         """
         calls, rules = self._calls(choice, tools, choice.param)
         if choice.forced:
             return "\n".join([f"start: {calls}", *rules]) + "\n"
-        # Text, and then perhaps a call. The token that begins a call is no text.
+        # Text, then optionally a call. TEXT cannot match the token that begins a call.
         return "\n".join(["start: TEXT call?", *rules, "TEXT: /(?s:.*)/"]) + "\n"
 
     def calls_or_answer(
         self, choice: ToolChoice, tools: Sequence[ToolSpec], wanted: AnswerFormat
     ) -> str:
-        """The grammar of an answer that either calls tools or is JSON, and nothing besides.
+        """Return the grammar of an answer that is either tool calls or JSON.
 
-        :raises UnsupportedError: as `answer` and `calls`.
+        :raises UnsupportedError: as for `answer` and `calls`.
         """
         json_answer = self._json(wanted)
         calls, rules = self._calls(choice, tools, wanted.param)
@@ -125,9 +126,9 @@ class Constraints:
     def _calls(
         self, choice: ToolChoice, tools: Sequence[ToolSpec], param: str
     ) -> tuple[str, list[str]]:
-        """What is written to call them, and the rules that this stands on.
+        """Return the expression for calls of the tools, and the rules that it uses.
 
-        :param param: of the request, which makes it necessary.
+        :param param: name of the request parameter that requires the grammar.
         """
         form = self._call_format()
         if form is None:
@@ -160,12 +161,12 @@ class Constraints:
         ids = self._renderer.encode(f"{call}{form.between}{call}")
         parsed = self._renderer.parse(ids, [], (_PROBE,))
         found = [(one.name, _object(one.arguments)) for one in parsed.calls]
-        # Text that is a token of its own cannot come by other tokens.
+        # A marker that is a single token cannot arise from other tokens.
         begins = len(self._renderer.encode(form.begin.strip())) == 1
         return begins and not parsed.malformed and found == [("probe", {"a": 1})] * 2
 
     def _terminals(self, text: str) -> str:
-        """A text as terminals: markers that are tokens by their ids, everything else literally."""
+        """Return a text as terminals: markers that are tokens by id, everything else literally."""
         if not text:
             return '""'
         marker = text.strip()
@@ -188,7 +189,7 @@ def _body(tool: ToolSpec, form: _CallFormat) -> str:
         "required": ["name", form.arguments],
         "additionalProperties": False,
     }
-    # References are to the root of the schema they stand in.
+    # References are relative to the root of the schema, so definitions must move there.
     for key in ("$defs", "definitions"):
         if key in arguments:
             schema[key] = arguments[key]
@@ -196,9 +197,9 @@ def _body(tool: ToolSpec, form: _CallFormat) -> str:
 
 
 def _with_spaces(schema: dict[str, Any]) -> str:
-    """A schema as JSON text, with as much white space between values as anybody needs.
+    """Return a schema as JSON text, with a limit on the white space between values.
 
-    A model that may write any amount of it goes on for ever, sooner or later.
+    Without a limit, a model eventually writes white space without end.
     """
     return json.dumps({**schema, "x-guidance": {"whitespace_pattern": _WHITE_SPACE}})
 

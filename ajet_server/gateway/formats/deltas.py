@@ -1,4 +1,4 @@
-"""An answer as deltas: text goes out as soon as no later token can change it."""
+"""Turn an answer into deltas: text is sent as soon as no later token can change it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ajet_server.gateway.rendering.messages import ToolCall
 from ajet_server.gateway.rendering.parsing import Parsed
 from ajet_server.gateway.rendering.settling import Settling, settled_text
 
-# An answer of n tokens is parsed again after n/64 new ones, so all parses together are linear in n.
+# An answer of n tokens is parsed again after n/64 new tokens, so the total cost is linear in n.
 _PARSES_PER_DOUBLING = 64
 
-# So many tokens at the end of a prompt tell whether it begins the answer's reasoning.
+# This many tokens at the end of a prompt show whether it opens the answer's reasoning.
 _PREFILLED = 16
 
 
 @dataclass(slots=True)
 class DeltaStream:
-    """Turns a growing generation into deltas whose sum is the finished message."""
+    """Turns a growing generation into deltas that add up to the finished message."""
 
     generation: Generation
     request: ModelRequest
@@ -36,7 +36,7 @@ class DeltaStream:
     _parsed_tokens: int = 0
 
     def grown(self) -> Delta:
-        """What is certain by now and was not before."""
+        """Return what has become certain since the last call."""
         generation = self.generation
         settling = generation.renderer.settling
         raw = self.request.prompt is not None
@@ -63,7 +63,7 @@ class DeltaStream:
         )
 
     def _new_calls(self, settling: Settling, parsed: Parsed) -> tuple[CallDelta, ...]:
-        """Calls that are complete, and more of the arguments of one that is being written.
+        """Return newly complete calls, and more of the arguments of a call in progress.
 
         A call is complete when the next token belongs to something else.
         """
@@ -102,7 +102,7 @@ class DeltaStream:
         if len(answer.tool_calls) < len(parsed.calls) - known or any(
             call.id in taken for call in answer.tool_calls
         ):
-            # Some of them are no calls after all; what becomes of them is seen at the end.
+            # Some of them are malformed; wait for the end of the answer.
             return ()
         calls = list(answer.tool_calls)
         begun = self._begun
@@ -116,13 +116,13 @@ class DeltaStream:
         return _deltas(known, calls, begun)
 
     def _more_of(self, begun: BegunCall) -> tuple[CallDelta, ...]:
-        """What is new of the arguments of the call that is being written."""
+        """Return what is new in the arguments of the call in progress."""
         index, told = len(self._calls), self._begun
         if told is None:
             self._begun = ToolCall(f"call_{self.token_hex(12)}", begun.name, begun.arguments)
             return (CallDelta(index, self._begun.id, begun.name, begun.arguments),)
         if begun.name != told.name or not begun.arguments.startswith(told.arguments):
-            # It has become something else; what is seen at the end.
+            # It has become something else; wait for the end of the answer.
             self._torn = True
             return ()
         more = begun.arguments[len(told.arguments) :]
@@ -130,7 +130,10 @@ class DeltaStream:
         return (CallDelta(index, arguments=more),) if more else ()
 
     def _may_be_reasoning(self) -> bool:
-        """Whether a call ended the reasoning: if that is closed in so many words later, the call was part of it."""
+        """Whether a call may be part of reasoning that has not been closed yet.
+
+        A call ends the reasoning; if a closing tag follows later, the call was part of it.
+        """
         generation, decode = self.generation, self.generation.renderer.decode
         text = decode(generation.visible_ids())
         begun = decode(generation.request.prompt_ids[-_PREFILLED:]) + text
@@ -144,11 +147,11 @@ class DeltaStream:
         return more
 
     def given(self, parsed: Parsed) -> Answer:
-        """The answer that the client has when `rest` is sent too.
+        """Return the answer that the client has once `rest` is sent too.
 
-        It is what was parsed, unless a parser took back what was sent: then the client's version counts, because that is
-        what comes back with the next request. A call that was begun and never became one stays a call, with its
-        arguments as far as they were sent.
+        It is the parsed answer, unless the parser retracted something that was sent: then the
+        client's version counts, because the next request sends that back. A call that was started
+        but not completed stays a call, with its arguments as far as they were sent.
         """
         begun, known = self._begun, len(self._calls)
         answer = self._answer(parsed)
@@ -157,7 +160,7 @@ class DeltaStream:
         if begun is not None and calls and _completes(calls[0], begun):
             calls[0] = replace(calls[0], id=begun.id)
         elif begun is not None:
-            # The attempt that it was need not be shown as a text as well.
+            # The malformed call must not be shown as text as well.
             answer = self._answer(replace(parsed, malformed=parsed.malformed[1:]))
             calls = [begun, *answer.tool_calls[known:]]
         content, reasoning = answer.content, answer.reasoning
@@ -168,7 +171,7 @@ class DeltaStream:
         return Answer(content, reasoning, (*self._calls, *calls), malformed)
 
     def completed(self, answer: Answer) -> Delta:
-        """The end of the call that was begun, which comes before everything else that is left of `answer`."""
+        """Return the end of the call in progress; it precedes everything else left of `answer`."""
         begun, known = self._begun, len(self._calls)
         if begun is None:
             return NOTHING
@@ -178,7 +181,7 @@ class DeltaStream:
         return Delta(calls=_deltas(known, [call], begun))
 
     def rest(self, answer: Answer) -> Delta:
-        """What completes what was sent to `answer`, which `given` returned."""
+        """Return the part of `answer` that was not sent yet; `given` returned `answer`."""
         known = len(self._calls)
         return Delta(
             answer.reasoning[len(self._reasoning) :],
@@ -193,14 +196,14 @@ class DeltaStream:
 
 
 def _completes(call: ToolCall, begun: ToolCall) -> bool:
-    """Whether a complete call is the one that was begun."""
+    """Whether a complete call is the call in progress."""
     return call.name == begun.name and call.arguments.startswith(begun.arguments)
 
 
 def _deltas(
     first: int, calls: Sequence[ToolCall], begun: ToolCall | None = None
 ) -> tuple[CallDelta, ...]:
-    """Complete calls, of which the first one may be told already as far as `begun`."""
+    """Return deltas for complete calls; the first may have been sent already as far as `begun`."""
     deltas = [CallDelta(i, c.id, c.name, c.arguments) for i, c in enumerate(calls, start=first)]
     if begun is not None:
         more = calls[0].arguments[len(begun.arguments) :]

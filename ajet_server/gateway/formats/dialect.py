@@ -1,4 +1,4 @@
-"""One public request format: how it is read, and how answers and errors are written in it."""
+"""The interface of a dialect: reads requests, and writes answers and errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ajet_server.gateway.formats.exchange import Exchange, Session
 from ajet_server.gateway.formats.request import ModelRequest
 
 COMMENT = b": keep-alive\n\n"
-"""A comment in a stream of server-sent events, which readers skip."""
+"""A comment in a stream of server-sent events, which readers ignore."""
 
 
 class StreamWriter(ABC):
@@ -21,48 +21,48 @@ class StreamWriter(ABC):
 
     @abstractmethod
     def write(self, happened: Event) -> Iterator[bytes]:
-        """What a client is sent when something happens."""
+        """Yield the chunks for an event of the answer."""
 
     @abstractmethod
     def heartbeat(self) -> Iterator[bytes]:
-        """What tells a client that the answer is still being made, and adds nothing to it."""
+        """Yield a chunk that shows that the stream is alive and adds nothing to the answer."""
 
     def end(self) -> Iterator[bytes]:
-        """What follows when all choices are complete."""
+        """Yield the chunks that follow when all choices are complete."""
         yield from ()
 
 
 @dataclass(frozen=True, slots=True)
 class DialectRequest(ABC):
-    """A request in its dialect: what has to be known of it to answer.
+    """A request in its dialect, with what is needed to answer it.
 
-    :param request: what it means.
+    :param request: the request independent of the dialect.
     """
 
     request: ModelRequest
 
     @abstractmethod
     def whole(self, exchange: Exchange, choices: Sequence[Choice]) -> bytes:
-        """JSON of the complete answer."""
+        """Return the JSON of the complete answer."""
 
     @abstractmethod
     def writer(self, exchange: Exchange) -> StreamWriter:
-        """What writes the answer as a stream."""
+        """Return the writer of the answer as a stream."""
 
     def too_long(self, error: ContextLengthError, model_name: str, now: float) -> bytes | None:  # noqa: ARG002
-        """The whole stream that says that the prompt is too long, where programs expect it in the stream.
+        """Return a whole stream that reports a prompt that is too long, if clients expect one.
 
         :param now: unix seconds.
-        :return: None where they expect the error's own status.
+        :return: None if clients of the dialect expect the error's own status.
         """
         return None
 
 
 class Dialect(ABC):
-    """A format. It holds nothing of any request.
+    """A public request format. It has no state.
 
-    :cvar summary: for the document of the server's routes.
-    :cvar heartbeat: what keeps a stream alive before anything is known of its answer.
+    :cvar summary: summary for the OpenAPI document.
+    :cvar heartbeat: chunk that keeps a stream alive before its answer starts.
     """
 
     summary: ClassVar[str]
@@ -70,25 +70,25 @@ class Dialect(ABC):
 
     @abstractmethod
     def read(self, body: bytes, session: Session) -> DialectRequest:
-        """Understand a body.
+        """Parse a body.
 
-        :param session: the episode's.
-        :raises UnsupportedError: it asks for something that cannot be honoured; `param` names it.
-        :raises RequestError: it is not of the right form; `param` names the field.
+        :param session: session of the episode.
+        :raises UnsupportedError: the request needs an unsupported feature; `param` names it.
+        :raises RequestError: the body is malformed; `param` names the field.
         """
 
     @abstractmethod
     def error(self, error: AjetError) -> dict[str, Any]:
-        """The body of an answer that is an error."""
+        """Return the body of an error response."""
 
     @abstractmethod
     def error_event(self, error: AjetError, position: int) -> bytes:
-        """The end of a stream whose status was sent before the error came.
+        """Return the last event of a stream whose status was sent before the error occurred.
 
-        :param position: events that were sent before.
+        :param position: number of events sent before.
         """
 
 
 def event(data: bytes, name: str = "") -> bytes:
-    """A server-sent event."""
+    """Return a server-sent event."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data) if name else b"data: %s\n\n" % data

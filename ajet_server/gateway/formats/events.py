@@ -1,4 +1,4 @@
-"""What happens while a request is answered, in no dialect yet."""
+"""Events while a request is answered, independent of the dialect."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from ajet_server.gateway.formats.generation import Generation
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """More of a tool call.
+    """An addition to a tool call.
 
-    :param index: among the calls of the answer, from 0.
-    :param id: with the first delta of a call, as is `name`.
-    :param arguments: to be appended; JSON text.
+    :param index: index of the call in the answer, from 0.
+    :param id: id of the call, only in its first delta.
+    :param name: name of the function, only in the first delta.
+    :param arguments: JSON text to append to the arguments.
     """
 
     index: int
@@ -25,7 +26,7 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More of an answer; the three come in this order, and what is "" or empty is not there."""
+    """An addition to an answer: reasoning, text and calls, in this order; each may be empty."""
 
     reasoning: str = ""
     content: str = ""
@@ -40,7 +41,7 @@ NOTHING = Delta()
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first token of a choice is there."""
+    """The first token of a choice was sampled."""
 
     choice: int
     generation: Generation
@@ -48,7 +49,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """There are more tokens of a choice; perhaps with text that is certain by now."""
+    """More tokens of a choice were sampled; the delta is empty if no text became certain."""
 
     choice: int
     delta: Delta
@@ -56,11 +57,11 @@ class ChoiceDelta:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A choice is complete, and recorded.
+    """A choice is complete and recorded.
 
-    :param answer: all of it.
+    :param answer: the whole answer.
     :param finish_reason: "stop", "length" or "tool_calls".
-    :param rest: of `answer`, what the deltas before did not have.
+    :param rest: the part of `answer` that earlier deltas did not have.
     """
 
     choice: int

@@ -12,11 +12,11 @@ from ajet_server.gateway.rendering.prompting import Prompt
 
 @dataclass(slots=True)
 class Session:
-    """An episode as the dialects know it.
+    """The part of an episode's state that the dialects use.
 
-    :param index: the episode's conversations.
+    :param index: index of the episode's conversations.
     :param next_index: `Call.index` of the next call that completes.
-    :param answers: for requests that are sent again.
+    :param answers: answers for retried requests.
     """
 
     episode_id: str
@@ -25,7 +25,7 @@ class Session:
     answers: Answers = field(default_factory=Answers)
 
     def take_index(self) -> int:
-        """The next call's index."""
+        """Return the index of the next call, and advance it."""
         index = self.next_index
         self.next_index += 1
         return index
@@ -33,12 +33,15 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request that is being answered, with all that its choices have in common.
+    """A request that is being answered, with everything that its choices have in common.
 
-    :param max_tokens: most tokens of a choice: what was asked for, if the context has room for it.
-    :param grammar: what its answers are held to, "" if they may be anything.
-    :param model_name: what answers say the model is.
-    :param completion_id: the answer's, unique in the run.
+    :param max_tokens: most tokens of a choice: the requested number, limited by the context and by
+        the server.
+    :param grammar: grammar of the answers, "" if they are not constrained.
+    :param record: writes a call to the store.
+    :param agent: name of the calling agent, "" if it has none.
+    :param model_name: name of the model in answers.
+    :param completion_id: id of the answer, unique in the run.
     :param created_at: unix seconds.
     """
 
@@ -55,10 +58,10 @@ class Exchange:
 
     @property
     def lowered_max_tokens(self) -> int | None:
-        """The limit that counts, where the request asked for more."""
+        """The effective limit on tokens if the request exceeds it, else None."""
         asked = self.request.max_tokens
         return self.max_tokens if asked is not None and asked > self.max_tokens else None
 
     def call_id(self, choice: int) -> str:
-        """The id of the call that makes a choice."""
+        """Return the id of the call that makes a choice."""
         return self.completion_id if self.request.n == 1 else f"{self.completion_id}-{choice}"

@@ -1,4 +1,4 @@
-"""One completion on its way out of the engine."""
+"""Collect one completion as the engine samples it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ajet_server.gateway.formats.bodies import number_texts
 from ajet_server.gateway.formats.stopping import StopScanner
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 
-# JSON has no infinity; this is what OpenAI and vLLM write for a token that could not be sampled.
+# JSON has no infinity; OpenAI and vLLM write this value for a token that could not be sampled.
 _LOWEST_LOGPROB = -9999.0
 
 
 class EngineHandle(Protocol):
-    """Whatever passes requests on to an engine."""
+    """An object that passes requests to an engine."""
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
         """As `ajet_core.interfaces.ServingEngine.generate`."""
@@ -28,11 +28,13 @@ class EngineHandle(Protocol):
 class Generation:
     """The tokens of one completion so far.
 
-    :param scanner: looks for stop strings, None if there are none.
+    :param scanner: finds stop strings; None if there are none.
     :ivar sampled_ids: [T] ids, up to and including the token that completed a stop string.
-    :ivar top_logprobs: [T][K] (token id, logprob) pairs where asked for, else empty.
-    :ivar finish_reason: None while the engine is at work.
-    :ivar stopped_by_text: a stop string ended it.
+    :ivar logprobs: [T] logprobs of the sampled tokens.
+    :ivar policy_versions: [T] versions of the weights that sampled the tokens.
+    :ivar top_logprobs: [T][K] (token id, logprob) pairs if requested, else empty.
+    :ivar finish_reason: None while the engine is sampling.
+    :ivar stopped_by_text: whether a stop string ended the completion.
     """
 
     request: GenerateRequest
@@ -46,7 +48,7 @@ class Generation:
     stopped_by_text: bool = False
 
     def take(self, chunk: GenerateChunk) -> None:
-        """Add the engine's next tokens, or those of them that come before the end."""
+        """Add the engine's next tokens, up to the end of the completion."""
         count = len(chunk.token_ids)
         if self.scanner is not None:
             count = self._scan(self.scanner, chunk)
@@ -62,23 +64,23 @@ class Generation:
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that ended it."""
+        """The stop string that ended the completion, None if none did."""
         return self.scanner.matched if self.scanner is not None and self.stopped_by_text else None
 
     def visible_ids(self) -> list[int]:
-        """Ids of the text that the client may see by now."""
+        """Return the ids of the text that the client may see so far."""
         if self.scanner is None:
             return self.sampled_ids
         return self.scanner.before_cut() if self.finish_reason else self.scanner.certain()
 
     def text_ids(self) -> list[int]:
-        """Those of `visible_ids` that stand for text: the token that ended the completion does not."""
+        """Return `visible_ids` without the token that ended the completion."""
         visible = self.visible_ids()
         stops = self.request.sampling.stop_token_ids
         return visible[:-1] if visible and visible[-1] in stops else visible
 
     def logprobs_text(self, start: int = 0) -> bytes:
-        """OpenAI's ``logprobs`` object for the tokens from `start` on, as JSON."""
+        """Return OpenAI's ``logprobs`` object for the tokens from `start` on, as JSON."""
         ends: Iterable[bytes] = repeat(b',"top_logprobs":[]},')
         if self.top_logprobs:
             ends = (
@@ -90,7 +92,7 @@ class Generation:
         return b'{"content":[%s],"refusal":null}' % entries
 
     def legacy_logprobs(self, start: int = 0) -> dict[str, Any]:
-        """The ``logprobs`` object of text completions, for the tokens from `start` on."""
+        """Return the ``logprobs`` object of text completions, for the tokens from `start` on."""
         decode = self.renderer.decode
         before = len(decode(self.request.prompt_ids)) + len(decode(self.sampled_ids[:start]))
         tokens = [decode([token_id]) for token_id in self.sampled_ids[start:]]
@@ -109,7 +111,10 @@ class Generation:
     def _entries(
         self, ids: Sequence[int], logprobs: Sequence[float], ends: Iterable[bytes]
     ) -> bytes:
-        """Tokens' entries, each with its end. This is done for every token that is sampled, so it makes no objects."""
+        """Return the entries of tokens as JSON, each with its end.
+
+        This runs for every sampled token, so it joins bytes instead of building objects.
+        """
         table = self.renderer.token_json
         begins = [table[token_id] for token_id in ids]
         if not min(logprobs, default=0.0) >= _LOWEST_LOGPROB:
@@ -128,11 +133,11 @@ class Generation:
 
 
 async def sample(engine: EngineHandle, generation: Generation) -> AsyncGenerator[None, None]:
-    """Let the engine work on `generation`; yields whenever it has grown, until it is finished.
+    """Sample `generation` with the engine; yield whenever it has grown, until it is finished.
 
     Closing this generator, or reaching a stop string, cancels the request in the engine.
 
-    :raises EngineError: the engine stopped without a finish reason, or gave the request up.
+    :raises EngineError: the engine aborted the request, or stopped without a finish reason.
     """
     chunks = engine.generate(generation.request)
     try:

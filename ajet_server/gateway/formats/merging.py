@@ -1,4 +1,4 @@
-"""Several completions at once: all results, or all chunks as they come."""
+"""Run several completions concurrently: gather their results, or merge their chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of `work`, done concurrently; if one fails or this is cancelled, all are cancelled."""
+    """Run `work` concurrently and return the results; a failure or a cancellation cancels all."""
     tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         return await asyncio.gather(*tasks)
@@ -20,7 +20,7 @@ async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def merged(parts: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """The items of all `parts` in the order they come; closing it closes them all."""
+    """Yield the items of all `parts` as they arrive; closing this closes all parts."""
     return parts[0] if len(parts) == 1 else _merged(parts)
 
 

@@ -8,7 +8,7 @@ from ajet_core.errors import AjetError
 
 
 def openai_error(error: AjetError) -> dict[str, Any]:
-    """The body of an error; `code` is our type, which is what its SDKs show."""
+    """Return the body of an error; `code` is agentjet's error type, which OpenAI's SDKs show."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     return {
         "error": {

@@ -1,4 +1,4 @@
-"""Calls on their way to the store, and from there into the episode's memory."""
+"""Record calls in the store, then in the episode's conversation index."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ajet_server.gateway.rendering.drift import DriftMeter
 from ajet_server.gateway.rendering.messages import ChatMessage
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 
-# Answers of more tokens are compared with the template's writing on a thread; below, that takes about as long
-# as going there and back.
+# Answers with more tokens are compared with the template's rendering on a thread. For shorter ones,
+# the comparison takes about as long as switching to a thread and back.
 _LONG_ANSWER = 1024
 
 
 class CallRecorder:
-    """Records what was sampled; from then on conversations can go on from it."""
+    """Records sampled calls, from which conversations can then continue."""
 
     def __init__(self, renderer: ChatRenderer) -> None:
         self._drift = DriftMeter(renderer)
@@ -41,12 +41,12 @@ class CallRecorder:
     async def finished(self, exchange: Exchange, generation: Generation, answer: Answer) -> None:
         """Record a call that the engine completed.
 
-        :param answer: what the client is told.
+        :param answer: the answer that the client gets.
         """
         await self._shielded(self._finish(exchange, generation, answer))
 
     async def aborted(self, exchange: Exchange, generation: Generation) -> None:
-        """Record a call whose answer nobody got, if anything was sampled."""
+        """Record a call whose answer no client got, if any tokens were sampled."""
         if generation.sampled_ids:
             metadata = prompt_metadata(exchange.prompt)
             await self._shielded(_commit(exchange, generation, "abort", metadata, None))
@@ -69,7 +69,7 @@ class CallRecorder:
         await _commit(exchange, generation, reason, metadata, answer)
 
     async def _shielded(self, save: Coroutine[Any, Any, None]) -> None:
-        # Tokens that were sampled are recorded even if the client goes away meanwhile.
+        # Sampled tokens are recorded even if the client disconnects meanwhile.
         saving = asyncio.ensure_future(save)
         self._saving.add(saving)
         saving.add_done_callback(self._saving.discard)
@@ -83,9 +83,9 @@ async def _commit(
     metadata: dict[str, str],
     answer: ChatMessage | None,
 ) -> None:
-    """Write a call and remember it.
+    """Write a call to the store and add it to the conversation index.
 
-    :param answer: what the client is told, None if nothing.
+    :param answer: the answer that the client gets, None if it gets none.
     """
     request, session, prompt = exchange.request, exchange.session, exchange.prompt
 

@@ -1,4 +1,4 @@
-"""What a client asks for, in any dialect, with the tools that it declares and when they may be called."""
+"""A client's request, independent of the dialect, with its tools."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from ajet_server.gateway.rendering.messages import ChatMessage, ToolSpec
 class Tools:
     """The tools of a request.
 
-    :param offered: to the model, in the form that templates read.
-    :param unknown: paths of those that are not, because they are of a kind that somebody else would have to run.
+    :param offered: tools that are offered to the model, in the form that templates read.
+    :param unknown: paths of tools that are not offered, because the client does not run their kind
+        itself.
     """
 
     offered: tuple[ToolSpec, ...] = ()
     unknown: tuple[str, ...] = ()
 
     def chosen(self, choice: ToolChoice | None) -> tuple[ToolSpec, ...] | None:
-        """What the model is shown.
+        """Return the tools that the model is shown.
 
-        :param choice: None if it shall call none.
-        :raises RequestError: it must call one, and there is none.
+        :param choice: None if the model must not call tools.
+        :raises RequestError: the model must call a tool, but none is offered.
         """
         if choice is None:
             return None
@@ -39,11 +40,11 @@ class Tools:
 
 
 def function_spec(function: Any, path: str, schema: str = "parameters") -> ToolSpec:
-    """A function as templates read it.
+    """Return a function in the form that templates read.
 
-    :param function: its name, and perhaps description and schema.
-    :param schema: the key of the JSON schema of its arguments.
-    :raises RequestError: it has not the right form.
+    :param function: object with the function's name and, optionally, its description and schema.
+    :param schema: key of the JSON schema of the function's arguments.
+    :raises RequestError: the object is malformed.
     """
     if not isinstance(function, dict):
         wrong(path, "an object with name and description")
@@ -63,23 +64,25 @@ def function_spec(function: Any, path: str, schema: str = "parameters") -> ToolS
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A request that is understood and can be honoured, as far as the engine is able to.
+    """A parsed request that the server supports; the engine may still lack a feature.
 
-    :param id_prefix: with which the ids of its calls begin; clients of the dialect know them by it.
-    :param messages: empty if `prompt` is there.
-    :param has_names: whether any of the messages says whose it is.
-    :param prompt: a text or token ids that are continued as they are, instead of messages.
-    :param tools: None if none are offered to the model, also where it shall call none.
-    :param tool_choice: whether it must call them.
-    :param answer_format: None if the answer may be anything.
-    :param n: choices, each a call of its own.
-    :param max_tokens: None leaves all of the remaining context, and so does more than that.
-    :param most_tokens: a limit of the server's.
-    :param logit_bias: (token id, what is added to its logit) pairs.
-    :param stop: the answer ends before the first of these texts.
-    :param top_logprobs: most likely tokens to list at each position, if `logprobs`.
-    :param metadata: what is kept with its calls.
-    :param ignored: names of the keys in the body that had no effect.
+    :param id_prefix: prefix of the ids of its calls, which the dialect's clients expect.
+    :param messages: messages of the request; empty if `prompt` is given.
+    :param has_names: whether any message states its author's name.
+    :param prompt: text or token ids to continue without a template, instead of messages.
+    :param tools: tools that are offered to the model; None if there are none, or if the model must
+        not call any.
+    :param tool_choice: whether the model must call tools.
+    :param answer_format: format of the answer, None if it is not constrained.
+    :param n: number of choices, each of which is a separate call.
+    :param max_tokens: most tokens of an answer; None, or more than the context has left, allows all
+        of the remaining context.
+    :param most_tokens: additional limit that the server sets for evaluation episodes.
+    :param logit_bias: pairs of a token id and the number added to its logit.
+    :param stop: stop strings; the answer ends before the first of them.
+    :param top_logprobs: number of most likely tokens to list at each position, with `logprobs`.
+    :param metadata: metadata to store with its calls.
+    :param ignored: names of keys in the body that have no effect.
     """
 
     id_prefix: str

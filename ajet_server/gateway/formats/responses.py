@@ -1,4 +1,4 @@
-"""OpenAI's responses: the body of ``POST /v1/responses``, its items, and the JSON and events of answers."""
+"""OpenAI responses: parse the body of ``POST /v1/responses``, and write its JSON and events."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ _ROLES: dict[str, Role] = {
 
 @dataclass(slots=True)
 class Items:
-    """Items of an input, gathered to messages: what an assistant thought, said and called is one message."""
+    """Collects the items of an input into messages.
+
+    Adjacent reasoning, text and calls of the assistant become one message.
+    """
 
     session: Session
     _messages: list[ChatMessage] = field(default_factory=list)
@@ -61,7 +64,7 @@ class Items:
     _calls: list[ToolCall] = field(default_factory=list)
 
     def read(self, given: str | list[Any] | None) -> list[ChatMessage]:
-        """The messages of an input."""
+        """Return the messages of an input."""
         if isinstance(given, str):
             return [ChatMessage("user", given)]
         for i, item in enumerate(given or ()):
@@ -104,7 +107,10 @@ class Items:
             self._messages.append(ChatMessage(role, text))
 
     def _refer(self, item: dict[str, Any], path: str) -> None:
-        """Items of an answer are named after it: its whole message takes the place of the first one."""
+        """Resolve an item reference: the whole answer replaces the first reference to its items.
+
+        The ids of items contain the id of their answer.
+        """
         name = str(item.get("id"))
         _, _, stem = name.partition("_")
         known = self.session.index.conversation(f"{ID_PREFIX}{stem.partition('-')[0]}")
@@ -118,7 +124,7 @@ class Items:
             self._messages.append(answer)
 
     def _answered(self) -> None:
-        """What was gathered of the assistant is a message."""
+        """Add the collected parts of the assistant as one message."""
         if not (self._thoughts or self._texts or self._calls):
             return
         self._messages.append(
@@ -133,7 +139,7 @@ class Items:
 
 
 def _thoughts(item: dict[str, Any]) -> list[str]:
-    """Reasoning as the model wrote it; a summary is of another model."""
+    """Return the reasoning as the model wrote it; summaries are another model's and are ignored."""
     parts = item.get("content")
     return [
         part["text"]
@@ -168,7 +174,7 @@ def _output(item: dict[str, Any], path: str) -> ChatMessage:
 
 
 def reasoning_item(exchange: Exchange, text: str, status: str) -> dict[str, Any]:
-    """An item of reasoning."""
+    """Return a reasoning item."""
     return {
         "id": f"rs_{_stem(exchange)}",
         "type": "reasoning",
@@ -181,7 +187,7 @@ def reasoning_item(exchange: Exchange, text: str, status: str) -> dict[str, Any]
 def message_item(
     exchange: Exchange, text: str, status: str, logprobs: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """A message with its text."""
+    """Return a message item."""
     return {
         "id": f"msg_{_stem(exchange)}",
         "type": "message",
@@ -194,7 +200,7 @@ def message_item(
 def call_item(  # noqa: PLR0917 - the fields of a call
     exchange: Exchange, index: int, call_id: str, name: str, arguments: str, status: str
 ) -> dict[str, Any]:
-    """A call of a function."""
+    """Return a function call item."""
     return {
         "id": f"fc_{_stem(exchange)}-{index}",
         "type": "function_call",
@@ -210,15 +216,15 @@ def _stem(exchange: Exchange) -> str:
 
 
 def status_of(finish_reason: str) -> str:
-    """The status of an answer that ended so."""
+    """Return the status of an answer with this finish reason."""
     return "incomplete" if finish_reason == "length" else "completed"
 
 
 INSTRUCTED = "instructed"
-"""In a call's metadata: its first message is the request's instructions, which are not carried over."""
+"""Key in a call's metadata: its first message is the instructions, which are not carried over."""
 
 LOGPROBS = "message.output_text.logprobs"
-"""What has to be included for answers to have logprobs."""
+"""The value of ``include`` that adds logprobs to answers."""
 
 _MAX_ITEMS = 16384
 _MAX_TOOLS = 1024
@@ -232,7 +238,7 @@ _INSTEAD = {"conversation": "use previous_response_id, or send all items"}
 
 
 class ResponsesBody(Body):
-    """The keys with a meaning here."""
+    """The supported keys of a request body."""
 
     input: str | Annotated[list[Any], Field(max_length=_MAX_ITEMS)] | None = None
     instructions: str | None = None
@@ -257,9 +263,9 @@ class ResponsesBody(Body):
 def read_responses_request(body: bytes, session: Session) -> tuple[ModelRequest, ResponsesBody]:
     """Read a request body.
 
-    :raises NotFoundError: there is no such previous response in the episode.
-    :raises UnsupportedError: it asks for something that cannot be honoured; `param` names it.
-    :raises RequestError: it is no JSON object of the right form; `param` names the field.
+    :raises NotFoundError: the episode has no previous response or item with the given id.
+    :raises UnsupportedError: the request needs an unsupported feature; `param` names it.
+    :raises RequestError: the body is malformed; `param` names the field.
     """
     try:
         parsed = ResponsesBody.model_validate(read_object(body))
@@ -295,7 +301,7 @@ def read_responses_request(body: bytes, session: Session) -> tuple[ModelRequest,
 
 
 def _without_effect(body: ResponsesBody) -> Iterator[str]:
-    """Names of what is understood and does nothing here."""
+    """Yield the names of fields that are recognised but have no effect."""
     for i, included in enumerate(body.include or ()):
         if included != LOGPROBS:
             yield f"include[{i}]"
@@ -364,7 +370,7 @@ def _instructions(body: ResponsesBody) -> Iterator[ChatMessage]:
 
 
 def _before(body: ResponsesBody, session: Session) -> list[ChatMessage]:
-    """The conversation up to the previous response; the instructions it had are not carried over."""
+    """Return the messages up to the previous response, without its request's instructions."""
     name = body.previous_response_id
     if not name:
         return []
@@ -379,22 +385,22 @@ def _before(body: ResponsesBody, session: Session) -> list[ChatMessage]:
 
 
 class ResponseForm(Protocol):
-    """Makes the response that the events of a stream are about."""
+    """Makes the response objects in the events of a stream."""
 
     def begun(self, exchange: Exchange) -> dict[str, Any]:
-        """A response without any items yet."""
+        """Return a response that has no items yet."""
 
     def complete(
         self, exchange: Exchange, choice: Choice, items: list[dict[str, Any]], spans: Spans
     ) -> dict[str, Any]:
-        """A response with all of its items."""
+        """Return a response with all its items."""
 
 
 @dataclass(slots=True)
 class ResponseWriter(StreamWriter):
-    """Writes the events of a response; of its items one is open at a time.
+    """Writes the events of a response, of whose items at most one is open.
 
-    :ivar done: items that are complete.
+    :ivar done: complete items.
     """
 
     form: ResponseForm
@@ -409,7 +415,7 @@ class ResponseWriter(StreamWriter):
     _number: int = 0
 
     def write(self, happened: Event) -> Iterator[bytes]:
-        """From ``response.created`` to ``response.completed``."""
+        """Yield the events from ``response.created`` to ``response.completed``."""
         match happened:
             case Started(_, generation):
                 self._spans = Spans(generation, self.exchange.request.tools)
@@ -426,7 +432,7 @@ class ResponseWriter(StreamWriter):
                 yield self._event(f"response.{response['status']}", response=response)
 
     def heartbeat(self) -> Iterator[bytes]:
-        """OpenAI's event ``keepalive``; or the first events, before which its SDK takes no other."""
+        """Yield OpenAI's event ``keepalive``, or the first events, which its SDK expects first."""
         if self._number:
             yield self._event("keepalive")
         else:
@@ -439,12 +445,12 @@ class ResponseWriter(StreamWriter):
             yield self._event("response.in_progress", response=begun)
 
     def _event(self, name: str, /, **content: Any) -> bytes:
-        """The next event."""
+        """Return the next event."""
         number, self._number = self._number, self._number + 1
         return event(object_text({"type": name, "sequence_number": number, **content}), name)
 
     def _grown(self, delta: Delta) -> Iterator[bytes]:
-        """The events of a delta."""
+        """Yield the events of a delta."""
         if delta.reasoning:
             if self._kind != "reasoning":
                 yield from self._open("reasoning", reasoning_item(self.exchange, "", "in_progress"))
@@ -467,17 +473,17 @@ class ResponseWriter(StreamWriter):
                 yield self._of_item("response.function_call_arguments.delta", delta=call.arguments)
 
     def _in_text(self) -> Iterator[bytes]:
-        """Be in a message."""
+        """Open a message item, unless one is open."""
         if self._kind != "message":
             item = message_item(self.exchange, "", "in_progress", [])
             if any(one["type"] == "message" for one in self.done):
-                # What was said after a call.
+                # Text after a call: a second message item needs another id.
                 item["id"] += f"-{len(self.done)}"
             yield from self._open("message", item)
             yield self._part("response.content_part.added")
 
     def _closed(self, status: str = "completed") -> Iterator[bytes]:
-        """The end of the item that is open."""
+        """Yield the end of the open item."""
         text, kind = self._text, self._kind
         match kind:
             case "reasoning":
@@ -507,7 +513,7 @@ class ResponseWriter(StreamWriter):
     def _open(self, kind: str, item: dict[str, Any]) -> Iterator[bytes]:
         yield from self._closed()
         self._kind, self._text, self._logprobs, self._item = kind, "", [], item
-        # Without its parts, which are added by events of their own.
+        # Without its parts: separate events add them.
         bare = {**item, "content": []} if "content" in item else item
         yield self._event("response.output_item.added", output_index=len(self.done), item=bare)
 
@@ -535,15 +541,15 @@ class ResponsesDialect(Dialect):
     summary = "OpenAI responses"
 
     def read(self, body: bytes, session: Session) -> ResponsesRequest:
-        """Understand a body, and the conversation that it goes on from."""
+        """Parse a body, and look up the conversation that it continues."""
         return ResponsesRequest(*read_responses_request(body, session))
 
     def error(self, error: AjetError) -> dict[str, Any]:
-        """OpenAI's error object."""
+        """Return OpenAI's error object."""
         return {"error": _error(error)}
 
     def error_event(self, error: AjetError, position: int) -> bytes:
-        """The SDK hands it on, as it does those of OpenAI."""
+        """Return an ``error`` event, which the SDK passes on."""
         told = {"code": error.type, "message": error.message, "param": error.param}
         return event(object_text({"type": "error", "sequence_number": position, **told}), "error")
 
@@ -552,28 +558,31 @@ class ResponsesDialect(Dialect):
 class ResponsesRequest(DialectRequest):
     """A request for a response.
 
-    :param body: what of it the response repeats.
+    :param body: the request body, parts of which the response repeats.
     """
 
     body: ResponsesBody
 
     def whole(self, exchange: Exchange, choices: Sequence[Choice]) -> bytes:
-        """A ``response``."""
+        """Return a ``response``."""
         (choice,) = choices
         spans = Spans(choice.generation, exchange.request.tools)
         items = _items(exchange, choice, spans)
         return object_text(self.complete(exchange, choice, items, spans))
 
     def writer(self, exchange: Exchange) -> ResponseWriter:
-        """From ``response.created`` to ``response.completed``."""
+        """Return a writer of the events from ``response.created`` to ``response.completed``."""
         return ResponseWriter(self, exchange)
 
     def begun(self, exchange: Exchange) -> dict[str, Any]:
-        """A response without any items yet."""
+        """Return a response that has no items yet."""
         return self._response(exchange, "in_progress", [])
 
     def too_long(self, error: ContextLengthError, model_name: str, now: float) -> bytes:
-        """A response that failed: programs compact their conversation on this event, and give up on a status."""
+        """Return a stream with a failed response.
+
+        On this event, programs compact their conversation; on an error status they give up.
+        """
         told = _error(error)
         common = {
             "id": f"{ID_PREFIX}{random_hex(12)}",
@@ -594,7 +603,7 @@ class ResponsesRequest(DialectRequest):
     def complete(
         self, exchange: Exchange, choice: Choice, items: list[dict[str, Any]], spans: Spans
     ) -> dict[str, Any]:
-        """A response with all of its items."""
+        """Return a response with all its items."""
         response = self._response(exchange, status_of(choice.finish_reason), items)
         if choice.finish_reason == "length":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
@@ -621,7 +630,7 @@ class ResponsesRequest(DialectRequest):
         }
 
     def _common(self, status: str) -> dict[str, Any]:
-        """What a response repeats of its request, and what all of them have."""
+        """Return the fields that a response repeats from its request, and constant fields."""
         body, request = self.body, self.request
         return {
             "object": "response",
@@ -663,7 +672,11 @@ def _items(exchange: Exchange, choice: Choice, spans: Spans) -> list[dict[str, A
 
 
 def _error(error: AjetError) -> dict[str, Any]:
-    """OpenAI's error object; of a prompt that is too long in its words, which programs look for to compact."""
+    """Return OpenAI's error object.
+
+    For a prompt that is too long it has OpenAI's wording, by which programs decide to compact their
+    conversation.
+    """
     told: dict[str, Any] = openai_error(error)["error"]
     if isinstance(error, ContextLengthError):
         told["message"] = f"Your input exceeds the context window of this model. {error.message}"
@@ -671,5 +684,5 @@ def _error(error: AjetError) -> dict[str, Any]:
 
 
 def _given(text: dict[str, Any] | None) -> dict[str, Any]:
-    """The settings of the text that were set."""
+    """Return the settings in ``text`` that are not null."""
     return {name: value for name, value in (text or {}).items() if value is not None}

@@ -1,10 +1,11 @@
-"""Requests that are sent again: a call is made once for whoever asks again, and never shared by two who merely ask alike.
+"""Answer retried requests from their original call, without sharing calls between equal requests.
 
-SDKs send a request again when they got no answer. They say that they do (``x-stainless-retry-count``), but not which
-request it was, and agents ask the same thing several times to choose among the answers: the retry of a request that was
-turned away looks like the retry of one whose answer was lost. So such a retry is given only what nobody has: an answer
-that was made, and recorded, but that its client was not there to read. Each is given once. A request with a name
-(``idempotency-key``) is exact: whoever asks by that name gets the same answer.
+SDKs retry a request when they got no answer. They mark the retry (``x-stainless-retry-count``) but
+do not identify the original request, and agents send equal requests to choose among several
+answers. The retry of a refused request therefore looks like the retry of a request whose answer was
+lost. So a retry may only get an answer that was made and recorded but that its client did not read,
+and each such answer is given out once. Requests with an ``idempotency-key`` are exact: all requests
+with the same key get the same answer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ajet_core.errors import RequestError
 
 KEY_HEADER = "idempotency-key"
 RETRY_HEADER = "x-stainless-retry-count"
-# Answers of an episode that are kept for whoever asks again: so many of each kind, and how long they may be.
+# Limits on the answers of an episode that are kept for retries: number per kind, and size of each.
 _KEPT = 8
 _MAX_BYTES = 65536
 _MAX_KEY = 256
@@ -28,10 +29,11 @@ _MAX_KEY = 256
 
 @dataclass(slots=True, eq=False)
 class SharedAnswer:
-    """An answer that is being made, or was, for all who ask for it.
+    """An answer, complete or in progress, that several requests may share.
 
-    :param request: that it was first made for.
-    :ivar headers: that belong to the answer.
+    :param task: task that makes the answer.
+    :param request: request for which the answer was first made.
+    :ivar headers: response headers that belong to the answer.
     """
 
     task: asyncio.Task[bytes]
@@ -41,9 +43,11 @@ class SharedAnswer:
     _waiting: int = 0
 
     async def wait(self) -> bytes:
-        """The answer. When nobody waits for it any more, it is not made, unless it is recorded already.
+        """Return the answer.
 
-        :raises asyncio.CancelledError: this was cancelled, or the answer was.
+        When no request waits for it any more, it is cancelled unless it is already being recorded.
+
+        :raises asyncio.CancelledError: this call or the answer was cancelled.
         """
         self._waiting += 1
         try:
@@ -55,21 +59,21 @@ class SharedAnswer:
                 await asyncio.gather(self.task, return_exceptions=True)
 
     def unread(self) -> None:
-        """Whoever was to have the answer is gone and has not read it; the next one may have it."""
+        """Note that the client disconnected without reading the answer: a retry may get it."""
         self._answers.unread(self)
 
 
 @dataclass(slots=True)
 class Answers:
-    """Answers of an episode that may be asked for again: by the name of the request, and those that nobody has read."""
+    """The answers of an episode that retries may get: by idempotency key, or because unread."""
 
     _named: OrderedDict[bytes, SharedAnswer] = field(default_factory=OrderedDict)
     _unread: list[SharedAnswer] = field(default_factory=list)
 
     def shared(self, request: SameRequest, make: Coroutine[Any, Any, bytes]) -> SharedAnswer:
-        """The answer to a request; if there is none that it may have, `make` makes it.
+        """Return the answer to a request; if it may not get an existing one, `make` makes it.
 
-        :raises RequestError: the name of the request is that of another one.
+        :raises RequestError: a different request of the episode has the same key.
         """
         known = self._known(request)
         if known is not None:
@@ -87,7 +91,7 @@ class Answers:
         return answer
 
     def unread(self, answer: SharedAnswer) -> None:
-        """Keep an answer that was made for one who asks again; those with a name are known by it."""
+        """Keep a complete answer for a retry; answers with a key are kept by their key."""
         if answer.request.name or answer in self._unread:
             return
         if answer.task.done() and _replays(answer):
@@ -107,7 +111,7 @@ class Answers:
         return None
 
     def _trim(self) -> None:
-        """Of the named ones, keep what is being made, and of what was the last few."""
+        """Of the answers with a key, keep those in progress and the last few complete ones."""
         done = [name for name, answer in self._named.items() if answer.task.done()]
         useful = [name for name in done if _replays(self._named[name])]
         for name in {*done}.difference(useful[-_KEPT:]):
@@ -116,11 +120,11 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class SameRequest:
-    """What tells whether a request is one that came before.
+    """What identifies a request among those that came before.
 
-    :param name: that its client gave it, b"" if none.
-    :param digest: of all that decides the answer.
-    :param is_retry: its client says that it asks again.
+    :param name: idempotency key from the client, b"" if there is none.
+    :param digest: digest of everything that determines the answer.
+    :param is_retry: whether the client marked the request as a retry.
     """
 
     name: bytes
@@ -129,7 +133,7 @@ class SameRequest:
 
     @classmethod
     def read(cls, headers: Mapping[str, str], path: str, agent: str, body: bytes) -> SameRequest:
-        """Of a request as it came."""
+        """Read the identity of a request."""
         digest = hashlib.blake2b(body, digest_size=16)
         for part in (path, agent):
             digest.update(b"\0" + part.encode("utf-8", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""Stop strings: found in the text of tokens as they come, wherever tokens and characters begin."""
+"""Find stop strings in the text of tokens as they arrive, even across tokens and characters."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 
-# Bytes that never become a character are taken as they are after this many tokens.
+# After this many tokens, bytes that form no character are accepted as they are.
 _MAX_PENDING = 8
 
 
 @dataclass(slots=True)
 class StopScanner:
-    """The text of an answer so far, and whether a stop string has come in it.
+    """Searches the text of an answer so far for stop strings.
 
-    :param stops: non-empty texts.
+    :param stops: stop strings, which are not empty.
     :ivar cut: number of characters before the first stop string, None while there is none.
     """
 
@@ -31,7 +31,7 @@ class StopScanner:
     _window_text: str = ""  # what the tail's complete tokens decode to
 
     def push(self, token_id: int) -> bool:
-        """Take the next token; True if it completed a stop string."""
+        """Add the next token; return whether it completed a stop string."""
         self._ids.append(token_id)
         text = self.renderer.decode(self._ids[self._window :])
         pending = len(self._ids) - len(self._ends)
@@ -40,25 +40,28 @@ class StopScanner:
         return self._take(text)
 
     def flush(self) -> bool:
-        """Take what is left of an incomplete character, at the end; True if it completes a stop string."""
+        """Add an incomplete character at the end; return whether it completed a stop string."""
         if len(self._ids) == len(self._ends):
             return False
         return self._take(self.renderer.decode(self._ids[self._window :]))
 
     @property
     def matched(self) -> str | None:
-        """The stop string at the cut, the longest of them."""
+        """The longest stop string at the cut, None if there is none."""
         if self.cut is None:
             return None
         there = (stop for stop in self.stops if self._text.startswith(stop, self.cut))
         return max(there, key=len)
 
     def before_cut(self) -> list[int]:
-        """Token ids of the text before the stop string; a token it begins inside of is divided."""
+        """Return the token ids of the text before the stop string.
+
+        If the stop string begins inside a token, the part before it is encoded again.
+        """
         return self._ids_up_to(len(self._text) if self.cut is None else self.cut)
 
     def certain(self) -> list[int]:
-        """Token ids of the text that no stop string can begin in any more."""
+        """Return the token ids of the text in which no stop string can begin any more."""
         return self._ids_up_to(len(self._text) - self._held())
 
     def _take(self, window_text: str) -> bool:
@@ -88,7 +91,7 @@ class StopScanner:
 
     def _ids_up_to(self, characters: int) -> list[int]:
         if characters >= len(self._text):
-            # A last token with half a character may yet turn out to hold the start of a stop string.
+            # A last token with an incomplete character may still hold the start of a stop string.
             return self._ids[: len(self._ends)]
         whole = bisect_right(self._ends, characters)
         start = self._ends[whole - 1] if whole else 0

@@ -1,4 +1,4 @@
-"""Which dialect each route speaks, and ``GET /v1/models`` in a form that the SDKs of OpenAI and Anthropic both read."""
+"""Map routes to dialects, and write ``GET /v1/models`` for the SDKs of OpenAI and Anthropic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ajet_server.gateway.formats.responses import ResponsesDialect
 
 
 def models_list(model_name: str, created: int) -> dict[str, Any]:
-    """The list of models.
+    """Return the list of models.
 
     :param created: unix seconds.
     """
@@ -22,7 +22,7 @@ def models_list(model_name: str, created: int) -> dict[str, Any]:
 
 
 def model_object(model_name: str, created: int) -> dict[str, Any]:
-    """The model.
+    """Return the description of the model.
 
     :param created: unix seconds.
     """
@@ -45,21 +45,21 @@ DIALECTS: dict[str, Dialect] = {
     "/v1/messages": MESSAGES,
     "/v1/responses": ResponsesDialect(),
 }
-"""By path, with an episode's key in a header."""
+"""Dialects by path; requests have the episode's key in a header."""
 
 KEY_PREFIX = "/e/"
-"""Paths that begin with it have the key of the episode as their second part, for programs whose key cannot change."""
+"""Prefix of paths whose second part is the episode's key, for programs whose key cannot change."""
 
 _OURS = ("/v1/chat/", "/v1/models", "/v1/embeddings")
 
 
 def is_llm_path(path: str) -> bool:
-    """Whether it is a path of agents, whose requests have an episode's key."""
+    """Whether `path` is a route for agents, whose requests have an episode's key."""
     return path.startswith((*_OURS, *DIALECTS, KEY_PREFIX))
 
 
 def dialect_of(path: str) -> Dialect:
-    """The dialect in which whoever asks at a path of agents expects errors: OpenAI's, where nothing else is known."""
+    """Return the dialect for errors on an agents' path, OpenAI chat completions by default."""
     if path.startswith(KEY_PREFIX):
         _, _, path = path.removeprefix(KEY_PREFIX).partition("/")
         path = f"/{path}"
