@@ -1,1 +1,1 @@
-"""Messages to tokens and back, and the memory that makes calls extend each other's tokens."""
+"""Convert messages to tokens and back, and make calls extend the tokens of earlier calls."""

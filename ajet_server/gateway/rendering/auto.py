@@ -1,4 +1,4 @@
-"""Which renderer a model directory needs, when the run configuration leaves it open."""
+"""Choose the renderer of a model directory if the run's configuration does not set it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CALL = {
 _RESULT = {"role": "tool", "tool_call_id": "call_1", "name": "move", "content": "you are at 2, 1"}
 _ANSWER = {"role": "assistant", "content": "I am there."}
 
-# Conversations that tell families apart: without and with a system message, history, and tools.
+# Conversations that distinguish families: without and with a system message, history and tools.
 _PROBES: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]] | None], ...] = (
     ([_QUESTION], None),
     ([_SYSTEM, _QUESTION, _ANSWER, _QUESTION], None),
@@ -53,16 +53,16 @@ _PROBES: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]] | None], ...] = 
 
 
 def family_names() -> list[str]:
-    """The typed renderers of the library, one for each way of writing conversations."""
+    """Return the names of the library's typed renderers, one per conversation format."""
     from renderers.base import MODEL_RENDERER_MAP
 
     return list(dict.fromkeys(MODEL_RENDERER_MAP.values()))
 
 
 def public_model_name(directory: Path) -> str | None:
-    """The model's name on the hub, if `renderers` knows it and the directory tells.
+    """Return the model's name on the hub, None if it is unknown to `renderers` or not found.
 
-    It is in config.json, or the directory lies in a hub cache or is called ``OWNER/NAME``.
+    It is taken from config.json, from the path of a hub cache, or from a directory ``OWNER/NAME``.
 
     :raises ModelDirectoryError: config.json cannot be read.
     """
@@ -77,9 +77,10 @@ def public_model_name(directory: Path) -> str | None:
 
 
 def matching_renderer(directory: Path) -> str | None:
-    """The first renderer that writes the probes exactly as the directory's chat template does.
+    """Return the first renderer that writes the probes exactly as the directory's chat template.
 
-    None if none does, or if transformers, which evaluates the template, is not installed.
+    :return: None if there is none, or if transformers, which evaluates the template, is not
+        installed.
     """
     if importlib.util.find_spec("transformers") is None:
         return None

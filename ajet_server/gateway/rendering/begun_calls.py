@@ -1,8 +1,8 @@
-"""Tool calls that are being written: what is certain of their arguments before the call is complete.
+"""Find the certain part of the arguments of a tool call in progress.
 
-A call is closed as its family closes calls, and read by the family's own parser. So what is given out is what the parser
-makes of the complete call, as far as that is settled: every argument but the last one, and of that, if it is a text, all
-but the end, which may be a part of the tag that closes it, or white space that belongs to the tag.
+The call is closed in the family's format and parsed by the family's own parser. The result thus
+agrees with that for the complete call, as far as it is certain: all arguments but the last one and,
+if that is a string, all but its end, which may be part of the closing tag or white space before it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _UNSETTLED = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class BegunCall:
-    """A call that is being written.
+    """A call in progress.
 
-    :param arguments: the beginning of the JSON text of its arguments.
+    :param arguments: beginning of the JSON text of its arguments.
     """
 
     name: str
@@ -36,13 +36,13 @@ def begun_call(
     tools: Sequence[ToolSpec],
     parsed: Parsed,
 ) -> BegunCall | None:
-    """The call that an answer breaks off in.
+    """Return the call in progress at the end of an answer.
 
-    :param parsed: the answer as far as it was sampled.
-    :return: None if there is none, or nothing is certain of it.
+    :param parsed: the answer as sampled so far.
+    :return: None if there is no such call, or nothing in it is certain.
     """
-    # Families that write arguments as JSON have none of it: their parsers take all of a call back if its JSON turns
-    # out to be none.
+    # Nothing is certain in families that write arguments as JSON: their parsers retract the whole
+    # call if its JSON is invalid.
     family = TAGGED_FAMILIES.get(renderer.name)
     if family is None or len(parsed.malformed) != 1:
         return None
@@ -51,7 +51,7 @@ def begun_call(
     if closed.malformed or len(closed.calls) != len(parsed.calls) + 1:
         return None
     call = closed.calls[-1]
-    # Where an argument has begun, the name is complete.
+    # Once an argument has started, the name is complete.
     if not (_is_offered(call.name, tools) and isinstance(call.arguments, dict) and call.arguments):
         return None
     certain = _certain(call, tools, family.arguments.closing)
@@ -59,7 +59,7 @@ def begun_call(
 
 
 def _certain(call: ParsedCall, tools: Sequence[ToolSpec], end: str) -> str:
-    """The JSON text of a call's arguments up to where it may change; "" if that is at its beginning."""
+    """Return the certain beginning of the JSON text of a call's arguments, "" if there is none."""
     *before, last = call.arguments
     known = {name: call.arguments[name] for name in before}
     if takes_only_text(call.name, last, tools):
@@ -69,7 +69,7 @@ def _certain(call: ParsedCall, tools: Sequence[ToolSpec], end: str) -> str:
 
 
 def _settled(value: str, end: str) -> str:
-    """A value without what may become white space before its end, or the tag that ends it."""
+    """Return a value without an end that may belong to the closing tag or precede it."""
     kept = value.rstrip(_UNSETTLED)
     for length in range(min(len(end) - 1, len(kept)), 0, -1):
         if kept.endswith(end[:length]):

@@ -1,4 +1,4 @@
-"""How a model writes tool calls, where only its chat template says so: the parser that reads what the template writes."""
+"""Find the parser for tool calls of a model that has only a chat template."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ajet_server.gateway.rendering.messages import (
 from ajet_server.gateway.rendering.parsing import AnswerParser
 from ajet_server.gateway.rendering.tokenizer import GatewayTokenizer
 
-# Of the library's parsers for its renderer over a Jinja template, with the family whose format each reads.
+# The library's parsers for its renderer of Jinja templates, and the family whose format each reads.
 _LIBRARY_PARSERS = {
     "qwen3": "qwen3",
     "qwen3.5": "qwen3.5",
@@ -55,8 +55,8 @@ _TOOLS: tuple[ToolSpec, ...] = (
 class CallFormat:
     """A parser that reads a model's tool calls.
 
-    :param family: whose format it is.
-    :param settles_as: the renderer as whose answers these can be streamed; see `Settling.of`.
+    :param family: family whose format it is.
+    :param settles_as: name of the renderer whose streaming rules apply; see `Settling.of`.
     """
 
     family: str
@@ -67,13 +67,14 @@ class CallFormat:
 def call_format(
     renderer: Any, tokenizer: GatewayTokenizer, stop_token_ids: Sequence[int]
 ) -> CallFormat | None:
-    """The first known parser that gives back the calls that a chat template writes.
+    """Return the first known parser that recovers the calls that a chat template writes.
 
-    A call with a text, one with nested arguments, two calls at once and a call behind a text are written by the
-    template, and read again. What the template refuses (several calls, in Llama 3) is not asked of a parser.
+    The template writes a call with a string, one with nested arguments, two calls at once, and a
+    call after text. The parser has to read all of them, except those that the template refuses,
+    such as several calls in Llama 3.
 
-    :param renderer: the library's renderer over the template.
-    :return: None if none does, also where the template does not write calls.
+    :param renderer: the library's renderer of the template.
+    :return: None if there is no such parser, or if the template does not write calls.
     """
     stops = frozenset(stop_token_ids)
     probes = list(_probes(renderer, tokenizer, stops))
@@ -89,8 +90,10 @@ def call_format(
 class _Probe:
     """An answer with calls, as the template writes it.
 
-    :param arguments: of each call.
-    :param said: the text before the calls, "" if the template writes none there.
+    :param prompt: tokens before the answer.
+    :param answer: tokens of the answer.
+    :param arguments: arguments of each call.
+    :param said: text before the calls, "" if the template writes none there.
     """
 
     prompt: list[int]
@@ -99,7 +102,7 @@ class _Probe:
     said: str
 
     def is_read_by(self, parser: AnswerParser) -> bool:
-        """Whether the parser gives back the calls and the text, and nothing else."""
+        """Whether the parser returns exactly the calls and the text."""
         parsed = parser.parse(self.answer, self.prompt, _TOOLS)
         found = [(call.name, _object(call.arguments)) for call in parsed.calls]
         wanted = [(_NAME, arguments) for arguments in self.arguments]
@@ -107,14 +110,14 @@ class _Probe:
 
 
 def _probes(renderer: Any, tokenizer: GatewayTokenizer, stops: frozenset[int]) -> Iterator[_Probe]:
-    """What the template makes of some answers; nothing if it writes no calls."""
+    """Yield the template's rendering of some answers; nothing if it writes no calls."""
     first, nested = _ARGUMENTS
     for said, calls in (("", (first,)), ("", (nested,)), ("", _ARGUMENTS), (_SAID, (first,))):
         answer = ChatMessage(
             "assistant",
             said,
             tuple(
-                # The templates of Mistral ask for ids of nine letters and digits.
+                # The templates of Mistral require ids of nine letters and digits.
                 ToolCall(f"call0000{i}", _NAME, json.dumps(arguments))
                 for i, arguments in enumerate(calls)
             ),
@@ -142,7 +145,7 @@ def _candidates(tokenizer: GatewayTokenizer, stop_token_ids: Sequence[int]) -> I
         yield CallFormat(family, parser, "default")
     for family in family_names():
         if family == "gpt-oss":
-            # It takes its vocabulary from the network.
+            # Its renderer downloads its vocabulary.
             continue
         if (reader := _typed(tokenizer, family)) is not None:
             parser = AnswerParser(family, reader, tokenizer, stop_token_ids)
@@ -150,7 +153,7 @@ def _candidates(tokenizer: GatewayTokenizer, stop_token_ids: Sequence[int]) -> I
 
 
 def _typed(tokenizer: GatewayTokenizer, family: str) -> Any:
-    """A family's renderer, for its parser; None if its tokens are not in the vocabulary."""
+    """Return a family's renderer, for its parser; None if the vocabulary lacks its tokens."""
     from renderers import create_renderer
     from renderers.configs import config_from_name
 
@@ -163,7 +166,7 @@ def _typed(tokenizer: GatewayTokenizer, family: str) -> Any:
 def _by_template(
     renderer: Any, answers: Sequence[ChatMessage], *, asking: bool = False
 ) -> list[int] | None:
-    """The question and answers to it in tokens; None if the template refuses them."""
+    """Return the tokens of the question and `answers`, None if the template refuses them."""
     messages = renderer_messages([_QUESTION, *answers])
     try:
         ids: list[int] = renderer.render_ids(

@@ -1,31 +1,37 @@
-"""Names of what the gateway notes in `Call.metadata`."""
+"""The keys that the gateway writes to `Call.metadata`."""
 
 from __future__ import annotations
 
 CONTEXT_KEY = "context_key"
-"""Hex sha256 of the conversation up to and including the call's answer."""
+"""Hex SHA-256 of the conversation up to and including the call's answer."""
 
 BARE_CONTEXT_KEY = "context_key_without_text"
-"""The same for an answer with text and tool calls, without the text: some clients drop it."""
+"""`CONTEXT_KEY` without the text of an answer with tool calls: some clients drop that text."""
 
 REASONED = "reasoned"
-""""1" if the call's tokens hold reasoning, which templates may drop at a new question."""
+""""1" if the call's tokens contain reasoning, which templates may drop at a new question."""
 
 ARGUMENTS_DIGEST = "arguments_digest"
-"""Hex digest of the answer's arguments as the client was given them, where `Call.answer`, which holds them
-in one canonical form, writes them otherwise."""
+"""Hex digest of the exact text of the answer's arguments that the client got.
+
+Absent if it is the canonical form, which `Call.answer` has.
+"""
 
 DRIFT_TOKENS = "drift_tokens"
-"""How many of the sampled tokens the template would have written otherwise, had the answer been rendered as
-history; absent if none. Extending the call keeps the sampled ones, so nothing is trained on the others."""
+"""Number of sampled tokens that the template would write differently in history; absent if 0.
+
+Extending the call keeps the sampled tokens, so training never uses the template's.
+"""
 
 ECHO_FIELDS = "echo_fields"
-"""Comma separated: the fields (content, arguments, reasoning) in which the agent sent the answer of the call
-that this one goes on from in other bytes than it got; absent if none. The tokens are the sampled ones all the
-same."""
+"""Comma-separated fields (content, arguments, reasoning) that the agent sent back in other bytes.
+
+They are fields of the answer of the call from which this one continues; absent if there are none.
+The prompt has the sampled tokens nevertheless.
+"""
 
 CALLS_UNREAD = "calls_unread"
-""""1" if the agent offered tools and no parser reads what the template writes for a call; absent otherwise."""
+""""1" if the agent offered tools, but no parser reads the template's calls; absent otherwise."""
 
 MALFORMED_CALLS = "malformed_calls"
-"""How many attempts at a tool call in the answer could not be run; absent if none, or if no tools were offered."""
+"""Number of malformed tool calls in the answer; absent if 0, or if no tools were offered."""

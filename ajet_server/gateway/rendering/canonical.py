@@ -1,4 +1,4 @@
-"""Messages and tools in one form, however clients write them: to compare and to keep."""
+"""Convert messages and tools to a canonical form, for comparison and storage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ajet_server.gateway.rendering.messages import ChatMessage, Role, ToolCall, 
 
 
 def _number(text: str) -> float | int:
-    """JavaScript clients write 1.0 as 1, so both are the same number."""
+    """Parse a number; 1.0 and 1 are the same, because JavaScript clients write 1.0 as 1."""
     value = float(text)
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
@@ -26,9 +26,10 @@ _QUOTED = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def canonical_tools(tools: Sequence[ToolSpec] | None) -> str:
-    """JSON text of the tools that are offered, whatever the order of their keys; "" if none are.
+    """Return the JSON text of the offered tools with sorted keys, "" if there are none.
 
-    :raises RequestError: a number in them is too long to be written.
+    :raises RequestError: the tools cannot be written as JSON, for example because a number is too
+        long.
     """
     try:
         return _SORTED_ASCII.encode(tools) if tools else ""
@@ -37,16 +38,16 @@ def canonical_tools(tools: Sequence[ToolSpec] | None) -> str:
 
 
 def tools_digest(tools: str) -> bytes:
-    """[32] sha256 of the canonical text of tools."""
+    """Return [32] the SHA-256 of the canonical text of tools."""
     return hashlib.sha256(tools.encode()).digest()
 
 
 def message_digest(previous: bytes, message: ChatMessage) -> bytes:
-    """[32] sha256 of a conversation, from that of all messages but the last.
+    """Return [32] the SHA-256 of a conversation, from that of all messages but the last.
 
-    Roles, texts, ids and names count, and arguments by what they mean. Reasoning does not, which templates
-    drop, nor white space around an answer's text, which frameworks strip, nor who gave an answer: frameworks
-    add the agent's name to what the model said without one.
+    It depends on roles, texts, ids, names and the meaning of arguments. It does not depend on
+    reasoning, which templates drop, on white space around an answer's text, which frameworks strip,
+    or on the name of an answer's author, which frameworks add.
     """
     answer = message.role == "assistant"
     content = message.content.strip() if answer else message.content
@@ -55,17 +56,19 @@ def message_digest(previous: bytes, message: ChatMessage) -> bytes:
         fields.append(message.name or "")
     for call in message.tool_calls:
         fields += (call.id, call.name, canonical_arguments(call.arguments))
-    # Every turn digests all messages again.
+    # Most fields are empty: skip encoding them.
     encoded = [text.encode("utf-8", "surrogatepass") if text else b"" for text in fields]
-    # Lengths first, so that no two conversations are written alike.
+    # The lengths make the encoding unique.
     lengths = ",".join([str(len(data)) for data in encoded])
     return hashlib.sha256(b"".join((previous, lengths.encode(), b":", *encoded))).digest()
 
 
 class ConversationDigests:
-    """Digests of all beginnings of a conversation. The next request repeats it, and only what is new is digested.
+    """The digests of all prefixes of the last conversation.
 
-    :ivar messages: of the last one.
+    The next request repeats most of it, so only its new messages are hashed.
+
+    :ivar messages: messages of the last request.
     """
 
     def __init__(self) -> None:
@@ -75,13 +78,13 @@ class ConversationDigests:
 
     @property
     def request(self) -> tuple[bytes, Sequence[ChatMessage]]:
-        """Digest of the tools and messages of the last one."""
+        """The digest of the tools, and the messages, of the last request."""
         return self._tools, self.messages
 
     def of(self, tools: bytes, messages: Sequence[ChatMessage]) -> list[bytes]:
-        """[len(messages)] `message_digest` up to each message.
+        """Return [len(messages)] the `message_digest` up to each message.
 
-        :param tools: `tools_digest` of what is offered.
+        :param tools: `tools_digest` of the offered tools.
         """
         known = self.messages if tools == self._tools else ()
         same, most = 0, min(len(known), len(messages))
@@ -97,8 +100,8 @@ class ConversationDigests:
 
 
 def canonical_arguments(text: str) -> str:
-    """The arguments of a call with sorted keys and uniform spaces; `text` itself if it is no JSON."""
-    # Every turn sends all arguments again; short ones are not worth parsing again.
+    """Return arguments with sorted keys and uniform spaces, or `text` itself if it is not JSON."""
+    # Every turn sends all arguments again, so the results for short ones are cached.
     return _canonical_short(text) if len(text) <= _SHORT_ARGUMENTS else _canonical(text)
 
 
@@ -114,7 +117,7 @@ _canonical_short = lru_cache(maxsize=4096)(_canonical)
 
 
 def message_text(message: ChatMessage) -> MessageText:
-    """What is kept of a message."""
+    """Return the stored form of a message."""
     return MessageText(
         message.role,
         _storable(message.content),
@@ -126,7 +129,7 @@ def message_text(message: ChatMessage) -> MessageText:
 
 
 def kept_message(text: MessageText) -> ChatMessage:
-    """The message that `message_text` kept, its arguments in canonical form."""
+    """Return the message of a stored form, with its arguments in canonical form."""
     calls: list[Any] = json.loads(text.tool_calls) if text.tool_calls else []
     return ChatMessage(
         cast("Role", text.role),
@@ -139,7 +142,7 @@ def kept_message(text: MessageText) -> ChatMessage:
 
 
 def _calls_text(calls: Sequence[ToolCall]) -> str:
-    """JSON text of tool calls: an object each, its arguments an object too, or text if they are none."""
+    """Return the JSON text of tool calls; arguments are objects, or strings if they are not."""
     written = []
     for call in calls:
         arguments = canonical_arguments(call.arguments)
@@ -166,7 +169,7 @@ def _arguments(value: Any) -> str:
 
 
 def _storable(text: str) -> str:
-    """`text` as UTF-8 can hold it: JSON may spell half a character, which no store can take."""
+    """Return `text` with lone surrogates, which stores cannot encode as UTF-8, replaced."""
     if text.isascii():
         return text
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""An episode's memory of its calls, so that the next call extends the exact tokens of the last."""
+"""Index an episode's calls, so that the next call extends the exact tokens of the last one."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from ajet_server.gateway.rendering.prompting import (
 )
 
 Record = Callable[[Call], Awaitable[None]]
-"""Makes a call durable; awaited before its answer is given out."""
+"""Makes a call durable; awaited before its answer is returned."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """The first tokens and messages of a prompt, as an earlier call has them.
+    """The first tokens and messages of a prompt that it shares with an earlier call.
 
-    :param base: None if there is no such call.
-    :param tokens: of `base`, prompt and sampled, that the prompt begins with.
-    :param messages: how many of `Prompt.placed` stand in these tokens as a whole.
+    :param base: the earlier call, None if there is none.
+    :param tokens: number of tokens of `base`, prompt and sampled, with which the prompt begins.
+    :param messages: number of messages of `Prompt.placed` that are entirely in these tokens.
     """
 
     base: Call | None
@@ -51,16 +51,16 @@ class SharedPrefix:
 def _longest_prefix(
     trie: TokenTrie | None, ids: list[int], said: Sequence[MessageText], lost: Container[str]
 ) -> SharedPrefix:
-    """The most that a prompt shares with a call of `trie`, tokens and messages alike.
+    """Return the longest prefix in tokens and messages that a prompt shares with a call of `trie`.
 
-    Where the tokens are the same but their messages are not (the ids of tool calls, which few templates
-    write), what is shared ends before the first such message, so that the record of the prompt says what
-    its request said. A message whose tokens are but the beginning of another one's ("up" of "up there", in a
-    template that marks no end) is not shared, although its tokens are.
+    The same tokens can have different messages: few templates write the ids of tool calls, for
+    example. The prefix then ends before the first such message, so that the prompt's record has the
+    messages of its own request. A message whose tokens are the beginning of another message's ("up"
+    of "up there", in a template that marks no end) is not shared, although its tokens are.
 
     :param ids: [P] the prompt.
-    :param said: its messages.
-    :param lost: ids of calls that are bases of others, but not in the store.
+    :param said: messages of the prompt.
+    :param lost: ids of calls that are bases of other calls but are not in the store.
     """
     base, tokens = trie.nearest(ids) if trie is not None else (None, 0)
     while base is not None and tokens:
@@ -77,13 +77,13 @@ def _longest_prefix(
 
 
 def _messages_within(base: Call, tokens: int) -> list[PlacedMessage]:
-    """What a call that shares these tokens with `base` takes over of its conversation."""
+    """Return the messages that a call that shares these tokens with `base` takes from it."""
     probe = Call("", base.episode_id, 0, [], [], [], [], 0.0, "", base=base, shared=tokens)
     return probe.conversation()
 
 
 def _alike(text: MessageText, other: MessageText) -> bool:
-    """As equal keys, without hashing."""
+    """Whether two texts have equal keys, without hashing them."""
     return (
         text.content == other.content
         and text.role == other.role
@@ -92,20 +92,21 @@ def _alike(text: MessageText, other: MessageText) -> bool:
     )
 
 
-# Whole prompts that are kept as one list; more would cost 8 bytes a token each.
+# Number of prompts that are kept as one list; each takes 8 bytes per token.
 _WHOLE_PROMPTS = 2
 
 
 @dataclass(slots=True)
 class ConversationIndex:
-    """Finds the call from which a conversation continues, and remembers the calls that were made.
+    """Finds the call from which a conversation continues, and indexes the calls that were made.
 
-    A conversation is the same if roles, texts, tool-call ids, names and parsed arguments and the
-    tools are: how a client writes JSON, null for empty text, parts for text or keys of its own do
-    not matter.
+    Two conversations are the same if they have the same roles, texts, tool-call ids, names, parsed
+    arguments and tools. Differences in JSON formatting, null or "" for empty text, a text or its
+    parts, and additional keys do not matter.
 
-    Tokens may be shared with a call as soon as it is on its way to the store, so that calls that end
-    at the same time do not all carry the same prompt; it is continued only when it is durable.
+    Tokens can be shared with a call as soon as its write to the store starts, so that concurrent
+    calls do not each store the same prompt. Conversations continue from a call only when it is
+    durable.
     """
 
     _by_key: dict[str, Call] = field(default_factory=dict)
@@ -120,7 +121,7 @@ class ConversationIndex:
 
     @classmethod
     def restore(cls, calls: Iterable[Call]) -> Self:
-        """The index over an episode's stored calls, as it was before a restart."""
+        """Build the index from an episode's stored calls, after a restart."""
         index = cls()
         for call in sorted(calls, key=lambda call: call.index):
             index.add(call)
@@ -131,14 +132,14 @@ class ConversationIndex:
 
     @property
     def latest_messages(self) -> Sequence[ChatMessage]:
-        """The messages of the last request; the next one repeats most of them."""
+        """The messages of the last request, most of which the next request repeats."""
         return self._digests.messages
 
     def plan(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] | None) -> PromptPlan:
-        """What is known for a request: the call from which its prompt continues, or why from none.
+        """Plan a prompt: find the call from which it continues, or the reason why there is none.
 
-        Every stored conversation ends with an answer, and no message of ours may be rendered again,
-        so only the conversation up to the last assistant message can be the one to continue.
+        Every stored conversation ends with an answer, and answers must not be rendered again, so
+        only the conversation up to the last assistant message can be continued.
 
         :raises RequestError: the tools cannot be written as JSON.
         """
@@ -179,11 +180,11 @@ class ConversationIndex:
         answered: int,
         before: tuple[bytes, Sequence[ChatMessage]],
     ) -> Continuation:
-        """Why no call continues.
+        """Return why a prompt does not continue from any call.
 
-        :param tools: their digest.
-        :param answered: how many messages there are up to the last answer.
-        :param before: digest of the tools and messages of the request before.
+        :param tools: digest of the tools.
+        :param answered: number of messages up to and including the last answer.
+        :param before: digest of the tools, and the messages, of the previous request.
         """
         if not self._by_key:
             return Continuation.FIRST_CALL
@@ -191,22 +192,25 @@ class ConversationIndex:
             return Continuation.NEW_CONVERSATION
         if answered == len(messages):
             return Continuation.NO_NEW_MESSAGE
-        # Only the request before is looked at: to know the others with their tools would take time
-        # for every call.
+        # Compare only with the previous request: keeping all requests with their tools would cost
+        # time for every call.
         last_tools, last = before
         if last and tools != last_tools and tuple(messages[: len(last)]) == last:
             return Continuation.TOOLS_CHANGED
         return Continuation.HISTORY_CHANGED
 
     def conversation(self, call_id: str) -> tuple[Call, list[ChatMessage]] | None:
-        """A call of the episode that was answered, and all messages up to and including its answer."""
+        """Return an answered call of the episode, and all messages up to and including its answer.
+
+        :return: None if there is no such call.
+        """
         call = self._sharing.get(call_id)
         if call is None or call.answer is None:
             return None
         return call, [kept_message(text) for text in _known_texts(call)]
 
     def prefix(self, prompt: Prompt) -> SharedPrefix:
-        """The most that `prompt` shares with a call that is known by now."""
+        """Return the longest prefix that `prompt` shares with any call indexed so far."""
         parent = prompt.parent
         if parent is None:
             said = [message.text for message in prompt.placed]
@@ -214,7 +218,7 @@ class ConversationIndex:
         continued = SharedPrefix(parent, parent.length, 0)
         if prompt.state == self._state:
             return continued
-        # Other calls may have come with the same new tokens.
+        # Calls indexed since the prompt was planned may share its new tokens.
         before = _known_texts(parent)
         said = [*before, *(message.text for message in prompt.placed)]
         longest = _longest_prefix(self._tree(), prompt.ids, said, self._lost)
@@ -226,12 +230,12 @@ class ConversationIndex:
     async def commit(
         self, prompt: Prompt, make: Callable[[SharedPrefix], Call], record: Record
     ) -> None:
-        """Write the call that was made with `prompt`, and remember it.
+        """Write the call that was made with `prompt`, and add it to the index.
 
-        Calls that end at the same time share tokens with each other because they are written in the
-        order in which they are shared: nothing is awaited between the two.
+        Calls that end at the same time can share tokens, because they are written in the order in
+        which they are indexed: nothing is awaited between the two.
 
-        :param make: makes the call. It has no tokens and messages of its own for what it shares.
+        :param make: makes the call, without the tokens and messages of the shared prefix.
         """
         call = make(self.prefix(prompt))
         self._share(call)
@@ -240,18 +244,18 @@ class ConversationIndex:
         except BaseException:
             self._forget(call)
             raise
-        # Only what is on disk may be continued.
+        # Only calls on disk may be continued.
         self._keep(call, prompt.ids, prompt.written)
 
     def add(self, call: Call, prompt_ids: list[int] | None = None) -> None:
-        """Remember a call that is recorded."""
+        """Add a recorded call to the index."""
         self._share(call)
         self._keep(call, prompt_ids)
 
     def _share(self, call: Call) -> None:
-        """Let later calls share tokens with one that is about to be written.
+        """Let later calls share tokens with a call that is about to be written.
 
-        If a later call's base turns out not to be in the store, the store writes that call as a whole.
+        If a later call's base is not in the store after all, the store writes that call as a whole.
         """
         self._sharing[call.call_id] = call
         self._state += 1
@@ -263,18 +267,18 @@ class ConversationIndex:
     def _keep(
         self, call: Call, prompt_ids: list[int] | None = None, written: list[int] | None = None
     ) -> None:
-        """Let conversations continue from a shared call, now that it is durable.
+        """Let conversations continue from a shared call that is now durable.
 
-        One without a context key (an aborted one) is only a place to share tokens with.
+        A call without a context key, such as an aborted one, only shares its tokens.
 
-        :param prompt_ids: [P] its prompt as one list, if that is at hand.
+        :param prompt_ids: [P] the call's prompt as one list, if available.
         :param written: [N] `Prompt.written`.
         """
         for name in (CONTEXT_KEY, BARE_CONTEXT_KEY):
             key = call.metadata.get(name)
             if key is not None:
                 known = self._by_key.get(key)
-                # As after a restart, whatever the order in which writes are answered.
+                # The latest index wins, as after a restart, even if writes complete out of order.
                 if known is None or known.index <= call.index:
                     self._by_key[key] = call
         if prompt_ids is not None and CONTEXT_KEY in call.metadata:
@@ -287,7 +291,7 @@ class ConversationIndex:
                 self._written.pop(oldest, None)
 
     def _forget(self, call: Call) -> None:
-        """Take a shared call back whose write failed: what shares tokens with it is stored as a whole."""
+        """Remove a shared call whose write failed; calls that share its tokens are stored whole."""
         if self._sharing.pop(call.call_id, None) is not None:
             self._lost.add(call.call_id)
             self._state += 1
@@ -302,16 +306,16 @@ class ConversationIndex:
         return self._trie
 
     def _offered(self, tools: Sequence[ToolSpec] | None) -> str:
-        """The canonical text of tools; one text as long as they stay the same."""
+        """Return the canonical text of tools, the same object as long as they do not change."""
         offered = canonical_tools(tools)
         return self._tools if offered == self._tools else offered
 
 
 def answer_metadata(prompt: Prompt, answer: ChatMessage) -> dict[str, str]:
-    """What a call's metadata says about its place in the conversation.
+    """Return the metadata that describes a call's place in the conversation.
 
-    :param prompt: what the call was made with.
-    :param answer: what the client is told.
+    :param prompt: prompt of the call.
+    :param answer: answer that the client gets.
     """
     metadata = {CONTEXT_KEY: message_digest(prompt.digest, answer).hex()}
     if answer.content and answer.tool_calls:
@@ -325,11 +329,11 @@ def answer_metadata(prompt: Prompt, answer: ChatMessage) -> dict[str, str]:
 
 
 def prompt_metadata(prompt: Prompt) -> dict[str, str]:
-    """The part of a call's metadata that is known before its answer."""
+    """Return the part of a call's metadata that is known before its answer."""
     return {ECHO_FIELDS: ",".join(prompt.echoed)} if prompt.echoed else {}
 
 
 def _known_texts(call: Call) -> list[MessageText]:
-    """What a conversation says up to and including a call's answer."""
+    """Return the texts of a conversation up to and including a call's answer."""
     said = [message.text for message in call.conversation()]
     return said if call.answer is None else [*said, call.answer]

@@ -1,6 +1,8 @@
-"""What the tokens would have lost, had answers gone the way through text: reported, never applied.
+"""Measure how answers would differ if they were rendered from text; this is only reported.
 
-Both differences are repaired by extending the sampled tokens instead of rendering the answer again.
+There are two differences: tokens that the template would write differently, and fields that the
+agent sends back in other bytes. Neither affects training, because prompts extend the sampled tokens
+instead of rendering the answer again.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from ajet_server.gateway.rendering.renderer import ChatRenderer
 
 _QUESTION = ChatMessage("user", "go")
 
-# Words and marks that mean nothing to a template, without white space around them, which some take off. If these
-# texts are written as they are, others of the kind are.
+# Text with no special meaning to a template and no white space around it, which some templates
+# strip. If a template writes the texts below verbatim, it writes all such text verbatim.
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 \n.,;:!?'\"()*/+=%_-]*[A-Za-z0-9.,;:!?)*]")
 _PLAIN_TEXTS = (
     "ok",
@@ -29,7 +31,7 @@ _PLAIN_TEXTS = (
 
 
 class DriftMeter:
-    """Compares sampled answers with what the template would write for them in history. Any thread may."""
+    """Compares sampled answers with the template's rendering of them as history. Thread-safe."""
 
     def __init__(self, renderer: ChatRenderer) -> None:
         self._renderer = renderer
@@ -37,19 +39,20 @@ class DriftMeter:
         self._asked: list[int] | None = None
         self._header: list[int] = []
         self._plainly: bool | None = None
-        # Which place in history agreed the last time, for answers with and without reasoning.
+        # The place in history that agreed last time, for answers with and without reasoning.
         self._before_more: dict[bool, bool] = {}
 
     def drift(self, sampled_ids: list[int], answer: ChatMessage) -> int:
-        """How many of the sampled tokens the template would write otherwise.
+        """Return how many of the sampled tokens the template would write differently.
 
-        The answer stands in history at the end or before another message, and some templates write these
-        differently (an empty block for reasoning, say); of the two, the one with fewer differences counts.
-        The token that ends the answer does not count: the template has its own.
+        An answer is either the last message of the history or is followed by another one, and some
+        templates write these differently, for example with an empty reasoning block. The place with
+        fewer differences counts. The token that ends the answer does not count, because the
+        template writes its own.
 
-        :param answer: what the client is told.
-        :return: 0 if the answer comes back as it was sampled, or if the template does not write the question
-            that this is tried with; at least 1 where tokens are added to the answer.
+        :param answer: answer that the client gets.
+        :return: 0 if the template writes the answer as it was sampled, or if it cannot render the
+            question used for the comparison; at least 1 if it adds tokens to the answer.
         """
         stopped = bool(sampled_ids) and sampled_ids[-1] in self._stops
         sampled = sampled_ids[:-1] if stopped else sampled_ids
@@ -71,13 +74,13 @@ class DriftMeter:
                 least = changed
                 self._before_more[key] = before_more
             if changed == 0 or written[:1] == sampled[:1]:
-                # What depends on the place comes first.
+                # Differences that depend on the place are at the beginning.
                 break
-        # What the template cannot write at all would not come back as one token.
+        # If the template cannot render the answer at all, every token counts as changed.
         return len(sampled) if least is None else least
 
     def _knows_header(self) -> bool:
-        """Whether the template writes the question that answers are put behind here."""
+        """Whether the template can render the question that precedes answers here."""
         if self._asked is None:
             try:
                 question = self._renderer.render([_QUESTION], None, asking=False).ids
@@ -86,14 +89,15 @@ class DriftMeter:
                 asked = []
             else:
                 self._header = asked[common_prefix(question, asked, 0) :]
-            # Last, for another thread that looks.
+            # Set this last: other threads check it.
             self._asked = asked
         return bool(self._asked)
 
     def _writes_plainly(self) -> bool:
-        """Whether the template writes plain answers as they are, between tokens of their own.
+        """Whether the template writes the text of plain answers verbatim, in separate tokens.
 
-        Then nothing has drifted if the answer's text alone gives the sampled tokens, and nothing need be rendered.
+        If so, a plain answer whose text encodes to the sampled tokens has no drift, and rendering
+        is not necessary.
         """
         if self._plainly is None:
             try:
@@ -107,7 +111,7 @@ class DriftMeter:
         return self._plainly
 
     def _written(self, answer: ChatMessage, *, before_more: bool) -> list[int]:
-        """What the template writes for the answer, without the header before and the stop token behind."""
+        """Return the template's tokens for the answer, without its header and stop token."""
         messages = [_QUESTION, answer]
         if before_more:
             calls = answer.tool_calls
@@ -123,7 +127,8 @@ class DriftMeter:
             written = rendering.ids[common_prefix(rendering.ids, self._asked or [], 0) :]
         stops = [i for i, token in enumerate(written) if token in self._stops]
         if stops:
-            # A template's text cannot be taken apart, so the answer's own end is the first.
+            # Without message indices, later messages are included: the first stop token is the
+            # answer's.
             written = written[: stops[0 if rendering.indices is None else -1]]
         return written
 
@@ -139,7 +144,7 @@ def _changed(sampled: list[int], written: list[int]) -> int:
 
 
 def arguments_digest(message: ChatMessage) -> str | None:
-    """Hex digest of the very text of the arguments, None if all are in canonical form."""
+    """Return the hex digest of the arguments' exact text, None if all are in canonical form."""
     texts = [call.arguments for call in message.tool_calls]
     if all(text == canonical_arguments(text) for text in texts):
         return None
@@ -152,9 +157,11 @@ def arguments_digest(message: ChatMessage) -> str | None:
 
 
 def echo_fields(given: MessageText, digest: str | None, echo: ChatMessage) -> list[str]:
-    """In which fields an agent sends an answer back in other bytes than it got, though it says the same.
+    """Return the fields of an answer that an agent sends back with the same meaning in other bytes.
 
-    :param digest: `arguments_digest` of the answer that was given.
+    :param given: text of the answer that the agent got.
+    :param digest: `arguments_digest` of that answer.
+    :param echo: answer as the agent sends it back.
     """
     fields = []
     if echo.content != given.content:

@@ -1,4 +1,4 @@
-"""From a model directory to its renderer."""
+"""Make the renderer of a model directory."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ DEFAULT = "default"
 
 
 def renderer_names() -> list[str]:
-    """The names that ``model.renderer`` may have, ``auto`` included."""
-    # The library's "custom" renderer would import code named by the configuration: never offered.
+    """Return the values that ``model.renderer`` may have, including ``auto``."""
+    # The library's "custom" renderer would import code that the configuration names.
     return sorted({AUTO, DEFAULT, *family_names()} - {"custom"})
 
 
 def make_renderer(model: ModelConfig, directory: Path) -> ChatRenderer:
-    """The renderer for a model directory. Reads files; call it off the event loop.
+    """Make the renderer for a model directory. Reads files: call it on a thread.
 
-    ``auto`` takes the renderer that the library has for the model by name, else the one whose tokens are
-    those of the directory's own chat template on some probes, else that template itself.
+    ``auto`` chooses the library's renderer for the model's name, else the one that writes the same
+    tokens as the directory's chat template on some probes, else the template itself.
 
     :raises ConfigError: the name is unknown, or the tokenizer lacks tokens that the renderer needs.
     :raises ModelDirectoryError: the tokenizer is missing or cannot be read.
@@ -67,7 +67,7 @@ def make_renderer(model: ModelConfig, directory: Path) -> ChatRenderer:
 def build_renderer(
     name: str, tokenizer: GatewayTokenizer, *, extra_stop_ids: Sequence[int] = ()
 ) -> ChatRenderer:
-    """The renderer called `name`, around `tokenizer`.
+    """Make the renderer called `name` for `tokenizer`.
 
     :raises ConfigError: the tokenizer lacks tokens that the renderer needs.
     """
@@ -78,7 +78,7 @@ def build_renderer(
     try:
         renderer = create_renderer(tokenizer, config)
     except Exception as error:
-        # The library reports a missing token by assertion, by ValueError or by TypeError.
+        # The library reports a missing token by AssertionError, ValueError or TypeError.
         raise ConfigError(
             f"renderer {name!r} does not fit the tokenizer of {tokenizer.name_or_path}: {error}; "
             "choose the renderer of the model's own family (model.renderer)",
@@ -89,7 +89,7 @@ def build_renderer(
         try:
             keeping = create_renderer(tokenizer, type(config)(thinking_retention="all"))
         except (ValueError, TypeError, NotImplementedError):
-            # This family cannot keep reasoning; conversations are rendered anew at each question.
+            # This family cannot keep reasoning: conversations are rendered again at each question.
             keeping = None
     calls = None
     if name == DEFAULT:
@@ -108,7 +108,7 @@ def _by_public_name(public_name: str | None) -> str | None:
 
 
 def _generation_stop_ids(directory: Path, name: str) -> list[int]:
-    """End tokens that only generation_config.json knows; typed renderers know their own."""
+    """Return the end tokens in generation_config.json; typed renderers have theirs built in."""
     if name != DEFAULT:
         return []
     ids = read_json(directory / "generation_config.json").get("eos_token_id")

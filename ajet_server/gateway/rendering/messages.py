@@ -1,4 +1,4 @@
-"""A conversation as the gateway sees it, whatever dialect it came in."""
+"""The gateway's representation of a conversation, independent of the dialect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any, Literal
 Role = Literal["system", "user", "assistant", "tool"]
 
 ToolSpec = dict[str, Any]
-"""A tool as clients declare it, ``{"type": "function", "function": {...}}``; models read it verbatim."""
+"""A tool as clients declare it, ``{"type": "function", "function": {...}}``.
+
+Templates get it verbatim.
+"""
 
 
 _READABLE = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
@@ -18,7 +21,7 @@ _READABLE = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that an assistant message asks for.
+    """A tool call in an assistant message.
 
     :param arguments: JSON text.
     """
@@ -32,9 +35,9 @@ class ToolCall:
 class ChatMessage:
     """One message.
 
-    :param tool_call_id: of a tool message: which call it answers.
-    :param name: of a tool message: the function that was called; of others: who says it.
-    :param reasoning: of an assistant message: its reasoning, if the client gave it back.
+    :param tool_call_id: for a tool message, the id of the call that it answers.
+    :param name: for a tool message, the function that was called; for others, the author's name.
+    :param reasoning: for an assistant message, its reasoning, if the client sent it back.
     """
 
     role: Role
@@ -46,19 +49,19 @@ class ChatMessage:
 
     @property
     def is_named(self) -> bool:
-        """Whether it says whose it is."""
+        """Whether the message states its author's name."""
         return self.name is not None and self.role != "tool"
 
 
 def without_names(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """`messages` as a model sees them that is not shown whose they are."""
+    """Return `messages` without the names of their authors."""
     return tuple(
         replace(message, name=None) if message.is_named else message for message in messages
     )
 
 
 def renderer_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """`messages` in the form that the `renderers` library takes."""
+    """Return `messages` in the form that the `renderers` library takes."""
     return [_renderer_message(message) for message in messages]
 
 
@@ -83,7 +86,7 @@ def _renderer_message(message: ChatMessage) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any] | str:
-    """Arguments as an object: chat templates iterate over them, and not all take JSON text."""
+    """Return arguments as an object: templates iterate over them, and some refuse JSON text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -92,9 +95,9 @@ def _arguments(text: str) -> dict[str, Any] | str:
 
 
 def as_json(value: Any) -> str:
-    """`value` as JSON text that any client can read: no NaN, no lone surrogates.
+    """Return `value` as JSON text that any client can read, without NaN and lone surrogates.
 
-    :raises ValueError: it has no such form.
+    :raises ValueError: the value cannot be represented.
     """
     text = _READABLE.encode(value)
     try:

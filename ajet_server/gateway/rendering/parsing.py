@@ -1,4 +1,4 @@
-"""What sampled tokens say, by the parsers of the `renderers` library."""
+"""Parse sampled tokens with the parsers of the `renderers` library."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ajet_server.gateway.rendering.tokenizer import GatewayTokenizer
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A tool call the model wrote.
+    """A tool call that the model wrote.
 
-    :param arguments: a JSON object, or JSON text of one.
-    :param id: the call's id where the model's format has one.
-    :param raw: the text it was written as, tags included.
+    :param arguments: a JSON object, or its JSON text.
+    :param id: id of the call, if the model's format has one.
+    :param raw: text of the call as it was written, including tags.
     """
 
     name: str
@@ -29,13 +29,13 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What sampled tokens say.
+    """The content of sampled tokens.
 
     :param content: text outside of reasoning and tool calls, stripped of surrounding white space.
-    :param reasoning: likewise; "" if there is none.
+    :param reasoning: text of the reasoning, also stripped; "" if there is none.
     :param calls: well-formed tool calls.
-    :param malformed: texts, tags included, of attempts at a tool call that are none.
-    :param open: whether the reasoning was begun and not ended.
+    :param malformed: texts of malformed tool calls, including tags.
+    :param open: whether the reasoning was started but not ended.
     """
 
     content: str
@@ -46,11 +46,11 @@ class Parsed:
 
 
 class AnswerParser:
-    """Reads a model's answers.
+    """Parses a model's answers.
 
-    :param name: of the family whose parser it is.
-    :param renderer: a `renderers.base.Renderer`, for its parser.
-    :param stop_token_ids: each of them ends an answer.
+    :param name: name of the family whose parser is used.
+    :param renderer: a `renderers.base.Renderer` with the parser.
+    :param stop_token_ids: tokens that end an answer.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class AnswerParser:
         self._tokenizer = tokenizer
         self._tagged = TAGGED_FAMILIES.get(name)
         self._stops = frozenset(stop_token_ids)
-        # The library's parsers take only those of the renderer itself off an answer.
+        # The library's parsers remove only the renderer's own stop tokens.
         self._unparsed_stops = self._stops - frozenset(renderer.get_stop_token_ids())
         self._header_end = (
             tokenizer.convert_tokens_to_ids("<|end_header_id|>") if name == "llama-3" else None
@@ -73,11 +73,11 @@ class AnswerParser:
     def parse(
         self, sampled_ids: list[int], prompt_ids: list[int], tools: Sequence[ToolSpec] | None
     ) -> Parsed:
-        """What `sampled_ids` say in answer to `prompt_ids`; any ids whatever can be parsed."""
+        """Parse `sampled_ids` as an answer to `prompt_ids`; any ids can be parsed."""
         parsed = self._try_parse(sampled_ids, prompt_ids, tools)
         if parsed is not None:
             return parsed
-        # A block that breaks the parser stays visible, and so does all that follows it.
+        # A block that breaks the parser stays visible as malformed, with everything after it.
         good, bad = 0, len(sampled_ids)
         parsed = Parsed("")
         while bad - good > 1:
@@ -99,7 +99,7 @@ class AnswerParser:
         if self._header_end is not None and (
             self._header_end in (body := sampled_ids[self._own_header(sampled_ids) :])
         ):
-            # The library would take all that stands before for a header, and drop it.
+            # The library would drop everything before it as a header.
             return Parsed(self._decode(self._without_stop(body)).strip())
         try:
             response = self._renderer.parse_response(
@@ -125,15 +125,15 @@ class AnswerParser:
     def _calls(
         self, attempts: Sequence[Any], sampled_ids: list[int], tools: Sequence[ToolSpec] | None
     ) -> Iterator[ParsedCall | str]:
-        """Calls, and the texts of attempts that are none.
+        """Yield calls, and the texts of malformed ones.
 
-        :param attempts: `renderers.base.ParsedToolCall` objects; those of one block stand together.
+        :param attempts: `renderers.base.ParsedToolCall` objects; those of one block are adjacent.
         """
         for span, block in groupby(attempts, key=lambda attempt: attempt.token_span):
             same = list(block)
             raw = same[0].raw if span is None else self._decode(sampled_ids[span[0] : span[1]])
             if self._tagged is not None and same[0].status in ("ok", "invalid_json"):
-                # The library takes white space off arguments, and calls strings without a schema invalid.
+                # The library strips arguments, and reports strings without a schema as invalid.
                 try:
                     read = self._tagged.read(same[0].name, same[0].raw, tools)
                 except ValueError:
@@ -148,7 +148,7 @@ class AnswerParser:
                     yield raw
 
     def _own_header(self, sampled_ids: list[int]) -> int:
-        """Tokens of the header of the answer's own turn, which some models write once more."""
+        """Return the length of the answer's own turn header, which some models write again."""
         if self._header_end not in sampled_ids:
             return 0
         end = sampled_ids.index(self._header_end) + 1

@@ -1,4 +1,4 @@
-"""Where in a prompt its messages stand."""
+"""Find the spans of messages in a prompt."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from typing import Any
 from ajet_server.gateway.rendering.template_text import template_ends
 
 Span = tuple[int, int]
-"""(start, end): offsets in tokens of a message's first one and behind its last one."""
+"""(start, end): offsets, in tokens, of a message's first token and after its last token."""
 
 
 def attributed_spans(
     indices: Sequence[int], count: int, *, first: int = 0, offset: int = 0
 ) -> list[Span]:
-    """The spans of messages whose tokens are marked.
+    """Return the spans of messages from the message index of each token.
 
-    Every search goes on where the last one ended, so that all of them take one pass over the tokens.
+    Every search continues where the last one ended, so that all of them together take one pass over
+    the tokens.
 
-    :param indices: by token, the index of its message, -1 for none; those of a message stand together.
+    :param indices: index of each token's message, -1 for none; tokens of a message are adjacent.
     :param count: number of messages.
-    :param first: the first message whose span is asked for.
-    :param offset: of the first token of `indices`.
-    :return: [count - first] spans with ends in ascending order. A message without tokens has an empty span
-        behind the one before it.
+    :param first: first message whose span is requested.
+    :param offset: offset of the first token of `indices`.
+    :return: [count - first] spans with ends in ascending order. A message without tokens has an
+        empty span after the previous one.
     """
     starts = _found(indices, range(first, count))
     backwards = indices[::-1]
@@ -34,7 +35,7 @@ def attributed_spans(
     end = offset
     for message in range(first, count):
         if message in starts:
-            # Some templates reorder tool results; then the later message ends where both do.
+            # Some templates reorder tool results; the later message then ends where both end.
             end = max(end, offset + len(indices) - ends[message])
             spans.append((offset + starts[message], end))
         else:
@@ -43,7 +44,7 @@ def attributed_spans(
 
 
 def _found(indices: Sequence[int], messages: Iterable[int]) -> dict[int, int]:
-    """The first position of each message that has one."""
+    """Return the first position of each message that has tokens."""
     found: dict[int, int] = {}
     at = 0
     for message in messages:
@@ -66,15 +67,15 @@ def template_spans(
     ids: list[int],
     first: int,
 ) -> list[Span]:
-    """The spans of messages that a Jinja template wrote.
+    """Return the spans of messages that a Jinja template wrote.
 
-    `template_ends` says where in the text they end. Where it cannot, or where the tokenizer cannot say which
-    token a character is in, a message ends with the next one whose end is known, at last with the prompt: too
-    far, but never too early.
+    `template_ends` gives the ends of messages in the text. If it cannot, or if the tokenizer has no
+    character offsets, a message ends with the next one whose end is known, or with the prompt: too
+    late, but never too early.
 
     :param tokenizer: a tokenizer of transformers.
     :param ids: [P] the prompt, which ends where the model's answer begins.
-    :param first: the first message whose span is asked for.
+    :param first: first message whose span is requested.
     :return: [len(messages) - first] spans.
     """
     ends: list[int | None] = [None] * (len(messages) - first + 1)
@@ -89,7 +90,7 @@ def template_spans(
 
     try:
         text = write(messages, asking=True)
-        # Not by calling it, which makes lists of four more things.
+        # Use the backend: calling the tokenizer itself would build four more lists.
         encoded = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
         if encoded.ids == ids:
             starts = [start for start, _ in encoded.offsets]

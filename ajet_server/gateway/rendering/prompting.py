@@ -1,9 +1,9 @@
-"""From a request's messages to the tokens of its prompt.
+"""Make the prompt's tokens from a request's messages.
 
-Three steps make a prompt and remember it. `ConversationIndex.plan` looks the conversation up among
-the episode's calls and gives a `PromptPlan`. `PromptPlan.render` makes a `Prompt` of it, on any
-thread. `ConversationIndex.commit` writes the call that was sampled, so that later prompts can
-continue from it. `Continuation` says why a prompt continues from an earlier call or starts anew.
+A prompt is made in three steps. `ConversationIndex.plan` looks up the conversation among the
+episode's calls and returns a `PromptPlan`. `PromptPlan.render` makes a `Prompt`, on any thread.
+`ConversationIndex.commit` writes the sampled call, so that later prompts can continue from it.
+`Continuation` is the reason why a prompt continues from an earlier call or starts anew.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from ajet_server.gateway.rendering.placing import Span
 from ajet_server.gateway.rendering.renderer import ChatRenderer, Extension
 from ajet_server.gateway.rendering.suffix import extended_by_proof
 
-# A message costs time of its own, about as much as these many characters.
+# Rendering a message takes a fixed time, about as much as this many characters.
 _MESSAGE_CHARACTERS = 64
-# Words on one line: every template writes them as they are, whatever it does to white space and marks.
+# Words on one line, which every template writes unchanged, whatever it does to white space and
+# punctuation.
 _WORDS = re.compile(r"[A-Za-z0-9]+(?: [A-Za-z0-9]+)*")
 
 
@@ -40,7 +41,7 @@ class Continuation(StrEnum):
     """Continues: the renderer's own rules extend the call's tokens."""
 
     PROVEN = "proven"
-    """Continues: two renderings prove what extends the call's tokens."""
+    """Continues: two renderings prove how to extend the call's tokens."""
 
     FIRST_CALL = "first_call"
     """Starts anew: the episode has no call yet from which a prompt could continue."""
@@ -52,13 +53,13 @@ class Continuation(StrEnum):
     """Starts anew: the last message is an answer, so there is nothing to render after it."""
 
     TOOLS_CHANGED = "tools_changed"
-    """Starts anew: the messages begin with those of the request before, which had other tools."""
+    """Starts anew: the messages begin with those of the previous request, which had other tools."""
 
     HISTORY_CHANGED = "history_changed"
     """Starts anew: no call of the episode on disk has these messages up to the last answer."""
 
     REASONING_DROPPED = "reasoning_dropped"
-    """Starts anew: the template takes reasoning out of the history when these messages follow."""
+    """Starts anew: the template drops reasoning from the history when these messages follow."""
 
     TEMPLATE_DIFFERS = "template_differs"
     """Starts anew: it cannot be proven that the template would keep the call's tokens."""
@@ -69,19 +70,19 @@ class Continuation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The tokens for one request, and where they came from.
+    """The tokens of one request's prompt, and their origin.
 
     :param ids: [P] token ids.
     :param placed: all messages; if the prompt continues from a call, only those after its answer.
+    :param continuation: why the prompt continues from a call or starts anew.
     :param parent: the call from which the prompt continues: `ids` begins with all its tokens.
     :param tools: canonical JSON text of the tools.
     :param digest: hash of tools and messages.
     :param reasoned: whether the tokens contain reasoning.
-    :param echoed: fields of the answer before that the agent wrote in other bytes; see
+    :param echoed: fields of the previous answer that the agent sent back in other bytes; see
         `ECHO_FIELDS`.
-    :param written: [N] what the template writes for the conversation as it is recorded, if that
-        is known.
-    :param state: of the `ConversationIndex` when the prompt was planned.
+    :param written: [N] the template's rendering of the conversation as it is recorded, if known.
+    :param state: state of the `ConversationIndex` when the prompt was planned.
     """
 
     ids: list[int]
@@ -98,15 +99,15 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """What is needed to render a prompt. Nothing in it changes, so any thread may render.
+    """Everything needed to render a prompt. It is immutable, so any thread can render it.
 
     :param tools_text: canonical JSON text of the tools.
     :param digest: hash of tools and messages.
-    :param anew: why the prompt starts anew if there is no `parent`, or if nothing extends its
-        tokens.
-    :param state: of the `ConversationIndex`.
+    :param anew: why the prompt starts anew if there is no `parent`, or if its tokens cannot be
+        extended.
+    :param state: state of the `ConversationIndex`.
     :param parent: the call from which the prompt should continue.
-    :param answered: how many messages the conversation up to the parent's answer has.
+    :param answered: number of messages up to and including the parent's answer.
     :param parent_ids: [P] the parent's prompt.
     :param parent_written: [N] `Prompt.written` of the parent's prompt.
     """
@@ -123,16 +124,16 @@ class PromptPlan:
     parent_written: list[int] | None = None
 
     def render(self, renderer: ChatRenderer) -> Prompt:
-        """The prompt.
+        """Return the prompt.
 
         :raises RequestError: the model's template cannot express the messages.
         """
         return self.bridged(renderer) or self.unbridged(renderer)
 
     def bridged(self, renderer: ChatRenderer) -> Prompt | None:
-        """The prompt by the renderer's own rules, which take time for the new messages alone.
+        """Return the prompt by the renderer's own rules, which render only the new messages.
 
-        :return: None if they do not cover this conversation.
+        :return: None if the rules do not cover this conversation.
         """
         parent = self.parent
         if parent is None:
@@ -147,7 +148,7 @@ class PromptPlan:
         return self._continued(parent, new, extension, Continuation.BRIDGED)
 
     def unbridged(self, renderer: ChatRenderer) -> Prompt:
-        """The prompt where `bridged` gives none: all messages are rendered.
+        """Return the prompt if `bridged` returned None, by rendering all messages.
 
         :raises RequestError: the model's template cannot express the messages.
         """
@@ -204,24 +205,25 @@ class PromptPlan:
 
 
 def raw_prompt(ids: list[int]) -> Prompt:
-    """A prompt that is not rendered: text or tokens that are continued as they are."""
+    """Return the prompt of a text or of tokens that are continued without a template."""
     digest = hashlib.sha256(b"raw" + array("I", ids).tobytes()).digest()
     return Prompt(ids, (), Continuation.NO_MESSAGES, None, "", digest, reasoned=False)
 
 
 _Rendered = tuple[list[int], tuple[PlacedMessage, ...], bool]
-"""The tokens of messages, where these stand, and whether the tokens contain reasoning."""
+"""The tokens of messages, the placed messages, and whether the tokens contain reasoning."""
 
 
 @lru_cache(maxsize=128)
 def _first_prompt(
     renderer: ChatRenderer, messages: tuple[ChatMessage, ...], tools: str
 ) -> _Rendered:
-    """Messages without answers: the rollouts of a task begin with the same ones.
+    """Render messages without answers, cached because all rollouts of a task begin with them.
 
-    What is returned is shared, and must not be changed.
+    Callers share the result and must not change it.
 
-    :param tools: JSON text, as they were sent: templates write them in the order of their keys.
+    :param tools: JSON text with the keys in the order in which they were sent, in which templates
+        write them.
     """
     return _rendering(renderer, messages, json.loads(tools))
 
@@ -236,7 +238,7 @@ def _rendering(
 
 
 def characters(messages: Sequence[ChatMessage]) -> int:
-    """About how many characters are to be rendered, with a share for each message."""
+    """Return about how many characters have to be rendered, with a fixed number per message."""
     size = len(messages) * _MESSAGE_CHARACTERS
     for message in messages:
         size += len(message.content) + len(message.reasoning or "")
@@ -257,10 +259,11 @@ def _keeps_reasoning(
     tools: Sequence[ToolSpec] | None,
     ids: list[int],
 ) -> bool:
-    """Whether a rendered prompt holds reasoning: clients send it back, but templates may leave it out.
+    """Whether a rendered prompt contains reasoning.
 
-    Words of it that stand nowhere else tell. Only where there are none, or others say them too, the
-    conversation is rendered again without the reasoning.
+    Clients send reasoning back, but templates may leave it out. Words of the reasoning that occur
+    nowhere else in the messages decide. Only if there are none, the conversation is rendered again
+    without the reasoning.
     """
     if not any(message.role == "assistant" and holds_reasoning(message) for message in messages):
         return False
@@ -290,14 +293,14 @@ def _keeps_reasoning(
 
 
 def holds_reasoning(message: ChatMessage) -> bool:
-    """Whether an assistant message came with reasoning, in a field or within its text."""
+    """Whether an assistant message has reasoning, in a field or in its text."""
     return bool(message.reasoning) or "</think>" in message.content
 
 
 def named_results(messages: Sequence[ChatMessage], start: int = 0) -> list[ChatMessage]:
-    """`messages` from `start` on, tool messages with the name of the function they answer.
+    """Return `messages` from `start` on, tool messages with the name of the function they answer.
 
-    Some templates print that name, but clients send it only in the assistant message.
+    Some templates write that name, but clients send it only in the assistant message.
     """
     names: dict[str | None, str] = {}
     named: list[ChatMessage] = []

@@ -1,4 +1,4 @@
-"""Messages to token ids and sampled token ids to answers, by the `renderers` library."""
+"""Render messages as token ids and parse sampled token ids, with the `renderers` library."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ajet_server.gateway.rendering.settling import Settling
 from ajet_server.gateway.rendering.system_messages import SystemMessages
 from ajet_server.gateway.rendering.tokenizer import GatewayTokenizer, TokenJson
 
-# What takes some five milliseconds; going to a thread and back takes a tenth of one. A Jinja template is
-# evaluated up to five times, and most loop over the messages again for each of them.
+# Characters that render in about five milliseconds; switching to a thread and back takes 0.1 ms. A
+# Jinja template is evaluated up to five times, and most loop over all messages for each message.
 _QUICK = 32_768
 _QUICK_TEMPLATE = 4_096
 
@@ -28,7 +28,8 @@ class Rendering:
     """A rendered conversation.
 
     :param ids: [P] token ids.
-    :param indices: [P] by token, which message it belongs to, -1 for none; None where a renderer cannot say.
+    :param indices: [P] index of each token's message, -1 for none; None if the renderer cannot
+        attribute tokens.
     """
 
     ids: list[int]
@@ -37,11 +38,11 @@ class Rendering:
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """A prompt that goes on from a call.
+    """A prompt that continues from a call.
 
-    :param ids: [P] token ids; the call's prompt and sampled tokens come first.
-    :param spans: of the new messages.
-    :param written: [N] what the template writes for the whole conversation, where it was asked.
+    :param ids: [P] token ids, beginning with the call's prompt and sampled tokens.
+    :param spans: spans of the new messages.
+    :param written: [N] the template's rendering of the whole conversation, None if it was not made.
     """
 
     ids: list[int]
@@ -50,19 +51,19 @@ class Extension:
 
 
 class ChatRenderer:
-    """One model's way of writing conversations.
+    """Renders conversations and parses answers for one model.
 
     :param renderer: a `renderers.base.Renderer`.
-    :param calls: how tool calls are written, if the renderer's own parser does not read any.
-    :param keeping: the same, but keeping reasoning in history, if the family has that; it extends
-        conversations that hold no reasoning across new questions, where the first one would needlessly
-        render again.
-    :ivar stop_token_ids: each of them ends an answer.
-    :ivar quick_characters: requests of more characters take so long to render that the event loop should not
-        do it.
+    :param keeping: a renderer of the same family that keeps reasoning in history, if the family
+        supports that. It extends conversations without reasoning across new questions, which
+        `renderer` would needlessly render again.
+    :param calls: the format of tool calls, if the renderer's own parser does not read any.
+    :param extra_stop_ids: tokens that end an answer, besides the renderer's own.
+    :ivar stop_token_ids: tokens that end an answer.
+    :ivar quick_characters: requests with more characters take too long to render on the event loop.
     :ivar token_json: tokens as JSON.
-    :ivar reads_calls: whether tool calls are told from text.
-    :ivar settling: how far `parse` of more tokens only adds to what `parse` of fewer gave; None if nothing says.
+    :ivar reads_calls: whether the parser tells tool calls apart from text.
+    :ivar settling: which part of a parsed answer further tokens can only extend; None if unknown.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         stop_ids = dict.fromkeys([*renderer.get_stop_token_ids(), *extra_stop_ids])
         self.stop_token_ids: tuple[int, ...] = tuple(stop_ids)
-        # The library's renderer over a Jinja template can only render whole conversations.
+        # The library's renderer for Jinja templates can only render whole conversations.
         self._by_template = type(renderer).__name__ == "DefaultRenderer"
         self.reads_calls = calls is not None or not self._by_template
         self._parser = (
@@ -101,16 +102,17 @@ class ChatRenderer:
         *,
         asking: bool = True,
     ) -> Rendering:
-        """A conversation in tokens.
+        """Render a conversation as tokens.
 
-        :param asking: up to where the model's next answer begins, else to the end of the last message.
+        :param asking: whether to end where the model's next answer begins, else at the end of the
+            last message.
         :raises RequestError: the model's template cannot express the messages.
         """
         said = self._system.expressible(messages)
         rendering = self._rendered(said.messages, tools, asking=asking)
         if rendering.indices is None or not said.changed:
             return rendering
-        # Messages that were put together are the first one's.
+        # The tokens of joined messages belong to the first of them.
         origins = [*said.origins(), -1]
         return replace(rendering, indices=[origins[index] for index in rendering.indices])
 
@@ -121,12 +123,12 @@ class ChatRenderer:
         renderer = self._renderer
         try:
             if self._by_template:
-                # With attribution it would evaluate the template for every message.
+                # To attribute tokens it would evaluate the template for every message.
                 ids = renderer.render_ids(plain, tools=offered, add_generation_prompt=asking)
                 return Rendering(ids, None)
             rendered = renderer.render(plain, tools=offered, add_generation_prompt=asking)
         except Exception as error:
-            # Templates raise whatever they like about conversations they were not made for.
+            # Templates raise any exception for conversations that they do not support.
             raise RequestError(
                 f"messages: renderer {self.name!r} cannot express this conversation: {error}",
                 param="messages",
@@ -146,7 +148,10 @@ class ChatRenderer:
         tools: Sequence[ToolSpec] | None,
         first: int = 0,
     ) -> list[Span]:
-        """Where the messages from `first` on stand in their rendering, which was made to ask."""
+        """Return the spans of the messages from `first` on in `rendering`.
+
+        :param rendering: rendering of `messages`, made with `asking`.
+        """
         if rendering.indices is not None:
             return attributed_spans(rendering.indices, len(messages), first=first)
         if first == len(messages):
@@ -179,11 +184,11 @@ class ChatRenderer:
         reasoned: bool,
         led: bool = False,
     ) -> Extension | None:
-        """A prompt that begins with `prompt_ids` and `sampled_ids` and goes on with `new_messages`.
+        """Extend `prompt_ids` and `sampled_ids` by `new_messages`, by the renderer's own rules.
 
-        :param reasoned: whether the tokens so far hold reasoning.
+        :param reasoned: whether the tokens so far contain reasoning.
         :param led: whether the conversation begins with a system message.
-        :return: None if the renderer cannot do that exactly.
+        :return: None if the renderer cannot extend these tokens exactly.
         """
         if self._by_template:
             return None
@@ -199,7 +204,7 @@ class ChatRenderer:
                 tools=list(tools) if tools else None,
             )
         except (ValueError, TypeError, KeyError, AssertionError):
-            # What cannot be bridged is rendered, and that says clearly what is wrong.
+            # The whole conversation is rendered instead, with a clear error if it is invalid.
             return None
         if bridged is None:
             return None
@@ -211,7 +216,7 @@ class ChatRenderer:
         return Extension(ids, attributed_spans(indices, len(new_messages), offset=known))
 
     def drops_reasoning(self, new_messages: Sequence[ChatMessage], *, led: bool = False) -> bool:
-        """Whether the family is known to take reasoning out of history when these messages follow.
+        """Whether the family is known to drop reasoning from history when these messages follow.
 
         :param led: whether the conversation begins with a system message.
         """
@@ -222,7 +227,7 @@ class ChatRenderer:
 
     @cached_property
     def writes_names(self) -> bool:
-        """Whether the model is shown who says a message, where that has a name."""
+        """Whether the template writes the names of messages' authors."""
         asked = ChatMessage("user", "hello")
         said = ChatMessage("assistant", "hello")
         plain = [asked, said, asked]
@@ -241,13 +246,13 @@ class ChatRenderer:
         prompt_ids: list[int],
         tools: Sequence[ToolSpec] | None,
     ) -> Parsed:
-        """What `sampled_ids` say in answer to `prompt_ids`; any ids whatever can be parsed."""
+        """Parse `sampled_ids` as an answer to `prompt_ids`; any ids can be parsed."""
         return self._parser.parse(sampled_ids, prompt_ids, tools)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text."""
+        """Return the token ids of plain text."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens included."""
+        """Return the text of token ids, including special tokens."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False) if token_ids else ""

@@ -1,4 +1,4 @@
-"""How much of an answer is settled while it is being written: what no later token can take back, or make something else."""
+"""Find the part of an answer in progress that no later token can change."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from ajet_server.gateway.rendering.tokenizer import GatewayTokenizer
 _CHATML = ("<|im_start|>",)
 _LAGUNA = ("<assistant>",)
 _DEEPSEEK = ("<\uff5cAssistant\uff5c>",)
-# By family whose parser only ever adds to text and reasoning as tokens come (a property test says so): what an answer
-# may begin with that leaves open what it is, such as the header of its own turn, or JSON that may become a call.
-# Parsers that take text back, or look for calls in text that is complete, have their answers streamed in one piece.
+# The families whose parser only adds to text and reasoning as tokens arrive (a property test checks
+# this). The values are ambiguous beginnings of an answer, such as the header of its own turn, or
+# JSON that may become a call. Families whose parser retracts text, or finds calls only in complete
+# text, are not here: their answers are streamed in one piece.
 _BEGINNINGS: dict[str, tuple[str, ...]] = {
     "default": _CHATML,
     "qwen3": _CHATML,
@@ -40,24 +41,24 @@ _BEGINNINGS: dict[str, tuple[str, ...]] = {
     "hy3": ("<\uff5chy_Assistant",),
     "gpt-oss": (),
 }
-# Texts that are no text of the answer once they are complete: where the tokenizer has no token for one, its beginning
-# looks like text.
+# Markers that parsers remove from the text. If the tokenizer has no token for one, its beginning
+# looks like text until it is complete.
 _MARKERS = ("<think>", "</think>")
-# What an incomplete character decodes to.
+# The character to which an incomplete one decodes.
 _UNSETTLED = "\ufffd"
 
 STREAMED_FAMILIES = tuple(_BEGINNINGS)
-"""Renderers whose answers are streamed as they are written."""
+"""Renderers whose answers are streamed as they are sampled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settling:
-    """What is certain of a family's answers.
+    """The rules by which parts of a family's answers become certain.
 
-    :param beginnings: an answer that begins with one of them is looked at only when it is complete.
-    :param begun: the beginnings of texts that are taken out when they are complete.
-    :param longest: characters of the longest of these.
-    :param calls: whether a call is one as soon as it is written to its end, whatever follows.
+    :param beginnings: ambiguous beginnings; an answer with one of them is certain only at its end.
+    :param begun: beginnings of markers, which are removed once they are complete.
+    :param longest: length of the longest of these, in characters.
+    :param calls: whether a call is certain once it is complete, whatever follows.
     """
 
     beginnings: tuple[str, ...]
@@ -67,22 +68,22 @@ class Settling:
 
     @classmethod
     def of(cls, name: str, tokenizer: GatewayTokenizer) -> Self | None:
-        """That of the renderer called `name`; None if nothing is certain before the end."""
+        """Return the rules for the renderer `name`, None if nothing is certain before the end."""
         beginnings = _BEGINNINGS.get(name)
         if beginnings is None or getattr(tokenizer, "clean_up_tokenization_spaces", False):
-            # Such a tokenizer takes spaces out that stood before a mark.
+            # Such a tokenizer removes spaces before punctuation.
             return None
         markers = set(_MARKERS)
         if name == "default":
-            # The library's renderer over a Jinja template takes the text of all special tokens out.
+            # The library's renderer for Jinja templates removes the text of all special tokens.
             markers.update(getattr(tokenizer, "all_special_tokens", None) or ())
         begun = {marker[:length] for marker in markers for length in range(1, len(marker))}
-        # The calls of Llama 3 are answers that are JSON from the beginning to the end.
+        # In Llama 3, a call is an answer that is JSON as a whole.
         longest = max(map(len, begun))
         return cls(beginnings, frozenset(begun), longest, calls=name != "llama-3")
 
     def part(self, text: str) -> str:
-        """The part of `text` that further tokens can only add to."""
+        """Return the part of `text` that further tokens can only extend."""
         if text.startswith(self.beginnings):
             return ""
         kept = text.rstrip(_UNSETTLED)
@@ -92,11 +93,11 @@ class Settling:
             begins = next((start for start in starts if kept[start:at] in self.begun), None)
             if begins is None:
                 break
-            # What is before may have been begun before that: texts are taken out of one another.
+            # Removing a marker can complete another one around it, so check the text before again.
             at = begins
         return kept[:at].rstrip()
 
 
 def settled_text(text: str) -> str:
-    """The part of a text that no parser looks at, of which only half a character can change."""
+    """Return the certain part of unparsed text: all but an incomplete character at its end."""
     return text.rstrip(_UNSETTLED)

@@ -1,4 +1,4 @@
-"""Going on from a call where the renderer itself cannot: the template is asked, and must prove it."""
+"""Extend a call's tokens if the renderer has no rules for it: two renderings must prove how."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ def extended_by_proof(
     *,
     asked: list[int] | None = None,
 ) -> Extension | None:
-    """The exact tokens of `call`, closed and followed by `new_messages` as the template writes both.
+    """Extend the exact tokens of `call` by `new_messages`, as the template writes them.
 
-    The conversation of the call, as it was recorded, is rendered twice: as it was asked (Q), and with the
-    answer that was given and the new messages, asking again (N). If
+    The recorded conversation of the call is rendered twice: up to the call's question (Q), and with
+    the call's answer and the new messages, up to the next answer (N). If
 
-    1. N begins with Q, so that what follows changes nothing before the answer, reasoning included, and the
-       answer begins where the model began it; and
-    2. behind Q, N goes on with the answer: what stands there before the first stop token says the same as
-       what was sampled (text, reasoning, tool calls, whether the reasoning is complete), and the stop token
-       is the one that was sampled;
+    1. N begins with Q, so that the new messages change nothing before the answer, including
+       reasoning, and the answer begins where the model began it; and
+    2. after Q, N continues with the answer: the tokens before the first stop token parse to the
+       same answer as the sampled ones (text, reasoning, tool calls, whether the reasoning is
+       complete), and the stop token is the sampled one;
 
-    then N is ``Q + answer + stop + rest``, and the prompt is ``prompt + sampled + rest``: what the template
-    would have written, but for the tokens within answers. A template that leaves the reasoning of the last
-    answer out, does not close answers, or writes history by its length fails one of the two. If no stop token
-    was sampled (an answer cut off by length or by a stop string), what stands before it in N must be the
-    very text that was sampled; then the stop token is part of the rest.
+    then N is ``Q + answer + stop + rest``, and the prompt is ``prompt + sampled + rest``: the
+    template's rendering except for the tokens of answers. A template that drops the reasoning of
+    the last answer, does not close answers, or renders history depending on its length fails one of
+    the conditions. If no stop token was sampled, because a length limit or a stop string ended the
+    answer, the text before the stop token in N must equal the sampled text; the stop token is then
+    part of the rest.
 
-    That the prompt of `call` is to Q what this prompt is to N holds by induction: it was rendered, or
-    extended by a renderer's own rules or by this proof.
+    By induction, the prompt of `call` corresponds to Q as this prompt corresponds to N: it was
+    rendered, or extended by a renderer's own rules or by this proof.
 
-    :param prompt_ids: [P] of `call`.
-    :param asked: Q, if it is at hand; another one is tried if N does not begin with it.
-    :return: None if this cannot be proven.
+    :param prompt_ids: [P] prompt of `call`.
+    :param asked: Q, if available; Q is rendered if N does not begin with it.
+    :return: None if the extension cannot be proven.
     """
     if call.answer is None:
         return None
@@ -76,7 +77,7 @@ def _behind_answer(
     *,
     begun: int,
 ) -> int | None:
-    """Where in `full` the rest begins, if what stands there from `begun` on is the call's answer."""
+    """Return where the rest begins in `full`, None if the call's answer is not at `begun`."""
     stops, sampled = renderer.stop_token_ids, call.sampled_ids
     stop = next((i for i in range(begun, len(full)) if full[i] in stops), None)
     if stop is None:
@@ -90,10 +91,10 @@ def _behind_answer(
 
 
 def _moved(spans: list[Span], old: int, new: int) -> list[Span]:
-    """Spans in tokens that stand at `new` instead of `old`; none reaches further back."""
+    """Return spans shifted from `old` to `new`, and cut off before it."""
     moved = [(max(start, old) + new - old, max(end, old) + new - old) for start, end in spans]
     if moved and moved[0][0] == moved[0][1]:
-        # Where it was not to be told, the first one begins behind the answer.
+        # If the start of the first message is unknown, it begins after the answer.
         moved[0] = (new, moved[0][1])
     return moved
 

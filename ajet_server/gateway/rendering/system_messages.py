@@ -1,4 +1,4 @@
-"""Where a model's template takes system messages, and how the others are written."""
+"""Find out where a model's template accepts system messages, and rewrite the others."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from ajet_server.gateway.rendering.messages import ChatMessage, Role
 
 _ROLES: dict[str, Role] = {"s": "system", "u": "user", "a": "assistant"}
 _WORDS = ("Apple", "Birch", "Cedar", "Daisy", "Elder")
-# Conversations that have system messages behind other messages, without and with one at the beginning.
+# Conversations with system messages after other messages, without and with one at the beginning.
 _LATER = {False: ("us", "usu", "uasu"), True: ("sus", "suas", "suasu")}
 _BETWEEN = "\n\n"
 
 Write = Callable[[Sequence[ChatMessage]], str | None]
-"""The text of a conversation; None if the template refuses it."""
+"""Returns the text of a conversation, None if the template refuses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expressible:
-    """A conversation in a form that the template takes.
+    """A conversation in a form that the template accepts.
 
-    :param messages: [R] what is rendered.
-    :param places: [M] by message that was said, the index in `messages` of the one it is in, in ascending order.
+    :param messages: [R] messages to render.
+    :param places: [M] for each original message, the index in `messages` of the one that contains
+        it, in ascending order.
     """
 
     messages: Sequence[ChatMessage]
@@ -31,11 +32,11 @@ class Expressible:
 
     @property
     def changed(self) -> bool:
-        """Whether messages were put together."""
+        """Whether messages were joined."""
         return len(self.messages) < len(self.places)
 
     def origins(self) -> list[int]:
-        """[R] by rendered message, the index of the first message that is in it."""
+        """Return [R] for each rendered message, the index of the first message that is in it."""
         origins: list[int] = []
         for said, place in enumerate(self.places):
             if place == len(origins):
@@ -44,21 +45,22 @@ class Expressible:
 
 
 class SystemMessages:
-    """Writes system messages so that the model sees each of them, in the place where it was said.
+    """Rewrites system messages so that the model sees each of them, in its place.
 
-    Many templates take a system message at the beginning only. They refuse others, leave them out, or move them to
-    the beginning, which would change the tokens of all earlier turns. Rendering short conversations shows what a
-    template does, once for each model:
+    Many templates accept a system message only at the beginning. They refuse others, leave them
+    out, or move them to the beginning, which would change the tokens of all earlier turns.
+    Rendering short conversations, once per model, shows what a template does:
 
-    - Messages that it takes as they are stay as they are.
-    - Several at the beginning become one, with a blank line between them, where it does not take them one by one.
-    - One that it takes nowhere, or only at the beginning, becomes a message of the user; where messages of the user
-      must not follow each other, it becomes part of its neighbour.
+    - Messages that the template accepts stay unchanged.
+    - Several messages at the beginning are joined with a blank line, if the template does not
+      accept them separately.
+    - A message that the template does not accept in its place becomes a user message. If user
+      messages must not follow each other, it is joined with its neighbour.
 
-    What a message becomes does not depend on the messages behind it, except for neighbours up to the next answer, so
-    that a conversation that goes on keeps its tokens.
+    The result for a message does not depend on later messages, except for neighbours up to the next
+    answer, so that a conversation keeps its tokens when it continues.
 
-    :param write: asks the template.
+    :param write: renders a conversation with the template.
     """
 
     def __init__(self, write: Write) -> None:
@@ -67,10 +69,10 @@ class SystemMessages:
     def expressible(
         self, messages: Sequence[ChatMessage], *, led: bool | None = None
     ) -> Expressible:
-        """`messages` in a form that the template takes.
+        """Return `messages` in a form that the template accepts.
 
-        :param led: whether the conversation that `messages` continue begins with a system message; None if they are
-            the whole conversation.
+        :param led: whether the conversation that `messages` continue begins with a system message;
+            None if they are the whole conversation.
         """
         leading = 0
         if led is None:
@@ -113,7 +115,7 @@ class SystemMessages:
 
     @cached_property
     def _alternates(self) -> bool:
-        """Whether messages of the user must not follow each other."""
+        """Whether user messages must not follow each other."""
         return not self._shows("uauu")
 
     @cached_property
@@ -121,7 +123,7 @@ class SystemMessages:
         return {led: all(map(self._shows, probes)) for led, probes in _LATER.items()}
 
     def _shows(self, roles: str) -> bool:
-        """Whether the text of a conversation has all its messages, each once and in order, and apart from each other."""
+        """Whether the text of a conversation has all its messages once, in order, and separated."""
         said = list(zip(roles, _WORDS, strict=False))
         text = self._write([ChatMessage(_ROLES[role], word) for role, word in said])
         if text is None:

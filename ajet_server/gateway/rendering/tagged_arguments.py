@@ -1,4 +1,4 @@
-"""Arguments of tool calls that models write between tags, read as the templates write them: no character is taken off."""
+"""Read the arguments of tool calls that models write between tags, keeping every character."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ajet_server.gateway.rendering.messages import ToolSpec
 
-# Templates write these as Python does (Qwen 3.5) or as JSON does.
+# Templates write these as in Python (Qwen 3.5) or as in JSON.
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 _JSON_TYPES: dict[type, frozenset[str]] = {
     str: frozenset({"string"}),
@@ -28,12 +28,14 @@ _MAX_DEPTH = 8
 
 @dataclass(frozen=True, slots=True)
 class _Tags:
-    """Texts with names, each between two tags, one behind the other.
+    """The tags around a sequence of named texts.
 
-    :param opening: up to where the text begins; its group is the name.
-    :param closing: what ends the text.
-    :param following: what stands behind the end. A closing tag with something else behind it is part of the text.
-    :param newline: whether templates write a line break before `closing` that is not part of the text.
+    :param opening: matches the opening tag; its group is the name.
+    :param closing: the closing tag.
+    :param following: matches what can follow the closing tag. A closing tag that is followed by
+        something else is part of the text.
+    :param newline: whether templates write a line break before `closing` that is not part of the
+        text.
     """
 
     opening: re.Pattern[str]
@@ -42,9 +44,9 @@ class _Tags:
     newline: bool = False
 
     def texts(self, block: str) -> list[tuple[str, str]]:
-        """Names and texts in order.
+        """Return the names and texts in order.
 
-        :raises ValueError: one has no end.
+        :raises ValueError: a text has no closing tag.
         """
         found: list[tuple[str, str]] = []
         at = 0
@@ -59,7 +61,7 @@ class _Tags:
         first = end = block.find(self.closing, start)
         if first < 0:
             raise ValueError(f"no {self.closing} follows")
-        # Behind another opening it is more likely the end of that text than of this one.
+        # A closing tag after another opening tag more likely ends that text.
         more = self.opening.search(block, first)
         limit = len(block) if more is None else more.start()
         while end >= 0:
@@ -72,11 +74,11 @@ class _Tags:
 
 @dataclass(frozen=True, slots=True)
 class TaggedArguments:
-    """How a family of models writes calls whose arguments stand between tags.
+    """The format of a family of models that writes arguments between tags.
 
-    :param arguments: the tags around each argument of a call.
-    :param end: ends a call and its block after the last argument.
-    :param calls: the tags around each call in a block; None if a block is one call.
+    :param arguments: tags around each argument of a call.
+    :param end: text that ends a call and its block after the last argument.
+    :param calls: tags around each call in a block; None if a block is one call.
     """
 
     arguments: _Tags
@@ -86,11 +88,12 @@ class TaggedArguments:
     def read(
         self, name: str, block: str, tools: Sequence[ToolSpec] | None
     ) -> list[tuple[str, dict[str, Any]]]:
-        """The calls of a block, each with its arguments.
+        """Return the calls of a block, each with its arguments.
 
-        :param name: of the function, where the block is one call.
-        :param block: what the model wrote between the tags of the block.
-        :raises ValueError: there is no call in it, an argument has no end, or one is nothing that its schema allows.
+        :param name: name of the function, if the block is one call.
+        :param block: text between the tags of the block.
+        :raises ValueError: the block has no call, an argument has no closing tag, or its schema
+            does not allow it.
         """
         bodies = [(name, block)] if self.calls is None else self.calls.texts(block)
         if not bodies:
@@ -101,7 +104,7 @@ class TaggedArguments:
         ]
 
     def completion(self, block: str) -> str:
-        """What completes a block that breaks off behind an argument or within one."""
+        """Return the text that completes a block that ends after an argument or within one."""
         within = [match.end() for match in self.arguments.opening.finditer(block)]
         closed = block.rfind(self.arguments.closing)
         return (self.arguments.closing if within and within[-1] > closed else "") + self.end
@@ -151,11 +154,11 @@ TAGGED_FAMILIES: Mapping[str, TaggedArguments] = {
     "hy3": _key_and_value(":opensource"),
     "minimax-m2": _INVOKED,
 }
-"""By renderer; the others write arguments as JSON, or in quotes."""
+"""Formats by renderer; other renderers write arguments as JSON, or in quotes."""
 
 
 def _schema_of(name: str, tools: Sequence[ToolSpec] | None) -> dict[str, Any]:
-    """The schema of a function's arguments, {} if it is not known."""
+    """Return the schema of a function's arguments, {} if it is unknown."""
     for tool in tools or ():
         function = tool.get("function")
         if isinstance(function, dict) and function.get("name") == name:
@@ -165,7 +168,7 @@ def _schema_of(name: str, tools: Sequence[ToolSpec] | None) -> dict[str, Any]:
 
 
 def takes_only_text(name: str, argument: str, tools: Sequence[ToolSpec] | None) -> bool:
-    """Whether an argument of a function is a string, whatever is written."""
+    """Whether the schema allows only a string for an argument of a function."""
     return _argument_types(argument, _schema_of(name, tools)) == {"string"}
 
 
@@ -181,14 +184,14 @@ def _argument_types(key: str, schema: dict[str, Any]) -> frozenset[str]:
 
 
 def argument_value(text: str, types: frozenset[str]) -> Any:
-    """The value that a text between tags stands for.
+    """Return the value that a text between tags represents.
 
-    Templates write strings as they are and everything else as JSON, so a text alone does not tell a string from
-    another value. If strings are allowed, it is something else only if that has an allowed type and would be written
-    with these very characters; of objects and lists, white space within does not count.
+    Templates write strings verbatim and everything else as JSON, so a text can be ambiguous. If
+    strings are allowed, the text is another value only if that value has an allowed type and would
+    be written with exactly these characters; white space in objects and lists does not count.
 
-    :param types: names of JSON types that are allowed.
-    :raises ValueError: it is no JSON, and strings are not allowed.
+    :param types: names of the allowed JSON types.
+    :raises ValueError: the text is not JSON, and strings are not allowed.
     """
     if "string" not in types:
         word = text.strip()
@@ -217,7 +220,7 @@ def _no_number(name: str) -> NoReturn:
 
 
 def _types(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:
-    """The names of JSON types that a schema allows; all of them where it does not say."""
+    """Return the names of the JSON types that a schema allows, by default all."""
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return _ANY
     allowed = _ANY
@@ -248,7 +251,7 @@ def _named(name: object) -> frozenset[str]:
 
 
 def _referred(reference: object, root: dict[str, Any]) -> Any:
-    """The part of `root` that a reference such as ``#/$defs/Name`` names; None if there is none."""
+    """Return the part of `root` at a reference such as ``#/$defs/Name``, None if there is none."""
     found: Any = root
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None

@@ -1,4 +1,4 @@
-"""Where in the text of a Jinja template its messages end, from few renderings."""
+"""Find where messages end in the text of a Jinja template, with few renderings."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
-# Templates may be slow, and take longer for longer conversations.
+# Limit on renderings: templates can be slow, and take longer for longer conversations.
 _MAX_PARTS = 12
-# Two messages that were looked at so often, and still differ from all before, will go on to differ.
+# Limit on the examples per kind: if more examples still differ, further ones will too.
 _MAX_EXAMPLES = 3
 
 _Kind = tuple[object, ...]
@@ -21,23 +21,24 @@ class Write(Protocol):
     """Evaluates the template."""
 
     def __call__(self, part: list[dict[str, Any]], *, asking: bool) -> str:
-        """The text of these messages, up to where an answer begins if `asking`."""
+        """Return the text of these messages, up to where an answer begins if `asking`."""
 
 
 def template_ends(
     write: Write, messages: list[dict[str, Any]], text: str, first: int
 ) -> dict[int, int]:
-    """Where in `text` the first n messages end, for every n from `first` on for which that can be told.
+    """Return where the first n messages end in `text`, for each n from `first` on, if known.
 
-    One rendering with marks around the contents says where these stand. Between two contents, the first
-    message's end is where the text of the conversation up to it ends, if the whole text begins with that; else,
-    because some templates write the last message in a way of its own, behind what the template wrote after the
-    content there. What stands between content and end ("<|im_end|>") and between end and the next content
-    ("<|im_start|>user") is learned from the first pair of messages of the same roles, and looked for at the others: a
-    handful of short renderings does for a conversation of any length.
+    One rendering with marks around the contents locates these. Between two contents, the first
+    message ends where a rendering up to that message ends, if the whole text begins with it. Some
+    templates write the last message differently; in that case, the message ends after the text that
+    followed its content in that rendering. The texts between content and end ("<|im_end|>") and
+    between end and next content ("<|im_start|>user") are learned from the first pair of messages
+    with the same roles, and are searched for at the others. A few short renderings are thus enough
+    for a conversation of any length.
 
-    :param messages: as the template takes them, with text as content.
-    :param text: what the template writes for `messages`, asking.
+    :param messages: messages as the template takes them, with text as content.
+    :param text: text that the template writes for `messages`, with `asking`.
     """
     return _Text(write, messages, text).ends(first)
 
@@ -85,12 +86,12 @@ class _Text:
         return found
 
     def _kind(self, place: int) -> _Kind:
-        """What the text between two messages depends on in all likelihood."""
+        """Return what the text between two messages most likely depends on."""
         around = self.messages[place - 1 : place + 1]
         return tuple((message["role"], bool(message.get("tool_calls"))) for message in around)
 
     def _known(self, place: int, kind: _Kind) -> int | None:
-        """The end before message `place`, by what was learned; None if it says nothing or two things."""
+        """Return the end before message `place` by what was learned, None if that is ambiguous."""
         ends = set()
         if (stop := self._stops.get(place - 1)) is not None:
             longest = max(
@@ -111,7 +112,7 @@ class _Text:
         return ends.pop() if len(ends) == 1 else None
 
     def _learn(self, place: int, kind: _Kind, last: int) -> int | None:
-        """The end before message `place`, by rendering the messages before it; kept for its kind."""
+        """Return the end before message `place` by rendering up to it, and learn from that."""
         if place in self._learned or self._parts >= _MAX_PARTS:
             return self._learned.get(place)
         self._parts += 1
@@ -145,8 +146,8 @@ class _Text:
         return None if found < 0 else found + len(core) + len(closer)
 
     def _find_contents(self) -> None:
-        """Where contents start and stop, from a rendering that marks them, if it is the same but for the marks."""
-        # Templates ask whether there is text beside tool calls, and some whether there is any.
+        """Locate contents by a rendering with marks, if it is otherwise the same as the text."""
+        # Templates check whether there is text beside tool calls, and some whether there is any.
         if not self._marked(lambda message: message["role"] != "assistant" or bool(_core(message))):
             self._marked(lambda message: bool(_core(message)))
 
@@ -175,7 +176,7 @@ class _Text:
         pieces.append(text[at:])
         if "".join(pieces) != self.text:
             return False
-        # White space around a content is a part of it where the template did not strip it.
+        # White space around a content is part of it unless the template stripped it.
         for i, places in found["a"].items():
             before = _parts(self.messages[i])[0]
             if len(places) == 1:
@@ -190,7 +191,10 @@ class _Text:
 
 
 def _parts(message: dict[str, Any]) -> tuple[str, str, str]:
-    """A content between the white space around it, which templates strip."""
+    """Return a content split into leading white space, text and trailing white space.
+
+    Templates strip the white space.
+    """
     content: str = message.get("content") or ""
     core = content.strip()
     before, _, after = content.partition(core) if core else (content, "", "")

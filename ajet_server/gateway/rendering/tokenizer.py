@@ -1,4 +1,4 @@
-"""Tokenizers for the gateway, read from a model directory without a model library."""
+"""Load the gateway's tokenizers from a model directory, without a model library."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _OTHER_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tiktoke
 
 
 class GatewayTokenizer(Protocol):
-    """What the gateway needs of a tokenizer.
+    """The interface of tokenizers that the gateway requires.
 
-    It includes `renderers.base.Tokenizer`; both `FastTokenizer` and the tokenizers of transformers
-    satisfy it.
+    It includes `renderers.base.Tokenizer`; `FastTokenizer` and the tokenizers of transformers
+    implement it.
     """
 
     name_or_path: str
@@ -29,26 +29,26 @@ class GatewayTokenizer(Protocol):
     eos_token_id: int | None
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of `text`; special tokens spelled out in it become their ids."""
+        """Return the token ids of `text`; special tokens written in it become their ids."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of token ids; invalid UTF-8 becomes U+FFFD."""
 
     def convert_tokens_to_ids(self, tokens: str) -> int | None:
-        """Id of one token, or that of the unknown token."""
+        """Return the id of a token, or that of the unknown token."""
 
     def convert_ids_to_tokens(self, ids: int) -> str | None:
-        """The vocabulary's spelling of one token."""
+        """Return the vocabulary's spelling of a token."""
 
 
 class FastTokenizer:
-    """A thin adapter over `tokenizers.Tokenizer` with the names that `renderers` calls.
+    """A thin adapter over `tokenizers.Tokenizer` with the interface that `renderers` uses.
 
-    It offers no character offsets on purpose: with them the renderers would also compute which token is
-    text of a message and which is the template's, which nobody here asks for.
+    It deliberately has no character offsets: with them the renderers would also compute which
+    tokens are a message's text and which the template's, which the gateway does not use.
 
     :param backend: a `tokenizers.Tokenizer`.
-    :param chat_template: the Jinja template beside it, "" if there is none.
+    :param chat_template: Jinja template from the model directory, "" if there is none.
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class FastTokenizer:
         backend.no_padding()
         self._backend = backend
         self._words = KnownWords.of(backend)
-        # Templates consist of the same few short texts, and calling the backend costs more than they do.
+        # Templates consist of the same few short texts, for which the call of the backend costs
+        # more than the encoding.
         self._encode_short = lru_cache(maxsize=2048)(self._encode)
         self.name_or_path = name_or_path
         self.chat_template = chat_template
@@ -85,7 +86,7 @@ class FastTokenizer:
             found = self._words.encode(text)
             if found is not None:
                 return found
-        # A batch of one, because only batches can do without character offsets, which take a quarter of the time.
+        # A batch of one, because only batches can skip character offsets, a quarter of the time.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
@@ -103,25 +104,24 @@ class FastTokenizer:
         return text
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """Id of one token, or a list of ids for a list of tokens."""
+        """Return the id of a token, or a list of ids for a list of tokens."""
         if isinstance(tokens, str):
             token_id = self._backend.token_to_id(tokens)
             return self.unk_token_id if token_id is None else token_id
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def convert_ids_to_tokens(self, ids: int) -> str | None:
-        """The vocabulary's spelling of one token, None if there is no such id."""
+        """Return the vocabulary's spelling of a token, None if there is no such id."""
         token: str | None = self._backend.id_to_token(ids)
         return token
 
 
 def load_tokenizer(directory: Path, name_or_path: str | None = None) -> GatewayTokenizer:
-    """The tokenizer of a model directory.
+    """Load the tokenizer of a model directory.
 
-    With a ``tokenizer.json`` only the `tokenizers` package is needed; older formats are read by
-    transformers.
+    A ``tokenizer.json`` needs only the `tokenizers` package; older formats need transformers.
 
-    :param name_or_path: the model's public name where it is known; some renderers look at it.
+    :param name_or_path: the model's public name if it is known; some renderers use it.
     :raises ModelDirectoryError: there are no tokenizer files, or they cannot be read.
     :raises ConfigError: a package that is needed to read them is missing.
     """
@@ -146,7 +146,7 @@ def load_tokenizer(directory: Path, name_or_path: str | None = None) -> GatewayT
     try:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:
-        # The package raises bare Exception for everything from bad JSON to unknown model types.
+        # The package raises plain Exception for all errors, from bad JSON to unknown model types.
         raise ModelDirectoryError(
             f"{path} is no usable tokenizer: {error}", param="model.path"
         ) from error
@@ -161,10 +161,10 @@ def load_tokenizer(directory: Path, name_or_path: str | None = None) -> GatewayT
 
 
 def load_template_tokenizer(directory: Path) -> Any:
-    """The transformers tokenizer of a model directory, for its Jinja chat template or old formats.
+    """Load the transformers tokenizer of a model directory, for Jinja templates or old formats.
 
     :raises ConfigError: transformers is not installed.
-    :raises ModelDirectoryError: it cannot read the directory.
+    :raises ModelDirectoryError: transformers cannot read the directory.
     """
     try:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -175,23 +175,23 @@ def load_template_tokenizer(directory: Path) -> Any:
             "(with a tokenizer.json in the directory)",
             param="model.renderer",
         ) from error
-    # By its model type, transformers would replace parts of a tokenizer.json by its own idea of them.
+    # AutoTokenizer would replace parts of a tokenizer.json, depending on the model type.
     complete = (directory / "tokenizer.json").is_file()
     try:
         return (PreTrainedTokenizerFast if complete else AutoTokenizer).from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:
-        # Whatever transformers stumbles over, the directory is what has to be mended.
+        # Any exception of transformers here means that the directory is at fault.
         raise ModelDirectoryError(
             f"transformers cannot load the tokenizer of {directory}: {error}", param="model.path"
         ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model directory, {} if there is no such file.
+    """Return the JSON object in a file of a model directory, {} if there is no such file.
 
-    :raises ModelDirectoryError: the file holds something else.
+    :raises ModelDirectoryError: the file is not a JSON object.
     """
     try:
         return files.read_json(path)
@@ -202,9 +202,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def token_bytes(tokenizer: GatewayTokenizer, token_id: int, text: str) -> bytes:
-    """The bytes a token stands for, also where they are only part of a UTF-8 character.
+    """Return the bytes of a token, even if they are only part of a UTF-8 character.
 
-    :param text: what the token decodes to on its own.
+    :param text: text to which the token decodes by itself.
     """
     if "\ufffd" in text:
         spelling = tokenizer.convert_ids_to_tokens(token_id) or ""
@@ -217,9 +217,9 @@ def token_bytes(tokenizer: GatewayTokenizer, token_id: int, text: str) -> bytes:
 
 
 class TokenJson(dict[int, bytes]):
-    """By token id, the beginning of its entry in a list of logprobs, up to the number.
+    """Maps a token id to the beginning of its entry in a list of logprobs, up to the number.
 
-    A table, because it is asked for every token that is sampled; it has at most as many entries as the vocabulary.
+    It is a cache, because every sampled token needs its entry. It is no larger than the vocabulary.
     """
 
     def __init__(self, tokenizer: GatewayTokenizer) -> None:
@@ -235,7 +235,7 @@ class TokenJson(dict[int, bytes]):
 
 @lru_cache(maxsize=1)
 def _byte_alphabet() -> dict[str, int]:
-    """The characters that byte-level BPE writes bytes as (GPT-2, Radford et al. 2019)."""
+    """Return the characters by which byte-level BPE writes bytes (GPT-2, Radford et al. 2019)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in set(printable))

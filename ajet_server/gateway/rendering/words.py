@@ -1,7 +1,8 @@
-"""Token ids of plain text from those of its words.
+"""Encode plain text from the cached token ids of its words.
 
-A tokenizer of byte-level BPE cuts a text into words by a regular expression and makes tokens of each by itself. Most
-words of a text were seen before, and cutting ASCII text with Python's `re` takes a quarter of the tokenizer's time.
+A byte-level BPE tokenizer splits a text into words by a regular expression and encodes each word
+separately. Most words of a text were seen before, and splitting ASCII text with Python's `re` takes
+a quarter of the tokenizer's time.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any, Self
 
-# Beyond, the tokenizer is the better one: it does not hold the interpreter.
+# For longer texts the tokenizer is better, because it releases the interpreter lock.
 _MAX_TEXT = 4096
 _MAX_WORD = 64
-# A word by itself costs three times what it costs within a text, so a text of many new ones is not cut.
+# A separate word costs three times as much as a word in a text, so a text with many new words is
+# left to the tokenizer.
 _MAX_LEARNT = 8
-# Some five megabytes.
+# About five megabytes.
 _MAX_KNOWN = 16_384
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -29,18 +31,19 @@ _QWEN2 = _LLAMA3.replace("{1,3}", "")
 
 
 class KnownWords:
-    """What the words of plain text are encoded as. Any thread may ask.
+    """A cache of the token ids of words. It is thread-safe.
 
     :param backend: a `tokenizers.Tokenizer`.
-    :param pattern: what it cuts ASCII text by; it leaves nothing out.
-    :param added: its added tokens by their text: they are found before what is between them is cut.
+    :param pattern: pattern by which it splits ASCII text, which matches all of the text.
+    :param added: ids of its added tokens by text; they are matched before the text between them is
+        split.
     """
 
     def __init__(self, backend: Any, pattern: re.Pattern[str], added: Mapping[str, int]) -> None:
         self._backend = backend
         self._cut = pattern.findall
         self._added = added
-        # Of two that begin at the same place it is the longer one.
+        # If two begin at the same place, the longer one matches.
         longest_first = sorted(added, key=len, reverse=True)
         either = "|".join(map(re.escape, longest_first)) or r"(?!)"
         self._divide = re.compile(f"({either})").split
@@ -48,11 +51,15 @@ class KnownWords:
 
     @classmethod
     def of(cls, backend: Any) -> Self | None:
-        """None if the tokenizer may look at more than one word at a time, or cuts text in a way not known here."""
+        """Return the cache for a tokenizer, None if the tokenizer is not supported.
+
+        It is not supported if its tokens may depend on more than one word, or if it splits text in
+        an unknown way.
+        """
         added = backend.get_added_tokens_decoder()
         pattern = _pattern(_state(backend.pre_tokenizer))
         exact = (
-            # ASCII text is in this form.
+            # ASCII text is already in NFC.
             _state(backend.normalizer) in ({}, {"type": "NFC"})
             and type(backend.model).__name__ == "BPE"
             and not backend.model.dropout
@@ -66,7 +73,10 @@ class KnownWords:
         return cls(backend, pattern, {token.content: i for i, token in added.items()})
 
     def encode(self, text: str) -> list[int] | None:
-        """The very ids that the tokenizer gives, without special tokens around them; None asks for the tokenizer."""
+        """Return the same ids as the tokenizer, without special tokens around them.
+
+        :return: None if the tokenizer has to encode this text.
+        """
         if len(text) > _MAX_TEXT or not text.isascii():
             return None
         first, *rest = self._divide(text)
@@ -95,7 +105,7 @@ class KnownWords:
         encodings = self._backend.encode_batch_fast(few, add_special_tokens=False)
         learnt = {word: tuple(found.ids) for word, found in zip(few, encodings, strict=True)}
         if len(known) + len(learnt) > _MAX_KNOWN:
-            # Another thread may be reading the old ones.
+            # Replace the dictionary: another thread may be reading the old one.
             self._known = dict(learnt)
         else:
             known.update(learnt)
@@ -107,12 +117,12 @@ class KnownWords:
 
 
 def _state(part: Any) -> dict[str, Any]:
-    """A part of a tokenizer, as tokenizer.json has it."""
+    """Return a part of a tokenizer in the form of tokenizer.json."""
     return {} if part is None else dict(json.loads(part.__getstate__()))
 
 
 def _pattern(pre_tokenizer: dict[str, Any]) -> re.Pattern[str] | None:
-    """What ASCII text is cut by, if it is one of the well-known ways."""
+    """Return the pattern that splits ASCII text, None if the pre-tokenizer is not a known one."""
     regex: object = None
     match pre_tokenizer:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
@@ -132,7 +142,7 @@ def _pattern(pre_tokenizer: dict[str, Any]) -> re.Pattern[str] | None:
             pass
     if regex not in (_GPT2, _LLAMA3, _QWEN2):
         return None
-    # Letters and digits of ASCII; the classes are the same inside of brackets and outside.
+    # Replace the Unicode classes by ASCII letters and digits, inside brackets and outside.
     inside = re.sub(r"\[\^[^\]]*\]", lambda found: _ascii(found[0]), str(regex))
     outside = inside.replace(r"\p{L}", "[A-Za-z]").replace(r"\p{N}", "[0-9]")
     return re.compile(outside, re.ASCII)
