@@ -143,7 +143,7 @@ def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
 
 
 def _complete_document(app: FastAPI) -> None:
-    """Complete the OpenAPI document: add routes that FastAPI does not know, and all security."""
+    """Add routes unknown to FastAPI, and the security of each route, to the OpenAPI document."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:

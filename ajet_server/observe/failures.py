@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import FailureConfig
 
-# The causes that an agent or its tools are responsible for; a client that was stopped or lost is no
-# failure of the task.
+# The causes for which an agent or its tools are responsible. A client that was stopped or lost is
+# not a failure of the task.
 FAILURE_CAUSES = frozenset({"error", "timeout", "rate_limit"})
 
 _SHOWN_REASONS = 3
@@ -55,8 +55,8 @@ class _Window:
 class FailureMeter:
     """Watches the latest train episodes and detects when too many of them failed.
 
-    If several clients share a run, the client with the most failures is left out, and only the
-    episodes of the others count: one client's agents must not stop the other clients.
+    If several clients share a run, too many episodes must also have failed without the client that
+    has the most failures: one client's agents must not stop the other clients.
 
     :param others: returns whether clients other than the given ones take part in the run.
     """

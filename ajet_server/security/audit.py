@@ -80,7 +80,7 @@ class AuditLog:
         await asyncio.to_thread(self.write, action, who, peer, error.type, **details)
 
     def write(self, action: str, who: str, peer: str, outcome: str, **details: Detail) -> None:
-        """Append one line; it is on disk when this returns."""
+        """Append one line; it is on disk when this returns. Writes a file."""
         when = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
         known = {
             "time": when,

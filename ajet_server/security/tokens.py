@@ -130,7 +130,7 @@ class TokenBook:
         return [token.info() for token in self._tokens.values()]
 
     def issue(self, request: TokenRequest) -> TokenGrant:
-        """Create a token; it is on disk when this returns.
+        """Create a token; it is on disk when this returns. Writes a file.
 
         :raises StateError: a valid token has this name, or there are too many valid tokens.
         :raises StoreError: the file cannot be written.
@@ -161,7 +161,7 @@ class TokenBook:
         return TokenGrant(token=secret, info=token.info())
 
     def revoke(self, token_id: str) -> TokenInfo:
-        """Revoke a token at once; this is on disk when it returns. Idempotent.
+        """Revoke a token at once; this is on disk when it returns. Idempotent. Writes a file.
 
         :raises NotFoundError: no token has this id.
         :raises StoreError: the file cannot be written: the token is revoked until a restart only.

@@ -1,1 +1,1 @@
-"""The agent's side of the gateway: public LLM request formats on top of token-level engines."""
+"""The gateway's interface to agents: public request formats on top of token-level engines."""

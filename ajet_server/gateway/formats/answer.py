@@ -89,7 +89,7 @@ class Spans:
 
 
 TokenHex = Callable[[int], str]
-"""Random hex text from a number of bytes, as `secrets.token_hex`."""
+"""Returns random hex text of a number of bytes, as `secrets.token_hex`."""
 
 # Seeded by the operating system once, which is faster than a system call for every id.
 _random = random.Random()  # noqa: S311 - for names, not for secrets

@@ -205,7 +205,7 @@ class CompletionService:
             return await asyncio.to_thread(render, renderer)
 
     def _messages(self, request: ModelRequest) -> tuple[ChatMessage, ...]:
-        """Return the messages as the model sees them: only that must distinguish conversations."""
+        """Return the messages as the model sees them, so that conversations differ only in that."""
         if self.without_effect(request):
             return without_names(request.messages)
         return request.messages

@@ -31,8 +31,8 @@ class DeltaStream:
     _content: str = ""
     _reasoning: str = ""
     _calls: list[ToolCall] = field(default_factory=list)
-    _begun: ToolCall | None = None  # the next call, with its arguments as far as they were told
-    _torn: bool = False  # it was not what it seemed
+    _begun: ToolCall | None = None  # the call in progress, with its arguments as far as sent
+    _torn: bool = False  # whether the call in progress turned out to be something else
     _parsed_tokens: int = 0
 
     def grown(self) -> Delta:

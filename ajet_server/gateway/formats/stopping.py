@@ -1,4 +1,4 @@
-"""Find stop strings in the text of tokens as they arrive, even across tokens and characters."""
+"""Find stop strings in the text of tokens as they arrive, even if they begin inside a token."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class StopScanner:
     _text: str = ""
     _ends: list[int] = field(
         default_factory=list
-    )  # characters after each token whose text is complete
-    _window: int = 0  # token from which on the tail is decoded
-    _window_text: str = ""  # what the tail's complete tokens decode to
+    )  # length of the text after each token whose characters are complete
+    _window: int = 0  # index of the first token of the window, which is decoded again
+    _window_text: str = ""  # text of the window's complete tokens
 
     def push(self, token_id: int) -> bool:
         """Add the next token; return whether it completed a stop string."""
@@ -68,7 +68,8 @@ class StopScanner:
         before = len(self._text)
         self._text += window_text[len(self._window_text) :]
         pending = len(self._ids) - len(self._ends)
-        # The next window keeps these tokens as context: some decoders treat a text's start differently.
+        # The next window keeps these tokens as context: some decoders treat the start of a text
+        # differently.
         self._window = len(self._ids) - pending
         self._window_text = self.renderer.decode(self._ids[self._window :])
         self._ends += [len(self._text)] * pending

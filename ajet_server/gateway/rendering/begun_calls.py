@@ -63,7 +63,7 @@ def _certain(call: ParsedCall, tools: Sequence[ToolSpec], end: str) -> str:
     *before, last = call.arguments
     known = {name: call.arguments[name] for name in before}
     if takes_only_text(call.name, last, tools):
-        # Without the quotation mark and the bracket at the end.
+        # Without the closing quotation mark and brace.
         return as_json({**known, last: _settled(call.arguments[last], end)})[:-2]
     return as_json(known)[:-1] if known else ""
 

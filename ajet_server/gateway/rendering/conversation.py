@@ -110,8 +110,8 @@ class ConversationIndex:
     """
 
     _by_key: dict[str, Call] = field(default_factory=dict)
-    _sharing: dict[str, Call] = field(default_factory=dict)  # by id, in the order they came
-    _trie: TokenTrie | None = None  # of these; None if it has to be made
+    _sharing: dict[str, Call] = field(default_factory=dict)  # by id, in the order of arrival
+    _trie: TokenTrie | None = None  # of the calls in `_sharing`; None if it has to be rebuilt
     _lost: set[str] = field(default_factory=set)
     _state: int = 0
     _whole: dict[str, list[int]] = field(default_factory=dict)

@@ -48,7 +48,7 @@ class _Text:
     write: Write
     messages: list[dict[str, Any]]
     text: str
-    _starts: dict[int, int] = field(default_factory=dict)  # of contents, by message
+    _starts: dict[int, int] = field(default_factory=dict)  # offsets of contents, by message
     _stops: dict[int, int] = field(default_factory=dict)
     _closers: dict[_Kind, list[str]] = field(default_factory=dict)
     _openers: dict[_Kind, list[str]] = field(default_factory=dict)
