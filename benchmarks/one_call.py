@@ -1,8 +1,8 @@
 """How much code one call runs through: functions and modules of agentjet between its request and its answer.
 
-A real server in this process, with the scripted engine as a task of it, answers the fourth call of a conversation: a plain
-request that continues the one before, on the way that `docs/one-call.md` describes. Every function that runs is noted by
-Python's profiler, helpers included, in the main thread and in others. `--list` prints them in the order of their first run.
+A real server in this process, whose worker hosts the scripted engine, answers the fourth call of a conversation: a request
+that continues the one before, on the way that `docs/one-call.md` describes. Python's profiler notes every function that runs in
+the server, helpers included. `--list` prints them in the order of their first run.
 
 The JSON line comes last: `functions`, `modules`, and `runs`, the number of calls of these functions.
 """
