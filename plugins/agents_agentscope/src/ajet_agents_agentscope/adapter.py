@@ -1,4 +1,4 @@
-"""AgentScope: an agent holds its conversation in its state."""
+"""Adapter for AgentScope, whose agents keep their conversation in their state."""
 
 from __future__ import annotations
 
@@ -18,26 +18,29 @@ class AgentScopeAdapter(AgentAdapter):
     """The adapter ``agentscope``."""
 
     def accepts(self, agent: object) -> bool:
-        """Whether it is an agent or a team."""
+        """Return whether `agent` is an AgentScope agent or team."""
         return isinstance(agent, Agent | TeamPipeline)
 
     def fresh(self, agent: object) -> object:
-        """A twin with a state of its own; of a team, with twins of its agents."""
+        """Return a twin with its own state; for a team, with twins of its agents."""
         if isinstance(agent, TeamPipeline):
             return twin_of_team(agent)
         assert isinstance(agent, Agent)
         return twin_of(agent)
 
     def current_agent(self) -> str | None:
-        """The agent that asks its model."""
+        """Return the name of the agent that is calling its model."""
         return speaker()
 
     def prepare(self) -> None:
-        """Find out who asks its model."""
+        """Start tracking which agent calls its model."""
         instrument()
 
     async def run(self, agent: object, task: Any) -> object:
-        """``reply`` to a user's message, or to the messages that the task is; of a team, what its leader says in the end."""
+        """Call ``reply`` and return its message; for a team, the leader's last message.
+
+        The task becomes a user message unless it is already a message or a list of messages.
+        """
         heard = (
             task
             if isinstance(task, Msg | list)

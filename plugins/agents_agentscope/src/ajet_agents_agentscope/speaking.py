@@ -1,4 +1,7 @@
-"""Whose turn it is: agents made without a middleware can be given none, so two of their methods are wrapped, once for all."""
+"""Track which AgentScope agent is calling its model.
+
+Middlewares are fixed when an agent is made, so two methods of the agent class are wrapped instead.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,23 @@ from agentscope.agent import Agent
 
 from agentjet.agents import current_route, override_method
 
-# Both are coroutines, in which the request is sent also where the answer is streamed. Those that reply are generators.
+# Both are coroutines and send the request themselves, even for a streamed answer. `reply` methods
+# are generators.
 _ASKING = ("_call_model", "_compress_context_impl")
 _speaker: ContextVar[str | None] = ContextVar("ajet_agentscope_speaker", default=None)
 
 
 def speaker() -> str | None:
-    """The agent that asks its model."""
+    """Return the name of the agent that is calling its model."""
     return _speaker.get()
 
 
 def instrument() -> None:
-    """Wrap what has to be; a repeat changes nothing. Outside of episodes the wrappers do nothing.
+    """Wrap the methods that call a model; repeated calls have no effect.
 
-    :raises ConfigError: this version of AgentScope is made differently.
+    The wrappers do nothing outside episodes.
+
+    :raises ConfigError: this version of AgentScope lacks one of the methods.
     """
     for method in _ASKING:
         override_method(Agent, method, _asking)

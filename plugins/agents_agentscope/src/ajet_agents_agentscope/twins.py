@@ -1,4 +1,4 @@
-"""Agents and teams like others, that no other episode sees."""
+"""Copies of agents and teams that no other episode sees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentscope.tool import Toolkit
 
 
 def twin_of_team(team: TeamPipeline) -> TeamPipeline:
-    """A twin with twins of its agents."""
+    """Return a twin of a team, with twins of its agents."""
     twin = copy.copy(team)
     twin.leader = twin_of(team.leader)
     twin.members = {
@@ -23,10 +23,10 @@ def twin_of_team(team: TeamPipeline) -> TeamPipeline:
 
 
 def twin_of(agent: Agent) -> Agent:
-    """A twin that remembers nothing but what it is permitted to do; model and tools are shared.
+    """Return a twin with an empty state that keeps the permissions.
 
-    They hold locks and connections, so that nothing deeper can be copied. What else an agent is made of is made anew: some of
-    it points at its state.
+    Model and tools are shared: they hold locks and connections, so a deep copy is not possible. The
+    other parts of the agent are constructed again, because some of them refer to its state.
     """
     twin = copy.copy(agent)
     Agent.__init__(
@@ -39,13 +39,13 @@ def twin_of(agent: Agent) -> Agent:
         offloader=agent.offloader,
         model_config=agent.model_config,
         context_config=agent.context_config,
-        # Else an episode that is given up goes on, with an answer that no model gave.
+        # Otherwise an interrupted episode would continue, with an answer that no model gave.
         react_config=agent.react_config.model_copy(
             update={"interruption_raise_cancelled_error": True}
         ),
         injection_config=agent.injection_config,
     )
-    # Agents keep their middlewares by what these do.
+    # An agent keeps its middlewares in one list for each kind.
     for name, value in vars(agent).items():
         if name.endswith("_middlewares"):
             setattr(twin, name, value)
@@ -53,14 +53,14 @@ def twin_of(agent: Agent) -> Agent:
 
 
 def _impatient(model: Any) -> Any:
-    """A model that leaves trying again to the SDK: together they make twelve requests of one."""
+    """Return a model without retries: combined with the SDK's, they would send twelve requests."""
     twin = copy.copy(model)
     twin.max_retries = 0
     return twin
 
 
 def _toolkit(toolkit: Toolkit) -> Toolkit:
-    """Agents add tools of their own to theirs."""
+    """Return a copy of the toolkit, because agents add tools to theirs."""
     twin = copy.copy(toolkit)
     twin.tool_groups = []
     for group in toolkit.tool_groups:

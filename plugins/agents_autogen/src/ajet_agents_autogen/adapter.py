@@ -1,4 +1,4 @@
-"""AutoGen: agents and teams that keep their conversation, so that each episode has a copy."""
+"""Adapter for AutoGen, whose agents and teams keep their conversation: each episode has a copy."""
 
 from __future__ import annotations
 
@@ -18,25 +18,28 @@ class AutoGenAdapter(AgentAdapter):
     """The adapter ``autogen``."""
 
     def accepts(self, agent: object) -> bool:
-        """Whether it is a `ChatAgent` or a `Team`."""
+        """Return whether `agent` is a `ChatAgent` or a `Team`."""
         return isinstance(agent, ChatAgent | Team)
 
     def fresh(self, agent: object) -> object:
-        """A copy that shares the model clients and the tools; `run` lets it forget what the original was told."""
+        """Return a copy that shares model clients and tools; `run` clears its conversation."""
         return copied(agent)
 
     def current_agent(self) -> str | None:
-        """The ``name`` of the agent in whose turn a model is called; of a team's manager, which selects one, its class."""
+        """Return the ``name`` of the agent whose turn it is.
+
+        While a team's manager selects the next agent, this is the manager's class name.
+        """
         return speaker()
 
     def prepare(self) -> None:
-        """Let agents say when it is their turn, caches of answers miss in episodes, and tools stay in theirs."""
+        """Track turns, bypass answer caches in episodes, and keep tools in their episode."""
         note_turns()
         bypass_caches()
         let_tools_keep_the_episode()
 
     async def run(self, agent: object, task: object) -> object:
-        """``run(task=...)``, with a text, a message or several."""
+        """Call ``run(task=...)`` with a text, a message or a list of messages."""
         assert isinstance(agent, ChatAgent | Team)
         await forget(agent)
         return await agent.run(task=_input(task))
@@ -47,7 +50,7 @@ def _input(task: object) -> Any:
         return task
     if isinstance(task, Sequence) and all(isinstance(each, BaseChatMessage) for each in task):
         return list(task)
-    # Written out, it would tell the model what only the reward is to know.
+    # Converting the task to text could reveal to the model what only the reward may know.
     raise TypeError(
         f"{type(task).__name__} is no task of an agent, which is a text or messages of AutoGen: decorate a function "
         "that runs the agent"

@@ -1,7 +1,7 @@
-"""Copies of agents and teams, without what they remember of their conversations.
+"""Copies of agents and teams without their conversations.
 
-`dump_component` makes copies too, but with a client of its own for each agent, and tools whose functions lost what they
-refer to.
+`dump_component` also makes copies, but each agent gets a separate client, and tool functions lose
+the objects that they refer to.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _TEAM = ("_runtime", "_output_message_queue", "_initialized", "_is_running", "_e
 
 
 def copied(agent: object) -> Any:
-    """An agent or a team like `agent`, whose model clients, tools and connections it shares.
+    """Return a copy of an agent or a team that shares model clients, tools and connections.
 
-    :raises ConfigError: there is something about it that cannot be copied.
+    :raises ConfigError: a part of it cannot be copied.
     """
     memo: dict[int, Any] = {}
     for part in _parts(agent):
@@ -51,13 +51,13 @@ def copied(agent: object) -> Any:
         ) from error
     for part in _parts(twin):
         if isinstance(part, BaseGroupChat):
-            # The members of a team belong to its runtime, and are made anew in a new one.
+            # A team's members belong to its runtime: the copy creates them again in a new runtime.
             vars(part).update(_initialized=False, _is_running=False, _embedded_runtime=True)
     return twin
 
 
 async def forget(agent: object) -> None:
-    """Let a copy be as if it had never run; messages that it was made with are no memory."""
+    """Reset a copy to its state before any run; messages given to its constructor are kept."""
     parts = [part for part in _parts(agent) if not _is_shared(part)]
     for part in parts:
         if isinstance(part, ChatAgent):
@@ -72,14 +72,14 @@ async def forget(agent: object) -> None:
 
 
 def _parts(root: object) -> Iterator[Any]:
-    """All that AutoGen's objects consist of, each once."""
+    """Iterate over the parts of an AutoGen object, each once."""
     seen: dict[int, object] = {}
     left = [root]
     while left:
         part = left.pop()
         if id(part) in seen:
             continue
-        # Kept, so that no other gets its id.
+        # Keep a reference, so that no other object gets the same id.
         seen[id(part)] = part
         yield part
         if isinstance(part, Mapping):
@@ -87,7 +87,7 @@ def _parts(root: object) -> Iterator[Any]:
         elif isinstance(part, list | tuple | set | frozenset | deque):
             left.extend(part)
         elif _is_of_autogen(part) and not _is_shared(part):
-            # A team's runtime is not copied, and there are others' parts in it.
+            # A team's runtime is not copied, and it refers to parts of other teams.
             left.extend(each for name, each in vars(part).items() if name != "_runtime")
 
 
@@ -98,7 +98,7 @@ def _is_of_autogen(part: object) -> bool:
 
 
 def _is_shared(part: object) -> bool:
-    """Whether it is the same in all copies: what is of the program, and what keeps connections."""
+    """Return whether copies share the part: it belongs to the program or holds connections."""
     if isinstance(part, MethodType):
         return not _is_of_autogen(part.__self__)
     if isinstance(part, BaseTool):

@@ -1,4 +1,4 @@
-"""What AutoGen would answer by itself in an episode, and what it would do outside of it."""
+"""Changes to AutoGen inside episodes: bypass answer caches and keep tools in their episode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CACHES = "autogen_ext.models.cache"
 
 
 def bypass_caches() -> None:
-    """In episodes a `ChatCompletionCache` asks its client: an answer out of it would be trained in none."""
+    """Make `ChatCompletionCache` call its client in episodes: cached answers cannot be trained."""
     caches = sys.modules.get(_CACHES)
     if caches is not None:
         for name in ("create", "create_stream"):
@@ -36,7 +36,7 @@ def _asking(name: str, method: Callable[..., Any]) -> Any:
 
 
 def let_tools_keep_the_episode() -> None:
-    """Functions that are not async run in threads, to which AutoGen does not tell whose they are."""
+    """Pass the context to the threads of synchronous functions, which AutoGen does not do."""
     override_method(FunctionTool, "run", _keeping)
 
 

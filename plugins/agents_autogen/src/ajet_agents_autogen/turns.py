@@ -1,4 +1,7 @@
-"""Whose turn it is: AutoGen knows it in teams alone, so the methods with which an agent takes a turn note it."""
+"""Track whose turn it is, in the methods with which an agent takes a turn.
+
+AutoGen itself knows this only inside teams.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from agentjet.agents import current_route, derived_classes, override_method
 class _Turn(NamedTuple):
     """An agent's turn.
 
-    :ivar handler: the handler of messages in which it began; None outside of teams.
+    :ivar handler: the message handler in which the turn started; None outside teams.
     """
 
     agent: str
@@ -25,14 +28,14 @@ class _Turn(NamedTuple):
 
 
 _turn: ContextVar[_Turn | None] = ContextVar("ajet_autogen_turn", default=None)
-# Of the members of a team: the name of the agent or of the manager's class, and the team's id.
+# A team member's type: the name of the agent or of the manager's class, and the team's id.
 _MEMBER = re.compile(r"(.+)_[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.DOTALL)
 
 
 def speaker() -> str | None:
-    """The agent or the team's manager whose turn it is."""
+    """Return the name of the agent or team manager whose turn it is."""
     turn, handler = _turn.get(), _handler()
-    # A handler that began within a turn belongs to a team within the agent.
+    # A handler that started within a turn belongs to a team inside the agent.
     if handler is None or (turn is not None and turn.handler == handler):
         return turn.agent if turn is not None else None
     member = _MEMBER.fullmatch(handler.type)
@@ -40,7 +43,7 @@ def speaker() -> str | None:
 
 
 def note_turns() -> None:
-    """Let all classes of agents that there are note their turns in episodes."""
+    """Wrap every known agent class so that it records its turns in episodes."""
     for kind in derived_classes(ChatAgent):
         override_method(kind, "on_messages", _noting)
         override_method(kind, "on_messages_stream", _noting_stream)
@@ -61,7 +64,7 @@ def _noting_stream(on_messages_stream: Callable[..., AsyncGenerator[Any, None]])
         stream = on_messages_stream(self, *args, **kwargs)
         try:
             while True:
-                # Not around the yield: what is done with an item is done by others.
+                # Not around the yield: other code runs between two items.
                 with _taking(self):
                     try:
                         item = await anext(stream)

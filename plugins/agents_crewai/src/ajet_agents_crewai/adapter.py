@@ -1,4 +1,4 @@
-"""CrewAI: crews and agents that are written into while they run, so that each episode has a copy."""
+"""Adapter for CrewAI, whose crews and agents change while they run: each episode has a copy."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ class CrewAIAdapter(AgentAdapter):
     """The adapter ``crewai``."""
 
     def accepts(self, agent: object) -> bool:
-        """Whether it is a `Crew` or an `Agent`."""
+        """Return whether `agent` is a `Crew` or an `Agent`."""
         return isinstance(agent, Crew | Agent)
 
     def fresh(self, agent: object) -> object:
-        """A copy as the framework makes it, with the texts that the original had before it ran."""
+        """Return the framework's own copy, with the texts that the original had before it ran."""
         assert isinstance(agent, Crew | Agent)
         return copied(agent)
 
     def current_agent(self) -> str | None:
-        """The ``role`` of the agent in whose turn a model is called."""
+        """Return the ``role`` of the agent whose turn it is."""
         return speaker()
 
     def prepare(self) -> None:
-        """Let agents say when it is their turn, and episodes be in no telemetry."""
+        """Track turns, and disable telemetry in episodes."""
         note_turns()
         tell_nothing()
 
     async def run(self, agent: object, task: object) -> object:
-        """``akickoff``: a crew's inputs are the task, or have it as ``task`` if it is a text."""
+        """Call ``akickoff``; a crew gets the task as inputs, or a text as the input ``task``."""
         if isinstance(agent, Crew):
             return await agent.akickoff(inputs=_inputs(task))
         assert isinstance(agent, Agent)
         return await agent.akickoff(_messages(task))
 
     def run_sync(self, agent: object, task: object) -> object:
-        """``kickoff``, likewise."""
+        """Call ``kickoff``, with the same inputs as `run`."""
         if isinstance(agent, Crew):
             return agent.kickoff(inputs=_inputs(task))
         assert isinstance(agent, Agent)
@@ -56,7 +56,7 @@ def _inputs(task: object) -> dict[str, Any]:
 def _messages(task: object) -> Any:
     if isinstance(task, str | list):
         return task
-    # Written out, it would tell the model what only the reward is to know.
+    # Converting the task to text could reveal to the model what only the reward may know.
     raise TypeError(
         f"{type(task).__name__} is no input of an agent, which is a text or a list of messages: decorate a function "
         "that runs the agent"

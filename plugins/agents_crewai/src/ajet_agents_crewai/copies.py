@@ -1,4 +1,4 @@
-"""Copies of crews and agents, as they were before they ran."""
+"""Copies of crews and agents in their state before any run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _TASK = ("description", "expected_output", "output_file")
 
 
 def copied(agent: Crew | Agent) -> Crew | Agent:
-    """A crew or an agent like `agent`, whose tools and model clients it shares.
+    """Return a copy of a crew or an agent that shares tools and model clients.
 
-    :raises ConfigError: it has a memory, which copies would share.
+    :raises ConfigError: it has a memory, which all copies would share.
     """
     _check(agent)
     if isinstance(agent, Crew):
@@ -28,7 +28,7 @@ def copied(agent: Crew | Agent) -> Crew | Agent:
 
 def _crew(crew: Crew) -> Crew:
     twin = crew.copy()
-    # Traces would be of every episode.
+    # Otherwise every episode would be traced.
     twin.tracing = False
     twins: dict[int, BaseAgent] = {}
     for agent, its in zip(crew.agents, twin.agents, strict=True):
@@ -39,7 +39,7 @@ def _crew(crew: Crew) -> Crew:
     for task, new in zip(crew.tasks, twin.tasks, strict=True):
         _restore(new, task, _TASK)
         new.output = None
-        # A copy finds its agent by the role, which several may have.
+        # The copy looks its agent up by role, which several agents may share.
         if task.agent is not None and id(task.agent) in twins:
             new.agent = twins[id(task.agent)]
     return twin
@@ -48,12 +48,12 @@ def _crew(crew: Crew) -> Crew:
 def _renew(twin: BaseAgent, original: BaseAgent) -> None:
     _restore(twin, original, _AGENT)
     if isinstance(twin, Agent):
-        # Each time the whole task again: what failed would be trained besides.
+        # A retry repeats the whole task, and the failed attempt would also be trained.
         twin.max_retry_limit = 0
 
 
 def _restore(twin: BaseAgent | Task, original: BaseAgent | Task, names: tuple[str, ...]) -> None:
-    """A run writes its inputs into the texts, and keeps what they were."""
+    """Restore the original texts: a run inserts its inputs into them and keeps the originals."""
     for name in names:
         first = getattr(original, f"_original_{name}", None)
         if first is not None:

@@ -1,4 +1,4 @@
-"""CrewAI's telemetry, which hears nothing of episodes."""
+"""Disable CrewAI's telemetry inside episodes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from crewai.telemetry import Telemetry
 from agentjet.agents import current_route, override_method
 from ajet_core.errors import ConfigError
 
-# Every operation asks it; the public switch is the environment, which is not an episode's alone.
+# Every operation checks it. The public switch is an environment variable, which would affect the
+# whole process.
 _ASKED = "_should_execute_telemetry"
 
 
 def tell_nothing() -> None:
-    """Let operations of telemetry do nothing in episodes.
+    """Disable telemetry operations in episodes.
 
-    :raises ConfigError: this version of CrewAI decides it elsewhere.
+    :raises ConfigError: this version of CrewAI has no such check.
     """
     if _ASKED not in vars(Telemetry):
         raise ConfigError(

@@ -1,4 +1,7 @@
-"""Whose turn it is: nothing in CrewAI's context says it, so the methods with which an agent takes a turn note it."""
+"""Track whose turn it is, in the methods with which an agent takes a turn.
+
+CrewAI's own context does not contain it.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,25 @@ from crewai.agents.agent_builder.base_agent import BaseAgent
 
 from agentjet.agents import current_route, derived_classes, override_method
 
-# In an event loop `kickoff` returns what `kickoff_async` will say, and is over before that begins.
+# In an event loop `kickoff` returns the coroutine of `kickoff_async`, and returns before it starts.
 _TURNS = ("execute_task", "aexecute_task", "kickoff", "kickoff_async", "akickoff")
 _speaker: ContextVar[str | None] = ContextVar("ajet_crewai_speaker", default=None)
 
 
 def speaker() -> str | None:
-    """The role of the agent whose turn it is."""
+    """Return the role of the agent whose turn it is."""
     return _speaker.get()
 
 
 def note_turns() -> None:
-    """Let all classes of agents that there are note their turns in episodes.
+    """Wrap every known agent class so that it records its turns in episodes.
 
-    :raises ConfigError: agents of this version of CrewAI take their turns otherwise.
+    :raises ConfigError: this version of CrewAI lacks one of the methods.
     """
     for name in _TURNS:
         override_method(Agent, name, _noting)
     for kind in derived_classes(BaseAgent):
-        # Agents of other frameworks in a crew take turns for tasks alone.
+        # Agents of other frameworks in a crew take turns only for tasks.
         for name in vars(kind).keys() & set(_TURNS):
             override_method(kind, name, _noting)
 
@@ -57,7 +60,7 @@ def _taking(agent: BaseAgent) -> Iterator[None]:
     if current_route() is None:
         yield
         return
-    # With the crew's inputs in it, where it refers to them.
+    # The role has the crew's inputs inserted where it refers to them.
     before = _speaker.set(agent.role)
     try:
         yield

@@ -1,4 +1,4 @@
-"""LangChain: everything that runs is a `Runnable`, and says in its configuration who it is."""
+"""Adapter for LangChain, where each `Runnable` names itself in its configuration."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ class LangChainAdapter(AgentAdapter):
     """The adapter ``langchain``."""
 
     def accepts(self, agent: object) -> bool:
-        """Whether it is a `Runnable`: an agent, a graph, a chain or a model."""
+        """Return whether `agent` is a `Runnable`: an agent, a graph, a chain or a model."""
         return isinstance(agent, Runnable)
 
     def fresh(self, agent: object) -> object:
-        """The same, as a thread of its own where there is a checkpointer, which remembers by threads."""
+        """Return the same object, with a new thread id if it has a checkpointer."""
         assert isinstance(agent, Runnable)
         if getattr(agent, "checkpointer", None) is None:
             return agent
         return agent.with_config(configurable={"thread_id": uuid4().hex})
 
     def current_agent(self) -> str | None:
-        """The name that ``create_agent`` was given, or of the graph's node in which a model is called."""
+        """Return the name given to ``create_agent``, or the graph node that calls the model."""
         config = var_child_runnable_config.get()
         if config is None:
             return None
         metadata = config.get("metadata") or {}
-        # The path is that of nested graphs, each as node:id.
+        # The path lists nested graphs, each as node:id.
         name = metadata.get(_AGENT) or str(metadata.get(_PATH, "")).partition(":")[0]
         return str(name) or None
 
     def prepare(self) -> None:
-        """Let caches and LangSmith know nothing of episodes."""
+        """Disable caches and LangSmith in episodes."""
         bypass_caches()
         disable_tracing()
 
     async def run(self, agent: object, task: object) -> object:
-        """``ainvoke``; a text is a user's message to a graph."""
+        """Call ``ainvoke``; a graph gets a text as a user message."""
         assert isinstance(agent, Runnable)
         return await agent.ainvoke(_input(agent, task))
 
     def run_sync(self, agent: object, task: object) -> object:
-        """``invoke``."""
+        """Call ``invoke``, with the same input as `run`."""
         assert isinstance(agent, Runnable)
         return agent.invoke(_input(agent, task))
 
 
 def _input(agent: Runnable[Any, Any], task: object) -> Any:
-    """Graphs of agents take messages; whatever else there is takes what it takes."""
+    """Return messages for a graph of agents, and the task itself for any other runnable."""
     if not _is_graph(agent) or isinstance(task, Mapping):
         return task
     if isinstance(task, BaseMessage):
@@ -68,5 +68,5 @@ def _input(agent: Runnable[Any, Any], task: object) -> Any:
 
 
 def _is_graph(agent: object) -> bool:
-    """LangGraph need not be installed."""
+    """Return whether it is a LangGraph graph, without importing LangGraph, which is optional."""
     return any(kind.__module__.startswith("langgraph.") for kind in type(agent).__mro__)

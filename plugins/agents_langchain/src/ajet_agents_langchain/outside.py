@@ -1,4 +1,4 @@
-"""What LangChain would answer by itself in an episode, and whom it would tell of it."""
+"""Disable LangChain's answer caches and LangSmith tracing inside episodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentjet.agents import current_route, derived_classes, override_method
 
 
 def bypass_caches() -> None:
-    """In episodes no cache knows anything or is told anything: an answer out of it would be trained in none."""
+    """Make caches neither return nor store anything in episodes: cached answers are not trained."""
     for kind in (BaseCache, *derived_classes(BaseCache)):
         for name in ("lookup", "update"):
             override_method(kind, name, _nothing)
@@ -20,7 +20,7 @@ def bypass_caches() -> None:
 
 
 def disable_tracing() -> None:
-    """In episodes LangSmith is told nothing, were it configured ever so: there are thousands of them."""
+    """Disable LangSmith tracing inside episodes: a run has thousands of them."""
     for name in ("create_run", "update_run"):
         override_method(Client, name, _nothing)
 

@@ -1,4 +1,7 @@
-"""LlamaIndex: agents are workflows, and each step of one is a task of its own, which starts with a span."""
+"""Adapter for LlamaIndex, where agents are workflows.
+
+Each step of a workflow runs in a separate asyncio task, which starts with a span.
+"""
 
 from __future__ import annotations
 
@@ -27,34 +30,34 @@ class LlamaIndexAdapter(AgentAdapter):
     """The adapter ``llamaindex``."""
 
     def accepts(self, agent: object) -> bool:
-        """Whether it is a workflow, as agents and agent workflows are."""
+        """Return whether `agent` is a workflow; agents and agent workflows are."""
         return isinstance(agent, Workflow)
 
     def fresh(self, agent: object) -> object:
-        """The same: each run has a context and a memory of its own, unless it is given one."""
+        """Return the same object: each run has a new context and memory unless it is given one."""
         return agent
 
     def current_agent(self) -> str | None:
-        """The name of the agent whose step this is; in other workflows, that of the step."""
+        """Return the agent whose step is running; in other workflows, the step's name."""
         return _speaker.get()
 
     def prepare(self) -> None:
-        """Be told of steps."""
+        """Register a span handler that records steps."""
         with _lock:
             dispatcher = get_dispatcher()
             if not any(isinstance(handler, _Steps) for handler in dispatcher.span_handlers):
                 dispatcher.add_span_handler(_Steps())
 
     async def run(self, agent: object, task: Any) -> object:
-        """``run`` with the task as the user's message, or, of a mapping, with what it says."""
+        """Call ``run`` with the task as the user message, or with a mapping as the arguments."""
         assert isinstance(agent, Workflow)
         return await agent.run(**_inputs(agent, task))
 
 
 def _inputs(agent: Workflow, task: Any) -> Mapping[str, Any]:
-    """What the workflow begins with; one of the program's own may begin with anything.
+    """Return the arguments of ``run``; a workflow that is not an agent may take any.
 
-    :raises TypeError: an agent is given nothing to answer.
+    :raises TypeError: the task has no input that an agent answers.
     """
     is_agent = isinstance(agent, AgentWorkflow | BaseWorkflowAgent)
     if isinstance(task, Mapping):
@@ -70,11 +73,11 @@ def _inputs(agent: Workflow, task: Any) -> Mapping[str, Any]:
 
 
 class _Steps(NullSpanHandler):
-    """Notes in the task of a step whose it is; that task ends with it."""
+    """Record the current agent in the asyncio task of a step, which ends with the step."""
 
     @classmethod
     def class_name(cls) -> str:
-        """What LlamaIndex calls it."""
+        """Return the name under which LlamaIndex lists the handler."""
         return "AjetSteps"
 
     def span_enter(
@@ -86,13 +89,13 @@ class _Steps(NullSpanHandler):
         tags: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Called where the step runs; functions of LlamaIndex that are no steps have an object or no event."""
+        """Record the agent of a step. Spans that are not steps have an instance or no event."""
         del parent_id, tags, kwargs
         if instance is not None or current_route() is None:
             return
         for value in bound_args.arguments.values():
             if isinstance(value, Event):
-                # Named after the function, with a UUID.
+                # The span's id is the function's name followed by a UUID.
                 step = id_.partition("-")[0].rpartition(".")[2]
                 _speaker.set(str(getattr(value, "current_agent_name", "") or step))
                 return

@@ -1,4 +1,4 @@
-"""OpenAI Agents SDK: agents are descriptions that a `Runner` runs; whose turn it is is in the spans of its traces."""
+"""Adapter for the OpenAI Agents SDK, whose trace spans show whose turn it is."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ class OpenAIAgentsAdapter(AgentAdapter):
     """The adapter ``openai-agents``."""
 
     def accepts(self, agent: object) -> bool:
-        """Whether it is an `Agent`."""
+        """Return whether `agent` is an `Agent`."""
         return isinstance(agent, Agent)
 
     def fresh(self, agent: object) -> object:
-        """The same: conversations are in sessions, and a run without a session has none."""
+        """Return the same object: without a session, agents keep no conversation."""
         return agent
 
     def current_agent(self) -> str | None:
-        """The ``name`` of the agent in whose turn a model is called, also behind handoffs and ``as_tool``."""
+        """Return the ``name`` of the agent whose turn it is, including handoffs and ``as_tool``."""
         span = get_current_span()
         return span.agent if isinstance(span, NamedSpan) else None
 
     def prepare(self) -> None:
-        """Let spans of episodes say whose turn it is, and be told to nobody."""
+        """Make spans record whose turn it is in episodes, without exporting them."""
         name_spans()
 
     async def run(self, agent: object, task: object) -> object:
-        """``Runner.run``."""
+        """Call ``Runner.run``."""
         assert isinstance(agent, Agent)
         return await Runner.run(agent, _input(task))
 
     def run_sync(self, agent: object, task: object) -> object:
-        """``Runner.run_sync``."""
+        """Call ``Runner.run_sync``."""
         assert isinstance(agent, Agent)
         return Runner.run_sync(agent, _input(task))
 
 
 def _input(task: object) -> Any:
-    """A text, a list of messages, or one under ``messages``."""
+    """Return the input: a text, a list of messages, or the list under ``messages``."""
     if isinstance(task, list):
         return task
     if not isinstance(task, Mapping):
         return text_of_task(task)
     if "messages" not in task:
-        # Written out, it would tell the model what only the reward is to know.
+        # Converting the task to text could reveal to the model what only the reward may know.
         raise TypeError(
             f"a task with {', '.join(map(repr, task))} is no input of an agent, which is a text or has 'messages': "
             "decorate a function that runs the agent"

@@ -1,4 +1,4 @@
-"""What this plugin registers."""
+"""Plugin hooks that register this adapter."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ajet_core.plugin.spec import hookimpl
 
 @hookimpl
 def ajet_register_agents() -> Sequence[AgentSpec]:
-    """The adapter ``openai-agents``."""
+    """Register the adapter ``openai-agents``."""
     return (
         AgentSpec(
             name="openai-agents",
             target="ajet_agents_openai.adapter:OpenAIAgentsAdapter",
-            # Programs have packages of their own that are called agents.
+            # Programs often have their own package named agents.
             framework="agents.tracing",
             summary="agents of the OpenAI Agents SDK",
         ),

@@ -1,4 +1,4 @@
-"""Spans of episodes: they remember whose turn it is, and no processor hears of them."""
+"""Spans inside episodes: they record whose turn it is, and no processor receives them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _lock = threading.Lock()
 class NamedSpan(NoOpSpan[Any]):
     """A span that is not recorded.
 
-    :ivar agent: in whose turn it is; None outside of any.
+    :ivar agent: the agent whose turn it is; None outside any turn.
     """
 
     def __init__(self, span_data: Any, agent: str | None) -> None:
@@ -27,7 +27,7 @@ class NamedSpan(NoOpSpan[Any]):
 
 
 def name_spans() -> None:
-    """Let the provider of spans make those of episodes so; a repeat changes nothing."""
+    """Make the trace provider create such spans in episodes; repeated calls have no effect."""
     with _lock:
         provider = get_trace_provider()
         if not hasattr(provider, _MARK):
@@ -35,7 +35,7 @@ def name_spans() -> None:
 
 
 def _watch(provider: TraceProvider) -> None:
-    # Of the provider itself: another in its place would not be all that the program knows it for.
+    # Patch the provider itself: a replacement could lack what the program configured on it.
     create_trace, create_span = provider.create_trace, provider.create_span
 
     def creates_trace(name: str, *args: Any, disabled: bool = False, **others: Any) -> Trace:

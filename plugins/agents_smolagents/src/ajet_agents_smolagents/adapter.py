@@ -1,4 +1,4 @@
-"""smolagents: an agent holds its conversation, and runs in the thread that calls it."""
+"""Adapter for smolagents, whose agents keep their conversation and run in the calling thread."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ class SmolagentsAdapter(AgentAdapter):
 
     def __init__(self, settings: ComponentSettings) -> None:
         super().__init__(settings)
-        # Those of asyncio are a few for all.
+        # asyncio's default executor has too few threads.
         self._threads = Threads()
 
     def accepts(self, agent: object) -> bool:
-        """Whether it is an agent that takes steps, of whichever kind."""
+        """Return whether `agent` is a multi-step agent of any kind."""
         return isinstance(agent, MultiStepAgent)
 
     def fresh(self, agent: object) -> object:
-        """A twin with a memory, a state and an interpreter of its own; so are the agents that it manages.
+        """Return a twin with its own memory, state, interpreter and managed agents.
 
-        They share tools and loggers, and models but for retries: smolagents waits for a minute and more where a server
-        says that it is busy, when the SDK has already waited for as long as the server says.
+        Twins share tools and loggers. They also share models, but without retries: smolagents
+        waits a minute or more when a server reports that it is busy, although the SDK has
+        already waited for as long as the server requested.
         """
         assert isinstance(agent, MultiStepAgent)
         shared: dict[int, Any] = {}
@@ -40,21 +41,21 @@ class SmolagentsAdapter(AgentAdapter):
         return twin
 
     def current_agent(self) -> str | None:
-        """The agent's name, or its class if it has none."""
+        """Return the agent's name, or its class name if it has none."""
         return speaker()
 
     def prepare(self) -> None:
-        """Find out whose turn it is."""
+        """Start tracking whose turn it is."""
         instrument()
 
     async def run(self, agent: object, task: object) -> object:
-        """As `run_sync`, in a thread."""
+        """Call `run_sync` in a thread."""
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, context.run, self.run_sync, agent, task)
 
     def run_sync(self, agent: object, task: object) -> object:
-        """``run`` with the task as text, or, of a mapping, with what it says."""
+        """Call ``run`` with the task as text, or with the items of a mapping as arguments."""
         assert isinstance(agent, MultiStepAgent)
         if isinstance(task, Mapping):
             return agent.run(**task)
@@ -62,9 +63,10 @@ class SmolagentsAdapter(AgentAdapter):
 
 
 def _share(agent: MultiStepAgent, shared: dict[int, Any]) -> None:
-    """Note what is not to be copied of an agent and those that it manages: what cannot be, and what they remember.
+    """Record what a copy of an agent and its managed agents shares or gets empty.
 
-    The variables of an interpreter can be anything, such as modules.
+    This covers what cannot be copied, such as loggers and interpreter variables (which may be
+    modules), and what must not be copied, such as memory.
     """
     for thing in (agent.logger, *agent.tools.values()):
         shared[id(thing)] = thing
@@ -82,7 +84,7 @@ def _share(agent: MultiStepAgent, shared: dict[int, Any]) -> None:
 
 
 def _patient(model: Any) -> Any:
-    """A model that leaves trying again to the SDK."""
+    """Return a model without retries, which are left to the SDK."""
     retryer = getattr(model, "retryer", None)
     if retryer is None:
         return model

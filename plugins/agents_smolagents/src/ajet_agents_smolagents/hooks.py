@@ -1,4 +1,4 @@
-"""What this plugin registers."""
+"""Plugin hooks that register this adapter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ajet_core.plugin.spec import hookimpl
 
 @hookimpl
 def ajet_register_agents() -> Sequence[AgentSpec]:
-    """The adapter ``smolagents``."""
+    """Register the adapter ``smolagents``."""
     return (
         AgentSpec(
             name="smolagents",

@@ -1,4 +1,7 @@
-"""Whose turn it is: smolagents tells nobody, so two methods of its agents are wrapped, once for all."""
+"""Track whose turn it is, by wrapping two methods of the agent class.
+
+smolagents itself does not expose it.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,16 @@ _lock = threading.Lock()
 
 
 def speaker() -> str | None:
-    """The agent whose turn it is in this thread."""
+    """Return the name of the agent whose turn it is in the current context."""
     return _speaker.get()
 
 
 def instrument() -> None:
-    """Wrap what has to be; a repeat changes nothing. Outside of episodes the wrappers do nothing.
+    """Wrap the methods that start a turn; repeated calls have no effect.
 
-    :raises ConfigError: this version of smolagents is made differently.
+    The wrappers do nothing outside episodes.
+
+    :raises ConfigError: this version of smolagents lacks one of the methods.
     """
     override_method(MultiStepAgent, "run", _running)
     override_method(MultiStepAgent, "write_memory_to_messages", _remembering)
@@ -40,7 +45,7 @@ def _name(agent: Any) -> str:
 
 
 def _running(run: Callable[..., Any]) -> Callable[..., Any]:
-    """It is the agent's turn until its run ends, and then that of the one who called it."""
+    """Make it the agent's turn until its run ends, then the caller's again."""
 
     def runs(agent: Any, *args: Any, **kwargs: Any) -> Any:
         if current_route() is None:
@@ -51,7 +56,7 @@ def _running(run: Callable[..., Any]) -> Callable[..., Any]:
             result = run(agent, *args, **kwargs)
             return result
         finally:
-            # A stream has not begun yet, and goes on in this context.
+            # A stream has not started yet, and continues in this context.
             if not isinstance(result, GeneratorType):
                 _speaker.reset(before)
 
@@ -59,7 +64,10 @@ def _running(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _remembering(write: Callable[..., Any]) -> Callable[..., Any]:
-    """Before it asks its model an agent puts its memory into words; streams of several agents may take turns."""
+    """Set the current agent when it writes its messages, just before it calls its model.
+
+    Streams of several agents may be interleaved.
+    """
 
     def writes(agent: Any, *args: Any, **kwargs: Any) -> Any:
         if current_route() is not None:
@@ -70,7 +78,10 @@ def _remembering(write: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Carrying(ThreadPoolExecutor):
-    """Takes the context along to the thread in which a `CodeAgent`'s code runs: it calls tools and agents."""
+    """Executor that passes the context to the thread where a `CodeAgent`'s code runs.
+
+    That code calls tools and agents.
+    """
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if current_route() is None:
