@@ -26,9 +26,10 @@ from ajet_engines.served.launching import explained, find_python, has_gpu
 
 
 class SglangEngine(ServedEngine):
-    """SGLang servers: started here, or running already at the operator's URLs.
+    """Run SGLang servers, or attach to servers that already run at the operator's URLs.
 
-    Servers that are started listen at Unix sockets that nobody else reaches, and ask for a key that only this process knows.
+    Started servers listen on Unix sockets that no other user can reach, and require a key that only
+    this process knows.
     """
 
     name = "sglang"
@@ -43,13 +44,13 @@ class SglangEngine(ServedEngine):
         self.sockets = SocketDirectory("sglang")
 
     def replicas(self) -> int:
-        """One for each URL, or as many as the settings say."""
+        """Return the number of URLs, or the configured number of replicas."""
         return len(self.context.servers.urls) or self._options.replicas
 
     async def launch(self, replica: Replica, model: ModelConfig) -> Launched:
         """Start a server, or wait for the one at the replica's URL.
 
-        :raises EngineError: it did not come up; the message has the last lines of its log.
+        :raises EngineError: it did not start; the message contains the last lines of its log.
         """
         servers, options = self.context.servers, self._options
         if servers.urls:
@@ -66,7 +67,7 @@ class SglangEngine(ServedEngine):
             model=model,
             socket=socket,
             cpu=options.device == "cpu" or (options.device == "auto" and not has_gpu()),
-            # Servers that drew the same numbers would give the same answers.
+            # Servers with the same seed would give the same answers.
             seed=hash((self.context.seed, replica.number, replica.lives)) % 2**31,
         )
         server = _server(
@@ -89,14 +90,14 @@ class SglangEngine(ServedEngine):
         return Launched(server, process)
 
     async def close(self) -> None:
-        """End all servers that were started."""
+        """Stop all servers that were started."""
         await super().close()
         self.sockets.close()
 
     async def sleep(self) -> None:
         """Free the servers' GPU memory.
 
-        :raises EngineError: they were not started for it; nothing is changed.
+        :raises EngineError: they were not started with sleep mode; nothing changes.
         """
         if not self._options.sleep:
             raise EngineError("the SGLang servers cannot sleep: set engine.settings.sleep")

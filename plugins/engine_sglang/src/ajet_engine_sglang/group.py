@@ -1,4 +1,4 @@
-"""An SGLang server as one that weights are broadcast to, by SGLang's own routes."""
+"""An SGLang server as a receiver of weight broadcasts, through SGLang's own routes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ajet_engines.collective import Backend, Group, GroupMember, TensorSpec
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
-# SGLang holds so much in memory beside the model at a time.
+# Upper limit of what SGLang holds in memory at a time besides the model.
 _BUCKET_BYTES = 1 << 30
 _MOST_ITEM_BYTES = 8
 
 
 class SglangMember(GroupMember):
-    """Its processes receive.
+    """A server whose scheduler processes receive the weights.
 
-    :param ask: posts JSON to a route.
+    :param ask: posts JSON to a route of the server.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -28,23 +28,23 @@ class SglangMember(GroupMember):
         self._backends: list[Backend] = []
 
     def describe(self, ranks: int, *, gpu: bool) -> None:
-        """Say what the server is; called before anything else.
+        """Set the server's properties; call this before any other method.
 
-        :param ranks: of tensor parallelism.
+        :param ranks: number of tensor parallel ranks.
         """
         self._ranks = ranks
         self._backends = ["nccl", "gloo"] if gpu else ["gloo"]
 
     def ranks(self) -> int:
-        """One for each part of the tensors."""
+        """Return the number of tensor parallel ranks."""
         return self._ranks
 
     def backends(self) -> list[Backend]:
-        """By the server's device."""
+        """Return the backends that the server's device supports."""
         return self._backends
 
     async def join(self, group: Group) -> None:
-        """Have all processes join."""
+        """Make all processes join the group."""
         body = {
             "master_address": group.host,
             "master_port": group.port,
@@ -57,7 +57,7 @@ class SglangMember(GroupMember):
         self._name = group.name
 
     async def take(self, tensors: Sequence[TensorSpec]) -> None:
-        """Have all processes receive one part of the tensors after the other."""
+        """Make all processes receive the tensors, one bucket after the other."""
         await self._ask("/begin_weight_update", {})
         for part in _buckets(tensors):
             body = {
@@ -65,14 +65,14 @@ class SglangMember(GroupMember):
                 "dtypes": [tensor.dtype for tensor in part],
                 "shapes": [list(tensor.shape) for tensor in part],
                 "group_name": self._name,
-                # Of what is cached nothing may be left, whichever part was the last.
+                # Flush with every bucket: no cached value may remain after the last one.
                 "flush_cache": True,
             }
             await self._ask("/update_weights_from_distributed", body)
         await self._ask("/end_weight_update", {})
 
     async def leave(self) -> None:
-        """Have all processes leave."""
+        """Make all processes leave the group."""
         await self._ask("/destroy_weights_update_group", {"group_name": self._name})
 
 

@@ -1,4 +1,4 @@
-"""What this plugin registers."""
+"""Plugin hooks that register this engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_TOP_LOGPROBS = 20
 
 @hookimpl
 def ajet_register_engines() -> Sequence[EngineSpec]:
-    """The engine ``sglang``."""
+    """Register the engine ``sglang``."""
     return (
         EngineSpec(
             name="sglang",

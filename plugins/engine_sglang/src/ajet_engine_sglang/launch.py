@@ -1,4 +1,4 @@
-"""How an SGLang server is started: command line and environment."""
+"""Command line and environment of an SGLang server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from ajet_engines.served.launching import (
 )
 
 IN_SERVER = Path(__file__).with_name("in_server")
-# What agentjet decides, what would change which tokens or logprobs are answered, and what runs code of a model or a file.
+# Arguments that agentjet sets, that would change tokens or logprobs, or that run code of a model or
+# a file.
 _DENIED = """
     --model-path --model --tokenizer-path --tokenizer-mode --skip-tokenizer-init --dtype --context-length --random-seed
     --served-model-name --host --port --api-key --admin-api-key --config --device --ssl-keyfile --ssl-certfile
@@ -38,12 +39,12 @@ _ON_CPU = """
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """One server.
+    """How to start one server.
 
     :param python: interpreter that has SGLang.
-    :param arguments: the operator's.
-    :param socket: where it is to listen.
-    :param cpu: it computes on the CPU.
+    :param arguments: additional arguments from the operator.
+    :param socket: path of the socket to listen on.
+    :param cpu: whether the server computes on the CPU.
     """
 
     python: str
@@ -55,7 +56,7 @@ class LaunchPlan:
     seed: int
 
     def command(self) -> list[str]:
-        """Interpreter and arguments.
+        """Return the command line.
 
         :raises ConfigError: the operator's arguments are not allowed.
         """
@@ -67,7 +68,7 @@ class LaunchPlan:
         command += ["--stream-interval", str(options.chunk_tokens)]
         command += ["--incremental-streaming-output", "--enable-metrics", "--skip-server-warmup"]
         command += ["--grammar-backend", "none", "--enable-custom-logit-processor"]
-        # Otherwise a server that has nothing to do takes all of a core, which the trainer needs.
+        # Without it an idle server uses a whole core, which the trainer needs.
         command += ["--sleep-on-idle"]
         command += ["--max-running-requests", str(options.max_running_requests)]
         if model.max_context is not None:
@@ -82,17 +83,17 @@ class LaunchPlan:
         return [*command, *self.arguments]
 
     def environment(self, replica: int, key: str) -> dict[str, str]:
-        """All of it. Replicas on GPUs get GPUs of their own, one after the other."""
+        """Return the whole environment. Each replica on GPUs gets its own consecutive GPUs."""
         options = self.options
         found = server_environment(IN_SERVER) | {
             "SERVED_API_KEY": key,
             "SERVED_SOCKET": str(self.socket),
-            # It would listen by itself.
+            # The Rust server would open a port of its own.
             "SGLANG_RUST_SERVER": "0",
-            # Logprobs would be of another temperature than what was drawn.
+            # Otherwise logprobs would ignore the sampling temperature.
             "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
         }
-        # Weights that are broadcast to it come from this machine.
+        # Weights are broadcast from the same machine.
         found.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if self.cpu:
             found |= {"SGLANG_USE_CPU_ENGINE": "0", "OMP_NUM_THREADS": str(options.threads)}
@@ -103,6 +104,6 @@ class LaunchPlan:
 
 
 def _context(model: ModelConfig, wanted: int) -> int:
-    """So much more than is wanted as SGLang leaves unused, unless the model has no more."""
+    """Add the tokens that SGLang leaves unused, as far as the model's context allows."""
     limit = int(model_config(model)["max_position_embeddings"])
     return max(wanted, min(wanted + RESERVED, limit))

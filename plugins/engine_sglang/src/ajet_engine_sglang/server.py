@@ -1,4 +1,4 @@
-"""What an SGLang server understands."""
+"""Client of one SGLang server."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from ajet_engines.served.probing import PROBE, is_scaled, is_whole, probed
 from ajet_engines.served.sealing import of_all_ranks
 from ajet_engines.shaping import is_shaped, sampling_overrides
 
-# Of its context SGLang leaves so many tokens unused, whatever the prompt.
+# SGLang leaves this many tokens of its context unused, whatever the prompt.
 RESERVED = 6
 _HOW_TO_FIT = (
     "set model.max_context lower, or give the server more room for keys and values: engine.settings.kv_tokens on a CPU, "
     "engine.settings.memory_fraction on GPUs"
 )
-# Less than any GET may take, so that it is SGLang which says that it did not get there.
+# Shorter than the time limit of a GET, so that SGLang itself reports that it is not idle yet.
 _IDLE_SECONDS = 15
 _NO_ENTRY = (401, 403)
-# Without the second, weights would be lost by sleeping.
+# Without the second argument, sleeping would lose the weights.
 SLEEPS = "--enable-memory-saver --enable-weights-cpu-backup"
 _SLEEPS = ("enable_memory_saver", "enable_weights_cpu_backup")
-# As in_server/ajet_sglang_scheduler.py has it.
+# Must equal `PROCESSOR` in in_server/ajet_sglang_scheduler.py.
 _SHAPING = "ajet_shaping"
-# As in_server/ajet_sglang_weights.py has it.
+# Must equal `LOADED` in in_server/ajet_sglang_weights.py.
 _LOADED = "ajet_loaded"
 _LOAD = {"sglang:num_running_reqs": "running", "sglang:num_queue_reqs": "waiting"}
 
 
 @dataclass(slots=True)
 class _Counted:
-    """Of what was asked here: SGLang counts a request when it ends."""
+    """Token counts of this client's requests; SGLang itself counts a request only when it ends."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -57,9 +57,10 @@ class _Counted:
 class SglangServer(HttpModelServer):
     """A server of SGLang 0.5.23 or later.
 
-    :param model: its directory, and how long contexts may be.
-    :param shapes: it was started as `ajet_sglang_server`, with what penalties, biases and grammars need.
-    :param sleeps: it is to be able to sleep.
+    :param model: directory and context limit of the model.
+    :param shapes: whether it was started as `ajet_sglang_server`, with support for penalties,
+        biases and grammars.
+    :param sleeps: whether it must be able to sleep.
     """
 
     kind = "SGLang"
@@ -69,40 +70,44 @@ class SglangServer(HttpModelServer):
         self._shapes = shapes
         self._sleeps, self._asleep = sleeps, False
         self._counted = _Counted()
-        # One for each request that has sampled something and is not over.
+        # One future for each request that has sampled a token and has not ended.
         self._begun: set[asyncio.Future[None]] = set()
-        # Whoever used it before may have left it paused.
+        # An earlier client may have left it paused.
         self._paused = True
         super().__init__(http)
 
     def member(self) -> SglangMember:
-        """Its schedulers."""
+        """Return the server's schedulers as receivers of weights."""
         self._member = SglangMember(self.ask)
         return self._member
 
     async def healthy(self) -> bool:
-        """Whether it answers, and computes unless it is paused: SGLang's own probe would wait for the end of that."""
+        """Return whether the server answers and, unless it is paused, computes.
+
+        SGLang's own probe would wait for the end of a pause.
+        """
         if not self._paused:
             return await super().healthy()
         try:
-            # Its scheduler is asked for that.
+            # This route asks the scheduler.
             await self.http.get("/server_info")
         except ServerGoneError:
             return False
         except ServerRefusedError as error:
-            # `prepare` says so.
+            # `prepare` reports this error.
             return error.status in _NO_ENTRY
         return True
 
     async def prepare(self) -> EngineInfo:
-        """What it serves.
+        """Check the server and return what it serves.
 
-        :raises EngineError: it was started in a way that this engine cannot use, or the model's context does not fit.
+        :raises EngineError: it was started in a way that this engine cannot use, or the model's
+            context does not fit.
         """
         served = json.loads(await self.get("/server_info"))
         if not served.get("incremental_streaming_output"):
             raise EngineError("start the SGLang server with --incremental-streaming-output")
-        # It takes prompts that are shorter than this.
+        # The server accepts only prompts that are shorter than this.
         room = int(served["max_req_input_len"])
         config = model_config(self._model)
         wanted = self._model.max_context or room
@@ -127,7 +132,7 @@ class SglangServer(HttpModelServer):
             await self.get("/freeze_gc")
         gpu = served["device"] != "cpu"
         self._member.describe(int(served["tp_size"]), gpu=gpu)
-        # A CPU has no memory to free, and the routes answer.
+        # A CPU has no GPU memory to free, and the routes still answer.
         if self._sleeps and gpu and not all(map(served.get, _SLEEPS)):
             raise EngineError(
                 f"the SGLang server cannot sleep, as engine.settings.sleep wants: start it with {SLEEPS}"
@@ -137,7 +142,7 @@ class SglangServer(HttpModelServer):
         )
 
     async def _probe(self) -> None:
-        """Look at logprobs of which it is known what they have to be."""
+        """Check that logprobs follow the temperature and cover the whole distribution."""
         _, once = await probed(self._sample, PROBE)
         _, twice = await probed(self._sample, replace(PROBE, temperature=2.0))
         if not is_scaled(once, twice):
@@ -154,7 +159,8 @@ class SglangServer(HttpModelServer):
     def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         """Sample one completion. Its logprobs are those before top-p and top-k.
 
-        :raises UnsupportedError: penalties, a bias or a grammar, of a server that was not started here.
+        :raises UnsupportedError: the request has penalties, a bias or a grammar, and agentjet did
+            not start the server.
         """
         if is_shaped(request.sampling) and not self._shapes:
             raise UnsupportedError(
@@ -178,7 +184,7 @@ class SglangServer(HttpModelServer):
                     if over not in self._begun:
                         self._begun.add(over)
                         self._counted.prompt_tokens += len(request.prompt_ids)
-                        # A request that was ended while it waited says nothing of it.
+                        # A request that was aborted while it waited does not report cached tokens.
                         self._counted.cached_tokens += int(
                             event["meta_info"].get("cached_tokens", 0)
                         )
@@ -192,32 +198,34 @@ class SglangServer(HttpModelServer):
             over.set_result(None)
 
     async def halt(self) -> None:
-        """End all requests; what they have sampled is sent. What was cached is forgotten.
+        """Abort all requests, sending what they have sampled, and flush the cache.
 
-        SGLang's own pause looks once a second whether any are left. So they are ended first, which takes one forward
-        pass, and the pause is left with those that were on their way.
+        SGLang's own pause checks only once a second whether requests are left. So requests are
+        aborted first, which takes one forward pass, and the pause then covers only those that have
+        just arrived.
         """
-        # Those that begin after it was told are not ended by this.
+        # The abort does not affect requests that start after the server received it.
         begun = set(self._begun)
         await self.ask("/abort_request", {"abort_all": True})
         if begun:
             await asyncio.wait(begun)
         self._paused = True
         await self.ask("/pause_generation", {"mode": "abort"})
-        # The last answer is sent before the forward pass is quite over. Until then SGLang takes no weights, and would end of
-        # being told to sleep; this waits for that.
+        # The last answer is sent before the forward pass ends. Until then SGLang cannot load
+        # weights, and a request to sleep would crash it. Flushing the cache waits for the end.
         await self.get(f"/flush_cache?timeout={_IDLE_SECONDS}")
 
     async def go_on(self) -> None:
-        """Begin requests again."""
+        """Accept requests again."""
         await self.ask("/continue_generation", {})
         self._paused = False
 
     async def load(self, update: WeightUpdate) -> None:
-        """Load a directory, or what is broadcast, into the running model, and forget what was cached.
+        """Load a directory or a broadcast into the running model, and flush the cache.
 
-        :raises WeightsGoneError: nobody broadcasts it; it serves what it did.
-        :raises EngineError: it refused.
+        :raises WeightsGoneError: no process broadcasts the weights; the server keeps the previous
+            ones.
+        :raises EngineError: the server refused.
         """
         if update.channel == COLLECTIVE:
             await self.receiver.receive(update)
@@ -231,14 +239,17 @@ class SglangServer(HttpModelServer):
         await self.ask("/update_weights_from_disk", body)
 
     async def checksums(self) -> dict[str, str] | None:
-        """What all schedulers say that they have loaded; None of a server that was not started here."""
+        """Return the checksums of what all schedulers loaded.
+
+        None if agentjet did not start the server.
+        """
         if not self._shapes:
             return None
         answer = await self.ask("/weights_checker", {"action": _LOADED})
         return of_all_ranks([rank["checksums"] for rank in answer["ranks"]])
 
     async def score(self, token_ids: list[int]) -> list[float] | None:
-        """As it tells them of a prompt."""
+        """Return the logprobs of a prompt's tokens after the first."""
         body = {
             "input_ids": token_ids,
             "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
@@ -248,11 +259,11 @@ class SglangServer(HttpModelServer):
         await self.go_on()
         answer = await self.ask("/generate", body)
         await self.halt()
-        # Of the first token there is none.
+        # The first token has no logprob.
         return [float(row[0]) for row in answer["meta_info"]["input_token_logprobs"][1:]]
 
     async def stats(self) -> EngineStats:
-        """Tokens as they arrived here, requests from ``/metrics``."""
+        """Return token counts of this client, and request counts from ``/metrics``."""
         load = await self.counters(_LOAD)
         return EngineStats(
             running=load["running"],
@@ -263,8 +274,8 @@ class SglangServer(HttpModelServer):
         )
 
     async def sleep(self) -> None:
-        """Move the weights to host memory, and forget keys and values."""
-        # Also if nobody waits for the answer any more.
+        """Move the weights to host memory, and discard keys and values."""
+        # Set before the request, in case it is cancelled.
         self._asleep = True
         try:
             await self.ask("/release_memory_occupation", {})
@@ -273,7 +284,7 @@ class SglangServer(HttpModelServer):
             raise
 
     async def wake(self) -> None:
-        """Move them back, unless it has come up while others slept: SGLang would end of being told so."""
+        """Move the weights back, unless the server started while others slept: it would crash."""
         if self._asleep:
             await self.ask("/resume_memory_occupation", {})
         self._asleep = False
@@ -291,7 +302,7 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
             "stop_token_ids": list(sampling.stop_token_ids),
-            # With it SGLang would stop at none of the request's either.
+            # With ignore_eos, SGLang would also ignore the request's stop tokens.
             "ignore_eos": not sampling.stop_token_ids,
             "skip_special_tokens": False,
             "no_stop_trim": True,
@@ -304,7 +315,7 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
 
 
 class _Answer:
-    """Reads the events of one request."""
+    """Parser of the events of one request."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self._stops = request.sampling.stop_token_ids
@@ -312,16 +323,16 @@ class _Answer:
         self._seen = 0
 
     def piece(self, event: dict[str, Any]) -> Piece:
-        """What is new.
+        """Return the new tokens of an event.
 
-        :raises ServerRefusedError: it could not be computed. SGLang says so as it says that it was told to end it, but with
+        :raises ServerRefusedError: the request failed. SGLang reports this as an abort, but with
             the status of an error.
         """
         meta = event["meta_info"]
         reason = meta["finish_reason"] or {}
         if reason.get("type") == "abort" and reason.get("status_code"):
             raise ServerRefusedError(int(reason["status_code"]), str(reason.get("message")))
-        # Of a request that was ended while it waited for room, all is told once more.
+        # A request that was aborted while it waited for room reports all its tokens again.
         fresh = int(meta["completion_tokens"]) - self._seen
         self._seen += fresh
         rows = meta.get("output_token_logprobs") or []
@@ -342,14 +353,15 @@ class _Answer:
         match reason.get("type"):
             case "length":
                 return "length"
-            # At the model's own end token too, which is none of the request's: it goes on then, as after a halt.
+            # SGLang also stops at the model's own end token. If the request does not have it as a
+            # stop token, the request continues, as after a halt.
             case "stop" if ids and ids[-1] in self._stops:
                 return "stop"
         return None
 
 
 def _refusal(error: ServerRefusedError) -> Exception:
-    """What a refusal of a request means. A failure of the server is one, until somebody has looked at it."""
+    """Translate a refusal of a request; a server error counts as a gone server until checked."""
     if error.status >= 500:
         return ServerGoneError(str(error))
     if "context length" in error.message or "maximum allowed length" in error.message:

@@ -1,4 +1,7 @@
-"""Settings of the engine that a run's configuration may choose. What is executed, and where, is the operator's."""
+"""Engine settings that a run's configuration may choose.
+
+The operator decides what is executed, and where.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ from ajet_core.interfaces import ComponentSettings
 
 
 class SglangEngineSettings(ComponentSettings):
-    """Settings of the engine ``sglang``. They say how servers are started; those that run already have their own.
+    """Settings of the engine ``sglang``, for the servers that it starts.
 
-    :param replicas: servers to start.
-    :param device: ``auto`` takes a GPU if there is any.
-    :param tensor_parallel_size: GPUs of one server.
-    :param memory_fraction: part of a GPU's memory for weights, keys and values.
-    :param max_running_requests: requests that a server computes at the same time.
-    :param sleep: allow `sleep` and `wake`, which free the GPU's memory while something else needs it. Weights are kept in
-        host memory meanwhile.
-    :param kv_tokens: tokens whose keys and values a server keeps on the CPU.
-    :param threads: CPU threads of a server on the CPU.
-    :param chunk_tokens: tokens of a chunk of an answer.
-    :param boot_timeout_seconds: longest time a server may take to start, or to load other weights.
+    :param replicas: number of servers to start.
+    :param device: ``auto`` uses a GPU if there is one.
+    :param tensor_parallel_size: number of GPUs for each server.
+    :param memory_fraction: fraction of a GPU's memory for weights, keys and values.
+    :param max_running_requests: maximum number of requests that a server computes at the same time.
+    :param sleep: allow `sleep` and `wake`, which free GPU memory while another component needs it.
+        Weights are kept in host memory meanwhile.
+    :param kv_tokens: number of tokens whose keys and values a server keeps on the CPU.
+    :param threads: number of CPU threads of a server on the CPU.
+    :param chunk_tokens: number of tokens in a chunk of an answer.
+    :param boot_timeout_seconds: maximum time for a server to start or to load other weights.
     """
 
     replicas: Annotated[int, Field(ge=1, le=64)] = 1

@@ -1,4 +1,4 @@
 """agentjet's inference engine on vLLM servers.
 
-vLLM itself is needed by the server processes alone, which may run in an interpreter of their own.
+Only the server processes need vLLM itself, and they may run in a separate interpreter.
 """

@@ -25,9 +25,9 @@ from ajet_engines.served.launching import explained, find_python, has_gpu
 
 
 class VllmEngine(ServedEngine):
-    """vLLM servers: started here, or running already at the operator's URLs.
+    """Run vLLM servers, or attach to servers that already run at the operator's URLs.
 
-    Servers that are started listen at Unix sockets that nobody else reaches.
+    Started servers listen on Unix sockets that no other user can reach.
     """
 
     name = "vllm"
@@ -42,13 +42,13 @@ class VllmEngine(ServedEngine):
         self.sockets = SocketDirectory("vllm")
 
     def replicas(self) -> int:
-        """One for each URL, or as many as the settings say."""
+        """Return the number of URLs, or the configured number of replicas."""
         return len(self.context.servers.urls) or self._options.replicas
 
     async def launch(self, replica: Replica, model: ModelConfig) -> Launched:
         """Start a server, or wait for the one at the replica's URL.
 
-        :raises EngineError: it did not come up; the message has the last lines of its log.
+        :raises EngineError: it did not start; the message contains the last lines of its log.
         """
         urls = self.context.servers.urls
         if urls:
@@ -66,7 +66,7 @@ class VllmEngine(ServedEngine):
             model=model,
             socket=socket,
             cpu=self._options.device == "cpu" or (self._options.device == "auto" and not has_gpu()),
-            # Servers that drew the same numbers would give the same answers.
+            # Servers with the same seed would give the same answers.
             seed=hash((self.context.seed, replica.number, replica.lives)) % 2**31,
         )
         server = self._server(Address("http://vllm", socket), model)
@@ -92,13 +92,13 @@ class VllmEngine(ServedEngine):
     async def sleep(self) -> None:
         """Free the servers' GPU memory.
 
-        :raises EngineError: they were not started for it.
+        :raises EngineError: they were not started with sleep mode.
         """
         if not self._options.sleep:
             raise EngineError("the vLLM servers cannot sleep: set engine.settings.sleep")
         await super().sleep()
 
     async def close(self) -> None:
-        """End all servers that were started."""
+        """Stop all servers that were started."""
         await super().close()
         self.sockets.close()

@@ -1,4 +1,4 @@
-"""A vLLM server as one that weights are broadcast to."""
+"""A vLLM server as a receiver of weight broadcasts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Rpc = Callable[[str, dict[str, Any]], Awaitable[list[Any]]]
 
 
 class VllmMember(GroupMember):
-    """Its workers receive, by methods of our extension.
+    """A server whose workers receive the weights, through methods of agentjet's worker extension.
 
-    :param rpc: calls a method of all workers, with text as arguments; what each of them answers.
+    :param rpc: calls a method of all workers with text arguments, and returns each worker's answer.
     """
 
     def __init__(self, rpc: Rpc) -> None:
@@ -23,28 +23,28 @@ class VllmMember(GroupMember):
         self._backends: list[Backend] = []
 
     async def prepare(self) -> None:
-        """Ask the workers what they are; called before anything else."""
+        """Read the workers' properties; call this before any other method."""
         found = await self._rpc("ajet_collectives", {})
         self._ranks = len(found)
         self._backends = found[0]
 
     def ranks(self) -> int:
-        """One for each worker."""
+        """Return the number of workers."""
         return self._ranks
 
     def backends(self) -> list[Backend]:
-        """As the workers say."""
+        """Return the backends that the workers support."""
         return self._backends
 
     async def join(self, group: Group) -> None:
-        """Have all workers join."""
+        """Make all workers join the group."""
         await self._rpc("ajet_join_group", {"group": group.model_dump_json()})
 
     async def take(self, tensors: Sequence[TensorSpec]) -> None:
-        """Have all workers receive, and load what they receive."""
+        """Make all workers receive and load the tensors."""
         described = json.dumps([tensor.model_dump() for tensor in tensors])
         await self._rpc("ajet_receive_weights", {"tensors": described})
 
     async def leave(self) -> None:
-        """Have all workers leave."""
+        """Make all workers leave the group."""
         await self._rpc("ajet_leave_group", {})

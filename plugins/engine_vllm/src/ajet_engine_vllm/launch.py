@@ -1,4 +1,4 @@
-"""How a vLLM server is started: interpreter, command line, environment."""
+"""Interpreter, command line and environment of a vLLM server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ajet_engine_vllm.server import IN_SERVER, LOGITS_PROCESSOR, SERVED_NAME, WO
 from ajet_engine_vllm.settings import VllmEngineSettings
 from ajet_engines.served.launching import check_arguments, dtype_of, gpus_of, server_environment
 
-# What agentjet decides, what would change which tokens or logprobs are answered, and what runs code of a model or a file.
+# Arguments that agentjet sets, that would change tokens or logprobs, or that run code of a model or
+# a file.
 _DENIED = """
     --model --tokenizer --tokenizer-mode --skip-tokenizer-init --dtype --max-model-len --seed --served-model-name
     --host --port --uds --api-key --ssl-keyfile --ssl-certfile --root-path --config --headless --grpc --middleware
@@ -27,11 +28,11 @@ DENIED = frozenset(_DENIED.split())
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """One server.
+    """How to start one server.
 
     :param python: interpreter that has vLLM.
-    :param socket: where it is to listen.
-    :param cpu: it computes on the CPU.
+    :param socket: path of the socket to listen on.
+    :param cpu: whether the server computes on the CPU.
     """
 
     python: str
@@ -43,7 +44,7 @@ class LaunchPlan:
     seed: int
 
     def command(self) -> list[str]:
-        """Interpreter and arguments.
+        """Return the command line.
 
         :raises ConfigError: the operator's arguments are not allowed.
         """
@@ -70,7 +71,7 @@ class LaunchPlan:
             command += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
         if self._eager:
             command += ["--enforce-eager"]
-        # On a CPU vLLM has no such mode, and nothing to free.
+        # On a CPU vLLM has no sleep mode, and there is no GPU memory to free.
         if options.sleep and not self.cpu:
             command += ["--enable-sleep-mode"]
         return [*command, *self.arguments]
@@ -81,14 +82,14 @@ class LaunchPlan:
         return self.cpu if eager is None else eager
 
     def environment(self, replica: int) -> dict[str, str]:
-        """All of it. Replicas on GPUs get GPUs of their own, one after the other."""
+        """Return the whole environment. Each replica on GPUs gets its own consecutive GPUs."""
         options = self.options
         found = server_environment(IN_SERVER) | {
-            # The routes that change weights; nobody but this process reaches the socket.
+            # Enables the routes that change weights; only this process can reach the socket.
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_NO_USAGE_STATS": "1",
-            # What is put into the sampler fits this one alone.
+            # `PolicyLogprobs` supports only the sampler of this model runner.
             "VLLM_USE_V2_MODEL_RUNNER": "0",
         }
         if self.cpu:
@@ -103,7 +104,7 @@ class LaunchPlan:
                     "OMP_NUM_THREADS": str(options.threads),
                 }
             if self._eager:
-                # Parts of the sampler would be compiled nevertheless, in the middle of the first request.
+                # Otherwise parts of the sampler would be compiled during the first request.
                 found["TORCH_COMPILE_DISABLE"] = "1"
         elif options.replicas > 1:
             each = options.tensor_parallel_size

@@ -1,4 +1,4 @@
-"""What a vLLM server understands."""
+"""Client of one vLLM server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ HOW_TO_START = (
     f"{LOGITS_PROCESSOR} --logprobs-mode processed_logprobs --max-logprobs 20 --generation-config vllm "
     "--skip-tokenizer-init"
 )
-# The first chunk comes at once and the last at the end: whoever does not stream need not pay for more.
+# The first chunk is sent at once and the last at the end. Requests that do not stream need no
+# others.
 _ALL_TOKENS = 1 << 30
 _PREFIX = "token_id:"
 _COUNTERS = {
@@ -55,15 +56,15 @@ _COUNTERS = {
     "vllm:prefix_cache_hits_total": "cached_tokens",
     "vllm:generation_tokens_total": "sampled_tokens",
 }
-# More than any two logits differ.
+# Larger than the difference of any two logits.
 _DECIDING = 1e4
 
 
 class VllmServer(HttpModelServer):
-    """A server of vLLM, of a version that `check_version` accepts.
+    """A vLLM server of a version that `check_version` accepts.
 
-    :param model: that it serves.
-    :param options: the engine's.
+    :param model: the served model.
+    :param options: settings of the engine.
     """
 
     kind = "vLLM"
@@ -76,12 +77,12 @@ class VllmServer(HttpModelServer):
         super().__init__(http)
 
     def member(self) -> VllmMember:
-        """Its workers."""
+        """Return the server's workers as receivers of weights."""
         self._member = VllmMember(self._rpc)
         return self._member
 
     async def prepare(self) -> EngineInfo:
-        """Find out what it serves and how its logprobs are meant.
+        """Check the server and return what it serves.
 
         :raises EngineError: it is too old, or was started in a way that this engine cannot use.
         """
@@ -107,7 +108,7 @@ class VllmServer(HttpModelServer):
         return info
 
     async def _probe(self) -> None:
-        """Look at logprobs of which it is known what they have to be."""
+        """Check that logprobs follow the temperature, and which options leave them whole."""
         _, once = await self._probed(PROBE)
         _, twice = await self._probed(replace(PROBE, temperature=2.0))
         if not is_scaled(once, twice):
@@ -116,13 +117,14 @@ class VllmServer(HttpModelServer):
             )
         top, cut = await self._probed(replace(PROBE, top_k=1, top_logprobs=2))
         self._cuts = is_whole(cut, once)
-        # Were it not for the bias, the most likely token would be another one; the logprobs are to be as without it.
+        # Without the bias another token would be the most likely one; the logprobs must ignore the
+        # bias.
         unlikely = PROBED_IDS[0] if top != PROBED_IDS[0] else PROBED_IDS[1]
         shaped = replace(PROBE, temperature=0.0, logit_bias=((unlikely, _DECIDING),))
         chosen, same = await self._probed(shaped)
         self._shapes = chosen == unlikely and is_whole(same, once)
         if self._shapes and self._has_tokenizer:
-            # The server may have been started with another directory, or none.
+            # The server may use another model directory, or one without a tokenizer.
             held = replace(PROBE, grammar=f"start: <[{unlikely}]>", stop_token_ids=(top,))
             chosen, _ = await self._probed(held)
             self._holds = chosen == unlikely
@@ -133,8 +135,8 @@ class VllmServer(HttpModelServer):
     def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         """Sample one completion.
 
-        :raises UnsupportedError: top-p, top-k, penalties, a bias or a grammar, of a server that gives logprobs of what they
-            leave, or was not started for them.
+        :raises UnsupportedError: the request has top-p, top-k, penalties, a bias or a grammar, and
+            the server was not started for it or reports logprobs of a truncated distribution.
         """
         sampling = request.sampling
         if is_shaped(sampling) and not self._shapes:
@@ -165,7 +167,8 @@ class VllmServer(HttpModelServer):
                         raise ServerRefusedError(int(error["code"]), str(error["message"]))
                     for choice in event["choices"]:
                         piece = _piece(choice, request.sampling.top_logprobs)
-                        # A request that is ended between two tokens says so with none.
+                        # A request that is aborted between two tokens sends an event without
+                        # tokens.
                         if piece.token_ids or piece.finish_reason is not None:
                             yield piece
         except ServerRefusedError as error:
@@ -184,7 +187,8 @@ class VllmServer(HttpModelServer):
             "seed": None if sampling.seed is None else _seed(sampling.seed, request.sampled),
             "stop_token_ids": list(sampling.stop_token_ids),
             "logprobs": sampling.top_logprobs,
-            # The ids come as names of the tokens in the logprobs. Asked for by themselves the prompt would come back too.
+            # The logprobs then name tokens by their ids. vLLM's option for ids alone would also
+            # return the prompt.
             "return_tokens_as_token_ids": True,
             "ignore_eos": True,
             "skip_special_tokens": False,
@@ -194,18 +198,19 @@ class VllmServer(HttpModelServer):
         }
 
     async def halt(self) -> None:
-        """End all requests; their outputs are on their way when it is answered."""
+        """Abort all requests; when this returns, their outputs are on the way."""
         await self.ask("/pause", params={"mode": "abort"})
 
     async def go_on(self) -> None:
-        """Begin requests again."""
+        """Accept requests again."""
         await self.ask("/resume")
 
     async def load(self, update: WeightUpdate) -> None:
-        """Load a directory, or what is broadcast, into the running model, and empty the prefix cache.
+        """Load a directory or a broadcast into the running model, and empty the prefix cache.
 
-        :raises WeightsGoneError: nobody broadcasts it; it serves what it did.
-        :raises EngineError: it could not. What it serves then is not known.
+        :raises WeightsGoneError: no process broadcasts the weights; the server keeps the previous
+            ones.
+        :raises EngineError: loading failed, and it is unknown which weights the server has.
         """
         if update.channel == COLLECTIVE:
             await self.receiver.receive(update)
@@ -218,23 +223,23 @@ class VllmServer(HttpModelServer):
         await self.ask("/update_weight_version", version)
 
     async def checksums(self) -> dict[str, str] | None:
-        """What all workers say that they have loaded."""
+        """Return the checksums that all workers loaded."""
         return of_all_ranks(await self._rpc("ajet_loaded_weights", {}))
 
     async def stats(self) -> EngineStats:
-        """From ``/metrics``."""
+        """Return counts from ``/metrics``."""
         return EngineStats(**await self.counters(_COUNTERS))
 
     async def sleep(self) -> None:
-        """Move the weights to host memory, and forget keys and values."""
+        """Move the weights to host memory, and discard keys and values."""
         await self.ask("/sleep", params={"level": "1"})
 
     async def wake(self) -> None:
-        """Move them back."""
+        """Move the weights back."""
         await self.ask("/wake_up")
 
     async def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Any]:
-        """Call a method of all workers; what each of them answers."""
+        """Call a method of all workers and return their answers."""
         answer = await self.ask("/collective_rpc", {"method": method, "kwargs": arguments})
         found: list[Any] = answer["results"]
         return found
@@ -243,7 +248,7 @@ class VllmServer(HttpModelServer):
 def _piece(choice: dict[str, Any], top: int) -> Piece:
     logprobs = choice["logprobs"]
     reason: Literal["stop", "length"] | None = None
-    # "abort" says that the server was halted, which is no end of the request.
+    # "abort" means that the server was halted, which does not end the request.
     if choice["finish_reason"] in ("stop", "length"):
         reason = choice["finish_reason"]
     return Piece(
@@ -255,7 +260,7 @@ def _piece(choice: dict[str, Any], top: int) -> Piece:
 
 
 def _most_likely(row: dict[str, float], top: int) -> list[tuple[int, float]]:
-    """The sampled token is among them, also if it is less likely than those that were asked for."""
+    """Return the `top` most likely tokens; vLLM also lists a less likely sampled token."""
     pairs = [(_id(token), logprob) for token, logprob in row.items()]
     return sorted(pairs, key=lambda pair: -pair[1])[:top]
 
@@ -265,14 +270,17 @@ def _id(token: str) -> int:
 
 
 def _seed(seed: int, sampled: int) -> int:
-    """Any integer as one of 63 bits; vLLM takes -1 for none. What goes on draws other numbers than it began with."""
+    """Map any integer to a 63-bit seed, because vLLM takes -1 for none.
+
+    A continued request gets another seed than the one that it started with.
+    """
     text = f"{seed} {sampled}" if sampled else str(seed)
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def _refusal(error: ServerRefusedError) -> Exception:
-    """What a refusal of a request means. A failure of the server is one, until somebody has looked at it."""
+    """Translate a refusal of a request; a server error counts as a gone server until checked."""
     if error.status >= 500:
         return ServerGoneError(str(error))
     if "context length" in error.message:

@@ -1,4 +1,7 @@
-"""Settings of the engine that a run's configuration may choose. What is executed, and where, is the operator's."""
+"""Engine settings that a run's configuration may choose.
+
+The operator decides what is executed, and where.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,21 @@ from ajet_core.interfaces import ComponentSettings
 
 
 class VllmEngineSettings(ComponentSettings):
-    """Settings of the engine ``vllm``. They say how servers are started; those that run already have their own.
+    """Settings of the engine ``vllm``, for the servers that it starts.
 
-    :param replicas: servers to start.
-    :param device: ``auto`` takes a GPU if there is any.
-    :param tensor_parallel_size: GPUs of one server.
-    :param gpu_memory_utilization: part of a GPU's memory that a server takes.
-    :param max_num_seqs: requests that a server computes at the same time.
-    :param enforce_eager: without compilation and CUDA graphs: slower, starts faster. None does so on the CPU.
-    :param sleep: allow `sleep` and `wake`, which free the GPU's memory while something else needs it.
-    :param kv_cache_gib: memory for keys and values on the CPU.
-    :param threads: CPU threads of a server on the CPU; None leaves it to vLLM, which binds them to cores.
-    :param chunk_tokens: tokens of a chunk of a streamed answer.
-    :param boot_timeout_seconds: longest time a server may take to start, or to load other weights.
+    :param replicas: number of servers to start.
+    :param device: ``auto`` uses a GPU if there is one.
+    :param tensor_parallel_size: number of GPUs for each server.
+    :param gpu_memory_utilization: fraction of a GPU's memory that a server uses.
+    :param max_num_seqs: maximum number of requests that a server computes at the same time.
+    :param enforce_eager: disable compilation and CUDA graphs, which starts faster and runs slower.
+        None disables them only on the CPU.
+    :param sleep: allow `sleep` and `wake`, which free GPU memory while another component needs it.
+    :param kv_cache_gib: memory for keys and values on the CPU, in GiB.
+    :param threads: number of CPU threads of a server on the CPU; None leaves it to vLLM, which
+        binds them to cores.
+    :param chunk_tokens: number of tokens in a chunk of a streamed answer.
+    :param boot_timeout_seconds: maximum time for a server to start or to load other weights.
     """
 
     replicas: Annotated[int, Field(ge=1, le=64)] = 1

@@ -1,4 +1,4 @@
-"""Which versions of vLLM there is a word for."""
+"""Supported versions of vLLM."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from ajet_core.errors import EngineError
 
 LEAST = "0.31"
 BELOW = "0.33"
-"""The tests of this plugin were run with versions from `LEAST` to below `BELOW`."""
+"""This plugin is tested with versions from `LEAST` to below `BELOW`."""
 
 _log = logging.getLogger("ajet.engine")
 
 
 def check_version(text: str) -> None:
-    """Refuse a server that is too old; of one that is newer than any that was tried, say so in the log.
+    """Refuse a server that is too old, and log a warning if it is newer than any tested version.
 
-    :param text: what the server says of itself; of a build without a version nothing can be said.
-    :raises EngineError: it is too old.
+    :param text: the version that the server reports. A build without a version is accepted with a
+        warning.
+    :raises EngineError: the server is too old.
     """
     try:
         version = Version(text)
@@ -28,7 +29,7 @@ def check_version(text: str) -> None:
             "the vLLM server says that it is %r: tried were %s to below %s", text, LEAST, BELOW
         )
         return
-    # A build between two releases is the later one.
+    # A build between two releases counts as the later one.
     release = Version(version.base_version)
     if release < Version(LEAST):
         raise EngineError(

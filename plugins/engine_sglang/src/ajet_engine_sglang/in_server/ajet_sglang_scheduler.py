@@ -1,9 +1,10 @@
-"""Runs in the scheduler processes of SGLang. Nothing of agentjet is imported here.
+"""Request shaping in SGLang's scheduler processes; imports nothing of agentjet.
 
-Penalties, biases and grammars of requests are applied where tokens are sampled, and the logprobs that are answered stay
-those of what the model said. SGLang's own would be those of what is drawn from, and its grammars need a tokenizer in the
-server. Requests carry theirs as parameters of a logits processor, because those alone come as far as the sampler; the
-processor itself does nothing, and no code is taken from requests.
+Penalties, biases and grammars of requests are applied where tokens are sampled, while the reported
+logprobs remain those of the model's own distribution. SGLang's own penalties and biases would
+change the logprobs, and its grammars need a tokenizer in the server. Requests pass these settings
+as parameters of a custom logits processor, because only those reach the sampler. The processor
+itself does nothing, and no code from requests is run.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ _REQUEST, _STATE = "__req__", "__ajet__"
 
 
 class Nothing(CustomLogitProcessor):  # type: ignore[misc]
-    """Leaves the logits as they are."""
+    """A logits processor that leaves the logits unchanged."""
 
     def __call__(
         self,
         logits: torch.Tensor,
         custom_param_list: list[dict[str, Any]] | None = None,  # noqa: ARG002
     ) -> torch.Tensor:
-        """[B, V] as given."""
+        """Return the logits [B, V] unchanged."""
         return logits
 
     @classmethod
     def from_str(cls, json_str: str) -> Nothing:  # noqa: ARG003
-        """The one that there is: SGLang would run what code the text has."""
+        """Return an instance, ignoring the text: SGLang would run the code in it."""
         return cls()
 
 
 class ShapingSampler(Sampler):  # type: ignore[misc]
-    """Samples as SGLang's does, from logits that are shaped."""
+    """SGLang's sampler, applied to shaped logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +52,7 @@ class ShapingSampler(Sampler):  # type: ignore[misc]
     def forward(
         self, logits_output: Any, sampling_info: Any, *rest: Any, **named: Any
     ) -> torch.Tensor:
-        """[B] sampled ids. The last of the `rest` are the positions [B] of the tokens before."""
+        """Return [B] sampled ids; `rest` ends with the positions [B] of the previous tokens."""
         logits, positions = logits_output.next_token_logits, rest[-1]
         requests = list(self._requests(sampling_info, logits.shape[-1]))
         if not requests:
@@ -59,7 +60,7 @@ class ShapingSampler(Sampler):  # type: ignore[misc]
             return plain
         said, places, shaped = logits.clone(), positions.tolist(), list[tuple[int, Placed]]()
         for row, request, known in requests:
-            # What is sampled in the middle of what is known already is thrown away by SGLang.
+            # SGLang discards what it samples before the end of the tokens that are already known.
             added = request.row(places[row]) if places[row] + 1 >= known else None
             if added is not None:
                 logits[row] += torch.from_numpy(added).to(logits.device)
@@ -72,7 +73,7 @@ class ShapingSampler(Sampler):  # type: ignore[misc]
         return ids
 
     def _requests(self, info: Any, size: int) -> Iterator[tuple[int, Placed, int]]:
-        """(row, request, tokens that it is known to have) of those that are shaped."""
+        """Iterate over the shaped requests, as (row, request, number of known tokens)."""
         if not info.has_custom_logit_processor:
             return
         if self._grammars is None:
@@ -84,7 +85,7 @@ class ShapingSampler(Sampler):  # type: ignore[misc]
             try:
                 prompt_ids, sampled = request.origin_input_ids, len(request.output_ids)
             except ReferenceError:
-                # It is over; SGLang computes its next token nevertheless.
+                # The request has ended, but SGLang still computes its next token.
                 continue
             if _STATE not in parameters:
                 said = parameters[PROCESSOR]
@@ -93,7 +94,7 @@ class ShapingSampler(Sampler):  # type: ignore[misc]
 
 
 def run_scheduler(*arguments: Any, **named: Any) -> Any:
-    """SGLang's scheduler with `ShapingSampler`, which tells what it has loaded."""
+    """Run SGLang's scheduler with `ShapingSampler` and with reports of the loaded weights."""
     accept_no_code()
     tell_loaded_weights()
     for backend in _BACKENDS:
@@ -102,5 +103,5 @@ def run_scheduler(*arguments: Any, **named: Any) -> Any:
 
 
 def accept_no_code() -> None:
-    """Have SGLang make nothing of what requests give for a logits processor but `Nothing`."""
+    """Make SGLang construct only `Nothing` from the logits processors that requests name."""
     CustomLogitProcessor.from_str = Nothing.from_str

@@ -1,8 +1,8 @@
-"""Starts a server of SGLang; its arguments are SGLang's. Nothing of agentjet is imported here.
+"""Start an SGLang server with SGLang's own arguments; imports nothing of agentjet.
 
-It listens at a Unix socket, and not at the port that SGLang has for it. Its path and the API key come in the environment, which no other
-user can read, unlike the command line. On a CPU torchvision is a
-build for CUDA, whose operators are missing: importing it only wants to see their declarations.
+The server listens on a Unix socket instead of SGLang's port. The socket's path and the API key come
+from the environment, which other users cannot read, unlike the command line. On a CPU, torchvision
+may be a build for CUDA whose operators are missing: the declarations below are enough to import it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if not torch.cuda.is_available():
 
 
 def listen_at(socket: str) -> None:
-    """Have SGLang listen at a Unix socket alone."""
+    """Make SGLang listen only on a Unix socket."""
     import uvicorn
     from sglang.srt.entrypoints import http_server
 
@@ -31,12 +31,13 @@ def listen_at(socket: str) -> None:
             super().__init__(*arguments, **{**named, "uds": socket})
 
     uvicorn.Config = AtSocket  # type: ignore[misc]
-    # It would send the key to the port, where whoever listens is not this server; agentjet asks for it.
+    # SGLang would send this request with the key to its TCP port, where another process may listen.
+    # The engine sends it to the socket instead.
     http_server._freeze_gc_after_server_warmup = lambda _: None
 
 
 def main() -> None:
-    """Serve until the process is ended."""
+    """Serve until the process ends."""
     from ajet_sglang_scheduler import accept_no_code, run_scheduler
     from sglang.srt.entrypoints.http_server import launch_server
     from sglang.srt.server_args import prepare_server_args

@@ -1,7 +1,8 @@
-"""Runs in the scheduler processes of SGLang. Nothing of agentjet is imported here.
+"""Checksums of loaded weights in SGLang's scheduler processes; imports nothing of agentjet.
 
-SGLang's route ``/weights_checker`` tells checksums of its parameters, which are joined, split and packed, and so are none of the
-tensors that were published. The action `LOADED` is added to it: checksums of what was loaded.
+SGLang's route ``/weights_checker`` reports checksums of its parameters. These are joined, split and
+packed, so they match none of the published tensors. This module adds the action `LOADED`, which
+reports checksums of the tensors that were loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ LOADED = "ajet_loaded"
 
 
 def tell_loaded_weights() -> None:
-    """Have SGLang note what it loads, and tell it. A process has one model."""
+    """Make SGLang record what it loads, and report it. Each process has one model."""
     loaded = LoadedWeights()
     from_disk = WeightUpdater.update_weights_from_disk
     begin = WeightUpdater.begin_weight_update

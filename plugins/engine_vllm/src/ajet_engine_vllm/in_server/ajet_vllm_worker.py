@@ -1,10 +1,11 @@
-"""Runs in the worker processes of vLLM. Found by itself on the server's path: nothing of agentjet is imported there.
+"""Extensions of vLLM's worker processes; imports nothing of agentjet.
 
-*Logprobs.* vLLM's ``processed_logprobs`` are those of what is drawn from. The importance ratio of training needs those of
-the model at the temperature that was sampled with: before penalties, biases, grammars, top-p and top-k.
+*Logprobs.* vLLM's ``processed_logprobs`` are those of the distribution that is sampled from. The
+importance ratio in training needs those of the model at the sampling temperature: before penalties,
+biases, grammars, top-p and top-k.
 
-*Weights.* Where the output matrix is the embedding, vLLM reloads the embedding alone. On a CPU the output layer has
-packed its own copy, which would stay the old one (vLLM 0.32).
+*Weights.* If the output matrix is tied to the embedding, vLLM reloads only the embedding. On a CPU
+the output layer has a packed copy, which would keep the old weights (vLLM 0.32).
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-# Of the names that are used here, not all are among those that torch lists as its own.
+# torch does not export all names that this module uses.
 distributed: Any = torch.distributed
-# Below this temperature vLLM takes the most likely token.
+# Below this temperature vLLM samples greedily.
 _GREEDY = 1e-5
 _MEET = timedelta(seconds=120)
 _BROADCAST = timedelta(seconds=1800)
 
 
 class ShapedLogits(AdapterLogitsProcessor):  # type: ignore[misc]
-    """Penalties, biases and grammars of requests (``vllm_xargs``: ``ajet_shaping``), one row of logits each."""
+    """Apply requests' penalties, biases and grammars (``ajet_shaping`` in ``vllm_xargs``)."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         super().__init__(vllm_config, device, is_pin_memory)
@@ -41,17 +42,17 @@ class ShapedLogits(AdapterLogitsProcessor):  # type: ignore[misc]
         self._grammars = Grammars(model.model, model.get_vocab_size())
 
     def is_argmax_invariant(self) -> bool:
-        """False: the most likely token may be another one."""
+        """Return False: shaping may change the most likely token."""
         return False
 
     def new_req_logits_processor(self, params: Any) -> ShapedRequest | None:
-        """None for requests without."""
+        """Return the request's processor, or None if the request has no shaping."""
         said = (params.extra_args or {}).get("ajet_shaping")
         return ShapedRequest(said, self._grammars) if said else None
 
 
 class ShapedRequest:
-    """Shapes the logits of one request."""
+    """Shape the logits of one request."""
 
     def __init__(self, said: str, grammars: Grammars) -> None:
         self._said = said
@@ -61,7 +62,7 @@ class ShapedRequest:
     def __call__(
         self, prompt_ids: list[int], output_ids: list[int], logits: torch.Tensor
     ) -> torch.Tensor:
-        """[V] logits of the token after the `output_ids`."""
+        """Return the shaped logits [V] of the token after the `output_ids`."""
         if self._followed is None:
             self._followed = Followed(self._said, self._grammars, prompt_ids)
         row = torch.from_numpy(self._followed.row(output_ids))
@@ -69,9 +70,10 @@ class ShapedRequest:
 
 
 class PolicyLogprobs:
-    """Has a sampler of vLLM give the logprobs of what the model said, at the temperature.
+    """Make a vLLM sampler return the model's logprobs at the sampling temperature.
 
-    vLLM gives those of what is drawn from: after penalties, bias and grammar, renormalised over what top-p and top-k leave.
+    vLLM returns those of the distribution that is sampled from: after penalties, bias and grammar,
+    renormalised over the tokens that top-p and top-k keep.
     """
 
     def __init__(self, sampler: Any) -> None:
@@ -81,14 +83,14 @@ class PolicyLogprobs:
     def apply_logits_processors(
         self, logits: torch.Tensor, metadata: Any, *rest: Any, **named: Any
     ) -> torch.Tensor:
-        """As the sampler's; what it is given is kept if it is to be changed."""
+        """Call the sampler's method, keeping a copy of the logits if it will change them."""
         changed = (
             metadata.top_k is not None
             or metadata.top_p is not None
             or not metadata.no_penalties
             or any(map(_is_busy, metadata.logitsprocs.non_argmax_invariant))
         )
-        # All of this happens in place.
+        # The sampler changes the logits in place.
         self._said = logits.clone() if changed else None
         shaped: torch.Tensor = self._apply(logits, metadata, *rest, **named)
         return shaped
@@ -96,7 +98,7 @@ class PolicyLogprobs:
     def sample(
         self, logits: torch.Tensor, metadata: Any, *rest: Any, **named: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[B] sampled ids, [B, V] logprobs."""
+        """Return [B] sampled ids and [B, V] logprobs."""
         said, self._said = self._said, None
         result: tuple[torch.Tensor, torch.Tensor | None] = self._sample(
             logits, metadata, *rest, **named
@@ -104,14 +106,14 @@ class PolicyLogprobs:
         if said is None:
             return result
         if metadata.temperature is not None:
-            # Rows that take the most likely token have a temperature of 0.
+            # Greedy rows have a temperature of 0.
             temperature = metadata.temperature
             said.div_(torch.where(temperature < _GREEDY, 1.0, temperature).unsqueeze(1))
         return result[0], said.log_softmax(dim=-1, dtype=torch.float32)
 
 
 def _is_busy(processor: Any) -> bool:
-    """Whether a processor has requests, as far as one can know."""
+    """Return whether a processor has requests; True if this cannot be determined."""
     kept = [getattr(processor, name, None) for name in ("req_info", "biases", "min_toks")]
     return any(kept) or all(requests is None for requests in kept)
 
@@ -123,25 +125,25 @@ class WorkerExtension:
     rank: int
     device: torch.device
     vllm_config: Any
-    # Of the group that weights are broadcast in: its store, which it goes on reading, and itself.
+    # Store and process group of the weight broadcasts. The group keeps reading from the store.
     ajet_store: Any = None
     ajet_group: Any = None
     # None before the first load.
     ajet_loaded: LoadedWeights | None = None
 
     def ajet_reload_weights(self, path: str) -> None:
-        """Load a directory's weights into the running model."""
+        """Load the weights in a directory into the running model."""
         self._ajet_reload(weights_path=path)
 
     def ajet_collectives(self) -> list[str]:
-        """How this worker can be sent weights, best first."""
+        """Return the broadcast backends that this worker supports, best first."""
         nccl = self.device.type == "cuda" and distributed.is_nccl_available()
         return (["nccl"] if nccl else []) + (["gloo"] if distributed.is_gloo_available() else [])
 
     def ajet_join_group(self, group: str) -> None:
-        """Meet with the sender of weights, as the rank after this worker's.
+        """Join the group of the sender of weights, with rank 1 + this worker's rank.
 
-        :param group: JSON: name, host and port of the store, world_size, backend.
+        :param group: JSON with name, host and port of the store, world_size, backend.
         """
         self.ajet_leave_group()
         said = json.loads(group)
@@ -153,14 +155,15 @@ class WorkerExtension:
         keys = distributed.PrefixStore(name, store)
         for prefix in (f"{name}/", "cuda/" if nccl else "cpu/"):
             keys = distributed.PrefixStore(prefix, keys)
-        # Not among torch's own groups, which are vLLM's.
+        # Not a group of torch.distributed's registry, which belongs to vLLM.
         if nccl:
             options = distributed.ProcessGroupNCCL.Options()
             options._timeout = _BROADCAST
             self.ajet_group = distributed.ProcessGroupNCCL(keys, rank, size, options)
         else:
             options = distributed.ProcessGroupGloo._Options()
-            # At the address that the sender is reached from, and not wherever this machine's name leads.
+            # Use the address that reaches the sender, not the one that this machine's name resolves
+            # to.
             with socket.create_connection((said["host"], said["port"])) as way:
                 own = way.getsockname()[0]
             options._devices = [distributed.ProcessGroupGloo.create_device(hostname=own)]
@@ -169,13 +172,14 @@ class WorkerExtension:
         self.ajet_store = store
 
     def ajet_leave_group(self) -> None:
-        """Forget the group."""
+        """Drop the group."""
         self.ajet_group = self.ajet_store = None
 
     def ajet_receive_weights(self, tensors: str) -> None:
-        """Load what rank 0 broadcasts into the running model.
+        """Load the tensors that rank 0 broadcasts into the running model.
 
-        :param tensors: JSON: name, dtype and shape of each, in the order in which they come.
+        :param tensors: JSON with name, dtype and shape of each tensor, in the order of the
+            broadcasts.
         """
         device = self.device if self.ajet_group.name() == "nccl" else torch.device("cpu")
         options = distributed.BroadcastOptions()
@@ -192,7 +196,7 @@ class WorkerExtension:
         self._ajet_reload(weights_iterator=received())
 
     def ajet_loaded_weights(self) -> dict[str, str]:
-        """Checksums by tensor of what was loaded last and is in memory; of the start nothing is known."""
+        """Return checksums of the tensors last loaded and in memory; empty before any load."""
         if self.ajet_loaded is None:
             return {}
         parameters = self.model_runner.get_model().named_parameters()
@@ -213,8 +217,11 @@ class WorkerExtension:
                 method.process_weights_after_loading(module)
 
     def ajet_report_policy_logprobs(self) -> dict[str, bool]:
-        """Have the sampler use `PolicyLogprobs`, and say what else there is. It must not raise: the server would die of it."""
-        # A CPU's memory is not freed, and need not be.
+        """Make the sampler use `PolicyLogprobs`, and report capabilities.
+
+        It must not raise, which would end the server.
+        """
+        # A CPU server has no GPU memory to free, so sleep is always possible.
         sleeps = (
             self.device.type == "cpu" or self.vllm_config.model_config.enable_sleep_mode is True
         )
