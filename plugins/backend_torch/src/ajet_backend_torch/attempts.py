@@ -1,8 +1,8 @@
-"""One training step: applied whole or not at all, and again with less memory if there was too little.
+"""One training step, applied completely or not at all, and retried with less memory if it ran out.
 
-A failure before the first optimiser step needs no way back: nothing was changed. For the others weights and optimiser
-state are copied to host memory, unless there is a single optimiser step and the copy would be large: by then
-everything was checked that can go wrong with a batch.
+A failure before the first optimiser step changes nothing, so nothing has to be restored. For later
+failures, weights and optimiser state are copied to host memory, except when there is only one
+optimiser step and the copy would be large. By then all checks of the batch have passed.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from ajet_training.steps import learning_rate
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A batch that was trained on.
+    """The result of training on a batch.
 
-    :param logprobs: as `StepReport.logprobs`.
-    :param retries: how often memory ran out before.
+    :param logprobs: as in `StepReport.logprobs`.
+    :param retries: how often memory ran out before the step succeeded.
     """
 
     update: BatchUpdate
@@ -52,18 +52,21 @@ def train_on(
     *,
     rehearsal: bool = False,
 ) -> Applied:
-    """Train on a valid batch; if memory runs out, again with a smaller `TrainedPolicy.token_budget`, which stays.
+    """Train on a valid batch, and retry with a smaller token budget if memory runs out.
 
-    ``loss`` and ``grad_norm`` are means over optimiser steps, the other metrics over tokens; ``logprob_gap`` is
-    measured on the first minibatch, which is computed before any weight changes. ``kl`` is only there with a KL
-    term, ``logprob_gap`` only if that minibatch has tokens of the present weights, the importance weights'
-    only if there are any.
+    The smaller `TrainedPolicy.token_budget` remains in effect. ``loss`` and ``grad_norm`` are means
+    over optimiser steps, the other metrics over tokens. ``logprob_gap`` is measured on the first
+    minibatch, which is computed before any weight changes. ``kl`` is present only with a KL term,
+    ``logprob_gap`` only if that minibatch has tokens of the present weights, and the metrics of
+    importance weights only if there are any.
 
-    :param progress: where the trainer was before this step.
-    :param rehearsal: nothing is applied.
-    :raises StepRefusedError: the batch would have damaged the weights; all is as before.
-    :raises WeightsLostError: an update failed half-way (`MasterAdamW.torn`), or the weights were damaged before.
-    :raises TrainerError: the step failed, or does not fit into memory in any way; all is as before.
+    :param progress: the trainer's progress before this step.
+    :param rehearsal: compute everything, but apply nothing.
+    :raises StepRefusedError: the batch would have damaged the weights; nothing is changed.
+    :raises WeightsLostError: an update failed half-way (`MasterAdamW.torn`), or the weights were
+        damaged before.
+    :raises TrainerError: the step failed, or does not fit into memory with any budget; nothing is
+        changed.
     """
     retries = 0
     budget = policy.token_budget
@@ -92,7 +95,7 @@ def train_on(
             reason = headline(error)
         else:
             return Applied(update, metrics, logprobs, retries)
-        # Outside of the handler, where nothing refers to the tensors of the failed passes any more.
+        # Outside the handler, where no reference to the tensors of the failed passes remains.
         lower = _lower_budget(update, policy.token_budget)
         del update
         free_memory(policy.device)
@@ -112,7 +115,10 @@ def _attempt(
     *,
     rehearsal: bool,
 ) -> tuple[dict[str, float], list[list[float]]]:
-    """Metrics and logprobs of a step; whatever is raised, all is as before, unless `MasterAdamW.torn`."""
+    """Return metrics and logprobs of a step.
+
+    If it raises an exception, everything is restored, unless `MasterAdamW.torn`.
+    """
     step, seed, done = update.batch.step, progress.seed, progress.steps
     rate = learning_rate(algorithm, done)
     plan: list[tuple[int, Minibatch]] = []
@@ -170,9 +176,9 @@ def _apply(
     limit: float,
     sampling: random.Random,
 ) -> None:
-    """One optimiser step, shortened as `AlgorithmConfig.max_update_kl` says.
+    """Apply one optimiser step, shortened to `AlgorithmConfig.max_update_kl`.
 
-    :param limit: 0 for none.
+    :param limit: 0 for no limit.
     """
     optimiser = policy.optimiser
     if not limit:
@@ -190,7 +196,7 @@ def _apply(
 
 
 def _lower_budget(update: BatchUpdate, budget: int) -> int | None:
-    """The next budget that makes passes smaller; None if there is none."""
+    """Return the next budget that makes passes smaller, or None if there is none."""
     peak = update.peak_tokens(budget)
     lower = min(budget, peak) // 2
     while lower >= LEAST_BUDGET:

@@ -19,11 +19,11 @@ from ajet_engines.shaping import Shaping
 
 
 class Batcher:
-    """Runs requests on a model, a step at a time.
+    """Compute requests on a model, one step at a time.
 
-    :param post: takes the chunks and errors of the requests.
-    :param prefill_token_budget: most padded tokens of one prefill pass.
-    :param seed: of the random numbers of requests that bring no seed.
+    :param post: receives the chunks and errors of requests.
+    :param prefill_token_budget: maximum number of padded tokens in one prefill pass.
+    :param seed: seed for requests that have no seed.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Batcher:
         self._waiting.append(request)
 
     def cancel(self, request: ActiveRequest) -> None:
-        """Forget a request; its slot is free at once. One that is done already is left alone."""
+        """Remove a request and free its slot; a finished request is ignored."""
         if request in self._waiting:
             self._waiting.remove(request)
         elif self._running.get(request.slot) is request:
@@ -91,7 +91,7 @@ class Batcher:
         self._waiting.clear()
 
     def swap(self, model: CachedModel, policy_version: int) -> None:
-        """Go on with other weights; running requests are prefilled again with all their tokens."""
+        """Continue with other weights; running requests are prefilled again from the start."""
         self._model = model
         self._version = policy_version
         self._table.forget()
@@ -102,7 +102,7 @@ class Batcher:
             )
 
     def stats(self) -> EngineStats:
-        """Counters and present load."""
+        """Return counters and the present load."""
         return EngineStats(
             running=len(self._running),
             waiting=len(self._waiting),
@@ -114,7 +114,7 @@ class Batcher:
         )
 
     def step(self) -> None:
-        """Admit what fits, prefill one pass, decode one token of every ready request."""
+        """Admit what fits, run one prefill pass, and decode one token of every ready request."""
         started = time.perf_counter()
         if self._waiting:
             self._admit()
@@ -180,7 +180,7 @@ class Batcher:
         self._append(rows, logits)
 
     def _append(self, rows: NDArray[np.int64], logits: torch.Tensor) -> None:
-        """Sample a token for each of `rows` from logits [n, vocabulary] and see who is done."""
+        """Sample a token for each of `rows` from logits [n, vocabulary]; end finished requests."""
         table = self._table
         places = table.length[rows]
         uniforms = self._random.random(len(rows))
@@ -191,7 +191,7 @@ class Batcher:
         sampled = sample(
             logits, self._row_sampling(rows, device), torch.from_numpy(uniforms).to(device)
         )
-        # Both in one float64 tensor, so that a GPU is waited for once a step.
+        # Both in one float64 tensor, so that each step waits for the GPU only once.
         both = torch.stack([sampled.ids.double(), sampled.logprobs.double()]).cpu().numpy()
         ids = both[0].astype(np.int32)
         logprobs = both[1]
@@ -219,7 +219,7 @@ class Batcher:
                 self._finish(slot, "stop" if by_stop else "length")
 
     def _shapings(self, rows: NDArray[np.int64]) -> list[tuple[int, Shaping]]:
-        """(place in `rows`, shaping) of those that have one."""
+        """Return (index into `rows`, shaping) for each request that has a shaping."""
         if not self._shaped:
             return []
         found = ((lane, self._running[slot].shaping) for lane, slot in enumerate(rows.tolist()))

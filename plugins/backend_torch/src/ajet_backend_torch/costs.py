@@ -1,4 +1,4 @@
-"""How long passes of this model take on this machine."""
+"""Estimate how long passes of this model take on this machine."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ajet_torch.models import vocabulary_size
 from ajet_training.schedule import Block, Pass, Row
 
 TIME_LIMIT = 0.6
-"""Seconds that measuring may take, as far as the smallest passes allow."""
+"""Target for the seconds that measuring takes; the smallest passes may need more."""
 REPETITIONS = 2
 SLOW = 10
-"""A model that needs this many times as long is measured with fewer passes."""
+"""A model that takes more than this many times the limit is measured with fewer passes."""
 WIDTHS = 20
-"""Widths of tokens that are computed for all shapes and repetitions together."""
+"""The total work of all shapes and repetitions, in passes of the full width."""
 LEAST_WIDTH = 16
 MOST_WIDTH = 1024
 PAIRS_SHOW = 128
-"""From this width on attention is measured; below it takes too small a part of the time."""
+"""Attention is measured from this width on; below, it takes too little of the time."""
 
 CPU_FLOPS, CUDA_FLOPS = 3e10, 1.5e14
 CPU_BYTES, CUDA_BYTES = 5e9, 1e12
@@ -35,11 +35,12 @@ CPU_LAYER, CUDA_LAYER = 4e-4, 2e-4
 
 
 def assumed_costs(module: nn.Module, device: torch.device) -> CostModel:
-    """Costs without a measurement.
+    """Return costs from the model's sizes, without measuring.
 
-    A token costs 6 floating-point operations for each parameter, a pair 12 for each layer and hidden size, a gathered
-    token the bytes of its keys and values, read and written in both directions; a pass costs the time to start its
-    operations. Speeds are those of a common machine: only the ratios matter to a plan.
+    A token costs 6 floating-point operations for each parameter. A pair costs 12 for each layer and
+    hidden unit. A gathered token costs the bytes of its keys and values, read and written in both
+    directions. A pass costs the time to launch its operations. The speeds are those of a common
+    machine: a plan depends only on their ratios.
     """
     layers, hidden, kv = _sizes(module)
     cuda = device.type == "cuda"
@@ -56,19 +57,19 @@ def assumed_costs(module: nn.Module, device: torch.device) -> CostModel:
 def measured_costs(
     forest: Forest, module: nn.Module, most: int, device: torch.device, *, trees: bool
 ) -> CostModel:
-    """Time forward and backward passes of several shapes and fit the terms to them.
+    """Time forward and backward passes of several shapes, and fit the costs to them.
 
-    The shapes grow with the speed of the model, so that a small one takes less than a second and a large one a few
-    passes. Terms that these cannot show are in proportion to those of `assumed_costs`.
+    The shapes depend on the model's speed: a small model takes less than a second, a large one only
+    a few passes. Costs that these shapes cannot determine are scaled from `assumed_costs`.
 
-    :param most: tokens of a pass and of a sequence.
-    :param trees: whether passes with a past can be run.
+    :param most: maximum number of tokens in a pass and in a sequence.
+    :param trees: whether passes with a past can be computed.
     """
     least = min(LEAST_WIDTH, max(1, most // 2))
     timer = _Timer(forest, vocabulary_size(module), device)
     first = timer.best(PassShape(1, least))
     width, seconds = least, first
-    # Wide enough that tokens take half of the time, and then as wide as there is time for.
+    # Widen until tokens take half of the time, then as far as the time limit allows.
     while width * 2 <= min(MOST_WIDTH, most // 2) and (
         seconds < 2 * first or 2 * seconds * WIDTHS < TIME_LIMIT
     ):
@@ -93,10 +94,10 @@ def measured_costs(
 def _fitted(
     shapes: list[PassShape], times: list[float], assumed: CostModel, *, pairs: bool
 ) -> CostModel:
-    """The non-negative terms with the least relative error."""
+    """Return the non-negative costs with the least relative error."""
     sizes = np.array([[1, s.tokens, s.pairs, s.gathered] for s in shapes], np.float64)
     if not pairs:
-        # A pair costs what it does compared with a token.
+        # Assume the ratio of the costs of a pair and a token.
         sizes[:, 1] += sizes[:, 2] * assumed.per_pair / assumed.per_token
         sizes[:, 2] = 0
     terms = _least_squares(sizes / np.array(times)[:, None])
@@ -110,7 +111,7 @@ def _fitted(
 
 
 def _least_squares(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The x >= 0 with the least ``|matrix x - 1|``: the best of the solutions on every subset of columns."""
+    """Return the x >= 0 with the least ``|matrix x - 1|``, trying every subset of columns."""
     count = matrix.shape[1]
     usable = [column for column in range(count) if matrix[:, column].any()]
     best, least = np.zeros(count), np.inf
@@ -125,7 +126,7 @@ def _least_squares(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class _Timer:
-    """Times single passes, as the trainer runs them."""
+    """Time single passes in the way the trainer computes them."""
 
     def __init__(self, forest: Forest, vocab_size: int, device: torch.device) -> None:
         self._forest = forest
@@ -134,11 +135,11 @@ class _Timer:
         self.repetitions = REPETITIONS
 
     def best(self, shape: PassShape) -> float:
-        """The shortest of some times: the first of a shape often makes kernels for it."""
+        """Return the shortest of several times: the first pass often compiles kernels."""
         return min(self.seconds(shape) for _ in range(self.repetitions))
 
     def seconds(self, shape: PassShape) -> float:
-        """Seconds of forward and backward pass; that of the tokens of its past is not counted."""
+        """Return the seconds of a forward and a backward pass, without computing its past."""
         passes, tensors = self._made(shape)
         started = [0.0]
 
@@ -166,11 +167,11 @@ class _Timer:
         return started[1] - started[0]
 
     def _made(self, shape: PassShape) -> tuple[list[Pass], dict[int, PassTensors]]:
-        """The pass, after one whose rows it goes on from."""
+        """Return the pass, preceded by the pass that computes its past, if any."""
         size = shape.past + shape.width
         ids = [(7 * i) % self._vocab_size for i in range(size)]
         rows = shape.rows
-        # As in a conversation, about half of the new tokens are trained.
+        # In a conversation, about half of the new tokens are trained.
         trained = max(1, shape.width // 2)
         calls = [
             TrainCall(str(i), 0, 1.0, 1.0, [0.0] * trained, [0] * trained) for i in range(rows)
@@ -221,7 +222,7 @@ class _Timer:
 
 
 def _sizes(module: nn.Module) -> tuple[int, int, int]:
-    """Layers, hidden size, and numbers that keys take in a layer."""
+    """Return the number of layers, the hidden size, and the size of a token's keys in one layer."""
     config = module.config
 
     def number(name: str, default: int) -> int:

@@ -54,11 +54,10 @@ from ajet_torch.models import (
 
 
 class TorchEngine(Engine):
-    """Continuous batching over the stock forward pass of a Hugging Face causal LM.
+    """Continuous batching with the unmodified forward pass of a Hugging Face causal LM.
 
-    Weight channels: ``in_process`` serves the very parameters of the trainer in this process, which
-    must not train while requests run, so the engine is paused meanwhile; ``safetensors_dir`` loads a
-    Hugging Face directory.
+    Weight channels: ``in_process`` serves the trainer's own parameters in this process, so the
+    engine is paused while the trainer trains. ``safetensors_dir`` loads a Hugging Face directory.
     """
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
@@ -79,7 +78,7 @@ class TorchEngine(Engine):
         self._update: WeightUpdate | None = None
 
     async def start(self, model: ModelConfig) -> EngineInfo:
-        """Load `model`, or take the trainer's if it is published in `WorkerContext.shared`.
+        """Load `model`, or use the trainer's model if it is published in `WorkerContext.shared`.
 
         :raises ModelDirectoryError: the directory is incomplete, or the architecture cannot be served.
         :raises ConfigError: the settings do not fit the model or the machine.
@@ -127,11 +126,11 @@ class TorchEngine(Engine):
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
         """Sample one completion; closing the generator cancels it.
 
-        Seeded requests draw from a PCG64 stream of their own, one number a token, so that other
-        requests do not matter but for the rounding of batched arithmetic.
+        A request with a seed draws from its own PCG64 stream, one number for each token. So other
+        requests affect it only through rounding in batched arithmetic.
 
         :raises ContextLengthError: the prompt leaves no room for a token.
-        :raises RequestError: a token id or parameter that the model does not have.
+        :raises RequestError: the model does not support a token id or a parameter.
         :raises EngineError: the logits are not finite, or the engine failed or is closed.
         """
         loop = self._running_loop()
@@ -149,7 +148,8 @@ class TorchEngine(Engine):
         try:
             while not done:
                 outcome = await active.mail.get()
-                # An error and a last chunk both end the request; nothing is left to cancel.
+                # An error and a last chunk both end the request, so there is nothing left to
+                # cancel.
                 done = isinstance(outcome, AjetError) or outcome.finish_reason is not None
                 if isinstance(outcome, AjetError):
                     raise outcome
@@ -159,10 +159,10 @@ class TorchEngine(Engine):
                 loop.cancel(active)
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        """Serve other weights; running requests go on with them, nothing cached is kept.
+        """Serve other weights. Running requests continue with them, and the cache is discarded.
 
-        :raises EngineError: there are no such weights or they do not fit; the old ones stay.
-        :raises SealError: they are not as they were published. The engine has to be replaced.
+        :raises EngineError: the weights do not exist or do not fit; the engine keeps the old ones.
+        :raises SealError: the weights differ from those published; the engine must be replaced.
         """
         loop, version = self._running_loop(), update.policy_version
         if update.channel == "in_process":
@@ -179,7 +179,7 @@ class TorchEngine(Engine):
             )
 
     async def seal(self) -> SealReport:
-        """How the weights that it serves were proven; seconds are told once."""
+        """Return the proof of the served weights; only the first call reports its seconds."""
         found, self._seal = self._seal, replace(self._seal, seconds=0.0)
         return found
 
@@ -201,7 +201,7 @@ class TorchEngine(Engine):
         assert self._config is not None
         config = self._config.model_copy(update={"path": update.location})
         try:
-            # Not yet on the device, which need not hold the weights twice.
+            # Load into host memory: the device need not hold the weights twice.
             loaded = load_model(config, torch.device("cpu"), dtype=self._model.dtype, strict=True)
         except ConfigError as error:
             raise EngineError(
@@ -216,9 +216,9 @@ class TorchEngine(Engine):
         return loaded
 
     def _take_over(self, loaded: nn.Module, update: WeightUpdate) -> None:
-        """Serve a model of the engine's own that was loaded to host memory, if it comes through the proof.
+        """Serve weights that were loaded to host memory, after checking them.
 
-        :raises SealError: it does not.
+        :raises SealError: the check failed.
         """
         assert self._model is not None
         module = self._model.module
@@ -244,15 +244,15 @@ class TorchEngine(Engine):
         self._batcher.swap(self._model, version)
 
     async def pause(self) -> None:
-        """Stop sampling; returns when no forward pass is running."""
+        """Stop sampling; return when no forward pass is running."""
         await self._running_loop().pause()
 
     async def resume(self) -> None:
-        """Go on sampling."""
+        """Continue sampling."""
         await self._running_loop().resume()
 
     async def stats(self) -> EngineStats:
-        """Counters and load.
+        """Return counters and the present load.
 
         :raises EngineError: the decode loop failed.
         """
@@ -263,7 +263,7 @@ class TorchEngine(Engine):
         return self._batcher.stats()
 
     async def close(self) -> None:
-        """End all requests with "abort" and free the model; closing twice is harmless."""
+        """End all requests with "abort" and free the model; calling it again has no effect."""
         loop, self._loop = self._loop, None
         if loop is not None:
             await loop.close()
@@ -294,7 +294,10 @@ def _load(model: ModelConfig, device: torch.device) -> nn.Module:
 def _proven(
     module: nn.Module, update: WeightUpdate, before: WeightUpdate | None, probes: ProbeWatch
 ) -> SealReport:
-    """:raises SealError: the module's tensors are not those of the update."""
+    """Check the module's tensors, and return the proof.
+
+    :raises SealError: the tensors are not those of the update.
+    """
     version, who = update.policy_version, "the engine 'torch'"
     proof = SealReport(version)
     began = time.perf_counter()
@@ -308,7 +311,7 @@ def _proven(
 
 
 def _scored(module: nn.Module, token_ids: list[int]) -> list[float]:
-    """[T - 1] logprobs of the second token to the last."""
+    """Return [T - 1] logprobs of all tokens after the first."""
     ids = torch.tensor([token_ids], device=next(module.parameters()).device)
     with torch.no_grad():
         logits = module(ids, use_cache=False).logits[0, :-1].float()

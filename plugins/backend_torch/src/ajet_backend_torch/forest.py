@@ -1,4 +1,4 @@
-"""Runs the passes of a schedule depth first, forward and backward."""
+"""Compute the passes of a schedule depth first, forward and backward."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ajet_backend_torch.past import PassCache, StoredPass, past_blocks, past_mas
 from ajet_training.schedule import Pass
 
 LossOf = Callable[[int, PassTensors, TokenScores], torch.Tensor]
-"""Loss of the tokens of a pass, a scalar, from its index, tensors and scores."""
+"""Computes the scalar loss of a pass from its index, tensors and scores."""
 
 
 @dataclass(slots=True)
 class _Frame:
-    """A pass whose forward pass is done and whose backward pass is not.
+    """A pass between its forward and its backward pass.
 
     :param tensors: [N tokens] see `PassTensors`.
-    :param seed: of its dropout.
+    :param seed: seed of its dropout.
     :param selection: None if there is no graph.
-    :param loss: what is left to be differentiated of the loss: None if the graph was cut at the logits, and the
-        part above is done.
+    :param loss: the loss, if it still has to be differentiated; None if the graph was cut at the
+        logits and the part above the cut is done.
     """
 
     index: int
@@ -39,11 +39,11 @@ class _Frame:
 
 
 class Forest:
-    """A causal LM that goes on from the keys and values of its own earlier passes, exactly.
+    """A causal LM that continues exactly from the keys and values of its earlier passes.
 
-    :param dtype: of the model, for masks.
-    :ivar noise: gives every pass the seed of its dropout, so that a pass that is computed again draws the
-        same; None if there is no dropout.
+    :param dtype: dtype of the model, for masks.
+    :ivar noise: source of a dropout seed for each pass, so that a recomputed pass has the same
+        dropout; None without dropout.
     """
 
     def __init__(self, logits: SelectedLogits, dtype: torch.dtype, device: torch.device) -> None:
@@ -66,8 +66,8 @@ class Forest:
         """Add the gradients of a subtree's loss to the parameters.
 
         :param subtree: indices of a root and of all passes below it.
-        :param tensors: by index.
-        :param loss_of: called once for every pass that trains anything.
+        :param tensors: tensors of each pass, by index.
+        :param loss_of: called once for every pass that trains a token.
         :param begin: called with the index of each pass before its first forward pass.
         :param done: called with the index of each pass after its backward pass.
         """
@@ -75,7 +75,7 @@ class Forest:
         stack: list[_Frame] = []
 
         def differentiate(frame: _Frame) -> None:
-            """The loss, and its gradient down to where the graph is cut."""
+            """Compute the loss, and its gradient down to where the graph is cut."""
             selection = frame.selection
             assert selection is not None
             if not len(frame.tensors.targets):
@@ -114,7 +114,7 @@ class Forest:
             if part.keeps:
                 frame.selection = selection
                 differentiate(frame)
-                # The logits are not needed any more.
+                # The logits are not needed any longer.
                 if selection.hidden is not None:
                     empty = selection.logits.new_empty(0)
                     frame.selection = Selection(empty, selection.hidden, selection.leaf)
@@ -129,7 +129,7 @@ class Forest:
     def scores(
         self, passes: Sequence[Pass], subtree: range, tensors: Mapping[int, PassTensors]
     ) -> dict[int, torch.Tensor]:
-        """[N] logprobs of each pass of a subtree, without gradient."""
+        """Return [N] logprobs of each pass of a subtree, without gradient."""
         found: dict[int, torch.Tensor] = {}
         stored: list[StoredPass | None] = [None] * subtree.stop
         path: list[int] = []
@@ -164,7 +164,7 @@ class Forest:
             "input_ids": tensors.ids,
             "position_ids": tensors.positions,
             "past_key_values": cache,
-            # Without a past the model's own causal attention is exact, and faster than any mask.
+            # Without a past, the model's own causal attention is exact and faster than any mask.
             "attention_mask": past_mask(passes, part, self._dtype, self._device)
             if part.blocks
             else None,
@@ -185,7 +185,7 @@ def _scores(
 
 
 def _backward(frame: _Frame) -> None:
-    """The backward pass from the loss and from what the passes below found for keys and values."""
+    """Propagate gradients from the loss, and from the keys and values that later passes used."""
     roots: list[torch.Tensor] = []
     grads: list[torch.Tensor | None] = []
 

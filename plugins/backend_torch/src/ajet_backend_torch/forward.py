@@ -1,4 +1,4 @@
-"""Forward passes of a causal LM over the slot cache, and the check that they are the model's own."""
+"""Forward passes of a causal LM with the slot cache, and a check of their results."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ DENSE_SHARE = 0.6
 class CachedModel:
     """A causal LM with a slot cache.
 
-    Rows are aligned on the right, so that the last column holds every row's newest token and the model
-    computes logits for that column alone, with whatever scaling it applies to them.
+    Rows are aligned on the right. So the last column holds every row's newest token, and the model
+    computes logits only for that column, with its own scaling.
     """
 
     def __init__(self, module: nn.Module, slots: int, capacity: int) -> None:
@@ -39,11 +39,11 @@ class CachedModel:
     def decode(
         self, rows: NDArray[np.int64], ids: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> torch.Tensor:
-        """Logits [n, vocabulary] after one new token in each of n slots.
+        """Return logits [n, vocabulary] after one new token in each of n slots.
 
         :param rows: [n] slots, ascending.
         :param ids: [n] the tokens.
-        :param positions: [n] where they stand.
+        :param positions: [n] their positions.
         """
         visible = int(positions.max()) + 1
         self.cache.reserve(visible)
@@ -54,7 +54,7 @@ class CachedModel:
             return self._forward(
                 device[0, :, None], device[1, :, None], device[2], device[3], visible
             )
-        # Idle slots in between compute nonsense that is written to the padding position.
+        # Idle slots in between compute values that are written to the padding position.
         inputs = np.zeros((3, last - first), np.int64)
         inputs[2] = np.arange(first, last) * self.cache.stride + self.cache.padding
         lanes = rows - first
@@ -74,12 +74,12 @@ class CachedModel:
         starts: NDArray[np.int64],
         counts: NDArray[np.int64],
     ) -> torch.Tensor:
-        """Logits [n, vocabulary] after several new tokens in each of n slots.
+        """Return logits [n, vocabulary] after several new tokens in each of n slots.
 
         :param rows: [n] slots.
-        :param tokens: [n, any width that holds what is computed] the slots' tokens.
-        :param starts: [n] tokens of each that are computed already.
-        :param counts: [n] tokens to compute, at least 1.
+        :param tokens: [n, at least the computed width] tokens of the slots.
+        :param starts: [n] number of tokens already computed.
+        :param counts: [n] number of tokens to compute, at least 1.
         """
         width = int(counts.max())
         visible = int((starts + counts).max())
@@ -109,8 +109,8 @@ class CachedModel:
         visible: int,
     ) -> torch.Tensor:
         hidden = self._columns[:visible] > positions[:, :, None]
-        # Additive rather than boolean: every attention implementation takes it, and it is made once
-        # instead of in every layer.
+        # An additive mask works with every attention implementation, and is made only once, not in
+        # every layer.
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
         mask.masked_fill_(hidden, torch.finfo(self.dtype).min)
         self.cache.bind(CacheView(rows=rows, write=write, visible=visible))
@@ -121,7 +121,7 @@ class CachedModel:
 
 
 def check_architecture(module: nn.Module, max_context: int) -> None:
-    """Refuse models whose layers need more than the keys and values of all tokens before.
+    """Refuse models whose layers need more than the keys and values of all previous tokens.
 
     :raises ModelDirectoryError: the model has recurrent, hybrid or sliding-window layers.
     """
@@ -152,9 +152,9 @@ def check_architecture(module: nn.Module, max_context: int) -> None:
 def probe(module: nn.Module, vocab_size: int) -> None:
     """Check that the slot cache gives the logprobs of the model's own forward pass.
 
-    Prefills a row next to a longer one, decodes the rest, and compares.
+    The check prefills a row next to a longer one, decodes the rest, and compares.
 
-    :raises ModelDirectoryError: the model fails, or its logprobs differ.
+    :raises ModelDirectoryError: the forward pass fails, or its logprobs differ.
     """
     name = type(module).__name__
     generator = np.random.Generator(np.random.PCG64(0))

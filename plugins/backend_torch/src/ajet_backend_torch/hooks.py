@@ -1,4 +1,4 @@
-"""What this plugin registers. Light: the server reads it without importing torch."""
+"""Plugin hooks that register the engine and the trainer, without importing torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ALGORITHM_FIELDS = frozenset(
 
 @hookimpl
 def ajet_register_engines() -> Sequence[EngineSpec]:
-    """The engine ``torch``."""
+    """Register the engine ``torch``."""
     return (
         EngineSpec(
             name="torch",
@@ -62,7 +62,7 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
 
 @hookimpl
 def ajet_register_trainers() -> Sequence[TrainerSpec]:
-    """The trainer ``torch``."""
+    """Register the trainer ``torch``."""
     return (
         TrainerSpec(
             name="torch",

@@ -1,4 +1,4 @@
-"""The slot KV cache: keys and values of every running or remembered sequence, one slot each."""
+"""The slot KV cache: one slot of keys and values for every running or remembered sequence."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ FIRST_ALLOCATION = 256
 
 @dataclass(frozen=True, slots=True)
 class CacheView:
-    """Which part of the cache one forward pass of n rows and q columns writes and reads.
+    """The part of the cache that one forward pass of n rows and q columns writes and reads.
 
-    :param rows: the slots read, as a range or as int64 [n].
-    :param write: [n * q] int64, flat places ``slot * stride + position`` of the new tokens.
-    :param visible: every row reads the positions ``0 .. visible - 1``; the attention mask hides what is
-        not its own past.
+    :param rows: the slots to read, as a range or as int64 [n].
+    :param write: [n * q] int64, flat indices ``slot * stride + position`` of the new tokens.
+    :param visible: every row reads the positions ``0 .. visible - 1``; the attention mask hides
+        those that are not its own past.
     """
 
     rows: slice | torch.Tensor
@@ -28,9 +28,10 @@ class CacheView:
 class SlotCache(Cache):  # type: ignore[misc]
     """Keys and values [slots, positions + 1, heads, head_dim] for each layer of any causal LM.
 
-    Works with every model that hands its new keys and values to ``past_key_values.update``; numbers of
-    layers and heads, head sizes and dtypes are learned from the first pass. Positions are allocated in
-    powers of two as they are needed. The last position is never read: padding is written there.
+    Works with every model that passes its new keys and values to ``past_key_values.update``.
+    Numbers of layers and heads, head sizes and dtypes are taken from the first pass. Positions are
+    allocated in powers of two as they are needed. The last position is never read: padding is
+    written there.
     """
 
     def __init__(self, slots: int, capacity: int) -> None:
@@ -44,21 +45,21 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def stride(self) -> int:
-        """Places of one slot in the flat numbering of `CacheView.write`."""
+        """Number of indices of one slot in the flat numbering of `CacheView.write`."""
         return self.allocated + 1
 
     @property
     def padding(self) -> int:
-        """The position that takes what must not be kept."""
+        """The position that receives values to be discarded."""
         return self.allocated
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated."""
+        """Number of allocated bytes."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
     def reserve(self, positions: int) -> None:
-        """Make room for `positions` positions in every slot, keeping what is stored."""
+        """Make room for `positions` positions in every slot, and keep the stored values."""
         if positions <= self.allocated:
             return
         size = max(self.allocated, FIRST_ALLOCATION)
@@ -73,7 +74,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.allocated = size
 
     def bind(self, view: CacheView) -> None:
-        """Choose what the next forward pass writes and reads."""
+        """Set what the next forward pass writes and reads."""
         self._view = view
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -82,7 +83,7 @@ class SlotCache(Cache):  # type: ignore[misc]
             tensor[target, :length] = tensor[source, :length]
 
     def clear(self, slot: int | None = None) -> None:
-        """Zero one slot or all: a NaN is not hidden by the mask, since 0 * NaN is NaN."""
+        """Zero one slot or all: a mask does not hide a NaN, because 0 * NaN is NaN."""
         for tensor in (*self.keys, *self.values):
             (tensor if slot is None else tensor[slot]).zero_()
 
@@ -94,7 +95,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         *_args: object,
         **_kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store [n, heads, q, head_dim] keys and values; return those of the whole view.
+        """Store keys and values [n, heads, q, head_dim], and return those of the whole view.
 
         :return: keys and values [n, heads, visible, head_dim].
         """
@@ -110,16 +111,16 @@ class SlotCache(Cache):  # type: ignore[misc]
         )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        """Always 0: positions are given to the model explicitly."""
+        """Return 0: the model gets explicit positions."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002
-        """Size and offset of the keys: only asked by models that build a mask of their own."""
+        """Return size and offset of the keys; only models that build their own mask call this."""
         return (self._view.visible if self._view is not None else 0), 0
 
     @property
     def is_compileable(self) -> bool:
-        """The cache's shapes change, so that it cannot be compiled once."""
+        """False: the cache's shapes change, so it cannot be compiled."""
         return False
 
 

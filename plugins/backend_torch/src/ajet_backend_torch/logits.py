@@ -1,4 +1,4 @@
-"""Logits at chosen positions only: the vocabulary is what makes the last layer expensive."""
+"""Logits at chosen positions only: the vocabulary makes the last layer expensive."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PROBE_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Logits of N positions, and where their gradient goes on.
+    """Logits of N positions, and the hidden states that their gradient continues to.
 
-    The graph is cut before the output embedding: `torch.autograd.backward` of a loss of `logits` ends in
-    `leaf`, whose gradient is that of `hidden`. So the logits need not live until the layers below have their
-    backward pass.
+    The graph is cut before the output embedding: `torch.autograd.backward` of a loss of `logits`
+    ends in `leaf`, whose gradient is that of `hidden`. So the logits can be freed before the
+    backward pass of the layers below.
 
     :param logits: [N, vocabulary].
-    :param hidden: [N, hidden] with the graph of the layers below; None if it was not cut.
-    :param leaf: [N, hidden] `hidden` without its graph; None if it was not cut.
+    :param hidden: [N, hidden] with the graph of the layers below; None if the graph was not cut.
+    :param leaf: [N, hidden] `hidden` without its graph; None if the graph was not cut.
     """
 
     logits: torch.Tensor
@@ -34,10 +34,11 @@ class Selection:
 
 
 class SelectedLogits:
-    """Computes a causal LM's logits at chosen positions, with whatever scaling the model gives them.
+    """Compute a causal LM's logits at chosen positions, with the model's own scaling.
 
-    The input of the output embedding is narrowed to the chosen positions by a hook, so that the model's
-    own code does the rest. Models for which that is not the same are given all logits.
+    A hook narrows the input of the output embedding to the chosen positions, so that the model's
+    own code computes the rest. If this gives other results for a model, all its logits are
+    computed.
 
     :param module: a Hugging Face causal LM.
     """
@@ -53,7 +54,7 @@ class SelectedLogits:
         return self._narrow
 
     def __call__(self, inputs: Mapping[str, object], places: torch.Tensor) -> Selection:
-        """Logits at flat positions.
+        """Return logits at flat positions.
 
         :param inputs: arguments of the module, with ``input_ids`` [R, T] int64 padded on the right.
         :param places: [N] int64 indices into [R * T].

@@ -1,4 +1,4 @@
-"""The thread that computes: steps the batcher, runs commands between steps, turns failures into errors."""
+"""The compute thread: steps the batcher, runs commands in between, reports failures as errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Command = Callable[[], None]
 
 
 class DecodeLoop:
-    """Owns the compute thread. Public methods are called on the event loop and do not block it."""
+    """Owner of the compute thread. Call its methods on the event loop; they do not block it."""
 
     def __init__(self, batcher: Batcher, post: Post, on_start: Command) -> None:
         self._batcher = batcher
@@ -38,7 +38,7 @@ class DecodeLoop:
 
     @property
     def failure(self) -> EngineError | None:
-        """Why nothing can be computed any more, if so."""
+        """The error that ended the computation, if any."""
         return self._failure
 
     def submit(self, request: ActiveRequest) -> None:
@@ -57,17 +57,17 @@ class DecodeLoop:
         self._command(lambda: self._batcher.cancel(request))
 
     async def pause(self) -> None:
-        """Stop stepping; no forward pass runs when this returns."""
+        """Stop stepping; no forward pass runs after this returns."""
         await self.between_steps(lambda: self._set_paused(True))
 
     async def resume(self) -> None:
-        """Go on stepping."""
+        """Continue stepping."""
         await self.between_steps(lambda: self._set_paused(False))
 
     async def between_steps(self, action: Command) -> None:
-        """Run `action` in the compute thread between two steps; what it raises is raised here.
+        """Run `action` in the compute thread between two steps; its exceptions are raised here.
 
-        After a `SealError` nothing is computed any more.
+        After a `SealError` nothing is computed any longer.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -97,7 +97,7 @@ class DecodeLoop:
         await done
 
     async def close(self) -> None:
-        """End all requests with "abort", and the thread."""
+        """End all requests with "abort", and stop the thread."""
         self._command(self._stop)
         await asyncio.to_thread(self._thread.join)
 
@@ -107,7 +107,8 @@ class DecodeLoop:
                 self._commands.append(command)
                 self._condition.notify()
                 return
-        # The thread is gone, so nothing runs beside this; the command finds `failure` set.
+        # The thread has ended, so this cannot run concurrently with it; the command sees that
+        # `failure` is set.
         command()
         self._post.flush()
 
@@ -152,7 +153,7 @@ class DecodeLoop:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """End all requests with an error and refuse new ones."""
+        """End all requests with an error, and refuse new ones."""
         logger.error("the decode loop failed", exc_info=error)
         advice = (
             "; to need less memory, set engine.settings.max_requests, kv_tokens or prefill_token_budget lower"

@@ -1,4 +1,4 @@
-"""The policy-gradient loss of sampled tokens. Pure functions of tensors."""
+"""The policy-gradient loss of sampled tokens, as pure functions of tensors."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 import torch
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are cut off here, before exp overflows; such tokens are far outside any clip range."""
+"""Log-ratios are clamped to this, so that exp does not overflow; no clip range is as wide."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What the model says of N tokens.
+    """Scores of N tokens under the model.
 
-    :param logprobs: [N] float32 of the tokens, logits divided by their sampling temperature.
-    :param entropy: [N] float32 nats of the distributions they were drawn from.
+    :param logprobs: [N] float32, from logits divided by the sampling temperature.
+    :param entropy: [N] float32, in nats, of the distributions that the tokens are drawn from.
     """
 
     logprobs: torch.Tensor
@@ -30,12 +30,13 @@ def score_tokens(
     *,
     entropy_gradient: bool = False,
 ) -> TokenScores:
-    """Logprobs and entropies from the logits of U places.
+    """Compute logprobs and entropies from the logits of U places.
 
     :param logits: [U, vocabulary].
     :param targets: [N] int64.
     :param temperature: [U] float32.
-    :param of_place: [N] int64 the place of each target; None if N is U and each has its own.
+    :param of_place: [N] int64, the place of each target; None if N equals U and target i is at
+        place i.
     :param entropy_gradient: whether the entropy is differentiated.
     """
     everything = torch.log_softmax(logits.float() / temperature[:, None], -1)
@@ -46,7 +47,7 @@ def score_tokens(
 
 
 def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
-    """[U] from [U, vocabulary]. A logit of -inf has probability 0 and adds nothing, where 0 * -inf would be NaN."""
+    """Return [U] from [U, vocabulary]; a logit of -inf adds 0, although 0 * -inf is NaN."""
     if logprobs.requires_grad:
         floor = torch.finfo(logprobs.dtype).min
         return -(logprobs.exp() * logprobs.clamp(min=floor)).sum(-1)
@@ -55,10 +56,10 @@ def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """What N tokens weigh that other weights may have sampled.
+    """Importance weights of N tokens that may come from other weights.
 
-    :param ratio: [N] old over behaviour probability, not truncated.
-    :param capped: [N] bool, where it is truncated.
+    :param ratio: [N] old probability divided by behaviour probability, before truncation.
+    :param capped: [N] bool, whether the weight is truncated.
     """
 
     ratio: torch.Tensor
@@ -71,8 +72,9 @@ class Surrogate:
 
     :param loss: [N], to be minimised.
     :param ratio: [N] the ratio that is clipped, detached.
-    :param clipped: [N] bool, where the clipped term is the one that counts, so that the gradient is 0.
-    :param importance: None if nothing is weighed by it.
+    :param clipped: [N] bool, whether the clipped term is the smaller one, so that the gradient is
+        0.
+    :param importance: None without importance weights.
     """
 
     loss: torch.Tensor
@@ -88,11 +90,13 @@ def clipped_surrogate(
     clip_low: float,
     clip_high: float,
 ) -> Surrogate:
-    """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` with ``r = exp(logprob - old)``.
+    """Return ``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` with ``r = exp(logprob - old)``.
 
-    PPO (Schulman et al. 2017, arXiv:1707.06347, eq. 7), with separate bounds as DAPO (arXiv:2503.14476).
+    PPO (Schulman et al. 2017, arXiv:1707.06347, eq. 7), with separate bounds as in DAPO
+    (arXiv:2503.14476). All tensors are [N].
 
-    :param old: [N] what the policy is compared with: behaviour logprobs, or those before the step; as all others [N].
+    :param old: logprobs that the policy is compared with: behaviour logprobs, or those before the
+        step.
     """
     ratio = _ratio(logprobs, old)
     plain = ratio * advantage
@@ -107,13 +111,14 @@ def clipped_surrogate(
 def weighed(
     surrogate: Surrogate, old: torch.Tensor, behaviour: torch.Tensor, cap: float
 ) -> Surrogate:
-    """The surrogate times ``min(exp(old - behaviour), cap)``, which has no gradient.
+    """Multiply a surrogate by ``min(exp(old - behaviour), cap)``, which has no gradient.
 
-    Of a surrogate that compares policy and old this makes the decoupled objective (Hilton et al. 2021,
-    arXiv:2110.00641; AReaL, arXiv:2505.24298), its importance weight truncated as in IMPALA (Espeholt et al. 2018,
-    arXiv:1802.01561).
+    If the surrogate compares policy and old, the result is the decoupled objective (Hilton et al.
+    2021, arXiv:2110.00641; AReaL, arXiv:2505.24298), with the importance weight truncated as in
+    IMPALA (Espeholt et al. 2018, arXiv:1802.01561).
 
-    :param old: [N] logprobs under the weights before the step, as `behaviour`.
+    :param old: [N] logprobs under the weights before the step.
+    :param behaviour: [N] logprobs under the weights that sampled.
     """
     importance = _ratio(old, behaviour).detach()
     return replace(
@@ -128,7 +133,7 @@ def _ratio(logprobs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
 
 
 def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """[N] estimate of KL(policy || reference) in nats, never negative.
+    """Return [N] estimates of KL(policy || reference) in nats, never negative.
 
     ``exp(d) - d - 1`` with ``d = reference - logprob`` (Schulman, "Approximating KL divergence", k3).
     """

@@ -1,4 +1,4 @@
-"""What the trainer found out about model and machine at a start, kept for the next start of the run."""
+"""Measurements of model and machine, kept for the next start of the run."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ _log = logging.getLogger(__name__)
 
 FILE = "torch-measurements.json"
 FORMAT = 1
-"""To be raised when something else is measured, or in another way."""
+"""Increase it when other things are measured, or in another way."""
 CPU_INFO = Path("/proc/cpuinfo")
 
 Conditions = dict[str, JsonValue]
-"""All that measurements depend on."""
+"""Everything that the measurements depend on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What was measured.
+    """Results of measuring.
 
-    :param trees: whether the model goes on from its own keys and values exactly.
-    :param costs: of passes; None if they were not measured.
+    :param trees: whether the model continues exactly from its own keys and values.
+    :param costs: costs of passes; None if they were not measured.
     """
 
     trees: bool
     costs: CostModel | None
 
 
-# No pass of one token takes an hour; the bound refuses what is not finite too.
+# No cost of one token or pass is an hour; the bound also refuses values that are not finite.
 _Seconds = Annotated[float, Field(ge=0, le=3600)]
 
 
@@ -73,10 +73,10 @@ def conditions(
     device: torch.device,
     most_tokens: int,
 ) -> Conditions:
-    """The conditions under which `module` is measured, now and here.
+    """Return the conditions under which `module` is measured.
 
     :param module: the loaded model, with its adapters.
-    :param most_tokens: of a pass.
+    :param most_tokens: maximum number of tokens in a pass.
     """
     return {
         "format": FORMAT,
@@ -96,9 +96,9 @@ def conditions(
 
 
 def read_measurements(run_dir: Path, given: Conditions) -> Measurements | None:
-    """What an earlier start of the run measured under the same conditions.
+    """Return what an earlier start of the run measured under the same conditions.
 
-    :return: None if there is nothing, or nothing that is whole and sound.
+    :return: None if there is no valid file for these conditions.
     """
     try:
         found = _File.model_validate_json((run_dir / FILE).read_bytes())
@@ -113,7 +113,7 @@ def read_measurements(run_dir: Path, given: Conditions) -> Measurements | None:
 
 
 def write_measurements(run_dir: Path, given: Conditions, measured: Measurements) -> None:
-    """Keep `measured` for the next start; without room for it that start measures again."""
+    """Write `measured` for the next start, or log a warning if that fails."""
     content = _File(
         conditions=given,
         trees=measured.trees,
@@ -127,7 +127,7 @@ def write_measurements(run_dir: Path, given: Conditions, measured: Measurements)
 
 
 def _digest(module: nn.Module) -> str:
-    """SHA-256 of configuration, attention kernel, and names, shapes and dtypes of the parameters."""
+    """Return the SHA-256 of configuration, attention kernel and the parameters' descriptions."""
     config = cast("PreTrainedConfig", module.config)
     digest = hashlib.sha256(config.to_json_string(use_diff=False).encode())
     digest.update(str(getattr(config, "_attn_implementation", None)).encode())

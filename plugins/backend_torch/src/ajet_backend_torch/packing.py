@@ -1,4 +1,4 @@
-"""From a training batch to the tensors of its passes."""
+"""Convert a training batch to the tensors of its passes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class CallTokens:
-    """What is known of each of the S sampled tokens of a batch, call after call.
+    """Properties of the S sampled tokens of a batch, in the order of the calls.
 
-    :param first: [calls + 1] place of each call's first token.
-    :param behaviour: [S] logprob it was sampled with.
-    :param temperature: [S].
-    :param advantage: [S].
-    :param versions: [S] version of the weights that sampled it.
+    :param first: [calls + 1] index of each call's first token.
+    :param behaviour: [S] logprob under the weights that sampled.
+    :param temperature: [S] sampling temperature.
+    :param advantage: [S] advantage of the token's call.
+    :param versions: [S] policy version that sampled the token.
     """
 
     first: Ints
@@ -47,17 +47,17 @@ class CallTokens:
         )
 
     def per_token(self, values: Sequence[float]) -> Floats:
-        """[S] from one value for each call."""
+        """Return [S] values from one value for each call."""
         return np.repeat(np.array(values, np.float32), np.diff(self.first))
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """N tokens to be trained that a segment's positions predict: its own, and the first of its children.
+    """N trained tokens that a segment's positions predict: its own, and its children's first.
 
     :param places: [N] offset in the segment of the position that predicts the token.
     :param ids: [N] the token.
-    :param slots: [N] its place in `CallTokens`.
+    :param slots: [N] index of the token in `CallTokens`.
     """
 
     places: Ints
@@ -67,14 +67,18 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class PackedTree:
-    """A tree as arrays: for each segment its tokens and what its positions predict."""
+    """A tree as arrays: for each segment, its tokens and the targets of its positions."""
 
     ids: list[Ints]
     targets: list[Targets]
 
     @classmethod
     def of(cls, tree: TrainTree, first: Ints, trains: Sequence[bool]) -> PackedTree:
-        """:param trains: whether each call of the batch trains anything."""
+        """Convert a tree.
+
+        :param first: as `CallTokens.first`.
+        :param trains: for each call of the batch, whether it trains a token.
+        """
         ids = [np.array(segment.token_ids, np.int64) for segment in tree.segments]
         parts: list[list[Targets]] = [[] for _ in ids]
         for number, segment in enumerate(tree.segments):
@@ -95,7 +99,7 @@ class PackedTree:
         return cls(ids, [_concatenated(found) for found in parts])
 
     def of_row(self, row: Row) -> tuple[Ints, Targets]:
-        """Tokens of a row, and what it predicts, at places counted from its start."""
+        """Return the tokens of a row and its targets, at offsets from its start."""
         targets = self.targets[row.segment]
         ids = self.ids[row.segment][row.start : row.start + row.length]
         if row.start or row.length < len(self.ids[row.segment]):
@@ -111,13 +115,15 @@ class PassTensors:
 
     :param ids: [R, L] int64.
     :param positions: [R, L] int64.
-    :param places: [U] int64, index into the flat [R * L] positions.
-    :param of_place: [N] int64 index into `places`; None if it is 0, 1, ... N - 1.
+    :param places: [U] int64, indices into the flat [R * L] positions.
+    :param of_place: [N] int64 indices into `places`; None if they are 0, 1, ... N - 1.
     :param place_temperature: [U] float32.
     :param targets: [N] int64.
     :param versions: [N] int64.
-    :param behaviour: [N] float32; as `advantage` and `weight`, the token's share in the loss.
-    :param slots: [N] int64, place of the tokens in `CallTokens`.
+    :param behaviour: [N] float32.
+    :param advantage: [N] float32.
+    :param weight: [N] float32, the token's share of the loss.
+    :param slots: [N] int64, indices of the tokens in `CallTokens`.
     """
 
     ids: torch.Tensor
@@ -140,7 +146,7 @@ def pack(
     weights: Floats,
     device: torch.device,
 ) -> PassTensors:
-    """The tensors of a pass.
+    """Make the tensors of a pass.
 
     :param weights: [S] share of each sampled token in the loss.
     """
@@ -181,9 +187,10 @@ def pack(
 
 
 def _distinct(places: Ints, temperature: Floats) -> tuple[Ints, Ints, Floats]:
-    """Places without repetition, where each of the given ones is among them, and temperatures.
+    """Return the distinct places, the index of each given place among them, and temperatures.
 
-    Calls that share a context predict from the same place. The second result is empty if nothing repeats.
+    Calls that share a context predict from the same place. The second result is empty if no place
+    repeats.
     """
     if len(np.unique(places)) == len(places):
         return places, np.zeros(0, np.int64), temperature
@@ -212,6 +219,6 @@ def _concatenated(parts: Sequence[Targets]) -> Targets:
 def _moved(
     arrays: Sequence[Ints] | Sequence[Floats], device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """Several arrays of one type in a single transfer."""
+    """Move several arrays of one dtype in a single transfer."""
     whole = to_device(torch.from_numpy(np.concatenate(cast("Sequence[Ints]", arrays))), device)
     return torch.split(whole, [len(array) for array in arrays])

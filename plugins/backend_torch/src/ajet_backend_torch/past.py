@@ -12,17 +12,18 @@ from transformers.cache_utils import Cache
 from ajet_training.schedule import Pass
 
 MASK_ALIGNMENT = 16
-"""CUDA's memory-efficient attention copies a mask in every layer whose rows do not start at a multiple."""
+"""CUDA's memory-efficient attention copies masks whose rows do not start at multiples."""
 
 
 @dataclass(slots=True)
 class StoredPass:
-    """What a pass of R rows of L tokens leaves to the passes below it, for each layer.
+    """Keys and values of a pass of R rows of L tokens, for the passes below it, by layer.
 
-    They are cut off from its graph; gradients are added up here and handed to its backward pass.
+    They are detached from the pass's graph. Their gradients are summed here and passed to its
+    backward pass.
 
-    :ivar keys: [R, heads, L, head_dim] each, as the values.
-    :ivar key_grads: float32, of the same shapes; None as long as there are none.
+    :ivar keys: [R, heads, L, head_dim] each; the values likewise.
+    :ivar key_grads: float32, of the same shapes; None until there is a gradient.
     """
 
     keys: list[torch.Tensor]
@@ -37,9 +38,9 @@ class StoredPass:
 
 @dataclass(frozen=True, slots=True)
 class PastBlock:
-    """A `ajet_training.schedule.Block` with what it points to.
+    """A `ajet_training.schedule.Block` with the stored pass that it refers to.
 
-    :param rows: int64 [R], or one row that all R share.
+    :param rows: int64 [R], or one row that all R rows share.
     """
 
     stored: StoredPass
@@ -48,7 +49,7 @@ class PastBlock:
 
 
 class PassCache(Cache):  # type: ignore[misc]
-    """Hands a pass its past, and keeps its new keys and values with their graph.
+    """Give a pass its past, and keep its new keys and values with their graph.
 
     :param blocks: the past, oldest first; empty for a root.
     """
@@ -68,8 +69,9 @@ class PassCache(Cache):  # type: ignore[misc]
         *_args: object,
         **_kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take [R, heads, L, head_dim]; return [R, heads, past + L, head_dim]."""
-        # Gradient checkpointing computes a layer again in the backward pass: what it gave first has the graph.
+        """Append [R, heads, L, head_dim] to the past, and return [R, heads, past + L, head_dim]."""
+        # Gradient checkpointing recomputes a layer in the backward pass; only the first result has
+        # the graph.
         if layer_idx == len(self.keys):
             self.keys.append(key_states)
             self.values.append(value_states)
@@ -87,28 +89,28 @@ class PassCache(Cache):  # type: ignore[misc]
         )
 
     def store(self) -> StoredPass:
-        """The new keys and values, cut off from the graph."""
+        """Return the new keys and values, detached from the graph."""
         return StoredPass([k.detach() for k in self.keys], [v.detach() for v in self.values])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        """Always 0: positions and masks are given to the model explicitly."""
+        """Return 0: the model gets explicit positions and masks."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002
-        """Size and offset of the keys, for the causal mask that a model makes for a root."""
+        """Return size and offset of the keys, for the causal mask that a model makes for a root."""
         return self.past + query_length, 0
 
     @property
     def is_compileable(self) -> bool:
-        """The cache's shapes change, so that it cannot be compiled once."""
+        """False: the cache's shapes change, so it cannot be compiled."""
         return False
 
 
 class _Gather(torch.autograd.Function):
-    """Bring the past of R rows and their L new keys (or values) together in one tensor.
+    """Concatenate the past of R rows and their L new keys (or values) in one tensor.
 
-    The past has no graph of its own: its gradient is added to `StoredPass`, in one operation for a block
-    instead of a node of the graph for each.
+    The past has no graph. Its gradient is added to `StoredPass`, in one operation for each block
+    instead of one graph node for each.
     """
 
     @staticmethod
@@ -119,10 +121,10 @@ class _Gather(torch.autograd.Function):
         layer: int,
         values: bool,
     ) -> torch.Tensor:
-        # Not the cache: it holds this graph, which would never be freed.
+        # Do not store the cache: it refers to this graph, which would never be freed.
         ctx.blocks, ctx.layer, ctx.values = blocks, layer, values
         rows, heads, width, size = new.shape
-        # Token after token in memory, so that every block is copied in one piece.
+        # Tokens are contiguous in memory, so that every block is copied in one piece.
         past = sum(block.width for block in blocks)
         whole = new.new_empty(rows, past + width, heads, size).transpose(1, 2)
         end = 0
@@ -143,7 +145,7 @@ class _Gather(torch.autograd.Function):
         (whole,) = grads
         blocks: Sequence[PastBlock] = ctx.blocks
         past = sum(block.width for block in blocks)
-        # One sum for all blocks of which every row has the same.
+        # One sum for all blocks that the rows share.
         shared = (
             whole[:, :, :past].sum(0, dtype=torch.float32)
             if any(isinstance(block.rows, int) for block in blocks)
@@ -169,10 +171,11 @@ class _Gather(torch.autograd.Function):
 def past_mask(
     passes: Sequence[Pass], part: Pass, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Additive mask [R or 1, 1, L, past + L] of a pass with a past.
+    """Return the additive mask [R or 1, 1, L, past + L] of a pass with a past.
 
-    It hides what comes later, and the padding of shorter rows of the past. Without such padding one mask
-    serves all rows. The padding of the new tokens needs none: no real token comes after it.
+    It hides later tokens, and the padding of shorter rows of the past. Without such padding, all
+    rows share one mask. The padding of the new tokens needs no mask, because no real token comes
+    after it.
     """
     shape = part.shape
     size = shape.past + shape.width
@@ -201,9 +204,9 @@ def past_mask(
 def past_blocks(
     part: Pass, stored: Sequence[StoredPass | None], device: torch.device
 ) -> list[PastBlock]:
-    """The past of a pass.
+    """Return the past of a pass.
 
-    :param stored: by index of the pass.
+    :param stored: stored passes, by index of the pass.
     """
     found = []
     for block in part.blocks:
@@ -218,7 +221,7 @@ def past_blocks(
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy to the device without waiting for it."""
+    """Copy to the device without waiting for the copy."""
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)

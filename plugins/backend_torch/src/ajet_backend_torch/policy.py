@@ -1,4 +1,4 @@
-"""The model that is trained, the reference it is held to, and the optimiser between steps."""
+"""The trained model, the reference model, and the optimiser."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 LOGIT_BUDGET = 2**30
-"""Without a token budget of the user's, a pass has at most this many logits, 4 GiB in float32,"""
+"""Without a token budget from the user, a pass has at most this many logits, 4 GiB in float32,"""
 MOST_TOKENS = {"cpu": 4096}
 MOST_TOKENS_ELSEWHERE = 16384
-"""and this many tokens. On a CPU larger passes are slower: what they allocate is new memory every time."""
+"""and this many tokens. Larger passes are slower on a CPU: they allocate new memory each time."""
 
 
 class TrainedPolicy:
     """A Hugging Face causal LM with its optimiser.
 
-    The reference is the model at the start: with LoRA the model without its adapters, otherwise a frozen
-    copy that is only made if `AlgorithmConfig.kl_coef` is above 0.
+    The reference is the model at the start: with LoRA, the model without its adapters; otherwise a
+    frozen copy, which exists only if `AlgorithmConfig.kl_coef` is above 0.
 
-    :param context: its seed is that of the adapters' initial weights.
-    :ivar has_dropout: whether passes of training are random.
+    :param context: its seed determines the initial weights of the adapters.
+    :ivar has_dropout: whether training passes are random.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class TrainedPolicy:
         self._peft: PeftModel | None = None
         self._reference: nn.Module | None = None
         if model.lora is not None:
-            # Here, because importing peft takes time that other runs need not spend.
+            # Imported here, because importing peft is slow and other runs do not need it.
             from ajet_torch.lora import add_lora
 
             self._peft = add_lora(self.module, model.lora, device, context.seed)
@@ -115,7 +115,8 @@ class TrainedPolicy:
         measured = self._measurements(model, options, context.run_dir)
         self.trees = measured.trees
         self.costs = measured.costs
-        # Measuring computes larger passes than training may: that they do not fit is no reason not to start.
+        # Measuring may run larger passes than training: if they do not fit, the trainer can still
+        # start.
         if self.costs is None:
             free_memory(device)
             self.costs = assumed_costs(self.module, device)
@@ -123,7 +124,7 @@ class TrainedPolicy:
     def _measurements(
         self, model: ModelConfig, options: TorchTrainerSettings, run_dir: Path
     ) -> Measurements:
-        """Those of an earlier start, if they hold still, or new ones."""
+        """Return the measurements of an earlier start if they are still valid, or new ones."""
         most = min(self.token_budget, _positions(self.module, model))
         given = conditions(self.module, model, options, self.device, most)
         if (kept := read_measurements(run_dir, given)) is not None:
@@ -132,7 +133,7 @@ class TrainedPolicy:
         trees = plain and self._probe()
         costs = self._costs(most, trees=trees) if options.measure_costs else None
         measured = Measurements(trees, costs)
-        # A failure may pass: the next start tries again.
+        # A failure may be temporary: do not store it, so that the next start tries again.
         if trees == plain and (costs is None) != options.measure_costs:
             write_measurements(run_dir, given, measured)
         return measured
@@ -143,7 +144,7 @@ class TrainedPolicy:
             return trees_are_exact(self.module, self.forest, self.vocab_size, dtype, self.device)
 
     def _costs(self, most: int, *, trees: bool) -> CostModel | None:
-        """Measured with passes of up to `most` tokens; None if there is too little memory for it."""
+        """Measure costs with passes of up to `most` tokens; return None if memory runs out."""
         try:
             with self.training(0):
                 return measured_costs(self.forest, self.module, most, self.device, trees=trees)
@@ -153,7 +154,7 @@ class TrainedPolicy:
             raise
 
     def info(self) -> TrainerInfo:
-        """Sizes and device, and what a plan of a batch depends on."""
+        """Return sizes, device, and the properties that a batch's plan depends on."""
         return TrainerInfo(
             parameters=sum(p.numel() for p in self.module.parameters()),
             trainable_parameters=sum(p.numel() for p in self.optimiser.parameters.values()),
@@ -165,9 +166,9 @@ class TrainedPolicy:
 
     @contextmanager
     def training(self, seed: int) -> Iterator[None]:
-        """Dropout of LoRA and gradient checkpointing are on within, and random numbers follow `seed`.
+        """Enable LoRA dropout and gradient checkpointing, and seed the random numbers with `seed`.
 
-        Afterwards the model is as an engine wants it, and the process's random numbers as they were.
+        Afterwards the model is in evaluation mode, and the process's random state is restored.
         """
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
@@ -184,7 +185,7 @@ class TrainedPolicy:
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """As an engine wants the model within, also in the middle of `training`: nothing is random."""
+        """Switch the model to evaluation mode without randomness, also within `training`."""
         noise, training = self.forest.noise, self.module.training
         self.forest.noise = None
         self.module.eval()
@@ -197,7 +198,7 @@ class TrainedPolicy:
     def reference_logprobs(
         self, passes: Sequence[Pass], subtree: range, tensors: Mapping[int, PassTensors]
     ) -> dict[int, torch.Tensor]:
-        """[N] logprobs under the reference, of the tokens of each pass of a subtree."""
+        """Return [N] logprobs under the reference for the tokens of each pass of a subtree."""
         if self._peft is None:
             return self._reference_forest.scores(passes, subtree, tensors)
         with self._peft.disable_adapter():
@@ -205,7 +206,7 @@ class TrainedPolicy:
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
-        """As in training, but that nothing is random."""
+        """Use the training mode without randomness."""
         with self.training(0):
             self.forest.noise = None
             for name, part in self.module.named_modules():
@@ -222,7 +223,7 @@ def _positions(module: nn.Module, model: ModelConfig) -> int:
 
 
 def _has_plain_cache(module: nn.Module, model: ModelConfig) -> bool:
-    """Whether every layer needs the keys and values of all tokens before, and nothing else."""
+    """Return whether all layers need only the keys and values of all previous tokens."""
     try:
         check_architecture(module, context_limit(module, model))
     except (ConfigError, ModelDirectoryError):
@@ -232,12 +233,13 @@ def _has_plain_cache(module: nn.Module, model: ModelConfig) -> bool:
 
 def _enable_checkpointing(module: nn.Module) -> None:
     options = {"use_reentrant": False}
-    # Newer transformers renamed it, and warn of the old name.
+    # Newer versions of transformers renamed it, and warn about the old name.
     if hasattr(module, "activation_checkpointing_enable"):
         module.activation_checkpointing_enable(activation_checkpointing_kwargs=options)  # type: ignore[operator]
     else:
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)  # type: ignore[operator]
-    # A layer would drop the cache, as most caches cannot be updated again by the second forward pass. Ours can.
+    # A layer would drop the cache, because most caches cannot be updated by the second forward
+    # pass. Ours can.
     for part in module.modules():
         if hasattr(part, "_can_checkpoint_with_cache"):
             part._can_checkpoint_with_cache = True  # type: ignore[assignment]

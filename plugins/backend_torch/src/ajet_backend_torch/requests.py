@@ -1,4 +1,4 @@
-"""One request on its way through the engine, and the mail from the decode thread to its caller."""
+"""Requests in the engine, and the delivery of their outcomes to the event loop."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ TopLogprobs = list[tuple[int, float]]
 
 @dataclass(slots=True, eq=False)
 class ActiveRequest:
-    """A request from its submission to its last chunk. Only the decode thread touches it, but for `mail`.
+    """A request from its submission to its last chunk.
+
+    Only the decode thread uses it, except for `mail`.
 
     :param prompt: [P] int32.
-    :param mail: what the caller's generator reads; filled on the event loop.
-    :param slot: the KV slot, -1 while it waits.
-    :param sent: sampled tokens that were handed to the caller.
-    :param versions: (number of sampled tokens before, policy version) in order.
-    :param shaping: what its tokens are drawn from, if that is not the policy itself.
-    :param top_logprobs: one list for each sampled token that was not sent yet, when asked for.
+    :param mail: the queue that the caller's generator reads; filled on the event loop.
+    :param slot: the KV slot, -1 while the request waits.
+    :param sent: number of sampled tokens that were sent to the caller.
+    :param versions: (number of previously sampled tokens, policy version), in order.
+    :param shaping: changes to the distribution that tokens are drawn from, if any.
+    :param top_logprobs: one list for each sampled token that is not sent yet, if requested.
     """
 
     request: GenerateRequest
@@ -40,7 +42,7 @@ class ActiveRequest:
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
 
     def note_version(self, sampled: int, version: int) -> None:
-        """Tokens from number `sampled` on are sampled by `version`."""
+        """Record that tokens from index `sampled` on are sampled by `version`."""
         if self.versions and self.versions[-1][0] == sampled:
             self.versions.pop()
         if not self.versions or self.versions[-1][1] != version:
@@ -52,11 +54,11 @@ class ActiveRequest:
         logprobs: NDArray[np.float32],
         finish_reason: FinishReason | None,
     ) -> list[GenerateChunk]:
-        """The tokens not sent so far as chunks of one policy version each.
+        """Return the tokens not yet sent as chunks of one policy version each.
 
         :param tokens: [T] all sampled tokens so far.
-        :param logprobs: [T] theirs.
-        :param finish_reason: of the last chunk, which is made even if no tokens are left.
+        :param logprobs: [T] their logprobs.
+        :param finish_reason: reason of the last chunk, which is made even if no tokens are left.
         """
         total = len(tokens)
         found: list[GenerateChunk] = []
@@ -84,7 +86,7 @@ class ActiveRequest:
 
 
 class Post:
-    """Hands outcomes to the event loop, all of one step in a single call."""
+    """Deliver outcomes to the event loop, all those of one step in a single call."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -95,7 +97,7 @@ class Post:
         self._pending.append((request, outcomes))
 
     def flush(self) -> None:
-        """Send what is queued."""
+        """Send the queued outcomes."""
         if self._pending and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_deliver, self._pending)
         self._pending = []

@@ -1,4 +1,4 @@
-"""Sampling of next tokens for many requests at once, each with its own parameters."""
+"""Sample next tokens for many requests at once, each with its own parameters."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """Sampling parameters of n rows; None where all rows have the default, which is the fast path.
+    """Sampling parameters of n rows. None means the default for all rows, which is the fast path.
 
-    :param temperature: [n] float32 divisor of the logits, 1 for greedy rows; None: all 1.
-    :param greedy: [n] bool, rows that take the most likely token; None: none.
-    :param cut_rows: [m] int64, rows with top-p or top-k; None: none.
-    :param top_p: [m] float32, 1 is off.
-    :param top_k: [m] int64, the vocabulary size where it is off.
-    :param cut_width: the largest of `top_k`, known beforehand so that a GPU need not be asked.
-    :param shaped_rows: [s] int64, rows that are not drawn from the policy itself; None: none.
-    :param shaping: [s, vocabulary] float32, what is added to their logits before they are drawn from.
+    :param temperature: [n] float32 divisors of the logits, 1 for greedy rows; None: all 1.
+    :param greedy: [n] bool, rows that take the most likely token; None: no row.
+    :param cut_rows: [m] int64, rows with top-p or top-k; None: no row.
+    :param top_p: [m] float32, 1 disables it.
+    :param top_k: [m] int64, the vocabulary size disables it.
+    :param cut_width: the largest of `top_k`, known in advance to avoid waiting for a GPU.
+    :param shaped_rows: [s] int64, rows that are not drawn from the policy itself; None: no row.
+    :param shaping: [s, vocabulary] float32, added to the logits of these rows before drawing.
     """
 
     temperature: torch.Tensor | None = None
@@ -46,11 +46,11 @@ class Sampled:
 
 
 def sample(logits: torch.Tensor, rows: RowSampling, uniforms: torch.Tensor) -> Sampled:
-    """Sample one token a row by inverting the cumulative distribution.
+    """Sample one token for each row by inverting the cumulative distribution.
 
-    A request's tokens depend on its own uniform numbers alone, not on the other rows.
+    A request's tokens depend only on its own uniform numbers, not on the other rows.
 
-    :param logits: [n, vocabulary] any float dtype; a row that is not finite gives a NaN logprob.
+    :param logits: [n, vocabulary] of any float dtype; a row that is not finite gives a NaN logprob.
     :param uniforms: [n] float64 in [0, 1).
     """
     logits = logits.float()
@@ -79,8 +79,8 @@ def sample(logits: torch.Tensor, rows: RowSampling, uniforms: torch.Tensor) -> S
 
 
 def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """[n] index of the weight at each row's quantile; weights [n, k] need not sum to 1."""
-    # float64, because a parallel float32 scan is not monotone to the last bit and could land on a
+    """Return [n] indices of the weight at each row's quantile; weights [n, k] need not sum to 1."""
+    # float64, because a parallel float32 scan is not monotone to the last bit and could select a
     # weight of zero.
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     target = uniforms[:, None] * cumulative[:, -1:]
@@ -95,9 +95,10 @@ def _sample_cut(
     width: int,
     uniforms: torch.Tensor,
 ) -> torch.Tensor:
-    """Sample among the `top_k` most likely tokens, of these among the fewest that hold `top_p`.
+    """Sample from the fewest of the `top_k` most likely tokens that hold `top_p`.
 
-    Top-p nucleus as Holtzman et al. 2019 (arXiv:1904.09751): the token that crosses the threshold stays.
+    Top-p (nucleus) as in Holtzman et al. 2019 (arXiv:1904.09751): the token that crosses the
+    threshold stays.
     """
     ordered, order = logprobs.topk(width, dim=-1)
     weights = ordered.exp()

@@ -1,4 +1,4 @@
-"""Settings of the engine and the trainer. Light: the server validates them without torch."""
+"""Settings of the engine and the trainer; the server validates them without importing torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 class _DeviceSettings(ComponentSettings):
     """Where a component computes.
 
-    :param device: ``cpu``, ``cuda``, ``cuda:1``...; ``auto`` takes CUDA if there is any.
-    :param threads: CPU threads of one operation (``torch.set_num_threads``, which holds for the whole
-        process). None takes 1 on the CPU, because a small model is slower on two contended threads
-        than on one, and leaves torch's own choice on CUDA.
+    :param device: ``cpu``, ``cuda``, ``cuda:1``...; ``auto`` uses CUDA if it is available.
+    :param threads: CPU threads of one operation (``torch.set_num_threads``, which applies to the
+        whole process). None means 1 on the CPU, because a small model is slower on two contended
+        threads than on one, and torch's own default on CUDA.
     """
 
     device: Device = "auto"
@@ -27,11 +27,13 @@ class _DeviceSettings(ComponentSettings):
 class TorchEngineSettings(_DeviceSettings):
     """Settings of the engine ``torch``.
 
-    :param max_requests: requests computed at the same time, which is the number of KV slots; more wait.
-    :param kv_tokens: most tokens of one slot, prompt and completion together; None takes the model's
-        context (`ModelConfig.max_context`). Memory grows with the longest sequence seen, up to this.
-    :param prefill_token_budget: most tokens, padding included, of one prefill forward pass; longer
-        prompts are computed in chunks, between which running requests go on decoding.
+    :param max_requests: number of requests computed at the same time, which is the number of KV
+        slots; others wait.
+    :param kv_tokens: maximum number of tokens in one slot, prompt and completion together; None
+        uses the model's context (`ModelConfig.max_context`). Memory grows with the longest sequence
+        so far, up to this.
+    :param prefill_token_budget: maximum number of tokens, padding included, in one prefill pass;
+        longer prompts are computed in chunks, and running requests decode between them.
     """
 
     max_requests: Annotated[int, Field(ge=1, le=4096)] = 64
@@ -44,16 +46,17 @@ class TorchTrainerSettings(_DeviceSettings):
 
     :param gradient_checkpointing: recompute activations in the backward pass: about a third slower,
         much less memory.
-    :param master_dtype: ``float32`` keeps a float32 copy of every trainable weight of lower precision,
-        with gradients and optimiser in float32 too, so that small updates are not rounded away;
-        ``model`` trains the weights in the precision they are in.
-    :param measure_costs: measure at the start how long passes take, so that batches are laid out in the
-        fastest way; otherwise the costs are assumed from the model's sizes.
-    :param loss_limit: a step is refused if its loss is more than so many times what advantages, ``kl_coef`` and
-        ``entropy_coef`` account for while the policy is close to the one that sampled. It does not depend on the
-        scale of rewards or on ``aggregation``. None allows any finite loss.
-    :param grad_norm_limit: a step is refused if its gradient norm before clipping (the metric ``grad_norm``) is
-        higher. None allows any finite norm.
+    :param master_dtype: ``float32`` keeps a float32 copy of every trainable weight of lower
+        precision, with gradients and optimiser in float32 too, so that small updates are not
+        rounded away; ``model`` trains the weights in their own precision.
+    :param measure_costs: measure at the start how long passes take, to choose the fastest layout of
+        batches; otherwise costs are estimated from the model's sizes.
+    :param loss_limit: refuse a step if its loss is more than this many times what advantages,
+        ``kl_coef`` and ``entropy_coef`` account for while the policy is close to the one that
+        sampled. It does not depend on the scale of rewards or on ``aggregation``. None allows any
+        finite loss.
+    :param grad_norm_limit: refuse a step if its gradient norm before clipping (the metric
+        ``grad_norm``) is higher. None allows any finite norm.
     """
 
     gradient_checkpointing: bool = False

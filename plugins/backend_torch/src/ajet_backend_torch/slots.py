@@ -1,6 +1,7 @@
-"""The bookkeeping of the KV slots: which tokens each holds, who uses it, what a prompt shares with it.
+"""Bookkeeping of the KV slots: their tokens, their requests, and the prefixes that prompts share.
 
-All of it lives in numpy arrays over the slots, so that a decode step costs no Python work per request.
+All state is in numpy arrays over the slots, so that a decode step needs no Python code for each
+request.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from numpy.typing import NDArray
 from ajet_core.interfaces import GenerateRequest
 
 DEFER_GAIN = 32
-"""A request waits for another's prefill if that will save it at least this many tokens."""
+"""A request waits for another's prefill if that saves at least this many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request goes.
+    """The slot of a request.
 
-    :param slot: the free slot it takes.
-    :param shared: tokens of its prompt whose keys and values are there already, or will be copied.
+    :param slot: the free slot to use.
+    :param shared: number of prompt tokens whose keys and values are there already, or will be
+        copied.
     :param source: the slot to copy them from; None if `slot` has them.
     """
 
@@ -33,9 +35,10 @@ class Placement:
 class SlotTable:
     """State of S slots of `capacity` tokens.
 
-    ``tokens[s, :length[s]]`` are the slot's tokens, ``logprobs`` those of the sampled ones, and the
-    first ``computed[s]`` have keys and values in the cache. A free slot keeps its tokens for the next
-    request that shares a prefix with them. ``ready`` slots decode, busy slots that are not are prefilled.
+    ``tokens[s, :length[s]]`` are the slot's tokens, and ``logprobs`` those of the sampled ones. The
+    first ``computed[s]`` tokens have keys and values in the cache. A free slot keeps its tokens for
+    the next request that shares a prefix with them. ``ready`` slots decode; busy slots that are not
+    ready are prefilled.
     """
 
     def __init__(self, slots: int, capacity: int, vocab_size: int) -> None:
@@ -61,17 +64,20 @@ class SlotTable:
         self._clock = 0
 
     def place(self, prompt: NDArray[np.int32]) -> Placement | None:
-        """The best slot for a prompt [P]; None if it should wait (no slot, or a prefill to share).
+        """Return the best slot for a prompt [P], or None if it should wait.
 
-        The free slot that shares the longest prefix is taken, unless another slot shares more, or most
-        of what it holds would be lost though an older slot is free: then the prefix is copied.
+        A prompt waits for a free slot, or for a prefill to share.
+
+        The best slot is the free one that shares the longest prefix. If another slot shares more,
+        or if the request would overwrite most of a slot although an older one is free, the prefix
+        is copied instead.
         """
         free = np.flatnonzero(~self.busy)
         if not free.size:
             return None
         shared = self._shared_prefix(prompt)
         cached = np.minimum(shared, self.computed)
-        # The last token is computed in any case: its logits are wanted.
+        # The last token is always computed, because its logits are needed.
         cached = np.minimum(cached, len(prompt) - 1)
         best = int(cached.argmax())
         coming = np.minimum(shared, np.where(self.busy, self.length, 0)).max()
@@ -86,7 +92,7 @@ class SlotTable:
         return Placement(victim, int(cached[best]), best)
 
     def _shared_prefix(self, prompt: NDArray[np.int32]) -> NDArray[np.int64]:
-        """[S] length of the longest common prefix of `prompt` and each slot's tokens."""
+        """Return [S] lengths of the longest common prefix of `prompt` and each slot's tokens."""
         width = min(len(prompt), int(self.length.max()))
         if not width:
             return np.zeros(len(self.length), np.int64)
@@ -102,7 +108,7 @@ class SlotTable:
         prompt: NDArray[np.int32],
         request: GenerateRequest,
     ) -> None:
-        """Give a slot to a request whose first `Placement.shared` tokens are in it."""
+        """Assign a slot to a request whose first `Placement.shared` tokens it holds."""
         sampling = request.sampling
         slot, size = placement.slot, len(prompt)
         self.tokens[slot, :size] = prompt
@@ -124,26 +130,26 @@ class SlotTable:
         if sampling.seed is not None:
             generator = np.random.Generator(np.random.PCG64(sampling.seed % 2**64))
             count = int(self.end[slot]) - size
-            # Those of tokens that were sampled before are used.
+            # Skip the numbers of tokens that were sampled before.
             generator.random(request.sampled)
             self.uniforms[slot, size : size + count] = generator.random(count)
         self._special[slot] = self.greedy[slot] or self.cut[slot] or sampling.temperature != 1
 
     def release(self, slot: int) -> None:
-        """Free a slot; what it holds stays for reuse."""
+        """Free a slot, keeping its content for reuse."""
         self._clock += 1
         self._used[slot] = self._clock
         self.busy[slot] = False
         self.ready[slot] = False
 
     def forget(self) -> None:
-        """Take every cached key and value as lost; busy slots are prefilled again."""
+        """Mark all cached keys and values as invalid; busy slots are prefilled again."""
         self.computed[:] = 0
         self.ready[:] = False
         self.length[~self.busy] = 0
 
     def is_plain(self, rows: NDArray[np.int64]) -> bool:
-        """Whether all `rows` sample at temperature 1 from the whole distribution."""
+        """Return whether all `rows` sample at temperature 1 from the whole distribution."""
         return not self._special[rows].any()
 
     def prefill_plan(
@@ -151,10 +157,10 @@ class SlotTable:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Choose slots to prefill in one pass of at most `budget` padded tokens.
 
-        The slot that waits longest is always among them; others join from the shortest on.
+        The slot that has waited longest is always included; others join, the shortest first.
 
         :param order: slots to prefill, the oldest first; not empty.
-        :return: slots [n] and tokens to compute of each [n]; n * max(tokens) <= budget.
+        :return: slots [n] and numbers of tokens to compute [n]; n * max(tokens) <= budget.
         """
         remaining = self.length[order] - self.computed[order]
         width = min(int(remaining[0]), budget)

@@ -1,4 +1,4 @@
-"""What the passes of a batch add up to."""
+"""Sums over the passes of a batch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ SUMS = ("loss", "entropy", "kl", "clipped", "ratio", "importance", "capped")
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over tokens, on the device until they are asked for.
+    """Sums over tokens, kept on the device until they are read.
 
-    :param sampled: S, the sampled tokens of the batch.
-    :ivar known: [S] float32 logprobs that were kept, NaN for the others.
-    :ivar latest: [S] float32 logprobs of the latest pass of training, NaN for tokens that were in none.
-    :ivar tokens: trained tokens, counted as often as they were computed.
-    :ivar processed: tokens that went through the forward pass.
+    :param sampled: S, the number of sampled tokens in the batch.
+    :ivar known: [S] float32 logprobs to report, NaN for the others.
+    :ivar latest: [S] float32 logprobs of the latest training pass, NaN for tokens that were in
+        none.
+    :ivar tokens: number of trained tokens, counted each time they are computed.
+    :ivar processed: number of tokens computed in forward passes.
     :ivar norms: gradient norm of each optimiser step.
-    :ivar moves: divergence that each optimiser step has made, where it is bounded.
-    :ivar shortened: how many of them were shortened.
+    :ivar moves: divergence of each optimiser step, where it is bounded.
+    :ivar shortened: number of optimiser steps that were shortened.
     """
 
     device: torch.device
@@ -69,7 +70,7 @@ class Totals:
     ) -> None:
         """Add the trained tokens of a pass.
 
-        :param gap_version: tokens of this version count for the logprob gap.
+        :param gap_version: measure the logprob gap on tokens of this version.
         """
         zero = self.sums.new_zeros(())
         importance = surrogate.importance
@@ -96,16 +97,16 @@ class Totals:
             self.gap_tokens += current.double().sum()
 
     def keep(self, tensors: PassTensors, logprobs: torch.Tensor, *, report: bool) -> None:
-        """Remember the logprobs of the trained tokens of a pass of training.
+        """Store the logprobs of the trained tokens of a training pass.
 
-        :param report: also as those to report.
+        :param report: also store them as the logprobs to report.
         """
         self.latest[tensors.slots] = logprobs.detach()
         if report:
             self.known[tensors.slots] = logprobs.detach()
 
     def logprobs(self, first: Ints) -> list[list[float]]:
-        """What was kept, call by call; an empty list for a call of which a token is missing.
+        """Return the stored logprobs by call; an empty list for a call with missing tokens.
 
         :param first: as `CallTokens.first`.
         """
@@ -117,7 +118,7 @@ class Totals:
         ]
 
     def metrics(self) -> dict[str, float]:
-        """Means over tokens and optimiser steps."""
+        """Return means over tokens and optimiser steps."""
         sums = dict(zip(SUMS, self.sums.tolist(), strict=True))
         found = {
             "loss": sums["loss"] / len(self.norms),

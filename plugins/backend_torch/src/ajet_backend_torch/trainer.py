@@ -33,14 +33,15 @@ from ajet_training.steps import advantage_metrics
 
 
 class TorchTrainer(Trainer):
-    """Policy-gradient training of a Hugging Face causal LM, all parameters or LoRA adapters.
+    """Policy-gradient training of a Hugging Face causal LM, of all parameters or LoRA adapters.
 
-    `AlgorithmConfig` is honoured in full, advantage and discount by those who make the batch;
-    `ajet_backend_torch.update` says how. Trees are computed segment by segment, each token once
-    (`ajet_backend_torch.forest`), if the model's cache allows it.
+    All of `AlgorithmConfig` is supported; the batch already contains the effect of advantage and
+    discount. `ajet_backend_torch.update` describes the rest. Trees are computed segment by segment,
+    each token once (`ajet_backend_torch.forest`), if the model's cache allows it.
 
-    A refused or failed step leaves no trace, see `ajet_backend_torch.attempts`. With several optimiser steps a
-    batch this takes three times the trainable weights in float32 of host memory.
+    A refused or failed step changes nothing, see `ajet_backend_torch.attempts`. With several
+    optimiser steps in a batch, this takes host memory for three float32 copies of the trainable
+    weights.
     """
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
@@ -55,7 +56,7 @@ class TorchTrainer(Trainer):
         self._publisher = Publisher("torch", OFFERED_CHANNELS, context)
 
     def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
-        """Load `model`, add LoRA adapters if it asks for them, and make the optimiser.
+        """Load `model`, add the configured LoRA adapters, and create the optimiser.
 
         :raises ModelDirectoryError: the directory cannot be used.
         :raises ConfigError: a setting does not fit the model or the machine.
@@ -86,7 +87,7 @@ class TorchTrainer(Trainer):
 
     @property
     def policy(self) -> TrainedPolicy:
-        """The model that is trained.
+        """The trained model.
 
         :raises TrainerError: the trainer is not running.
         """
@@ -95,22 +96,24 @@ class TorchTrainer(Trainer):
     def step(self, batch: TrainBatch) -> StepReport:
         """Train on one batch.
 
-        A batch in which no token has anything to learn from changes no weights and reports the metric
-        ``no_signal`` 1.0. Metrics beside the common ones: ``advantage_mean``, ``advantage_std`` (over
-        calls), ``ratio_mean``, ``ratio_max`` (over tokens, of the ratio that is clipped: policy over behaviour
-        probability, or over old probability with truncated importance weights).
+        A batch in which every advantage is 0 changes no weights and reports the metric
+        ``no_signal`` 1.0. Metrics besides the common ones: ``advantage_mean``, ``advantage_std``
+        (over calls), ``ratio_mean``, ``ratio_max`` (over tokens, of the clipped ratio: policy over
+        behaviour probability, or over old probability with truncated importance weights).
 
-        :raises StepRefusedError: a number of the batch, its loss, a gradient or a weight is not finite, or is
-            beyond `TorchTrainerSettings.loss_limit` or ``grad_norm_limit``; all is as before.
+        :raises StepRefusedError: a number in the batch, its loss, a gradient or a weight is not
+            finite, or exceeds `TorchTrainerSettings.loss_limit` or ``grad_norm_limit``; nothing is
+            changed.
         :raises WeightsLostError: an update failed half-way, or the weights were damaged before.
-        :raises TrainerError: the batch is malformed, or does not fit into memory; all is as before.
+        :raises TrainerError: the batch is malformed, or does not fit into memory; nothing is
+            changed.
         """
         report = self._computed(batch, rehearsal=False)
         self._progress = replace(self._progress, steps=self._progress.steps + 1)
         return report
 
     def rehearse(self, batch: TrainBatch) -> StepReport:
-        """Compute the passes of `step`, and apply none."""
+        """Compute the passes of `step` without applying updates."""
         return self._computed(batch, rehearsal=True)
 
     def _computed(self, batch: TrainBatch, *, rehearsal: bool) -> StepReport:
@@ -144,10 +147,10 @@ class TorchTrainer(Trainer):
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
         """Make the present weights available.
 
-        ``in_process`` shares the model itself under the key ``torch.model`` of `WorkerContext.shared`; for the others
-        see `Publisher`.
+        ``in_process`` shares the model itself under the key ``torch.model`` of
+        `WorkerContext.shared`; `Publisher` describes the other channels.
 
-        :raises TrainerError: there is no such channel, or it failed.
+        :raises TrainerError: the channel does not exist, or publishing failed.
         """
         policy, model = self._started()
         if channel == "in_process":
@@ -161,7 +164,7 @@ class TorchTrainer(Trainer):
         return update
 
     def save(self, directory: Path) -> None:
-        """Write trained weights, optimiser and progress; with LoRA the adapters alone.
+        """Write trained weights (with LoRA, only the adapters), optimiser and progress.
 
         :raises TrainerError: the directory cannot be written.
         """
@@ -169,15 +172,15 @@ class TorchTrainer(Trainer):
         save_checkpoint(directory, policy.optimiser, self._progress)
 
     def load(self, directory: Path) -> None:
-        """Go on from a checkpoint, bit by bit as if never stopped.
+        """Continue from a checkpoint, with bitwise the same results as without the interruption.
 
-        :raises TrainerError: it is incomplete, damaged or of another model; nothing was changed.
+        :raises TrainerError: it is incomplete, damaged or of another model; nothing is changed.
         """
         policy, _ = self._running()
         self._progress = load_checkpoint(directory, policy.optimiser)
 
     def export(self, directory: Path) -> None:
-        """Write a Hugging Face directory, adapters merged, with the source's tokenizer files.
+        """Write a Hugging Face directory, with merged adapters and the source's tokenizer files.
 
         :raises TrainerError: the directory cannot be written.
         """
@@ -185,7 +188,7 @@ class TorchTrainer(Trainer):
         write_model(policy.module, model, directory)
 
     def close(self) -> None:
-        """Free everything; an engine that shares the model keeps it."""
+        """Free all memory; an engine that shares the model keeps it."""
         self._publisher.close()
         self._policy = None
 

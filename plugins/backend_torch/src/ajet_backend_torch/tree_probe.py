@@ -1,4 +1,4 @@
-"""Does this model go on from its own keys and values exactly? Tried on a small tree, at the start."""
+"""Check on small trees whether a model continues exactly from its own keys and values."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _log = logging.getLogger(__name__)
 
 BUDGET = 64
 SMALL_TREES = (
-    # (parent, tokens) of each segment: siblings of different lengths below parents of different lengths.
+    # (parent, tokens) of each segment: siblings of different lengths, parents of different lengths.
     ((-1, 6), (0, 4), (0, 3), (1, 2), (1, 5)),
     ((-1, 9), (0, 4), (0, 2), (2, 3), (2, 3)),
     ((-1, 70), (0, 3), (0, 1)),
 )
 FEW = 2**16
-"""Gradients of parameters up to this size are compared: those of every layer depend on all that is above."""
+"""Gradients of parameters up to this size are compared: each layer's depend on all layers above."""
 EXACT = {torch.float32: 1e-3}
 ROUGH = 0.1
 
@@ -32,9 +32,10 @@ ROUGH = 0.1
 def trees_are_exact(
     module: nn.Module, forest: Forest, vocab_size: int, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """Whether a tree has the logprobs and gradients of its paths computed one by one.
+    """Return whether a tree has the logprobs and gradients of its separately computed paths.
 
-    Models with state beside the cache, or with a cache of their own, differ or fail.
+    This fails or gives other values for models with state outside the cache, or with a special
+    cache.
     """
     trees, paths, calls = _problem(vocab_size)
     trainable = [p for p in module.parameters() if p.requires_grad]
@@ -46,7 +47,7 @@ def trees_are_exact(
         plain = _run(forest, paths, calls, compared, device, divide=False)
         tree = _run(forest, trees, calls, compared, device, divide=True)
     except torch.OutOfMemoryError:
-        # That says nothing about the model.
+        # Running out of memory is no property of the model.
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
         _log.warning("%s is trained on linear sequences: %s", type(module).__name__, error)
@@ -77,7 +78,7 @@ def _run(
     *,
     divide: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprobs of all trained tokens, and all gradients in one."""
+    """Return the logprobs of all trained tokens, and all gradients as one vector."""
     tokens = CallTokens.of(calls)
     everything = [True] * len(calls)
     weights = tokens.per_token([1.0] * len(calls))
@@ -101,7 +102,7 @@ def _run(
 
 
 def _problem(vocab_size: int) -> tuple[list[TrainTree], list[TrainTree], list[TrainCall]]:
-    """Trees whose every segment is sampled by a call of its own, and the same calls as paths."""
+    """Return trees with a separate call for every segment, and the same calls as paths."""
     generator = np.random.Generator(np.random.PCG64(0))
     trees: list[TrainTree] = []
     paths: list[TrainTree] = []

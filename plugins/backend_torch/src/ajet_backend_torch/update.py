@@ -1,12 +1,14 @@
-"""One batch's policy update: what is trained, in which order, and what is reported of it.
+"""The policy update of one batch: what is trained, in which order, and what is reported.
 
-- Minibatches are dealt by group or by episode (`ajet_training.minibatches`), and the weight of a token in its
-  minibatch's loss counts all calls of it (`ajet_core.timeline.credit.token_weights`). So the loss does not depend on
-  how the calls are laid out in trees, nor on what is left out:
-- Calls whose advantage is 0 are not computed, unless a KL or entropy term gives them a gradient.
+- Minibatches are dealt by group or by episode (`ajet_training.minibatches`). A token's weight in
+the loss of its minibatch counts all calls of the minibatch
+(`ajet_core.timeline.credit.token_weights`). So the loss does not depend on how calls are laid out
+in trees, nor on which calls are skipped.
+- Calls with an advantage of 0 are skipped, unless a KL or entropy term gives them a gradient.
 - The learning rate rises over `AlgorithmConfig.warmup_steps` steps, not optimiser steps.
-- Truncated importance weights need the logprobs under the weights before the step. Passes of training that are computed
-  before the first optimiser step have them; what later ones train is scored before (`BatchUpdate.score`).
+- Truncated importance weights need the logprobs under the weights before the step. Training passes
+before the first optimiser step compute these; tokens of later passes are scored in advance
+(`BatchUpdate.score`).
 """
 
 from __future__ import annotations
@@ -37,11 +39,11 @@ from ajet_training.minibatches import deal, dealing_units
 from ajet_training.schedule import Schedule, schedule
 
 COLLECTED_TOKENS = 2048
-"""Gradients move to their masters after this many tokens: before that they add up in the model's precision."""
+"""Gradients move to their masters after this many tokens; until then they have model precision."""
 
 
 def trains(call: TrainCall, algorithm: AlgorithmConfig) -> bool:
-    """Whether the call adds anything to loss or gradient."""
+    """Return whether the call contributes to the loss or its gradient."""
     if not call.logprobs:
         return False
     return call.advantage != 0 or algorithm.kl_coef > 0 or algorithm.entropy_coef > 0
@@ -49,10 +51,10 @@ def trains(call: TrainCall, algorithm: AlgorithmConfig) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """What one optimiser step is made of.
+    """The calls of one optimiser step.
 
     :param calls: indices of all its calls.
-    :param trees: indices of its trees that train anything.
+    :param trees: indices of the trees that train a token.
     """
 
     calls: list[int]
@@ -60,9 +62,9 @@ class Minibatch:
 
 
 class BatchUpdate:
-    """A batch, ready to be trained on.
+    """A batch, prepared for training.
 
-    :param batch: a valid one, see `ajet_torch.checks`.
+    :param batch: a valid batch, see `ajet_torch.checks`.
     """
 
     def __init__(
@@ -86,22 +88,22 @@ class BatchUpdate:
 
     @property
     def trees(self) -> int:
-        """Trees that train anything."""
+        """Number of trees that train a token."""
         return sum(bool(spans) for spans in self._spans)
 
     @property
     def tokens_trained(self) -> int:
-        """Tokens with a loss."""
+        """Number of tokens with a loss."""
         return sum(span.length for spans in self._spans for span in spans)
 
     def minibatches(self, rng: random.Random) -> list[Minibatch]:
-        """Deal the batch; minibatches in which nothing is trained are left out."""
+        """Deal the batch into minibatches, without those that train nothing."""
         batch = self.batch
         units = dealing_units(batch.episodes, self._algorithm.minibatches)
         sizes = [0] * (max(units, default=-1) + 1)
         for call in batch.calls:
             sizes[units[call.episode]] += len(call.logprobs)
-        # Those without calls would leave a hand empty.
+        # Units without calls could give an empty minibatch.
         dealt = [unit for unit, size in enumerate(sizes) if size]
         hands = deal([sizes[unit] for unit in dealt], self._algorithm.minibatches, rng)
         hand_of = {dealt[place]: hand for hand, places in enumerate(hands) for place in places}
@@ -116,11 +118,11 @@ class BatchUpdate:
         return [minibatch for minibatch in found if minibatch.trees]
 
     def schedule(self, minibatch: Minibatch) -> Schedule:
-        """Its passes."""
+        """Return the passes of a minibatch."""
         return self._schedule(minibatch.trees, self._policy.token_budget)
 
     def peak_tokens(self, budget: int) -> int:
-        """Most tokens, padding included, that are live at once when all is computed within `budget`."""
+        """Return the most tokens, padding included, that are live at once within `budget`."""
         every = [number for number, spans in enumerate(self._spans) if spans]
         return self._schedule(every, budget).peak_tokens
 
@@ -133,17 +135,19 @@ class BatchUpdate:
         )
 
     def unscored(self, first: Sequence[Minibatch], optimiser_steps: int) -> int:
-        """How many minibatches of the first epoch need no `score`, as their own passes tell the logprobs to report.
+        """Return how many minibatches of the first epoch need no `score`.
 
-        With truncated importance weights these are those before the step. Of several optimiser steps the first is
-        computed with its weights, but maybe under dropout: old logprobs of two kinds would be compared then.
+        Their own training passes give the logprobs to report. With truncated importance weights,
+        these are the logprobs before the step. If there are several optimiser steps, the passes of
+        the first one use these weights, but possibly with dropout, which would mix old logprobs of
+        two kinds.
         """
         if self._algorithm.importance != "truncated" or optimiser_steps == 1:
             return len(first)
         return 0 if self._policy.has_dropout else 1
 
     def score(self, minibatches: Sequence[Minibatch]) -> torch.Tensor:
-        """Keep the logprobs of minibatches under the weights as they are, without dropout.
+        """Store the logprobs of minibatches under the present weights, without dropout.
 
         :return: their sum, a float64 scalar on the device.
         """
@@ -153,7 +157,7 @@ class BatchUpdate:
         return total
 
     def divergence_sample(self, minibatch: Minibatch, rng: random.Random) -> list[int]:
-        """Indices of the trees on which `divergence` is measured."""
+        """Return the indices of the trees on which `divergence` is measured."""
         sample: list[int] = []
         tokens = 0
         for number in rng.sample(minibatch.trees, len(minibatch.trees)):
@@ -164,12 +168,12 @@ class BatchUpdate:
         return sample
 
     def note_before(self, sample: Sequence[int]) -> None:
-        """Measure `divergence` from the weights as they are now, where passes of training are random."""
+        """Store logprobs of the present weights for `divergence`, if training passes are random."""
         with self._policy.scoring():
             self._score(sample, self.totals.latest)
 
     def divergence(self, sample: Sequence[int]) -> float:
-        """How far the policy is from what it was when `sample` was last computed, in nats a token.
+        """Return the divergence from the policy that last computed `sample`, in nats per token.
 
         ``(log p - log p_before)^2 / 2`` on average over the trained tokens: the estimator k2 of the KL
         divergence (Schulman, "Approximating KL divergence"), exact to second order.
@@ -181,7 +185,7 @@ class BatchUpdate:
         return float(change.double().square().mean()) / 2
 
     def _score(self, numbers: Sequence[int], found: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Write logprobs of trees to `found`, [S]; their sum, and how many tokens were computed."""
+        """Write logprobs of trees to `found` [S]; return their sum and the computed tokens."""
         policy = self._policy
         trees = self._packed(numbers)
         plan = self._schedule(numbers, policy.token_budget)
@@ -197,10 +201,10 @@ class BatchUpdate:
     def accumulate(
         self, minibatch: Minibatch, *, gap_version: int | None, report: bool
     ) -> Accumulated:
-        """Add up the gradients of a minibatch.
+        """Add the gradients of a minibatch.
 
         :param gap_version: measure the logprob gap on tokens of this version.
-        :param report: keep the logprobs for `logprobs`; otherwise they were kept before.
+        :param report: store the logprobs for `logprobs`; otherwise they were stored before.
         """
         policy, algorithm, batch = self._policy, self._algorithm, self.batch
         shares = [0.0] * len(batch.calls)
@@ -302,5 +306,5 @@ class BatchUpdate:
         return weighed(found, old, behaviour, algorithm.importance_cap) if truncated else found
 
     def logprobs(self) -> list[list[float]]:
-        """[calls] what `accumulate` was asked to report; empty for calls that were not computed whole."""
+        """Return [calls] the reported logprobs; empty for calls that were not fully computed."""
         return self.totals.logprobs(self._tokens.first)
