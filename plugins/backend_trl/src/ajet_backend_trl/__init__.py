@@ -1,4 +1,5 @@
 """agentjet trainers on Hugging Face TRL.
 
-Nothing is imported here: `hooks` and `settings` are light, `trainer` imports torch and TRL.
+Nothing is imported here: `hooks` and `settings` are cheap to import, `trainer` imports torch and
+TRL.
 """

@@ -1,4 +1,4 @@
-"""One training step: applied whole or not at all, and again with less memory if there was too little."""
+"""One training step, applied completely or not at all, and retried if memory ran out."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ajet_training.steps import learning_rate
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A batch that was trained on; fields as in `StepReport`.
+    """The result of training on a batch; fields as in `StepReport`.
 
-    :param retries: how often memory ran out before.
+    :param retries: how often memory ran out before the step succeeded.
     """
 
     metrics: dict[str, float]
@@ -39,11 +39,11 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class BatchStep:
-    """A valid batch to be trained on.
+    """A training step on a valid batch.
 
     :param limit: as `TrlTrainerSettings.grad_norm_limit`.
-    :param progress: where the trainer was before this step.
-    :param rehearsal: nothing is applied.
+    :param progress: the trainer's progress before this step.
+    :param rehearsal: compute everything, but apply nothing.
     """
 
     policy: TrlPolicy
@@ -54,14 +54,16 @@ class BatchStep:
     rehearsal: bool = False
 
     def apply(self) -> Applied:
-        """Train; if memory runs out, again with a smaller `TrlPolicy.token_budget`, which stays.
+        """Train, and retry with a smaller token budget if memory runs out.
 
-        ``loss`` and ``grad_norm`` are means over optimiser steps, the other metrics over tokens; ``logprob_gap`` is
-        measured on the first minibatch, which is computed before any weight changes.
+        The smaller `TrlPolicy.token_budget` remains in effect. ``loss`` and ``grad_norm`` are means
+        over optimiser steps, the other metrics over tokens. ``logprob_gap`` is measured on the
+        first minibatch, which is computed before any weight changes.
 
-        :raises StepRefusedError: the batch would have damaged the weights; all is as before.
+        :raises StepRefusedError: the batch would have damaged the weights; nothing is changed.
         :raises WeightsLostError: an update failed half-way, or the weights were damaged before.
-        :raises TrainerError: the step failed, or does not fit into memory in any way; all is as before.
+        :raises TrainerError: the step failed, or does not fit into memory with any budget; nothing
+            is changed.
         """
         policy, number = self.policy, self.batch.step
         retries = 0
@@ -101,7 +103,7 @@ class BatchStep:
                 reason = headline(error)
             else:
                 return self._applied(plan, tally, retries)
-            # Outside of the handler, where nothing refers to the tensors of the failed passes any more.
+            # Outside the handler, where no reference to the tensors of the failed passes remains.
             free_memory(policy.device)
             lower = self._lower_budget(plan)
             if lower is None:
@@ -134,7 +136,7 @@ class BatchStep:
         )
 
     def _lower_budget(self, failed: Plan) -> int | None:
-        """The next budget that makes micro-batches smaller; None if there is none."""
+        """Return the next budget that makes micro-batches smaller, or None if there is none."""
         peak = failed.peak_tokens
         lower = min(self.policy.token_budget, peak) // 2
         while lower >= LEAST_BUDGET:
@@ -154,7 +156,7 @@ class BatchStep:
             )
 
     def _attempt(self, plan: Plan) -> Tally:
-        """What a step added up to; whatever is raised, all is as before, unless `MasterAdamW.torn`."""
+        """Return the tally of a step; errors restore everything, unless `MasterAdamW.torn`."""
         progress, optimiser, device = self.progress, self.policy.optimiser, self.policy.device
         steps = len(plan.minibatches)
         truncated = self.algorithm.importance == "truncated"
@@ -174,7 +176,7 @@ class BatchStep:
             importance_cap=self.algorithm.importance_cap if truncated else None,
             max_update_kl=self.policy.max_update_kl,
         )
-        # A single update that is refused is not applied at all, unless DeepSpeed does.
+        # A single refused update is never applied, except by DeepSpeed.
         applied = steps > 1 or isinstance(optimiser, ZeroAdamW)
         before = optimiser.snapshot() if applied or optimiser.size <= ALWAYS_COPIED else None
         try:
@@ -189,11 +191,12 @@ class BatchStep:
                 tallies = gather_object([tally])
                 tally.merge(tallies[:mine] + tallies[mine + 1 :])
             if self.rehearsal and before is not None and applied:
-                # DeepSpeed applies what it has.
+                # DeepSpeed has already applied its updates.
                 optimiser.restore(before)
         except Exception as error:
             if self._processes > 1 and not isinstance(error, TrainerError):
-                # The others are at it still: what all do together, as restoring may be, would wait for them for ever.
+                # The other processes are still computing. Collectives, which restoring may need,
+                # would wait for them forever.
                 optimiser.torn = True
                 raise
             optimiser.zero_grad()

@@ -1,4 +1,4 @@
-"""What TRL is told of a run."""
+"""Configuration of TRL's trainers for a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Config = TypeVar("Config")
 class Place:
     """Where a run is computed.
 
-    :param output_dir: a directory that is TRL's; nothing is written into it.
+    :param output_dir: a directory for TRL; nothing is written into it.
     :param bf16: compute under autocast.
     """
 
@@ -42,9 +42,9 @@ class Place:
 def grpo_config(
     algorithm: AlgorithmConfig, options: TrlTrainerSettings, place: Place
 ) -> GRPOConfig:
-    """Of `trl.GRPOTrainer`.
+    """Make the configuration of `trl.GRPOTrainer`.
 
-    :raises ConfigError: a value of ``trainer.settings.grpo`` is none that TRL takes.
+    :raises ConfigError: TRL does not accept a value of ``trainer.settings.grpo``.
     """
     truncated = algorithm.importance == "truncated"
     if options.loss_type is not None and algorithm.aggregation != "token_mean":
@@ -62,9 +62,10 @@ def grpo_config(
     return _made(
         GRPOConfig,
         {
-            # What dr_grpo divides by; 1 leaves the sum of an episode as it is.
+            # dr_grpo divides by this; 1 keeps the sum of an episode.
             "max_completion_length": 1,
-            # The plain k3 that `AlgorithmConfig.kl_coef` promises; TRL would weigh it with the ratio.
+            # Use the plain k3 estimator that `AlgorithmConfig.kl_coef` documents; TRL would weight
+            # it with the ratio.
             "use_bias_correction_kl": False,
             **options.grpo,
             **_common(algorithm, options, place),
@@ -72,13 +73,14 @@ def grpo_config(
             "importance_sampling_level": options.importance_sampling_level,
             "beta": algorithm.kl_coef,
             "epsilon": algorithm.clip_low,
-            # CISPO caps the ratio itself, which the others clip above 1 + epsilon_high.
+            # CISPO caps the ratio itself, the other losses clip above 1 + epsilon_high.
             "epsilon_high": algorithm.clip_high + (options.loss_type == "cispo"),
             "entropy_coef": algorithm.entropy_coef,
-            # The trainer is told that it has generated with vLLM, after it was made.
+            # `TrlPolicy` sets ``use_vllm`` after the trainer is created.
             "vllm_importance_sampling_correction": truncated,
             "vllm_importance_sampling_mode": "token_truncate",
-            # Their product has to be a multiple of the generations of a group, of which TRL wants two.
+            # Their product must be a multiple of the group size, and TRL requires groups of at
+            # least two.
             "per_device_train_batch_size": 2,
             "num_generations": 2,
             "scale_rewards": "none",
@@ -88,9 +90,9 @@ def grpo_config(
 
 
 def sft_config(algorithm: AlgorithmConfig, options: TrlSftSettings, place: Place) -> SFTConfig:
-    """Of `trl.SFTTrainer`.
+    """Make the configuration of `trl.SFTTrainer`.
 
-    :raises ConfigError: TRL does not take it.
+    :raises ConfigError: TRL does not accept it.
     """
     return _made(
         SFTConfig,
@@ -98,7 +100,7 @@ def sft_config(algorithm: AlgorithmConfig, options: TrlSftSettings, place: Place
             **_common(algorithm, options, place),
             "loss_type": options.loss_type,
             "per_device_train_batch_size": 1,
-            # What it is trained on comes as tokens.
+            # Batches are already tokenised.
             "dataset_kwargs": {"skip_prepare_dataset": True},
             "max_length": None,
         },
@@ -108,16 +110,16 @@ def sft_config(algorithm: AlgorithmConfig, options: TrlSftSettings, place: Place
 def distillation_config(
     algorithm: AlgorithmConfig, options: TrlDistillationSettings, place: Place
 ) -> DistillationConfig:
-    """Of `trl.DistillationTrainer`.
+    """Make the configuration of `trl.DistillationTrainer`.
 
-    :raises ConfigError: TRL does not take it.
+    :raises ConfigError: TRL does not accept it.
     """
     return _made(
         DistillationConfig,
         {
             **_common(algorithm, options, place),
             "beta": options.beta,
-            # Each token is compared at the temperature that it was sampled with.
+            # Each token is compared at its own sampling temperature.
             "temperature": 1.0,
             "per_device_train_batch_size": 1,
             "shuffle_dataset": False,
@@ -139,7 +141,7 @@ def _common(algorithm: AlgorithmConfig, options: TrlSettings, place: Place) -> d
         "max_steps": NEVER,
         "learning_rate": algorithm.learning_rate,
         "max_grad_norm": algorithm.max_grad_norm,
-        # Warm-up is the worker's: it counts training steps, not optimiser steps.
+        # The worker does the warm-up, which counts training steps, not optimiser steps.
         "lr_scheduler_type": "constant",
         "gradient_checkpointing": options.gradient_checkpointing,
         "remove_unused_columns": False,

@@ -1,4 +1,4 @@
-"""TRL's `DistillationTrainer`, fed with batches from outside: on-policy distillation."""
+"""TRL's `DistillationTrainer` with external batches: on-policy distillation."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ajet_backend_trl.stepped import WHOLE, Division, Stepped, ticks
 from ajet_backend_trl.tensors import MicroBatch
 
 VOCABULARY_TILE = 32768
-"""Logits of a token that are computed at once."""
+"""Number of logits of a token that are computed at once."""
 
 
 class SteppedDistillationTrainer(Stepped, DistillationTrainer):  # type: ignore[misc]
-    """As `trl.DistillationTrainer`, one batch at a time. What TRL has the student generate is in the batch.
+    """A `trl.DistillationTrainer` that trains one batch at a time, on the student's own calls.
 
-    Student and teacher are compared over the whole vocabulary, at the positions of sampled tokens, each at the
-    temperature that its token was sampled with.
+    Student and teacher are compared over the whole vocabulary, at the positions of sampled tokens,
+    each at the sampling temperature of its token.
 
     :param model: a causal LM.
     :param peft_config: adapters to add.
-    :param division: of the student among processes.
-    :param teacher: a causal LM with the same vocabulary, whole on each process.
+    :param division: division of the student among processes.
+    :param teacher: a causal LM with the same vocabulary, complete on each process.
     """
 
     measures = ("teacher_logprob", "teacher_kl")
@@ -89,7 +89,7 @@ class SteppedDistillationTrainer(Stepped, DistillationTrainer):  # type: ignore[
     def _compute_loss(
         self, unwrapped_student: nn.Module, inputs: dict[str, torch.Tensor], *args: Any
     ) -> Any:
-        """Within the forward pass of whatever is wrapped around the student, where all its weights are at hand."""
+        """Compute the loss inside the student's wrapper, where all of its weights are gathered."""
         self._hidden.clear()
         found = super()._compute_loss(unwrapped_student, inputs, *args)
         _, part = self._present()
@@ -101,13 +101,13 @@ class SteppedDistillationTrainer(Stepped, DistillationTrainer):  # type: ignore[
         return found
 
     def _get_last_hidden_state(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """[R, C, H] what the logits of the completion's tokens are computed of; of the student, then of the teacher."""
+        """Return [R, C, H] the head's inputs for completions; called for student, then teacher."""
         found: torch.Tensor = super()._get_last_hidden_state(*args, **kwargs)
         self._hidden.append(found.detach())
         return found
 
     def _means(self, part: MicroBatch) -> dict[str, float]:
-        """Over the tokens of a micro-batch."""
+        """Return means over the tokens of a micro-batch."""
         measured = self._metrics["train"]
         found = {"entropy": measured["entropy"][-1]}
         measured.clear()
@@ -123,7 +123,7 @@ class SteppedDistillationTrainer(Stepped, DistillationTrainer):  # type: ignore[
 
 @torch.no_grad()
 def _scores(model: nn.Module, hidden: torch.Tensor, part: MicroBatch) -> torch.Tensor:
-    """[R, C] logprobs of the trained tokens, 0 elsewhere.
+    """Return [R, C] logprobs of the trained tokens, 0 elsewhere.
 
     :param hidden: [R, C, H].
     """
@@ -153,7 +153,7 @@ def _whole(weight: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def logit_scale(config: Any) -> float:
-    """What a model multiplies its logits by, under the names that transformers' models have for it."""
+    """Return the factor of a model's logits, which configurations store under several names."""
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
         scale = getattr(config, name, None)
         if scale is not None:

@@ -1,4 +1,4 @@
-"""TRL's `GRPOTrainer`, fed with batches from outside."""
+"""TRL's `GRPOTrainer` with external batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ajet_torch.update_limit import MOVED_TOKENS, shorten_to
 
 
 class WeighedBeta(float):
-    """`trl.GRPOTrainer.beta` that multiplies each token's KL divergence by a weight of its own, too.
+    """A `trl.GRPOTrainer.beta` that also multiplies each token's KL divergence by its own weight.
 
     :param weights: [R, C].
     """
@@ -33,16 +33,16 @@ class WeighedBeta(float):
         return found
 
     def __mul__(self, divergence: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        """[R, C] from a divergence [R, C]."""
+        """Return [R, C] weighted divergences from divergences [R, C]."""
         return divergence * self.weights * float(self)
 
 
 class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
-    """As `trl.GRPOTrainer`, one batch at a time. What TRL generates, rewards and normalises is in the batch.
+    """A `trl.GRPOTrainer` that trains one batch at a time, with its rollouts and advantages.
 
     :param model: a causal LM.
     :param peft_config: adapters to add.
-    :param division: of the model among processes.
+    :param division: division of the model among processes.
     """
 
     beta: float
@@ -106,7 +106,8 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         plan = work.plan
         training = self.model.training
         self.model.eval()
-        # The rows of a process may be others in each epoch. Where a model is divided all compute when one has to.
+        # A process may have other rows in each epoch. If the model is divided, all processes
+        # compute when one needs to.
         done: list[set[int]] = [set() for _ in range(self.accelerator.num_processes)]
         for minibatch, found in enumerate(plan.minibatches):
             for place in range(plan.accumulation):
@@ -131,7 +132,7 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         self.model.train(training)
 
     def _score(self, model: nn.Module, part: MicroBatch) -> torch.Tensor:
-        """[R, C] logprobs under a model."""
+        """Return [R, C] logprobs under a model."""
         with self._temperatures_of(part):
             found, _, _ = self._get_per_token_logps_and_entropies(
                 model, part.ids, part.attention_mask, part.completion_ids.shape[1]
@@ -139,7 +140,10 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         return found  # type: ignore[no-any-return]
 
     def _importance(self, work: Work, part: MicroBatch) -> torch.Tensor:
-        """[R, C] old over behaviour probability; 1 where nothing is trained, of which ``vespo`` takes products."""
+        """Return [R, C] old over behaviour probability.
+
+        It is 1 at tokens that are not trained, because ``vespo`` multiplies them.
+        """
         difference = (part.of_rows(work.old) - part.behaviour) * part.mask
         return difference.clamp(-20.0, 20.0).exp()
 
@@ -160,10 +164,10 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
             self._watch(work, part, self._scored)
         return loss
 
-    # How far an update moves the policy.
+    # The divergence that an update causes.
 
     def _watch(self, work: Work, part: MicroBatch, scored: torch.Tensor) -> None:
-        """Keep what a micro-batch was like before the update, if it is in the sample."""
+        """Keep a micro-batch and its logprobs before the update, if it is in the sample."""
         minibatch, place = divmod(work.done - 1, work.plan.accumulation)
         if not place:
             self._watched = []
@@ -173,13 +177,13 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
             self._watched.append((part, scored))
 
     def score_before_update(self) -> None:
-        """Score the sample without dropout, if it was computed under it."""
+        """Score the sample without dropout, if its training passes had dropout."""
         work, _ = self._present()
         if work.max_update_kl and self._has_dropout:
             self._watched = [(part, self._score_watched(part)) for part, _ in self._watched]
 
     def limit_update(self) -> None:
-        """Shorten the update that has just been applied as `AlgorithmConfig.max_update_kl` says."""
+        """Shorten the update just applied to `AlgorithmConfig.max_update_kl`."""
         work, _ = self._present()
         tally = work.tally
         if not work.max_update_kl or tally.rehearsal or tally.refused is not None:
@@ -191,7 +195,10 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         self._watched = []
 
     def _divergence(self) -> float:
-        """As `ajet_backend_torch.update.BatchUpdate.divergence`, over all processes."""
+        """Return the divergence over all processes.
+
+        It is defined as in `ajet_backend_torch.update.BatchUpdate.divergence`.
+        """
         sums = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
         for part, before in self._watched:
             change = (self._score_watched(part) - before)[part.mask.bool()]
@@ -210,10 +217,10 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
 
     @contextmanager
     def _weights_of(self, part: MicroBatch) -> Iterator[None]:
-        """KL divergence and entropy weigh what the run asks for, not what a micro-batch would give them."""
+        """Weight KL divergence and entropy as the plan says, instead of by micro-batch."""
         beta = self.beta
         self.beta = WeighedBeta(beta, part.scale) if beta else beta
-        # Whose entropies choose the tokens that are trained has to be shown them as they are.
+        # If entropies select the trained tokens, they must not be scaled.
         chosen = self.top_entropy_quantile < 1.0
         self._entropy_scale = part.entropy_scale if self.args.entropy_coef and not chosen else None
         try:
@@ -230,7 +237,7 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         return logprobs, entropies, *rest
 
     def _means(self) -> dict[str, float]:
-        """What TRL measured of the micro-batch; it would keep it for logs that nobody writes."""
+        """Return TRL's measurements of the micro-batch, and clear TRL's log of them."""
         measured = self._metrics["train"]
         names = {
             "kl": "kl",
@@ -246,22 +253,22 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
 
 
 class _AroundUpdates(TrainerCallback):  # type: ignore[misc]
-    """Calls the trainer right before and right after each optimiser step."""
+    """Call the trainer right before and right after each optimiser step."""
 
     def __init__(self, trainer: SteppedGRPOTrainer) -> None:
         self._trainer = trainer
 
     def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
-        """Gradients are there, weights are as they were."""
+        """Score the sample; gradients exist, weights are not changed yet."""
         self._trainer.score_before_update()
 
     def on_optimizer_step(self, *_: object, **__: object) -> None:
-        """The update is applied, gradients are still there."""
+        """Limit the update, which is applied; gradients still exist."""
         self._trainer.limit_update()
 
 
 def sampled_places(plan: Plan, minibatch: int, rng: random.Random) -> list[int]:
-    """Micro-batches of a minibatch, the same on all processes, with about `MOVED_TOKENS` tokens."""
+    """Select micro-batches with about `MOVED_TOKENS` tokens, the same on all processes."""
     places = list(range(plan.accumulation))
     rng.shuffle(places)
     sample: list[int] = []

@@ -1,4 +1,4 @@
-"""What this plugin registers. Light: the server reads it without importing torch or TRL."""
+"""Plugin hooks that register the trainers, without importing torch or TRL."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ DISTILLATION_FIELDS = SUPERVISED_FIELDS - {"advantage", "call_credit", "discount
 
 @hookimpl
 def ajet_register_trainers() -> Sequence[TrainerSpec]:
-    """The trainers ``trl``, ``trl_sft`` and ``trl_distillation``."""
+    """Register the trainers ``trl``, ``trl_sft`` and ``trl_distillation``."""
     return (
         TrainerSpec(
             name="trl",

@@ -1,8 +1,8 @@
-"""A training loop of Hugging Face that is stepped from outside.
+"""A Hugging Face training loop that is stepped from outside.
 
-`transformers.Trainer.train` runs in a thread of its own and asks for its inputs; what asks is made to wait here for
-the next batch. So the loop of the library is used as it is, from the first batch to the last, and only begins anew
-when the number of micro-batches of an optimiser step changes or something was raised in it.
+`transformers.Trainer.train` runs in a separate thread. When it requests inputs, it blocks here
+until the next batch arrives. So the library's loop is used unchanged for all batches. It restarts
+only when the number of micro-batches in an optimiser step changes, or after an exception.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ Work = TypeVar("Work")
 
 
 class _Again(Exception):  # noqa: N818
-    """Leaves the loop, to begin anew with the batch that was fetched."""
+    """Leaves the loop, to restart it with the batch just fetched."""
 
 
 class _Closed(Exception):  # noqa: N818
-    """Leaves the loop for good."""
+    """Leaves the loop permanently."""
 
 
 class StepLoop(Generic[Work]):
-    """Hands batches to a training loop, one at a time.
+    """Pass batches to a training loop, one at a time.
 
-    :param train: runs the loop until something is raised in it, beginning with a given batch's settings.
-    :param fits: whether the loop can go on with a batch, or has to begin anew.
+    :param train: runs the loop until it raises an exception, with the settings of a given batch.
+    :param fits: whether the loop can continue with a batch, or must restart.
     """
 
     def __init__(self, train: Callable[[Work], None], fits: Callable[[Work], bool]) -> None:
@@ -40,7 +40,7 @@ class StepLoop(Generic[Work]):
         self._busy = False
 
     def run(self, work: Work) -> None:
-        """Compute a batch, all of it; what is raised in the loop is raised here."""
+        """Compute a batch completely; exceptions in the loop are raised here."""
         if self._thread is None or not self._thread.is_alive():
             self._busy, self._fetched = False, None
             self._thread = threading.Thread(target=self._main, name="trl", daemon=True)
@@ -48,12 +48,12 @@ class StepLoop(Generic[Work]):
         self._inbox.put(work)
         failure = self._outbox.get()
         if failure is not None:
-            # Before the next batch comes the thread has to be seen as ended.
+            # The next call of `run` must see that the thread has ended.
             self._thread.join()
             raise failure
 
     def take(self) -> Work:
-        """For the loop: the batch before is done; wait for the next one."""
+        """Report that the previous batch is done, and wait for the next one; called by the loop."""
         if self._fetched is not None:
             work, self._fetched = self._fetched, None
             return work
@@ -70,7 +70,7 @@ class StepLoop(Generic[Work]):
         return found
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         if self._thread is not None and self._thread.is_alive():
             self._inbox.put(None)
             self._thread.join()
@@ -87,7 +87,7 @@ class StepLoop(Generic[Work]):
                 continue
             except _Closed:
                 return
-            # It is raised where the batch came from.
+            # `run` raises it.
             except Exception as error:  # noqa: BLE001
                 self._outbox.put(error)
                 return

@@ -1,9 +1,10 @@
-"""The processes that train together: the worker's own, of rank 0, and its peers.
+"""The processes that train together: the worker's own process with rank 0, and its peers.
 
-Every process does every step; each computes its share of the micro-batches, and accelerate averages gradients (DDP), or has
-each keep a shard of weights, gradients and optimiser (FSDP). All decisions rest on numbers that are the same in all of them, so that a batch is refused by
-all or by none. If one of them fails in any other way the processes are no longer at the same place, and the worker
-is replaced with all its peers.
+Every process takes part in every step. Each computes its share of the micro-batches; accelerate
+averages gradients (DDP), or gives each process a shard of weights, gradients and optimiser (FSDP).
+All decisions depend only on numbers that are equal in all processes, so all of them refuse a batch,
+or none. If a process fails in any other way, the processes are out of step, and the worker is
+replaced together with all its peers.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ CLOSE_SECONDS = 10.0
 
 
 class Peers:
-    """The processes of ranks above 0; they do what they are told, in order.
+    """The processes of ranks above 0, which execute commands in order.
 
-    :param count: of all processes.
-    :param make: makes a peer's trainer; it is called there, so it has to be importable by name.
+    :param count: number of all processes, including this one.
+    :param make: creates a peer's trainer; it runs in the peer, so it must be importable by name.
     """
 
     def __init__(self, count: int, make: Maker, context: WorkerContext, *, cuda: bool) -> None:
-        # In the run directory, which is nobody else's; a port could be reached by others.
+        # A file in the run directory, which other users cannot access, unlike a port.
         context.run_dir.mkdir(parents=True, exist_ok=True)
         self._meeting = context.run_dir / f"trl-processes-{secrets.token_hex(8)}"
         self._connections: list[Connection] = []
@@ -57,13 +58,13 @@ class Peers:
         self._place = (self._meeting, 0, count, cuda)
 
     def meet(self) -> None:
-        """Wait for all of them; before anything of accelerate is made in this process."""
+        """Wait for all peers; call this before creating anything of accelerate in this process."""
         _join(*self._place)
 
     def tell(self, method: str, *arguments: object) -> None:
-        """Have a method of their trainers called; `hear` waits for it.
+        """Call a method of the peers' trainers without waiting; `hear` waits.
 
-        :raises WeightsLostError: one has ended.
+        :raises WeightsLostError: a peer has ended.
         """
         for rank, connection in enumerate(self._connections, 1):
             try:
@@ -72,9 +73,9 @@ class Peers:
                 raise _ended(rank, error) from error
 
     def hear(self) -> None:
-        """Wait until all have done what they were told.
+        """Wait until all peers have executed the command.
 
-        :raises WeightsLostError: one has ended, or could not do it.
+        :raises WeightsLostError: a peer has ended, or failed.
         """
         for rank, failure in enumerate(self._answers(), 1):
             if failure:
@@ -82,19 +83,20 @@ class Peers:
 
     @contextmanager
     def doing(self, method: str, *arguments: object) -> Iterator[None]:
-        """They do the same as is done here within: succeed, or fail with the same error.
+        """Run a method in the peers while this process does the same inside the context.
 
-        :raises WeightsLostError: some succeeded and others failed, so that they are at different places; or one has ended.
+        :raises WeightsLostError: some processes succeeded and others failed, so that they are out
+            of step; or a peer has ended.
         """
         self.tell(method, *arguments)
         try:
             yield
         except WeightsLostError:
-            # There is nothing to wait for.
+            # No answers will come.
             raise
         except TrainerError as error:
             done = [rank for rank, failure in enumerate(self._answers(), 1) if not failure]
-            # Of those that do not start nothing is lost.
+            # A failed start loses no weights.
             if done and method != "start":
                 raise WeightsLostError(
                     f"training process 0 failed and process {done[0]} did not: {error.message}"
@@ -112,7 +114,7 @@ class Peers:
         return found
 
     def close(self) -> None:
-        """End them all."""
+        """Stop all peers."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:
@@ -126,14 +128,14 @@ class Peers:
 
 
 def _join(meeting: Path, rank: int, count: int, cuda: bool) -> None:
-    # What accelerate looks for to know that it is one of several processes.
+    # accelerate reads these variables to find out that there are several processes.
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count)
     )
     if cuda:
         torch.cuda.set_device(rank)
     else:
-        # They are all on this machine.
+        # All processes are on this machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.distributed.init_process_group(
         # Shards may be in host memory.
@@ -155,7 +157,7 @@ def _serve(
     run_dir: Path,
     seed: int,
 ) -> None:
-    """The life of a peer: it ends with the connection, or when it failed in a way that the others may not."""
+    """Run a peer until the connection closes, or until it fails in a way that others may not."""
     _join(*place)
     trainer = make(WorkerContext(run_dir, seed))
     going = True
@@ -171,5 +173,5 @@ def _serve(
             failure = error.message
             going = not isinstance(error, WeightsLostError)
         connection.send(failure)
-    # A thread of its loop may wait for the others in vain.
+    # A thread of its loop may still wait for the other processes.
     os._exit(0)

@@ -1,12 +1,13 @@
-"""From a batch to micro-batches: which rows are computed together, and what their tokens weigh.
+"""Divide a batch into micro-batches, and compute the weights of their tokens.
 
-Rows (`ajet_training.rows`) are dealt to minibatches as every trainer of agentjet deals them. A minibatch is one
-optimiser step; TRL computes it in `Plan.accumulation` micro-batches on each process.
+Rows (`ajet_training.rows`) are dealt to minibatches as in every trainer of agentjet. A minibatch is
+one optimiser step; TRL computes it in `Plan.accumulation` micro-batches on each process.
 
-TRL's losses weigh tokens by what is in a micro-batch. That is not what the run asks for as soon as rows are left out,
-micro-batches differ in size, or an episode has several rows; so every term of a token is multiplied by wanted over given
-weight: the surrogate by its advantage, to which it is proportional, the KL divergence by its coefficient, and the entropy
-itself. So the loss does not depend on how many micro-batches or processes there are.
+TRL's losses weight tokens by the content of a micro-batch. This differs from what the run's
+configuration says when rows are left out, micro-batches differ in size, or an episode has several
+rows. So every term of a token is multiplied by its wanted weight over its given weight: the
+surrogate by its advantage, to which it is proportional, the KL divergence by its coefficient, and
+the entropy directly. Then the loss does not depend on the number of micro-batches or processes.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ LOSS_OF = {
     "episode_mean": "grpo",
     "episode_sum": "dr_grpo",
 }
-"""The loss of TRL that weighs tokens as an `AlgorithmConfig.aggregation` does, or nearly."""
+"""The TRL loss that weights tokens as each `AlgorithmConfig.aggregation` does, or nearly."""
 
 
 LEAST_WIDTH = 2
-"""Of completions: what TRL measures it takes for a number of the whole row, padding or not, if there is one column."""
+"""Minimum width of completions: TRL takes measurements of one column for one number per row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What TRL minimises.
+    """The loss that TRL minimises.
 
     :param loss_type: one of `trl.GRPOConfig`.
-    :param follows: whether tokens weigh as `AlgorithmConfig.aggregation` says, or as TRL weighs them.
-    :param max_completion_length: what ``dr_grpo`` divides by.
-    :param needs_all: whether rows without advantage are computed: they have a KL or entropy term, or TRL counts
-        them.
+    :param follows: whether tokens are weighted by `AlgorithmConfig.aggregation`, or by TRL.
+    :param max_completion_length: divisor of ``dr_grpo``.
+    :param needs_all: whether rows without advantage are computed, because they have a KL or entropy
+        term or because TRL counts them.
     """
 
     loss_type: str
@@ -53,7 +54,10 @@ class Objective:
     def of(
         cls, loss_type: str | None, max_completion_length: int, algorithm: AlgorithmConfig
     ) -> Objective:
-        """:param loss_type: None takes the one of the algorithm's aggregation."""
+        """Make the objective of a run.
+
+        :param loss_type: None selects the loss of the algorithm's aggregation.
+        """
         chosen = loss_type or LOSS_OF[algorithm.aggregation]
         return cls(
             loss_type=chosen,
@@ -64,15 +68,15 @@ class Objective:
 
     @classmethod
     def supervised(cls, *, needs_all: bool) -> Objective:
-        """A mean over tokens, of which advantages say at most which are trained."""
+        """Make the objective of a mean over tokens; advantages only select the trained ones."""
         return cls(loss_type="dapo", follows=False, max_completion_length=1, needs_all=needs_all)
 
     def weight(self, tokens_of_row: int, rows: int, tokens: int) -> float:
-        """What TRL multiplies a token's loss by.
+        """Return the factor by which TRL multiplies a token's loss.
 
-        :param tokens_of_row: sampled tokens of its row.
-        :param rows: that its micro-batch would have if the minibatch had micro-batches of this size only.
-        :param tokens: of the minibatch.
+        :param tokens_of_row: number of sampled tokens in its row.
+        :param rows: number of rows in its micro-batch, times the number of micro-batches.
+        :param tokens: number of sampled tokens in the minibatch.
         """
         if self.loss_type in {"dapo", "cispo", "vespo"}:
             return 1.0 / tokens
@@ -82,7 +86,7 @@ class Objective:
             return 1.0 / (rows * self.max_completion_length)
         if self.loss_type == "luspo":
             return 1.0 / rows
-        # bnpo: a mean over the tokens of a micro-batch, whatever they are.
+        # bnpo: a mean over the tokens of a micro-batch.
         return 1.0
 
 
@@ -91,8 +95,8 @@ class Share:
     """A row in a micro-batch.
 
     :param row: index into `Plan.rows`.
-    :param scale: by call, what its advantages and its KL divergence are multiplied by.
-    :param entropy: by call, what its entropies are multiplied by.
+    :param scale: by call, factor of its advantages and its KL divergence.
+    :param entropy: by call, factor of its entropies.
     """
 
     row: int
@@ -104,10 +108,10 @@ class Share:
 class Minibatch:
     """One optimiser step.
 
-    :param tokens: sampled tokens, also those of rows that are not computed.
-    :param passes: [processes][accumulation] micro-batches; one may be empty.
-    :param sizes: [accumulation] rows that all processes compute there, some of them padding: TRL gathers a number for
-        each row.
+    :param tokens: number of sampled tokens, including those of rows that are not computed.
+    :param passes: [processes][accumulation] micro-batches; some may be empty.
+    :param sizes: [accumulation] number of rows that each process computes, including padding: TRL
+        gathers one number for each row.
     """
 
     tokens: int
@@ -117,13 +121,13 @@ class Minibatch:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is computed of a batch.
+    """The computation of a batch.
 
     :param rows: all sequences.
-    :param computed: indices of those with anything to learn from.
+    :param computed: indices of the rows to compute: those that train something.
     :param minibatches: in order, epoch after epoch.
-    :param first: how many of them are the first epoch.
-    :param accumulation: micro-batches of each process in every minibatch, a power of two.
+    :param first: number of minibatches in the first epoch.
+    :param accumulation: number of micro-batches of each process in every minibatch, a power of two.
     """
 
     rows: list[Row]
@@ -134,7 +138,7 @@ class Plan:
 
     @property
     def peak_tokens(self) -> int:
-        """Tokens of the largest micro-batch, padding included."""
+        """Number of tokens in the largest micro-batch, padding included."""
         sizes = [
             [self.rows[share.row] for share in part]
             for minibatch in self.minibatches
@@ -145,7 +149,7 @@ class Plan:
 
 
 def padded_tokens(rows: Sequence[Row]) -> int:
-    """What a micro-batch of `rows` computes."""
+    """Return the number of tokens that a micro-batch of `rows` computes, padding included."""
     prompt = max((len(row.prompt) for row in rows), default=1)
     completion = max((len(row.completion) for row in rows), default=1)
     return max(1, len(rows)) * (prompt + max(LEAST_WIDTH, completion))
@@ -162,8 +166,9 @@ def make_plan(
 ) -> Plan:
     """Deal a valid batch.
 
-    :param budget: most tokens, padding included, of a micro-batch; one row is computed whatever it takes.
-    :param seed: of the order; each epoch is dealt anew.
+    :param budget: maximum number of tokens, padding included, in a micro-batch; a single row may
+        exceed it.
+    :param seed: seed of the order, which is different in each epoch.
     """
     rows = rows_of(batch)
     computed = [
@@ -196,16 +201,16 @@ def make_plan(
 
 
 def _accumulation(rows: Sequence[Row], some: Sequence[int], budget: int, processes: int) -> int:
-    """How many micro-batches each process needs for the rows `some`."""
+    """Return the number of micro-batches that each process needs for the rows `some`."""
     widest = padded_tokens([_widest(rows, some)])
     share = -(-len(some) // processes)
     needed = -(-share // max(1, budget // widest))
-    # TRL's loop begins anew when this changes: rarely, if it has few values.
+    # TRL's loop restarts when this changes. With few possible values, it seldom does.
     return 1 << (needed - 1).bit_length()
 
 
 def _widest(rows: Sequence[Row], some: Sequence[int]) -> Row:
-    """A row as wide as a micro-batch of `some` may become."""
+    """Return a row of the maximum width of a micro-batch of `some`."""
     prompt = max((rows[number].prompt for number in some), key=len)
     completion = max((rows[number].completion for number in some), key=len)
     return replace(rows[some[0]], prompt=prompt, completion=completion)
@@ -225,7 +230,7 @@ def _minibatch(
     wanted = _wanted(
         batch, rows, hand.every, algorithm=algorithm, objective=objective, tokens=tokens
     )
-    # Rows of like length share a micro-batch, and neighbours are spread over the processes.
+    # Rows of similar length share a micro-batch, and neighbours are spread over the processes.
     order = sorted(hand.computed, key=lambda number: rows[number].tokens, reverse=True)
     count = accumulation * processes
     parts = _even_parts(order, count)
@@ -236,7 +241,7 @@ def _minibatch(
     passes: list[list[list[Share]]] = [[] for _ in range(processes)]
     for place, part in enumerate(parts):
         shares = []
-        # TRL's bonus is the mean entropy of a micro-batch, whatever the loss.
+        # TRL's entropy bonus is the mean entropy of a micro-batch, with every loss.
         entropy_given = 1.0 / max(1, count * sum(rows[number].sampled for number in part))
         for number in part:
             size = sizes[place // processes]
@@ -256,7 +261,7 @@ def _minibatch(
 
 
 def _even_parts(order: Sequence[int], count: int) -> list[list[int]]:
-    """`order` in `count` runs whose lengths differ by one at most."""
+    """Split `order` into `count` runs whose lengths differ by at most one."""
     bounds = [len(order) * place // count for place in range(count + 1)]
     return [list(order[low:high]) for low, high in pairwise(bounds)]
 
@@ -270,7 +275,7 @@ def _wanted(
     objective: Objective,
     tokens: int,
 ) -> dict[tuple[int, int], float]:
-    """By row and call, what the loss of each of its tokens is to be multiplied by."""
+    """Return the wanted factor of the loss of each token, by row and call."""
     pairs = sorted({(number, span.call) for number in every for span in rows[number].spans})
     if not objective.follows:
         return {

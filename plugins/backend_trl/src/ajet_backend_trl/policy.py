@@ -1,4 +1,4 @@
-"""The model that is trained, with TRL's trainer around it."""
+"""The trained model and TRL's trainer for it."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ Made = TypeVar("Made")
 Stepping = SteppedGRPOTrainer | SteppedSFTTrainer | SteppedDistillationTrainer
 
 LOGIT_BUDGET = 2**30
-"""Without a token budget of the user's, a micro-batch has at most this many logits, 4 GiB in float32,"""
+"""By default, a micro-batch has at most this many logits, 4 GiB in float32,"""
 MOST_TOKENS = {"cpu": 4096}
 MOST_TOKENS_ELSEWHERE = 16384
 """and this many tokens."""
 
 
 class TrlPolicy:
-    """A causal LM and the trainer of TRL that trains it.
+    """A causal LM and the TRL trainer that trains it.
 
-    Weights that are trained are float32, half-precision models are computed under autocast; with LoRA the model keeps
-    its precision and the adapters are float32.
+    Trained weights are float32, and half-precision models are computed under autocast. With LoRA
+    the model keeps its precision, and the adapters are float32.
 
-    :param context: its seed is that of the adapters' initial weights.
-    :ivar module: the model, adapters included.
-    :ivar dtype: precision of what is published and exported.
-    :ivar max_update_kl: the limit in force, in nats a token; 0 for none.
+    :param context: its seed determines the initial weights of the adapters.
+    :ivar module: the model, including adapters.
+    :ivar dtype: precision of published and exported weights.
+    :ivar max_update_kl: the effective limit in nats per token; 0 for none.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class TrlPolicy:
         self.device = resolve_device(options.device)
         set_threads(options.threads, self.device)
         self.is_divided = options.distribution != "ddp"
-        # Only parts go to a GPU.
+        # A divided model is moved to GPUs only in parts.
         self.module = load_model(model, torch.device("cpu") if self.is_divided else self.device)
         self.dtype = next(self.module.parameters()).dtype
         if self.dtype == torch.float16:
@@ -86,7 +86,7 @@ class TrlPolicy:
                 param="model.dtype",
             )
         if model.lora is None:
-            # Small updates would be rounded away in less.
+            # In lower precision, small updates would be rounded away.
             self.module.float()
         self._class = type(self.module)
         self._config = deepcopy(self.module.config)
@@ -102,7 +102,7 @@ class TrlPolicy:
         self.has_linear_head = has_linear_head(self.module)
         self.vocab_size = vocabulary_size(self.module)
         self.objective, self.trainer = self._trainer(model, algorithm, options, place)
-        # accelerate has its own idea of it when there are several processes.
+        # accelerate changes the number of threads when there are several processes.
         set_threads(options.threads, self.device)
         self.max_update_kl = _max_update_kl(algorithm, options)
         self._parameters = sum(p.numel() for p in self.module.parameters())
@@ -120,7 +120,7 @@ class TrlPolicy:
             config = grpo_config(algorithm, options, place)
             length = config.max_completion_length
             trainer = _made(SteppedGRPOTrainer, config, *parts)
-            # Without it TRL has no truncated importance weights.
+            # TRL needs this for truncated importance weights.
             trainer.use_vllm = algorithm.importance == "truncated"
             return Objective.of(options.loss_type, length, algorithm), trainer
         if isinstance(options, TrlDistillationSettings):
@@ -134,7 +134,7 @@ class TrlPolicy:
         return Objective.supervised(needs_all=False), _made(SteppedSFTTrainer, supervised, *parts)
 
     def info(self) -> TrainerInfo:
-        """Sizes and device."""
+        """Return sizes and device."""
         return TrainerInfo(
             parameters=self._parameters,
             trainable_parameters=self.optimiser.size,
@@ -144,10 +144,10 @@ class TrlPolicy:
 
     @contextmanager
     def as_loaded(self) -> Iterator[nn.Module]:
-        """The model to be written: with the configuration it came with, in its own precision.
+        """Yield the model to write, with its original configuration and in its own precision.
 
-        TRL and transformers write the tokens of the tokenizer they are given into the model's configuration, and theirs
-        is none of this model's.
+        TRL and transformers write the special tokens of their tokenizer into the model's
+        configuration, but this tokenizer is not the model's.
         """
         module: Any = self.module
         aligned = module.config, module.generation_config
@@ -158,24 +158,24 @@ class TrlPolicy:
             module.config, module.generation_config = aligned
 
     def checkpointed(self, *, keep: bool = True) -> Checkpointed:
-        """What is saved; where the model is divided, a collective.
+        """Return the state to save; a collective if the model is divided.
 
-        :param keep: False takes part only.
+        :param keep: False only takes part, for processes that do not write.
         """
         if isinstance(self.optimiser, ShardedAdamW | ZeroAdamW):
             return WholeState(self.optimiser, self.optimiser.gather(keep=keep))
         return self.optimiser
 
     def loadable(self) -> Checkpointed:
-        """What a checkpoint is loaded into; each process does it."""
+        """Return the object that each process loads a checkpoint into."""
         if isinstance(self.optimiser, ShardedAdamW | ZeroAdamW):
             return WholeState(self.optimiser)
         return self.optimiser
 
     def assembled(self, *, keep: bool = True) -> nn.Module | None:
-        """As `as_loaded`, of the parts of a divided model: one in host memory; a collective.
+        """Assemble a divided model in host memory, otherwise as `as_loaded`; a collective.
 
-        :param keep: False takes part only, and is given None.
+        :param keep: False only takes part, and returns None.
         """
         assert isinstance(self.optimiser, ShardedAdamW | ZeroAdamW), "the model is divided"
         weights = self.optimiser.model_weights(keep=keep)
@@ -213,9 +213,9 @@ def _division(options: TrlSettings, algorithm: AlgorithmConfig, place: Place) ->
 
 
 def _max_update_kl(algorithm: AlgorithmConfig, options: TrlSettings) -> float:
-    """The limit in force; 0 for none.
+    """Return the effective limit; 0 for none.
 
-    :raises ConfigError: it is asked for where updates cannot be shortened.
+    :raises ConfigError: a limit is set, but updates cannot be shortened.
     """
     if not isinstance(options, TrlTrainerSettings):
         return 0.0
@@ -237,9 +237,9 @@ def _made(
     lora: LoraConfig | None,
     division: Division,
 ) -> Made:
-    """A trainer of TRL around `module`, into which it puts adapters."""
+    """Create a TRL trainer for `module`, which adds adapters to it."""
     try:
-        # It makes the random numbers of the process its own.
+        # TRL sets the random seed of the process.
         with torch.random.fork_rng():
             return make(module, config, _tokenizer(), _adapters(lora), division)
     except (TypeError, ValueError) as error:
@@ -260,6 +260,9 @@ def _adapters(lora: LoraConfig | None) -> PeftLoraConfig | None:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """TRL wants one. Nothing is ever tokenised, so that models without tokenizer files can be trained."""
+    """Return a stand-in tokenizer, which TRL requires although nothing is tokenised.
+
+    So models without tokenizer files can be trained.
+    """
     words = Tokenizer(WordLevel({"<pad>": PAD}, unk_token="<pad>"))  # noqa: S106
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>")  # noqa: S106

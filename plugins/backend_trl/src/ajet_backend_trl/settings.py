@@ -1,4 +1,4 @@
-"""Settings of the trainers. Light: the server validates them without torch or TRL."""
+"""Settings of the trainers; the server validates them without importing torch or TRL."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ PASSED_ON = frozenset(
         "vespo_lambda_pos",
     }
 )
-"""Fields of `trl.GRPOConfig` that a run may set. No paths, no hubs, no code to load, nothing that keeps a state which
-checkpoints do not have."""
+"""Fields of `trl.GRPOConfig` that a run may set.
+
+They exclude paths, hubs, code to load, and everything with a state that checkpoints do not
+contain."""
 
 ELSEWHERE = {
     "adam_beta1": "algorithm.adam_betas",
@@ -58,19 +60,22 @@ ELSEWHERE = {
     "warmup_steps": "algorithm.warmup_steps",
     "weight_decay": "algorithm.weight_decay",
 }
-"""Fields of `trl.GRPOConfig` that a run sets in another place."""
+"""Fields of `trl.GRPOConfig` that a run sets elsewhere."""
 
 
 class FsdpSettings(ComponentSettings):
-    """How FSDP2 shards, by the names of `transformers.TrainingArguments.fsdp_config`.
+    """Options of FSDP2, with the names of `transformers.TrainingArguments.fsdp_config`.
 
-    :param reshard_after_forward: drop a layer's whole weights after its forward pass too, and gather them again in the
-        backward pass: less memory, more to send. False is what was called ZeRO-2.
-    :param auto_wrap_policy: what is gathered at once: one of the model's layers, or the whole model. (accelerate's FSDP2
-        fails with ``SIZE_BASED_WRAP`` on models whose layers are a list.)
-    :param transformer_layer_cls_to_wrap: class names of layers; None takes those that the model names.
-    :param cpu_offload: shards and optimiser are in host memory.
-    :param reduce_dtype: of gradients that are averaged, where a model in bfloat16 is trained.
+    :param reshard_after_forward: free a layer's gathered weights after its forward pass, and gather
+        them again in the backward pass: less memory, more communication. False corresponds to
+        ZeRO-2.
+    :param auto_wrap_policy: what is gathered at once: one of the model's layers, or the whole
+        model. (accelerate's FSDP2 fails with ``SIZE_BASED_WRAP`` on models whose layers are a
+        list.)
+    :param transformer_layer_cls_to_wrap: class names of layers; None uses those that the model
+        names.
+    :param cpu_offload: keep shards and optimiser in host memory.
+    :param reduce_dtype: dtype in which gradients of a bfloat16 model are averaged.
     """
 
     reshard_after_forward: bool = True
@@ -102,17 +107,18 @@ ZERO_KEYS = frozenset(
         "sub_group_size",
     }
 )
-"""Keys of DeepSpeed's ``zero_optimization`` that a run may set: sizes and switches. No paths, nothing that changes what is
-trained."""
+"""Keys of DeepSpeed's ``zero_optimization`` that a run may set: sizes and switches.
+
+They exclude paths, and everything that changes what is trained."""
 
 
 class DeepSpeedSettings(ComponentSettings):
-    """How DeepSpeed partitions.
+    """Options of DeepSpeed.
 
-    :param zero_stage: 2, gradients and optimiser; 3, weights too.
-    :param offload_optimizer: masters and optimiser are in host memory.
-    :param offload_param: weights are in host memory; with stage 3.
-    :param zero_optimization: further keys of DeepSpeed's section of this name, those in `ZERO_KEYS`.
+    :param zero_stage: 2 partitions gradients and optimiser; 3 also partitions weights.
+    :param offload_optimizer: keep masters and optimiser in host memory.
+    :param offload_param: keep weights in host memory; needs stage 3.
+    :param zero_optimization: further keys of DeepSpeed's section of this name, from `ZERO_KEYS`.
     """
 
     zero_stage: Literal[2, 3] = 2
@@ -133,16 +139,18 @@ class DeepSpeedSettings(ComponentSettings):
 
 
 class TrlSettings(ComponentSettings):
-    """What all trainers of this plugin have.
+    """Settings that all trainers of this plugin share.
 
-    :param device: ``cpu`` or ``cuda``; ``auto`` takes CUDA if there is any.
-    :param threads: CPU threads of one operation. None takes 1 on the CPU and torch's own choice on CUDA.
-    :param gradient_checkpointing: recompute activations in the backward pass: slower, much less memory.
-    :param grad_norm_limit: a step is refused if its gradient norm before clipping is higher. None allows any finite
-        norm.
-    :param processes: of data-parallel training on this machine, one for each GPU.
-    :param distribution: how they share the model: ``ddp``, each has all of it; ``fsdp`` and ``deepspeed``, each has a
-        part.
+    :param device: ``cpu`` or ``cuda``; ``auto`` uses CUDA if it is available.
+    :param threads: CPU threads of one operation. None means 1 on the CPU, and torch's own default
+        on CUDA.
+    :param gradient_checkpointing: recompute activations in the backward pass: slower, much less
+        memory.
+    :param grad_norm_limit: refuse a step if its gradient norm before clipping is higher. None
+        allows any finite norm.
+    :param processes: number of data-parallel processes on this machine, one for each GPU.
+    :param distribution: how processes share the model: with ``ddp`` each has all of it, with
+        ``fsdp`` and ``deepspeed`` each has a part.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -173,7 +181,7 @@ class TrlSftSettings(TrlSettings):
     """Settings of the trainer ``trl_sft``.
 
     :param loss_type: ``nll``, or ``dft``, which weighs each token with its probability (arXiv:2508.05629).
-    :param min_reward: episodes with less reward are not trained on.
+    :param min_reward: do not train on episodes with a lower reward.
     """
 
     loss_type: Literal["nll", "dft"] = "nll"
@@ -183,10 +191,11 @@ class TrlSftSettings(TrlSettings):
 class TrlDistillationSettings(TrlSettings):
     """Settings of the trainer ``trl_distillation``.
 
-    :param teacher: model directory of the teacher, which has to have the student's vocabulary.
+    :param teacher: model directory of the teacher, which must have the student's vocabulary.
     :param teacher_dtype: as `ModelConfig.dtype`.
-    :param beta: as `trl.DistillationConfig`: 1 minimises the reverse KL divergence, from student to teacher, 0 the
-        forward one, anything between a Jensen-Shannon divergence (arXiv:2306.13649, equation 1).
+    :param beta: as in `trl.DistillationConfig`: 1 minimises the reverse KL divergence, from student
+        to teacher, 0 the forward one, and values between a Jensen-Shannon divergence
+        (arXiv:2306.13649, equation 1).
     """
 
     teacher: Annotated[str, ModelDirectory()]
@@ -197,12 +206,12 @@ class TrlDistillationSettings(TrlSettings):
 class TrlTrainerSettings(TrlSettings):
     """Settings of the trainer ``trl``.
 
-    :param loss_type: as `trl.GRPOConfig`, with TRL's own weighing of tokens, where a row is a sequence of the batch.
-        None takes what `AlgorithmConfig.aggregation` names: ``dapo`` for ``token_mean``, ``dr_grpo`` for
-        ``episode_sum``, ``grpo`` for the others.
-    :param importance_sampling_level: of what ratios are taken, as `trl.GRPOConfig`; ``sequence`` is GSPO
-        (arXiv:2507.18071), whose authors use it with ``loss_type`` ``grpo``.
-    :param grpo: further fields of `trl.GRPOConfig`, those in `PASSED_ON`.
+    :param loss_type: as in `trl.GRPOConfig`, with TRL's own weights of tokens, where a row is a
+        sequence of the batch. None selects the loss by `AlgorithmConfig.aggregation`: ``dapo`` for
+        ``token_mean``, ``dr_grpo`` for ``episode_sum``, ``grpo`` for the others.
+    :param importance_sampling_level: level of the ratios, as in `trl.GRPOConfig`; ``sequence`` is
+        GSPO (arXiv:2507.18071), whose authors use it with ``loss_type`` ``grpo``.
+    :param grpo: further fields of `trl.GRPOConfig`, from `PASSED_ON`.
     """
 
     loss_type: LossType | None = None

@@ -1,4 +1,4 @@
-"""TRL's `SFTTrainer`, fed with batches from outside: rejection sampling."""
+"""TRL's `SFTTrainer` with external batches: rejection sampling."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ IGNORED = -100
 
 
 def best_of(batch: TrainBatch, min_reward: float | None) -> TrainBatch:
-    """The batch with the calls alone that did better than the others of their group, each worth 1.
+    """Return the batch with only the calls that beat the baseline of their group, with advantage 1.
 
-    :param min_reward: episodes with less are left out too.
+    :param min_reward: also leave out episodes with a lower reward.
     """
     chosen = [
         call.advantage > 0
@@ -42,11 +42,11 @@ def best_of(batch: TrainBatch, min_reward: float | None) -> TrainBatch:
 
 
 class SteppedSFTTrainer(Stepped, SFTTrainer):  # type: ignore[misc]
-    """As `trl.SFTTrainer`, one batch at a time; trains on sampled tokens, at the temperature they were sampled with.
+    """A `trl.SFTTrainer` for one batch at a time, on sampled tokens at their sampling temperature.
 
     :param model: a causal LM.
     :param peft_config: adapters to add.
-    :param division: of the model among processes.
+    :param division: division of the model among processes.
     """
 
     # The loss is divided by the tokens of all micro-batches of an optimiser step.

@@ -1,6 +1,7 @@
-"""Weights and optimiser that are cut into shards, one for each process: FSDP2, set up by accelerate.
+"""Sharding of weights and optimiser over processes with FSDP2, set up by accelerate.
 
-Whatever looks at a whole weight here is a collective: all processes have to do it, in the same order.
+Everything here that reads a whole weight is a collective: all processes must call it, in the same
+order.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def fsdp_config(options: FsdpSettings) -> dict[str, Any]:
-    """`transformers.TrainingArguments.fsdp_config`, of which it makes accelerate's plugin."""
+    """Return `transformers.TrainingArguments.fsdp_config`, which configures accelerate's plugin."""
     found: dict[str, Any] = {
         "version": 2,
         "reshard_after_forward": options.reshard_after_forward,
@@ -45,14 +46,15 @@ def fsdp_config(options: FsdpSettings) -> dict[str, Any]:
 def adopt_plugin(
     accelerator: Accelerator, plugin_args: Mapping[str, Any], options: FsdpSettings
 ) -> None:
-    """Have `accelerator` shard.
+    """Make `accelerator` shard models.
 
-    accelerate 1.15 takes a plugin over for GPUs and the like, and on CPUs goes on with DDP without a word, though FSDP2
-    works there: the state that it sets for the others is set here.
+    accelerate 1.15 uses the plugin on accelerators, but silently falls back to DDP on CPUs,
+    although FSDP2 works there. So this function sets the state that accelerate sets on
+    accelerators.
     """
     state = accelerator.state
     if state.distributed_type != DistributedType.FSDP:
-        # Where there is no GPU, shards are in host memory anyway.
+        # Without a GPU, shards are in host memory anyway.
         state.fsdp_plugin = FullyShardedDataParallelPlugin(**{**plugin_args, "cpu_offload": False})
         become(accelerator, DistributedType.FSDP)
     if accelerator.mixed_precision == "bf16":
@@ -62,15 +64,16 @@ def adopt_plugin(
 
 
 def become(accelerator: Accelerator, kind: DistributedType) -> None:
-    """Set what accelerate's states, which are the same for all of a process, say of how it is distributed."""
+    """Set the kind of distribution in accelerate's states, which the whole process shares."""
     accelerator.state.distributed_type = kind
-    # Each new state begins as a copy of this one.
+    # Each new state starts as a copy of this one.
     PartialState._shared_state["distributed_type"] = kind
 
 
 def shard(accelerator: Accelerator, model: nn.Module) -> nn.Module:
-    """Cut the weights of `model`, in place."""
-    # accelerate asks for an optimiser too, whose parameters it replaces. The one that trains is made afterwards: of shards.
+    """Shard the weights of `model` in place."""
+    # accelerate requires an optimiser, whose parameters it replaces. The real one is created later,
+    # from the shards.
     stand_in = torch.optim.SGD(model.parameters(), lr=0.0)
     sharded: nn.Module
     sharded, _ = accelerator.prepare(model, stand_in)
@@ -80,7 +83,7 @@ def shard(accelerator: Accelerator, model: nn.Module) -> nn.Module:
 
 @contextmanager
 def as_it_is(accelerator: Any) -> Iterator[None]:
-    """Within, `Accelerator.prepare` prepares nothing: what it is given is prepared."""
+    """Make `Accelerator.prepare` return its arguments unchanged: they are already prepared."""
     accelerator.prepare = lambda *objects: objects if len(objects) > 1 else objects[0]
     try:
         yield
@@ -89,9 +92,9 @@ def as_it_is(accelerator: Any) -> Iterator[None]:
 
 
 def whole(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Put a tensor together; a collective.
+    """Assemble a tensor; a collective.
 
-    :param device: where shards that are kept in host memory are put together.
+    :param device: where shards from host memory are assembled.
     """
     if not isinstance(tensor, DTensor):
         return tensor
@@ -108,9 +111,9 @@ def whole(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def gathered(
     tensors: Mapping[str, torch.Tensor], device: torch.device, *, keep: bool
 ) -> dict[str, torch.Tensor]:
-    """All of them whole in host memory; a collective.
+    """Assemble all tensors in host memory; a collective.
 
-    :param keep: False takes part, and has nothing.
+    :param keep: False only takes part, and returns nothing.
     """
     found = {}
     for name, tensor in tensors.items():
@@ -121,12 +124,12 @@ def gathered(
 
 
 class ShardedAdamW(MasterAdamW):
-    """AdamW on this process's shards: snapshots are of these.
+    """AdamW on the shards of this process, with snapshots of these shards.
 
-    What names whole tensors is a collective, as `is_finite` is.
+    Methods that return whole tensors are collectives, and so is `is_finite`.
 
-    :param module: sharded.
-    :param device: of this process, on which it talks to the others.
+    :param module: the sharded model.
+    :param device: device of this process, for communication.
     """
 
     def __init__(self, module: nn.Module, algorithm: AlgorithmConfig, device: torch.device) -> None:
@@ -136,16 +139,16 @@ class ShardedAdamW(MasterAdamW):
         self._device = device
 
     def weight_tensors(self) -> dict[str, torch.Tensor]:
-        """The shards of this process."""
+        """Return the shards of this process."""
         return {name: _local(tensor) for name, tensor in super().weight_tensors().items()}
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Those of the optimiser's state."""
+        """Return the shards of the optimiser's state."""
         return {name: _local(tensor) for name, tensor in super().state_tensors().items()}
 
     @torch.no_grad()
     def is_finite(self) -> bool:
-        """Whether all weights of all processes are."""
+        """Return whether all weights of all processes are finite."""
         tensors = self.weight_tensors().values()
         finite = torch.stack([tensor.isfinite().all() for tensor in tensors]).all()
         mine = finite.to(self._device, torch.int32)
@@ -153,59 +156,59 @@ class ShardedAdamW(MasterAdamW):
         return bool(mine)
 
     def gather(self, *, keep: bool) -> Snapshot:
-        """Weights and state, whole and in host memory.
+        """Assemble weights and state in host memory.
 
-        :param keep: False takes part, and has nothing.
+        :param keep: False only takes part, and returns nothing.
         """
         weights = gathered(super().weight_tensors(), self._device, keep=keep)
         return Snapshot(weights, gathered(super().state_tensors(), self._device, keep=keep))
 
     def alike(self) -> Snapshot:
-        """Shapes and dtypes of the whole tensors."""
+        """Return tensors without memory, with shapes and dtypes of the whole tensors."""
         return Snapshot(_shapes(super().weight_tensors()), _shapes(super().state_tensors()))
 
     def restore_whole(self, before: Snapshot) -> None:
-        """Take this process's shards of whole tensors."""
+        """Load this process's shards from whole tensors."""
         weights = _cut(before.weights, super().weight_tensors())
         self.restore(Snapshot(weights, _cut(before.state, super().state_tensors())))
 
     def model_weights(self, *, keep: bool) -> dict[str, torch.Tensor]:
-        """The model's state, whole and in host memory; `keep` as of `gather`."""
+        """Assemble the model's state in host memory; `keep` as in `gather`."""
         return gathered(self._module.state_dict(), self._device, keep=keep)
 
 
 class Distributed(Protocol):
-    """A model and its optimiser that are cut up; all of it collectives but `alike`."""
+    """A distributed model and its optimiser; all methods except `alike` are collectives."""
 
     def gather(self, *, keep: bool) -> Snapshot:
-        """Weights and state, whole and in host memory; nothing unless `keep`."""
+        """Assemble weights and state in host memory; empty unless `keep`."""
         ...
 
     def alike(self) -> Snapshot:
-        """Shapes and dtypes of the whole tensors."""
+        """Return tensors without memory, with shapes and dtypes of the whole tensors."""
         ...
 
     def restore_whole(self, before: Snapshot) -> None:
-        """Take this process's part of whole tensors."""
+        """Load this process's part of whole tensors."""
         ...
 
     def model_weights(self, *, keep: bool) -> dict[str, torch.Tensor]:
-        """The model's state, whole and in host memory; nothing unless `keep`."""
+        """Assemble the model's state in host memory; empty unless `keep`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WholeState:
-    """What a checkpoint has of an optimiser that is cut up.
+    """The checkpointed state of a distributed optimiser.
 
-    :param kept: of `Distributed.gather`; None can only be loaded into.
+    :param kept: result of `Distributed.gather`; None if it is only loaded into.
     """
 
     optimiser: Distributed
     kept: Snapshot | None = None
 
     def weight_tensors(self) -> Mapping[str, torch.Tensor]:
-        """As `Checkpointed`, at the time of `Distributed.gather`."""
+        """As `Checkpointed`, with the values at the time of `Distributed.gather`."""
         assert self.kept is not None, "what is written was gathered"
         return self.kept.weights
 
@@ -241,7 +244,7 @@ def _cut(
     for name, present in like.items():
         tensor = tensors[name]
         if isinstance(present, DTensor):
-            # All processes have it whole, so that none has to send it.
+            # Every process has the whole tensor, so nothing has to be sent.
             tensor = distribute_tensor(
                 tensor, present.device_mesh, present.placements, src_data_rank=None
             ).to_local()

@@ -1,8 +1,8 @@
-"""What trainers of TRL have in common when they are fed with batches from outside.
+"""The common part of TRL trainers with external batches.
 
-TRL's loop asks for its inputs with `_prepare_inputs`; the trainers here answer with the next micro-batch of the batch
-that was handed to `StepLoop.run`. Everything after it is TRL's. The other overrides measure, and refuse what would
-damage the weights.
+TRL's loop requests inputs with `_prepare_inputs`; the trainers here return the next micro-batch of
+the batch that was passed to `StepLoop.run`. Everything after this is TRL's code. The other
+overrides take measurements, and refuse updates that would damage the weights.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from ajet_torch.optimiser import MasterAdamW
 Optimiser = MasterAdamW | zero.ZeroAdamW
 
 NEVER = 10**9
-"""Optimiser steps after which the loop would end."""
+"""Number of optimiser steps after which the loop would end."""
 
 
 @dataclass(slots=True)
 class Work:
-    """A batch on its way through the loop.
+    """A batch and its state in the loop.
 
-    :param seed: of dropout.
-    :param learning_rate: of all its optimiser steps.
-    :param importance_cap: None compares with behaviour logprobs; otherwise with those before the step, times truncated
-        importance weights.
+    :param seed: seed of dropout.
+    :param learning_rate: learning rate of all its optimiser steps.
+    :param importance_cap: None compares with behaviour logprobs; otherwise the comparison is with
+        logprobs before the step, times truncated importance weights.
     :param max_update_kl: as `AlgorithmConfig.max_update_kl`; 0 for no limit.
-    :ivar done: micro-batches that were computed.
-    :ivar old: by row, logprobs before the step, as `reference` those of the reference model; where they are needed.
+    :ivar done: number of computed micro-batches.
+    :ivar old: by row, logprobs before the step, if they are needed.
+    :ivar reference: by row, logprobs under the reference model, if they are needed.
     """
 
     plan: Plan
@@ -59,9 +60,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How a model is cut up for several processes; by default it is not.
+    """Division of a model among several processes; none by default.
 
-    :param fsdp: how FSDP shards.
+    :param fsdp: options of FSDP.
     :param zero: configuration of DeepSpeed.
     """
 
@@ -70,7 +71,7 @@ class Division:
 
     @property
     def is_whole(self) -> bool:
-        """Whether each process has all of it."""
+        """Whether each process has the whole model."""
         return self.fsdp is None and self.zero is None
 
 
@@ -78,10 +79,10 @@ WHOLE = Division()
 
 
 class Stepped:
-    """Mixed into a trainer of TRL, before it.
+    """Mixin for a TRL trainer; put it before the trainer in the bases.
 
-    :ivar loop: takes the batches.
-    :cvar measures: means that it reports beside the common ones, of `ajet_backend_trl.tally.SUMS`.
+    :ivar loop: receives the batches.
+    :cvar measures: means to report besides the common ones, from `ajet_backend_trl.tally.SUMS`.
     """
 
     measures: ClassVar[tuple[str, ...]] = ()
@@ -95,7 +96,7 @@ class Stepped:
     train: Any
 
     def _begin(self, division: Division) -> None:
-        """To be called before the trainer is made."""
+        """Initialise the state; call this before the trainer's ``__init__``."""
         self._division = division
         self.loop: StepLoop[Work] = StepLoop(self._train_from, self._fits)
         self._work: Work | None = None
@@ -106,18 +107,18 @@ class Stepped:
         self._inverse_temperature: torch.Tensor | None = None
 
     def _divide_logits_of(self, model: nn.Module) -> None:
-        """Have `_temperatures_of` hold for a model."""
+        """Make `_temperatures_of` apply to a model."""
         plain = model.get_base_model() if isinstance(model, PeftModel) else model
         backbone: nn.Module = plain.base_model  # type: ignore[assignment]
         backbone.register_forward_hook(self._divide_by_temperature)
 
     def _send_telemetry(self) -> None:
-        """Nobody is told what is trained here."""
+        """Send no telemetry."""
 
     # Several processes.
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As transformers does it; then FSDP and DeepSpeed are on for CPUs too."""
+        """Call transformers' method, then enable FSDP and DeepSpeed on CPUs too."""
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         division = self._division
         if division.fsdp is not None:
@@ -128,9 +129,9 @@ class Stepped:
             self.is_deepspeed_enabled = True
 
     def divide(self, module: nn.Module, algorithm: AlgorithmConfig) -> Optimiser:
-        """Cut up the model, if it is to be, and make its optimiser.
+        """Divide the model if configured, and create its optimiser.
 
-        :param module: `model` without what peft puts around it.
+        :param module: `model` without the wrapper of peft.
         """
         found: Optimiser
         if self._division.zero is not None:
@@ -139,7 +140,7 @@ class Stepped:
         elif self._division.fsdp is not None:
             self.model = self.model_wrapped = sharding.shard(self.accelerator, self.model)
             found = sharding.ShardedAdamW(module, algorithm, self.accelerator.device)
-            # It is where its shards are.
+            # The optimiser is already on the device of its shards.
             self.optimizer = self.accelerator.prepare_optimizer(found.adamw, device_placement=False)
         else:
             trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -152,7 +153,7 @@ class Stepped:
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         if self._division.is_whole:
             return super()._prepare_for_training(*args, **kwargs)  # type: ignore[misc]
-        # The loop begins anew now and then, and would have the parts cut up once more.
+        # The loop restarts now and then, and would divide the parts again.
         enabled, self.is_deepspeed_enabled = self.is_deepspeed_enabled, False
         try:
             if self._division.zero is not None:
@@ -166,10 +167,10 @@ class Stepped:
 
     def _train_from(self, work: Work) -> None:
         self.args.gradient_accumulation_steps = work.plan.accumulation
-        # With both the same, `num_items_in_batch` means the tokens of one optimiser step.
+        # If both are equal, `num_items_in_batch` is the number of tokens of one optimiser step.
         self.args.steps_per_generation = work.plan.accumulation
         if self.model_wrapped is self.model:
-            # Or accelerate would put mixed precision around the model once more.
+            # Otherwise accelerate would wrap the model in mixed precision again.
             plain = self.model.__dict__.pop("_original_forward", None)
             if plain is not None:
                 self.model.forward = plain
@@ -182,7 +183,7 @@ class Stepped:
         return bool(self.args.gradient_accumulation_steps == work.plan.accumulation)
 
     def _next(self) -> MicroBatch:
-        """The next micro-batch; waits for the next batch after the last one."""
+        """Return the next micro-batch; after the last one, wait for the next batch."""
         work = self._work
         if work is None or work.done == len(work.plan.minibatches) * work.plan.accumulation:
             self._work = None
@@ -191,7 +192,7 @@ class Stepped:
             torch.manual_seed(work.seed)
             self._before(work)
         if self._division.zero is not None:
-            # DeepSpeed steps within the backward pass.
+            # DeepSpeed takes the optimiser step within the backward pass.
             self._set_learning_rate(work)
         minibatch, place = divmod(work.done, work.plan.accumulation)
         self._minibatch = work.plan.minibatches[minibatch]
@@ -200,10 +201,10 @@ class Stepped:
         return self._part
 
     def _before(self, work: Work) -> None:
-        """What is computed before the first optimiser step of a batch."""
+        """Compute what is needed before the first optimiser step of a batch."""
 
     def _present(self) -> tuple[Work, MicroBatch]:
-        """What is computed now."""
+        """Return the current batch and micro-batch."""
         assert self._work is not None, "the loop computes nothing that it was not given"
         assert self._part is not None, "the loop computes nothing that it was not given"
         return self._work, self._part
@@ -216,7 +217,7 @@ class Stepped:
     # Measuring.
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """Called once before every optimiser step: the last place to keep it from being applied."""
+        """Check a minibatch; transformers calls this once, before each optimiser step."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[misc]
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
@@ -224,7 +225,7 @@ class Stepped:
         if work.tally.close_minibatch(torch.as_tensor(norm), self._mean_over_processes):
             self._set_learning_rate(work)
         else:
-            # AdamW leaves alone what has no gradient.
+            # AdamW skips parameters without gradients.
             self.optimizer.zero_grad(set_to_none=True)
         return norm
 
@@ -236,7 +237,7 @@ class Stepped:
         found = torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)
         return float(self.accelerator.reduce(found, reduction="mean"))
 
-    # Temperatures: TRL has one for all, calls have one each.
+    # Temperatures: TRL has one for all tokens, here each call has its own.
 
     @contextmanager
     def _temperatures_of(self, part: MicroBatch) -> Iterator[None]:
@@ -247,7 +248,7 @@ class Stepped:
             self._inverse_temperature = None
 
     def _divide_by_temperature(self, _module: object, _inputs: object, output: Any) -> Any:
-        """Logits are linear in the last hidden states, so these are divided instead."""
+        """Divide the last hidden states instead of the logits, which are linear in them."""
         if self._inverse_temperature is not None:
             hidden = output.last_hidden_state
             output.last_hidden_state = hidden * self._inverse_temperature[..., None].to(
@@ -257,7 +258,7 @@ class Stepped:
 
 
 def ticks() -> IterableDataset:
-    """The loop wants something to iterate over; what it yields is not looked at."""
+    """Return a dataset for the loop to iterate over; its items are not used."""
     return IterableDataset.from_generator(_endless)
 
 
@@ -267,7 +268,7 @@ def _endless() -> Iterator[dict[str, str]]:
 
 
 def has_linear_head(model: nn.Module) -> bool:
-    """Whether dividing the last hidden states divides the logits."""
+    """Return whether dividing the last hidden states divides the logits."""
     config: Any = model.config
     capped = getattr(config.get_text_config(), "final_logit_softcapping", None)
     head: Any = model.get_output_embeddings()  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""What the micro-batches of a batch add up to, and whether they may be applied."""
+"""Sums over the micro-batches of a batch, and the decision to apply them."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ SUMS = (
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over tokens of one process.
+    """Sums over the tokens of one process.
 
-    :param gap_version: tokens of this version count for the logprob gap, in the first minibatch.
-    :param means: those of `SUMS` that are reported beside the common ones.
+    :param gap_version: measure the logprob gap on tokens of this version, in the first minibatch.
+    :param means: names from `SUMS` to report besides the common ones.
     :ivar known: logprobs of the computed rows, as first computed.
-    :ivar known_since: by row, how many optimiser steps were before that; those that are not in it were scored beforehand.
-    :ivar norms: gradient norm of each optimiser step, as `losses`.
-    :ivar moves: divergence that each optimiser step has made, where it is bounded.
-    :ivar shortened: how many of them were shortened.
-    :param rehearsal: no gradient is applied.
-    :ivar refused: why the batch is not to be applied.
+    :ivar known_since: by row, number of optimiser steps before its logprobs were computed; rows
+        that were scored in advance are missing.
+    :ivar norms: gradient norm of each optimiser step.
+    :ivar losses: loss of each optimiser step.
+    :ivar moves: divergence of each optimiser step, where it is bounded.
+    :ivar shortened: number of optimiser steps that were shortened.
+    :param rehearsal: apply no gradient.
+    :ivar refused: the reason not to apply the batch, if any.
     """
 
     rows: Sequence[Row]
@@ -73,11 +75,11 @@ class Tally:
         old: torch.Tensor,
         means: dict[str, float],
     ) -> None:
-        """A micro-batch was computed.
+        """Add a computed micro-batch.
 
-        :param logprobs: [R, C] of the policy.
-        :param old: [R, C] what it is compared with.
-        :param means: over its tokens, as TRL measured them; those that are in `SUMS` count.
+        :param logprobs: [R, C] under the policy.
+        :param old: [R, C] logprobs that the policy is compared with.
+        :param means: TRL's means over its tokens; only names in `SUMS` are used.
         """
         self.loss += float(loss)
         inside = part.mask.bool()
@@ -106,7 +108,10 @@ class Tally:
 
     @torch.no_grad()
     def weigh(self, part: MicroBatch, importance: torch.Tensor, cap: float) -> None:
-        """:param importance: [R, C] old over behaviour probability, not truncated."""
+        """Add the importance weights of a micro-batch.
+
+        :param importance: [R, C] old over behaviour probability, before truncation.
+        """
         inside = importance[part.mask.bool()]
         if len(inside):
             self.sums["importance"] += float(inside.sum())
@@ -114,10 +119,10 @@ class Tally:
             self.importance_max = max(self.importance_max, float(inside.max()))
 
     def close_minibatch(self, norm: torch.Tensor, mean: Callable[[float], float]) -> bool:
-        """All micro-batches of an optimiser step are computed.
+        """Check an optimiser step after all its micro-batches.
 
-        :param norm: of their gradient, the same on all processes.
-        :param mean: over processes.
+        :param norm: norm of the gradient, equal on all processes.
+        :param mean: returns the mean of a value over processes.
         :return: whether the gradient may be applied.
         """
         number = len(self.norms)
@@ -140,10 +145,11 @@ class Tally:
         return not self.rehearsal
 
     def merge(self, others: Sequence[Tally]) -> None:
-        """Add what other processes summed up; loss, norms and moves are the same on all of them."""
+        """Add the sums of other processes; loss, norms and moves are equal on all of them."""
         for other in others:
             for number, values in other.known.items():
-                # Each epoch deals a row to another process; later ones have other weights.
+                # Epochs deal a row to different processes: keep the logprobs of the earliest, as
+                # weights change later.
                 since = other.known_since.get(number, -1)
                 if number not in self.known or since < self.known_since.get(number, -1):
                     self.known[number] = values
@@ -159,9 +165,10 @@ class Tally:
             self.gap_tokens += other.gap_tokens
 
     def metrics(self, epochs: int) -> dict[str, float]:
-        """Means over tokens and optimiser steps.
+        """Return means over tokens and optimiser steps.
 
-        :param epochs: how often the tokens were computed; importance weights were once.
+        :param epochs: how often the tokens were computed; importance weights are computed only
+            once.
         """
         tokens = max(self.tokens, 1)
         found = {

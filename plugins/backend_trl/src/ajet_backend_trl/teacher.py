@@ -1,4 +1,4 @@
-"""The teacher of a distillation: a model that is not trained."""
+"""The teacher of a distillation, a model that is not trained."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def load_teacher(
 ) -> nn.Module:
     """Load the teacher in evaluation mode, without gradients.
 
-    :param model: of the student, as `student`.
+    :param model: configuration of the student.
+    :param student: the student's model.
     :raises ModelDirectoryError: the directory cannot be used.
-    :raises ConfigError: its vocabulary is another one.
+    :raises ConfigError: its vocabulary differs from the student's.
     """
     directory = Path(options.teacher)
     check_same_tokens(Path(model.path), directory)
@@ -44,9 +45,9 @@ def load_teacher(
 
 
 def check_same_tokens(student: Path, teacher: Path) -> None:
-    """Refuse a teacher whose tokens are others, as far as both directories say what they are.
+    """Refuse a teacher with other tokens, if both directories have a tokenizer file.
 
-    :raises ConfigError: which token differs first.
+    :raises ConfigError: the tokens differ; the message names the first one.
     """
     files = [directory / TOKENIZER_FILE for directory in (student, teacher)]
     if not all(file.is_file() for file in files):
@@ -68,7 +69,7 @@ def check_same_tokens(student: Path, teacher: Path) -> None:
 def _tokens(file: Path) -> dict[int, str]:
     try:
         found = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
-    # The package raises bare Exception for everything from bad JSON to unknown model types.
+    # The package raises plain Exception for all errors, from bad JSON to unknown model types.
     except Exception as error:
         raise ModelDirectoryError(f"{file} is no tokenizer: {error}", param=PARAM) from error
     return {number: token for token, number in found.items()}

@@ -1,4 +1,4 @@
-"""Rows as the padded tensors that TRL's losses take."""
+"""Convert rows to the padded tensors that TRL's losses take."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from ajet_core.timeline.batch import NO_VERSION
 from ajet_training.rows import Row
 
 PAD = 0
-"""A token id for padding, which is masked out everywhere."""
+"""A token id for padding, which is masked everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """R rows with prompts of P tokens, padded on the left, and completions of C >= 2 tokens, padded on the right.
+    """R rows with prompts of P tokens, padded left, and completions of C >= 2, padded right.
 
-    :param rows: [R] their indices in the plan; empty if it is all padding.
-    :param prompt_ids: [R, P] int64, as `prompt_mask`.
-    :param completion_ids: [R, C] int64, as `completion_mask` and `mask`, which is 1 where a token is trained.
-    :param behaviour: [R, C] float32, as `advantages`.
-    :param scale: [R, C] float32, of the KL divergence, as `entropy_scale` of the entropy; advantages have theirs.
+    :param rows: [R] indices of the rows in the plan; empty if all rows are padding.
+    :param prompt_ids: [R, P] int64; `prompt_mask` likewise.
+    :param completion_ids: [R, C] int64; `completion_mask` likewise.
+    :param mask: [R, C] int64, 1 where a token is trained.
+    :param behaviour: [R, C] float32.
+    :param advantages: [R, C] float32, already multiplied by `scale`.
+    :param scale: [R, C] float32, factor of the KL divergence.
+    :param entropy_scale: [R, C] float32, factor of the entropy.
     :param versions: [R, C] int64.
-    :param inverse_temperature: [R, P + C] float32 of the token that each position predicts; None if all are 1.
+    :param inverse_temperature: [R, P + C] float32, of the token that each position predicts; None
+        if all are 1.
     """
 
     rows: list[int]
@@ -43,23 +47,23 @@ class MicroBatch:
 
     @property
     def ids(self) -> torch.Tensor:
-        """[R, P + C]."""
+        """[R, P + C] token ids."""
         return torch.cat([self.prompt_ids, self.completion_ids], 1)
 
     @property
     def attention_mask(self) -> torch.Tensor:
-        """[R, P + C]."""
+        """[R, P + C] attention mask."""
         return torch.cat([self.prompt_mask, self.completion_mask], 1)
 
     def of_rows(self, found: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """[R, C] from what is known of each row, 0 beyond its end."""
+        """Return [R, C] from the values of each row, 0 beyond its end."""
         filled = torch.zeros_like(self.behaviour)
         for place, number in enumerate(self.rows):
             filled[place, : len(found[number])] = found[number]
         return filled
 
     def by_row(self, rows: Sequence[Row], values: torch.Tensor) -> dict[int, torch.Tensor]:
-        """What `values`, [R, C], holds of each row, without padding."""
+        """Split `values` [R, C] by row, without padding."""
         return {
             number: values[place, : len(rows[number].completion)]
             for place, number in enumerate(self.rows)
@@ -69,9 +73,9 @@ class MicroBatch:
 def micro_batch(
     rows: Sequence[Row], shares: Sequence[Share], size: int, device: torch.device
 ) -> MicroBatch:
-    """The tensors of some rows.
+    """Make the tensors of some rows.
 
-    :param size: R; what is missing is padding, which trains nothing.
+    :param size: R; missing rows are padding, which trains nothing.
     """
     chosen = [rows[share.row] for share in shares]
     empty = size - len(chosen)
@@ -102,7 +106,7 @@ def micro_batch(
 
 
 def _by_token(row: Row, of_call: Mapping[int, float]) -> list[float]:
-    """[C]; 0 where nothing is trained."""
+    """Return [C] factors of a row's tokens, 0 at tokens that are not trained."""
     found = [0.0] * len(row.completion)
     for span in row.spans:
         found[span.offset : span.offset + span.length] = [of_call[span.call]] * span.length
@@ -117,7 +121,7 @@ def _inverse_temperature(
     inverse = [[1.0 / temperature for temperature in row] for row in temperatures]
     of_targets = _right(inverse, torch.float32, device, fill=1)
     found = torch.ones(len(temperatures), prompt + of_targets.shape[1], device=device)
-    # A token is predicted by the position before it.
+    # The position before a token predicts it.
     found[:, prompt - 1 : -1] = of_targets
     return found
 

@@ -1,4 +1,4 @@
-"""The trainer ``trl``."""
+"""The trainers ``trl``, ``trl_sft`` and ``trl_distillation``."""
 
 from __future__ import annotations
 
@@ -45,12 +45,14 @@ from ajet_training.steps import advantage_metrics
 
 
 class TrlTrainer(Trainer):
-    """Policy-gradient training by TRL's `GRPOTrainer`, all parameters or LoRA adapters.
+    """Policy-gradient training by TRL's `GRPOTrainer`, of all parameters or LoRA adapters.
 
-    TRL computes losses, gradients and clipping, on batches whose rollouts, rewards and advantages come from the server
-    (`ajet_backend_trl.grpo`). Refused steps, checkpoints and exports are those of the trainer ``torch``.
+    TRL computes losses, gradients and clipping, on batches with rollouts, rewards and advantages
+    from the server (`ajet_backend_trl.grpo`). Refused steps, checkpoints and exports are as in the
+    trainer ``torch``.
 
-    :param is_peer: whether it is one of the other processes of `ajet_backend_trl.peers`, and has none itself.
+    :param is_peer: whether it runs in a peer process of `ajet_backend_trl.peers`, and has no peers
+        itself.
     """
 
     name = "trl"
@@ -72,7 +74,7 @@ class TrlTrainer(Trainer):
         self._publisher = Publisher(self.name, WEIGHT_CHANNELS, context)
 
     def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
-        """Load `model`, add LoRA adapters if it asks for them, and make TRL's trainer.
+        """Load `model`, add the configured LoRA adapters, and create TRL's trainer.
 
         :raises ModelDirectoryError: the directory cannot be used.
         :raises ConfigError: a setting does not fit the model, the machine or TRL.
@@ -119,13 +121,13 @@ class TrlTrainer(Trainer):
                 yield
         except WeightsLostError:
             if self._policy is not None:
-                # Each may have weights of its own, until a checkpoint is loaded into all.
+                # Processes may have different weights until all load a checkpoint.
                 self._policy.optimiser.torn = True
             raise
 
     @property
     def policy(self) -> TrlPolicy:
-        """The model that is trained.
+        """The trained model.
 
         :raises TrainerError: the trainer is not running.
         """
@@ -134,28 +136,31 @@ class TrlTrainer(Trainer):
     def step(self, batch: TrainBatch) -> StepReport:
         """Train on one batch.
 
-        A batch in which no token has anything to learn from changes no weights and reports the metric
-        ``no_signal`` 1.0. Metrics beside the common ones: ``advantage_mean``, ``advantage_std`` (over calls),
-        ``ratio_mean``, ``ratio_max`` (over tokens, of policy over behaviour probability, or over old probability with
-        truncated importance weights). ``entropy``, ``kl`` and ``clip_fraction`` are as TRL measures them.
+        A batch in which every advantage is 0 changes no weights and reports the metric
+        ``no_signal`` 1.0. Metrics besides the common ones: ``advantage_mean``, ``advantage_std``
+        (over calls), ``ratio_mean``, ``ratio_max`` (over tokens, of policy over behaviour
+        probability, or over old probability with truncated importance weights). ``entropy``, ``kl``
+        and ``clip_fraction`` are TRL's measurements.
 
-        :raises StepRefusedError: a number of the batch, its loss, a gradient or a weight is not finite, or the gradient
-            norm is beyond `TrlTrainerSettings.grad_norm_limit`; all is as before.
+        :raises StepRefusedError: a number in the batch, its loss, a gradient or a weight is not
+            finite, or the gradient norm exceeds `TrlTrainerSettings.grad_norm_limit`; nothing is
+            changed.
         :raises WeightsLostError: an update failed half-way, or the weights were damaged before.
-        :raises TrainerError: the batch is malformed, or does not fit into memory; all is as before.
+        :raises TrainerError: the batch is malformed, or does not fit into memory; nothing is
+            changed.
         """
         report = self._computed(batch, rehearsal=False)
         self._progress = replace(self._progress, steps=self._progress.steps + 1)
         return report
 
     def rehearse(self, batch: TrainBatch) -> StepReport:
-        """Compute the passes of `step`, and apply none."""
+        """Compute the passes of `step` without applying updates."""
         return self._computed(batch, rehearsal=True)
 
     def _computed(self, batch: TrainBatch, *, rehearsal: bool) -> StepReport:
         policy, _ = self._started()
         started = time.perf_counter()
-        # Linear sequences are of one episode each.
+        # A linear sequence belongs to one episode.
         check_batch(batch, policy.vocab_size, list(range(len(batch.episodes))), trees=False)
         check_finite(batch)
         limit = self._options.grad_norm_limit
@@ -180,13 +185,13 @@ class TrlTrainer(Trainer):
         )
 
     def _trained(self, batch: TrainBatch) -> TrainBatch:
-        """What of a batch is trained on."""
+        """Return the part of a batch to train on."""
         return batch
 
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
-        """Publish as `ajet_torch.publishing.Publisher` does, adapters merged.
+        """Publish with `ajet_torch.publishing.Publisher`, with merged adapters.
 
-        :raises TrainerError: there is no such channel, or it failed.
+        :raises TrainerError: the channel does not exist, or publishing failed.
         """
         policy, model = self._started()
         self._publisher.check(channel)
@@ -197,11 +202,11 @@ class TrlTrainer(Trainer):
         return update
 
     def follow(self, policy_version: int) -> None:
-        """The present weights are of this version from now on."""
+        """Set the version of the present weights."""
         self._progress = replace(self._progress, policy_version=policy_version)
 
     def save(self, directory: Path) -> None:
-        """Write trained weights, optimiser and progress; with LoRA the adapters alone.
+        """Write trained weights (with LoRA, only the adapters), optimiser and progress.
 
         :raises TrainerError: the directory cannot be written.
         """
@@ -211,16 +216,16 @@ class TrlTrainer(Trainer):
         save_checkpoint(directory, found, self._progress)
 
     def load(self, directory: Path) -> None:
-        """Go on from a checkpoint, bit by bit as if never stopped.
+        """Continue from a checkpoint, with bitwise the same results as without the interruption.
 
-        :raises WeightsLostError: not all processes could.
-        :raises TrainerError: it is incomplete, damaged or of another model; nothing was changed.
+        :raises WeightsLostError: only some processes could load it.
+        :raises TrainerError: it is incomplete, damaged or of another model; nothing is changed.
         """
         with self._peers_do("load", directory):
             self._progress = load_checkpoint(directory, self._running()[0].loadable())
 
     def export(self, directory: Path) -> None:
-        """Write a Hugging Face directory, adapters merged, with the source's tokenizer files.
+        """Write a Hugging Face directory, with merged adapters and the source's tokenizer files.
 
         :raises TrainerError: the directory cannot be written.
         """
@@ -230,7 +235,7 @@ class TrlTrainer(Trainer):
 
     @contextmanager
     def _as_written(self, policy: TrlPolicy) -> Iterator[nn.Module]:
-        """The model as it is written; what is divided is put together."""
+        """Yield the model to write; a divided model is assembled."""
         if not policy.is_divided:
             with policy.as_loaded() as module:
                 yield module
@@ -241,15 +246,15 @@ class TrlTrainer(Trainer):
         yield assembled
 
     def assemble(self) -> None:
-        """For a peer: take part when the model is put together."""
+        """Take part in assembling the model; for peers."""
         self._running()[0].assembled(keep=False)
 
     def gather(self) -> None:
-        """For a peer: take part when the checkpoint is put together."""
+        """Take part in assembling a checkpoint; for peers."""
         self._running()[0].checkpointed(keep=False)
 
     def close(self) -> None:
-        """Free everything."""
+        """Free all memory and stop the peers."""
         self._publisher.close()
         if self._policy is not None:
             self._policy.trainer.loop.close()
@@ -276,9 +281,9 @@ class TrlTrainer(Trainer):
 
 
 class TrlSftTrainer(TrlTrainer):
-    """Supervised training on the best calls of each batch, by TRL's `SFTTrainer`: rejection sampling.
+    """Rejection sampling: TRL's `SFTTrainer` on the best calls of each batch.
 
-    The best are those whose advantage is positive: better than the baseline of their group.
+    The best calls are those with a positive advantage: better than the baseline of their group.
     """
 
     name = "trl_sft"
@@ -290,11 +295,12 @@ class TrlSftTrainer(TrlTrainer):
 
 
 class TrlDistillationTrainer(TrlTrainer):
-    """Distillation on the student's own calls, by TRL's `DistillationTrainer`: on-policy distillation.
+    """On-policy distillation: TRL's `DistillationTrainer` on the student's own calls.
 
-    Every sampled token counts, whatever its episode was rewarded with. Metrics beside the common ones: ``loss`` is the
-    mean divergence of a token, ``teacher_logprob`` the mean logprob that the teacher gives the sampled tokens, and
-    ``teacher_kl`` what the policy gives them above that, an estimate of the reverse KL divergence.
+    Every sampled token is trained, whatever the reward of its episode. Metrics besides the common
+    ones: ``loss`` is the mean divergence of a token, ``teacher_logprob`` the mean logprob of the
+    sampled tokens under the teacher, and ``teacher_kl`` the difference of policy and teacher
+    logprobs, an estimate of the reverse KL divergence.
     """
 
     name = "trl_distillation"

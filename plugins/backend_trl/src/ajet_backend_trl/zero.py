@@ -1,6 +1,6 @@
-"""Weights and optimiser that DeepSpeed partitions over processes (ZeRO stages 2 and 3), set up by accelerate.
+"""Partitioning of weights and optimiser by DeepSpeed (ZeRO stages 2 and 3), set up by accelerate.
 
-DeepSpeed is no dependency of this plugin: it has to be installed in the trainer's environment.
+DeepSpeed is not a dependency of this plugin; it must be installed in the trainer's environment.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from ajet_torch.optimiser import Snapshot
 from ajet_torch.update_clipping import UpdateClipping
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What AdamW keeps of each weight; beside them it counts steps."""
+"""AdamW's state of each weight, besides the number of steps."""
 
 
 def check_installed() -> None:
-    """:raises ConfigError: DeepSpeed cannot be imported here."""
+    """Check that DeepSpeed can be imported.
+
+    :raises ConfigError: it cannot.
+    """
     if importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
             "distribution 'deepspeed' needs DeepSpeed in the environment of the trainer, and it is not there: "
@@ -40,7 +43,7 @@ def check_installed() -> None:
 def zero_config(
     options: DeepSpeedSettings, algorithm: AlgorithmConfig, *, bf16: bool
 ) -> dict[str, Any]:
-    """A configuration of DeepSpeed."""
+    """Return the configuration of DeepSpeed."""
     zero: dict[str, Any] = {"stage": options.zero_stage, **options.zero_optimization}
     if options.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
@@ -50,10 +53,10 @@ def zero_config(
         "zero_optimization": zero,
         "bf16": {"enabled": bf16},
         "gradient_clipping": algorithm.max_grad_norm or 0.0,
-        # How many micro-batches an optimiser step has is said by accelerate, each time.
+        # accelerate sets the actual number of micro-batches before each backward pass.
         "gradient_accumulation_steps": 1,
         "train_micro_batch_size_per_gpu": 1,
-        # DeepSpeed's own would have to be compiled.
+        # DeepSpeed's own optimiser would have to be compiled.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
@@ -61,9 +64,10 @@ def zero_config(
 
 
 def adopt_plugin(accelerator: Accelerator, config: Mapping[str, Any]) -> None:
-    """Have `accelerator` use DeepSpeed.
+    """Make `accelerator` use DeepSpeed.
 
-    It decides so when the first one of a process is made, and never on a CPU; the state that it sets then is set here.
+    accelerate decides this when a process creates its first accelerator, and never chooses it on a
+    CPU. So this function sets the state that accelerate would set.
     """
     plugin = DeepSpeedPlugin(hf_ds_config=dict(config), zero3_init_flag=False)
     plugin.set_mixed_precision("bf16" if config["bf16"]["enabled"] else "no")
@@ -73,23 +77,26 @@ def adopt_plugin(accelerator: Accelerator, config: Mapping[str, Any]) -> None:
 
 
 def attach(accelerator: Any, engine: object) -> None:
-    """Have `Accelerator.backward` use an engine."""
+    """Make `Accelerator.backward` use an engine."""
     accelerator.deepspeed_engine_wrapped = DeepSpeedEngineWrapper(engine)
 
 
 def detach(accelerator: Any) -> None:
-    """Have `Accelerator.free_memory`, with which transformers begins its loop, destroy no engine."""
+    """Detach the engine, so that `Accelerator.free_memory` does not destroy it.
+
+    transformers calls that at the start of its loop.
+    """
     accelerator.deepspeed_engine_wrapped = None
 
 
 class ZeroAdamW:
-    """AdamW on what DeepSpeed has this process keep: flat pieces of float32 masters.
+    """AdamW on the flat pieces of float32 masters that DeepSpeed keeps in this process.
 
-    What names whole weights is a collective, as `is_finite` and `restore` are.
+    Methods that return whole weights are collectives, and so are `is_finite` and `restore`.
 
-    :param module: whole.
+    :param module: the whole model.
     :ivar torn: as `MasterAdamW.torn`.
-    :ivar size: numbers that are trained, in all processes.
+    :ivar size: number of trained parameters, in all processes together.
     """
 
     def __init__(
@@ -114,14 +121,14 @@ class ZeroAdamW:
                 },
                 {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
             ],
-            # DeepSpeed may take a step without gradients, to have the optimiser make its state.
+            # DeepSpeed may take a step without gradients, to make the optimiser create its state.
             lr=0.0,
             betas=algorithm.adam_betas,
         )
         self.engine: Any
         self.engine, self.prepared = accelerator.prepare(model, adamw)
         self._zero = self.engine.optimizer
-        # Stage 3 has one name for it, stage 2 another.
+        # The attribute of stage 3, or that of stage 2.
         flat = getattr(self._zero, "fp32_partitioned_groups_flat", None)
         masters = flat or self._zero.single_partition_of_fp32_groups
         kept: Any = self._zero.optimizer.state
@@ -139,18 +146,18 @@ class ZeroAdamW:
         self._kept: Snapshot | None = None
 
     def zero_grad(self) -> None:
-        """Drop all gradients."""
+        """Discard all gradients."""
         self._zero.zero_grad()
 
     def _over_all(self, sums: torch.Tensor) -> torch.Tensor:
-        """Sums of this process's pieces, over all processes."""
+        """Add up sums of this process's pieces over all processes."""
         total = sums.to(self.device)
         torch.distributed.all_reduce(total)
         return total
 
     @torch.no_grad()
     def is_finite(self) -> bool:
-        """Whether all weights of all processes are."""
+        """Return whether all weights of all processes are finite."""
         finite = torch.stack([master.isfinite().all() for master in self._state]).all()
         mine = finite.to(self.device, torch.int32)
         torch.distributed.all_reduce(mine, torch.distributed.ReduceOp.MIN)
@@ -158,7 +165,7 @@ class ZeroAdamW:
 
     @torch.no_grad()
     def snapshot(self) -> Snapshot:
-        """Copy this process's pieces to host memory; it holds until the next is made."""
+        """Copy this process's pieces to host memory; the next call overwrites the copy."""
         present = self._pieces()
         if self._kept is None:
             self._kept = Snapshot(
@@ -172,7 +179,7 @@ class ZeroAdamW:
 
     @torch.no_grad()
     def restore(self, before: Snapshot) -> None:
-        """Go back to this process's pieces."""
+        """Restore this process's pieces."""
         self.torn = True
         self.zero_grad()
         _copy(before, self._pieces())
@@ -180,7 +187,7 @@ class ZeroAdamW:
         self.torn = False
 
     def weight_tensors(self) -> Mapping[str, torch.Tensor]:
-        """The pieces of this process."""
+        """Return the pieces of this process."""
         return self._pieces().weights
 
     def _pieces(self) -> Snapshot:
@@ -196,9 +203,9 @@ class ZeroAdamW:
 
     @torch.no_grad()
     def gather(self, *, keep: bool) -> Snapshot:
-        """Weights and state, whole and in host memory.
+        """Assemble weights and state in host memory.
 
-        :param keep: False takes part, and has nothing.
+        :param keep: False only takes part, and returns nothing.
         """
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
@@ -213,7 +220,7 @@ class ZeroAdamW:
         return Snapshot(weights, state)
 
     def alike(self) -> Snapshot:
-        """Shapes and dtypes of the whole tensors."""
+        """Return tensors without memory, with shapes and dtypes of the whole tensors."""
         state = {
             f"{name}/{key}": torch.empty(shape, device="meta")
             for name, shape in self._shapes.items()
@@ -225,7 +232,7 @@ class ZeroAdamW:
 
     @torch.no_grad()
     def restore_whole(self, before: Snapshot) -> None:
-        """Take this process's pieces of whole tensors."""
+        """Load this process's pieces from whole tensors."""
         self.torn = True
         self.zero_grad()
         for name, parameter in self.parameters.items():
@@ -239,9 +246,9 @@ class ZeroAdamW:
         self.torn = False
 
     def model_weights(self, *, keep: bool) -> dict[str, torch.Tensor]:
-        """The model's state, whole and in host memory, trained weights in float32.
+        """Assemble the model's state in host memory, with trained weights in float32.
 
-        :param keep: False takes part, and has nothing.
+        :param keep: False only takes part, and returns nothing.
         """
         from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_get_full_fp32_param
@@ -263,20 +270,20 @@ class ZeroAdamW:
         return next(iter(self._state.values()))["step"]
 
     def _write_parameters(self) -> None:
-        """Copy the masters to the weights that are computed with."""
+        """Copy the masters to the weights that passes use."""
         zero = self._zero
         if not hasattr(zero, "fp16_partitioned_groups_flat"):
             zero.update_lp_params()
             return
         for group in range(len(zero.fp16_partitioned_groups_flat)):
             zero._reassign_or_swap_out_partitioned_parameters(group)
-        # Small weights are whole all the time.
+        # Small weights are never partitioned.
         if zero.persistent_parameters:
             zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
 
 
 def _set(parameter: nn.Parameter, value: torch.Tensor, key: str | None) -> None:
-    """Have this process take its part of a whole weight, or of its moment `key`."""
+    """Set this process's part of a whole weight, or of its moment `key`."""
     from deepspeed import utils
 
     partition = getattr(parameter, "ds_tensor", None)
@@ -286,7 +293,8 @@ def _set(parameter: nn.Parameter, value: torch.Tensor, key: str | None) -> None:
         else:
             utils.safe_set_full_optimizer_state(parameter, value, key)
         return
-    # Of stage 3: padded to parts of the same size, which DeepSpeed's setter of whole values does not do.
+    # Stage 3 pads weights to parts of equal size, which DeepSpeed's setter of whole values does
+    # not.
     size, rank = partition.numel(), torch.distributed.get_rank()
     padded = value.new_zeros(size * torch.distributed.get_world_size())
     padded[: value.numel()] = value.flatten()
