@@ -1,12 +1,13 @@
-"""Advantages by verl's own estimators, in the place of those that come with the batch.
+"""Advantages from verl's own estimators, which replace those of the batch.
 
-An estimator is given one *response* for each episode: all the tokens that were sampled in it, in the order of its calls.
-That is what verl itself makes of a conversation, where what an estimator sees is masked to the sampled tokens; and
-so a baseline counts each episode once, however many sequences it is trained as. The reward of the episode stands at
-its last token, rewards of single calls at the last tokens of theirs. Where an agent was given a reward of its own, its
-calls are a response of their own, compared with those of the same agent.
+An estimator receives one *response* for each episode: all tokens that were sampled in it, in the
+order of its calls. verl does the same with a conversation, whose response is masked to the sampled
+tokens. So a baseline counts each episode once, however many sequences it is trained as. The
+episode's reward is at its last token, and rewards of single calls are at the last tokens of these
+calls. If an agent has its own reward, its calls form a separate response, which is compared with
+those of the same agent.
 
-To be imported after `ajet_backend_verl.surroundings.prepare`.
+Import this module after `ajet_backend_verl.surroundings.prepare`.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from ajet_training.rows import Row
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What an estimator takes for one answer.
+    """The calls that an estimator treats as one answer.
 
     :param calls: indices of its calls, in the order they were made; each has tokens.
     :param group: responses of one group share a baseline.
-    :param reward: of the whole response.
+    :param reward: reward of the whole response.
     """
 
     calls: list[int]
@@ -42,7 +43,7 @@ class Response:
 
 
 def responses(batch: TrainBatch) -> list[Response]:
-    """The responses of a batch; calls of an episode stand in it in the order they were made."""
+    """Return the responses of a batch, with the calls of each in the order they were made."""
     by_agent: dict[tuple[int, str | None], list[int]] = {}
     for number, call in enumerate(batch.calls):
         if not call.logprobs:
@@ -53,16 +54,16 @@ def responses(batch: TrainBatch) -> list[Response]:
     for (episode, agent), calls in by_agent.items():
         of = batch.episodes[episode]
         reward = of.reward if agent is None else of.agent_rewards[agent]
-        # Names of groups and agents are anybody's to choose.
+        # Names of groups and agents may contain any characters.
         group = repr((of.group, agent))
         found.append(Response(calls, group, reward))
     return found
 
 
 def estimated(batch: TrainBatch, rows: Sequence[Row], config: AlgoConfig) -> list[Row]:
-    """The rows with advantages by verl's ``config.adv_estimator``.
+    """Return the rows with advantages from verl's ``config.adv_estimator``.
 
-    :raises TrainerError: the estimator cannot do with the batch.
+    :raises TrainerError: the estimator does not support the batch.
     """
     found = responses(batch)
     if not found:
@@ -72,8 +73,8 @@ def estimated(batch: TrainBatch, rows: Sequence[Row], config: AlgoConfig) -> lis
 
 
 def _estimate(batch: TrainBatch, found: Sequence[Response], config: AlgoConfig) -> torch.Tensor:
-    """[responses, T] advantages."""
-    # Here, because it takes seconds to import that other runs need not spend.
+    """Return [responses, T] advantages."""
+    # Imported here, because the import takes seconds and other runs do not need it.
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
     sizes = [sum(len(batch.calls[call].logprobs) for call in each.calls) for each in found]

@@ -1,6 +1,6 @@
-"""One training step: applied whole or not at all, and again with less memory if there was too little.
+"""One training step, applied completely or not at all, and retried if memory ran out.
 
-To be imported after `ajet_backend_verl.surroundings.prepare`.
+Import this module after `ajet_backend_verl.surroundings.prepare`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from ajet_training.steps import learning_rate
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A batch that was trained on; fields as in `StepReport`.
+    """The result of training on a batch; fields as in `StepReport`.
 
-    :param retries: how often memory ran out before.
+    :param retries: how often memory ran out before the step succeeded.
     """
 
     metrics: dict[str, float]
@@ -49,10 +49,10 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class BatchStep:
-    """A valid batch to be trained on.
+    """A training step on a valid batch.
 
-    :param progress: where the trainer was before this step.
-    :param rehearsal: nothing is applied.
+    :param progress: the trainer's progress before this step.
+    :param rehearsal: compute everything, but apply nothing.
     """
 
     policy: VerlPolicy
@@ -63,14 +63,17 @@ class BatchStep:
     rehearsal: bool = False
 
     def apply(self) -> Applied:
-        """Train; if memory runs out, again with a smaller `VerlPolicy.token_budget`, which stays.
+        """Train, and retry with a smaller token budget if memory runs out.
 
-        ``loss`` and ``grad_norm`` are means over optimiser steps, the other metrics over tokens; ``logprob_gap`` is
-        measured on the first minibatch, which is computed before any weight changes.
+        The smaller `VerlPolicy.token_budget` remains in effect. ``loss`` and ``grad_norm`` are
+        means over optimiser steps, the other metrics over tokens. ``logprob_gap`` is measured on
+        the first minibatch, which is computed before any weight changes.
 
-        :raises StepRefusedError: the batch would have damaged the weights; all is as before.
-        :raises WeightsLostError: a worker is gone, an update failed half-way, or the weights were damaged before.
-        :raises TrainerError: the step failed, or does not fit into memory in any way; all is as before.
+        :raises StepRefusedError: the batch would have damaged the weights; nothing is changed.
+        :raises WeightsLostError: a worker is gone, an update failed half-way, or the weights were
+            damaged before.
+        :raises TrainerError: the step failed, or does not fit into memory with any budget; nothing
+            is changed.
         """
         policy, number = self.policy, self.batch.step
         rows = rows_to_train(self.batch)
@@ -100,7 +103,7 @@ class BatchStep:
                 reason = failure.message
             policy.workers.free()
             peak = min(policy.token_budget, self._most_tokens(plan))
-            # A row is computed whole.
+            # A row cannot be divided.
             lower = max(peak // 2, plan.longest)
             if lower >= peak:
                 tried, policy.token_budget = policy.token_budget, budget
@@ -129,7 +132,7 @@ class BatchStep:
                 )
 
     def _most_tokens(self, plan: Plan) -> int:
-        """Tokens of the largest minibatch that one worker computes."""
+        """Return the tokens of the largest part of a minibatch that one worker computes."""
         sizes = [
             sum(plan.rows[number].tokens for number in share if number is not None)
             for minibatch in plan.minibatches
@@ -138,11 +141,11 @@ class BatchStep:
         return max(sizes)
 
     def _attempt(self, plan: Plan) -> tuple[Tally, Corrected]:
-        """What a step added up to; whatever is raised, all is as before, but for `WeightsLostError`."""
+        """Return the results of a step; errors except `WeightsLostError` restore everything."""
         policy, workers = self.policy, self.policy.workers
         steps = len(plan.minibatches)
         guard = StepGuard(self.batch.step, steps, Limits(None, self.options.grad_norm_limit))
-        # A single update that is refused is not applied at all.
+        # A single refused update is never applied.
         copied = not self.rehearsal and (steps > 1 or policy.trained <= ALWAYS_COPIED)
         changed = False
         limit = limit_of(self.algorithm)
@@ -184,7 +187,7 @@ class BatchStep:
             ) from error
 
     def _before(self, plan: Plan) -> tuple[Known, Tally, Corrected]:
-        """What is computed before the first optimiser step."""
+        """Compute what is needed before the first optimiser step."""
         config = correction_config(self.algorithm, self.options)
         old: dict[int, Floats] = {}
         if config is not None and not config.bypass_mode:
@@ -216,7 +219,7 @@ class BatchStep:
             update_data(plan.rows, part, known, minibatch.weights, max_tokens=policy.token_budget)
             for part in parts
         ]
-        # What a correction rejected has no part in a mean over tokens, as with verl.
+        # Rejected tokens do not count in a mean over tokens, as in verl.
         rejected = sum(
             plan.rows[row].sampled - sum(known.masks[row])
             for row in minibatch.rows
@@ -238,7 +241,7 @@ class BatchStep:
     def _limit(
         self, limit: float, plan: Plan, number: int, before: Mapping[int, Floats], tally: Tally
     ) -> None:
-        """Shorten the update of a minibatch, which was applied, as `AlgorithmConfig.max_update_kl` says.
+        """Shorten the update just applied for a minibatch to `AlgorithmConfig.max_update_kl`.
 
         :param before: [C] by row, logprobs before the update.
         """

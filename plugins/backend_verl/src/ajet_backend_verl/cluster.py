@@ -1,7 +1,8 @@
-"""The Ray cluster that workers run on: one of this machine, made for the trainer, or one that runs already.
+"""The Ray cluster that workers run on: started on this machine, or already running.
 
-Ray's own variable `RAY_ADDRESS`, in the environment of the server, names a cluster that runs already. It is the
-operator's to set and no setting of a run: whoever names a cluster decides where code runs.
+Ray's own variable `RAY_ADDRESS`, in the environment of the server, names a running cluster. Only
+the operator can set it, because the choice of a cluster decides where code runs; it is not a
+setting of a run.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from ajet_core.errors import TrainerError
 LOOPBACK = "127.0.0.1"
 _READY_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
-# Ray makes sockets in it, whose paths may have 107 characters; a run directory can be too long for that.
+# Ray creates sockets in this directory, whose paths are limited to 107 characters; run directories
+# may be too long.
 _PLACE = "ajet-ray-"
 
 
 class _Connection:
-    """The connection of this process to Ray, of which there can be one; all trainers in the process share it.
+    """The only connection of a process to Ray, which all of its trainers share.
 
-    :ivar directory: of a cluster that was started here, and ends with this process.
+    :ivar directory: directory of a cluster that was started here, and ends with this process.
     """
 
     def __init__(self) -> None:
@@ -44,7 +46,7 @@ class _Connection:
         self.directory: Path | None = None
 
     def open(self, workers: int, *, gpus: bool) -> None:
-        """Reach the cluster that the operator named, or start one with places for so many workers."""
+        """Connect to the operator's cluster, or start one with places for this many workers."""
         if not ray.is_initialized():
             if address := cluster_address():
                 ray.init(address=address, logging_level="warning")
@@ -57,7 +59,7 @@ class _Connection:
         self.directory = Path(tempfile.mkdtemp(prefix=f"{_PLACE}{os.getpid()}-"))
         ray.init(
             address="local",
-            # What finds a port for the workers needs a place too.
+            # The task that finds a port for the workers needs a place too.
             num_cpus=workers + 1,
             num_gpus=None if gpus else 0,
             include_dashboard=False,
@@ -67,13 +69,13 @@ class _Connection:
         )
 
     def close(self) -> None:
-        """Leave; a cluster of our own ends with its last user."""
+        """Release the connection; a cluster that was started here ends with its last user."""
         self._users -= 1
         if self._users <= 0:
             self.abandon()
 
     def abandon(self) -> None:
-        """End the connection, whoever uses it."""
+        """End the connection for all users."""
         self._users = 0
         ray.shutdown()
         if self.directory is not None:
@@ -87,8 +89,8 @@ _CONNECTION = _Connection()
 class Cluster:
     """The places of a trainer's workers on a Ray cluster.
 
-    :param nodes: machines.
-    :param per_node: workers of each.
+    :param nodes: number of machines.
+    :param per_node: number of workers on each.
     :param gpus: whether each worker has a GPU.
     :param wait_seconds: how long to wait until the cluster has all places.
     :raises TrainerError: the cluster cannot be reached.
@@ -115,14 +117,14 @@ class Cluster:
             raise TrainerError(f"cannot {where}: {error}") from error
 
     def meeting(self) -> Path | None:
-        """A new file by which the workers of a cluster that was started here may find each other."""
+        """Return a new file for workers to find each other; None on a cluster that ran before."""
         directory = _CONNECTION.directory
         return None if directory is None else directory / f"meeting-{secrets.token_hex(8)}"
 
     def places(self) -> list[PlacementGroup]:
-        """One for the workers of each node, as soon as there are enough.
+        """Return one placement group for the workers of each node, as soon as there is room.
 
-        :raises TrainerError: there are not, after all that time.
+        :raises TrainerError: there is not enough room in time.
         """
         until = time.monotonic() + self._wait_seconds
         while True:
@@ -131,14 +133,14 @@ class Cluster:
                 self._groups = [self._place_on(node) for node in free[: self._nodes]]
                 if self._are_there():
                     return self._groups
-                # Somebody else was faster.
+                # Another program took the places first.
                 self._give_back()
             if time.monotonic() > until:
                 raise self._too_small()
             time.sleep(_LOOK_SECONDS)
 
     def _free(self) -> list[str]:
-        """Nodes with room for the workers of one, by id."""
+        """Return the ids of the nodes with room for the workers of one node."""
         free = available_resources_per_node()
         return [
             node["NodeID"]
@@ -187,14 +189,14 @@ class Cluster:
         self._groups = []
 
     def close(self) -> None:
-        """Give the places back and leave."""
+        """Release the places and the connection."""
         if ray.is_initialized():
             self._give_back()
             _CONNECTION.close()
 
 
 def _remove_abandoned() -> None:
-    """What processes left behind that were killed."""
+    """Remove the directories of processes that were killed."""
     if not Path("/proc/self").exists():
         return
     for path in Path(tempfile.gettempdir()).glob(f"{_PLACE}*"):

@@ -1,4 +1,7 @@
-"""What verl is told of a run. To be imported after `ajet_backend_verl.surroundings.prepare`."""
+"""Configuration of verl for a run.
+
+Import this module after `ajet_backend_verl.surroundings.prepare`.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,10 @@ def worker_config(
     options: VerlTrainerSettings,
     dtype: torch.dtype,
 ) -> TrainingWorkerConfig:
-    """Of the workers that train.
+    """Make the configuration of the workers that train.
 
-    :param dtype: the model's; passes are computed in it, weights that are trained are float32.
-    :raises ConfigError: verl does not take a value.
+    :param dtype: dtype of the model, which passes use; trained weights are float32.
+    :raises ConfigError: verl does not accept a value.
     """
     return _made(
         TrainingWorkerConfig,
@@ -53,9 +56,10 @@ def worker_config(
 def reference_config(
     model: ModelConfig, options: VerlTrainerSettings, dtype: torch.dtype, *, cuda: bool
 ) -> TrainingWorkerConfig:
-    """Of the model at the start, which is not trained.
+    """Make the configuration of the reference model, which is not trained.
 
-    verl keeps one in host memory that a GPU can read by itself, and there is none without a GPU.
+    verl's forward-only mode keeps the model in host memory that a GPU reads directly, so it is used
+    only with a GPU.
     """
     return _made(
         TrainingWorkerConfig,
@@ -70,7 +74,7 @@ def reference_config(
 
 
 def actor_config(algorithm: AlgorithmConfig, options: VerlTrainerSettings) -> FSDPActorConfig:
-    """What losses of verl read."""
+    """Make the configuration that verl's losses read."""
     correction = correction_config(algorithm, options)
     bypasses = correction is not None and correction.bypass_mode
     policy_loss = under(options.verl, ACTOR + "policy_loss.")
@@ -102,9 +106,10 @@ def actor_config(algorithm: AlgorithmConfig, options: VerlTrainerSettings) -> FS
 def correction_config(
     algorithm: AlgorithmConfig, options: VerlTrainerSettings
 ) -> RolloutCorrectionConfig | None:
-    """How tokens are weighed that other weights sampled; None compares with the logprobs they were sampled with.
+    """Return how tokens from other weights are corrected; None compares with behaviour logprobs.
 
-    `AlgorithmConfig.importance` ``truncated`` is verl's decoupled mode with importance weights of tokens.
+    `AlgorithmConfig.importance` ``truncated`` is verl's decoupled mode with importance weights of
+    tokens.
     """
     if options.correction:
         return _made(RolloutCorrectionConfig, options.correction)
@@ -114,7 +119,7 @@ def correction_config(
 
 
 def estimator_config(options: VerlTrainerSettings) -> AlgoConfig:
-    """What advantage estimators of verl read."""
+    """Make the configuration that verl's advantage estimators read."""
     return _made(
         AlgoConfig, {**under(options.verl, "algorithm."), "adv_estimator": options.adv_estimator}
     )
@@ -130,7 +135,8 @@ def _model_config(model: ModelConfig, options: VerlTrainerSettings) -> HFModelCo
             **under(options.verl, MODEL + "override_config."),
         },
         "path": model.path,
-        # Nothing is tokenised, and verl would write the tokenizer's ids into the model's configuration.
+        # Nothing is tokenised, and verl would write the tokenizer's ids into the model's
+        # configuration.
         "load_tokenizer": False,
         "enable_gradient_checkpointing": options.gradient_checkpointing,
     }
@@ -147,14 +153,14 @@ def _engine_config(
 ) -> FSDPEngineConfig:
     name = NAMES[dtype]
     values: dict[str, Any] = {
-        # A compiled function would be compiled anew for most shapes of batches.
+        # A compiled function would be compiled again for most shapes of batches.
         "use_torch_compile": False,
         "param_offload": options.offload,
         "optimizer_offload": options.offload,
         **under(options.verl, FSDP),
         "strategy": "fsdp2",
         "forward_only": forward_only,
-        # A reference is never changed: it needs no more precision than it is computed in.
+        # A reference never changes, so it needs no more than its compute precision.
         "model_dtype": "fp32" if trained else name,
         "mixed_precision": {"param_dtype": name, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
         "use_dynamic_bsz": True,
@@ -171,7 +177,7 @@ def _optimizer_config(
             "lr": algorithm.learning_rate,
             "weight_decay": algorithm.weight_decay,
             "betas": algorithm.adam_betas,
-            # 0 turns clipping off.
+            # verl disables clipping only at infinity.
             "clip_grad": algorithm.max_grad_norm or float("inf"),
             # The learning rate is set before every optimiser step.
             "lr_scheduler_type": "constant",
@@ -187,7 +193,7 @@ def _optimizer_config(
 def _made(make: Callable[..., Config], values: Mapping[str, JsonValue | object]) -> Config:
     try:
         return make(**values)
-    # verl's configurations check themselves by assertions too.
+    # verl's configurations also check themselves with assertions.
     except (TypeError, ValueError, AssertionError, NotImplementedError, OSError) as error:
         raise ConfigError(
             f"verl refuses its configuration: {error}", param="trainer.settings.verl"

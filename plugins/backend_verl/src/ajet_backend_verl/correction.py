@@ -1,6 +1,6 @@
-"""verl's rollout correction: how tokens are weighed, or left out, that other weights sampled.
+"""verl's rollout correction: weights or masks for tokens that other weights sampled.
 
-To be imported after `ajet_backend_verl.surroundings.prepare`.
+Import this module after `ajet_backend_verl.surroundings.prepare`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ PREFIX = "rollout_corr/"
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    """What became of the computed rows, [C] by row.
+    """The correction of the computed rows, [C] by row.
 
-    :param importance: weights of their tokens; empty if there are none.
+    :param importance: importance weights of their tokens; empty if there are none.
     :param masks: which of their tokens are trained.
-    :param metrics: as verl names them.
+    :param metrics: metrics with verl's names.
     """
 
     importance: dict[int, Floats] = field(default_factory=dict)

@@ -1,7 +1,8 @@
-"""The platform ``cpu`` for verl, which knows accelerators only.
+"""The platform ``cpu`` for verl, which otherwise supports only accelerators.
 
-verl imports this module when `VERL_USE_EXTERNAL_MODULES` names it, in the trainer's process and in every worker on Ray,
-and takes the platform when `VERL_PLATFORM` is ``cpu`` (`ajet_backend_verl.surroundings`).
+verl imports this module if `VERL_USE_EXTERNAL_MODULES` names it, in the trainer's process and in
+every worker on Ray, and uses the platform if `VERL_PLATFORM` is ``cpu``
+(`ajet_backend_verl.surroundings`).
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Of what an accelerator would do, and a CPU has not."""
+    """Do nothing, for operations that a CPU does not have."""
 
 
 def _zero(*_: Any, **__: Any) -> int:
-    """Bytes of device memory, of which there are none."""
+    """Return 0 bytes of device memory."""
     return 0
 
 
 def _device_module() -> types.ModuleType:
-    """`torch.cpu`, with what verl asks of `torch.cuda` beside it."""
+    """Return `torch.cpu` with the functions of `torch.cuda` that verl uses."""
     found = types.ModuleType("torch_cpu")
     found.__dict__.update({n: getattr(torch.cpu, n) for n in dir(torch.cpu) if n[:2] != "__"})
     memory = (
@@ -56,7 +57,7 @@ def _device_module() -> types.ModuleType:
 
 @PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):  # type: ignore[misc]
-    """One device, the CPU; processes talk over gloo."""
+    """The CPU as the only device; processes communicate over gloo."""
 
     device_name = "cpu"
     vendor_name = "cpu"
@@ -66,7 +67,7 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:  # noqa: ARG002
-        """Never found by looking: it is taken only where it is asked for."""
+        """Return False: the platform is only used on request."""
         return False
 
     def current_device(self) -> torch.device:

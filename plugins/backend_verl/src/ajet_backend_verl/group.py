@@ -1,6 +1,6 @@
-"""The workers as one: what they are told together, and what becomes of it when one of them is gone.
+"""The group of workers: collective calls, and the handling of workers that are gone.
 
-To be imported after `ajet_backend_verl.surroundings.prepare`.
+Import this module after `ajet_backend_verl.surroundings.prepare`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ajet_core.errors import WeightsLostError
 T = TypeVar("T")
 
 PARCEL_BYTES = 2**30
-"""Whole tensors go through Ray in parcels of about this size."""
+"""Whole tensors pass through Ray in parcels of about this size."""
 
 
 class Workers:
     """A verl worker group.
 
-    :param config: of each worker.
-    :param reference: as `VerlWorker`.
-    :param environment: variables of the workers.
-    :ivar lost: why they are of no use any more; "" while they are.
+    :param config: configuration of each worker.
+    :param reference: as in `VerlWorker`.
+    :param environment: environment variables of the workers.
+    :ivar lost: why the workers cannot be used any longer; "" while they can.
     :raises TrainerError: the cluster has too few places.
     :raises WeightsLostError: a worker ended while it started.
     """
@@ -54,7 +54,7 @@ class Workers:
         self.count = nodes * per_node
         self.lost = ""
         pool = RayResourcePool([per_node] * nodes, use_gpu=cuda, max_colocate_count=1)
-        # Places that verl would wait for without end.
+        # verl would wait for these places without a time limit.
         pool.pgs = cluster.places()
         with self._lost("start"):
             self._group: Any = RayWorkerGroup(
@@ -76,7 +76,7 @@ class Workers:
         self._all("aim", actor, weighs_itself=weighs_itself)
 
     def score(self, rows: Sequence[TensorDict], *, reference: bool) -> list[Floats]:
-        """[workers] logprobs of their rows, under the weights as they are or of the model at the start."""
+        """Return [workers] logprobs of their rows, under the present weights or the reference."""
         found: list[Floats] = self._all("score_reference" if reference else "score", list(rows))
         return found
 
@@ -85,7 +85,7 @@ class Workers:
         self._all("shorten", share)
 
     def update(self, rows: Sequence[TensorDict], orders: Orders) -> list[Done]:
-        """[workers] as `VerlWorker.update`."""
+        """Return [workers] results of `VerlWorker.update`."""
         found: list[Done] = self._all("update", list(rows), [orders] * self.count)
         return found
 
@@ -98,7 +98,7 @@ class Workers:
         self._all("restore")
 
     def is_finite(self) -> bool:
-        """Whether all weights are."""
+        """Return whether all weights are finite."""
         return all(self._all("is_finite"))
 
     def free(self) -> None:
@@ -111,7 +111,7 @@ class Workers:
         return found[0]
 
     def whole(self, kind: Kind | None) -> dict[str, torch.Tensor]:
-        """Whole tensors on the host of this process."""
+        """Return whole tensors in the host memory of this process."""
         found: dict[str, torch.Tensor] = {}
         for names in _parcels(self.described(kind)):
             parcel: dict[str, Plain] = self._all("fetch", kind, names)[0]
@@ -119,10 +119,10 @@ class Workers:
         return found
 
     def put(self, kind: Kind, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Replace weights or state by whole tensors."""
+        """Replace weights or state with whole tensors."""
         for names in _parcels(self.described(kind)):
             parcel = {name: Plain.of(tensors[name]) for name in names}
-            # Once into Ray's store, and not once for each worker.
+            # Put the parcel into Ray's store once, not once for each worker.
             self._all("put", kind, ray.put(parcel))
 
     def _all(self, method: str, *arguments: object, **named: object) -> list[Any]:
@@ -132,7 +132,7 @@ class Workers:
 
     @contextmanager
     def _lost(self, method: str) -> Iterator[None]:
-        """A worker that is gone, or failed while others did not, leaves nothing that could go on."""
+        """Raise `WeightsLostError` if a worker is gone, or failed while others succeeded."""
         try:
             yield
         except ray.exceptions.RayTaskError as error:
@@ -150,7 +150,7 @@ class Workers:
             raise WeightsLostError(f"{self.lost}: continue from the last checkpoint") from error
 
     def close(self) -> None:
-        """End them."""
+        """Stop the workers."""
         for worker in self._group.workers:
             ray.kill(worker)
 

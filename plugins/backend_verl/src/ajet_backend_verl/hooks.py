@@ -1,4 +1,4 @@
-"""What this plugin registers. Light: the server reads it without importing torch, Ray or verl."""
+"""Plugin hooks that register the trainer, without importing torch, Ray or verl."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ALGORITHM_FIELDS = frozenset(
 
 @hookimpl
 def ajet_register_trainers() -> Sequence[TrainerSpec]:
-    """The trainer ``verl``."""
+    """Register the trainer ``verl``."""
     return (
         TrainerSpec(
             name="verl",

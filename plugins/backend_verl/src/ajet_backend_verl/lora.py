@@ -1,4 +1,4 @@
-"""LoRA adapters in a state dict of peft, merged into the weights they adapt. Pure."""
+"""Merge LoRA adapters in a state dict of peft into the weights that they adapt."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ UP = ".lora_B.default.weight"
 
 
 def merged(weights: Mapping[str, torch.Tensor], lora: LoraConfig) -> dict[str, torch.Tensor]:
-    """The weights of the model without adapters, each ``W + alpha / rank * B A`` (Hu et al. 2021, arXiv:2106.09685).
+    """Return the weights without adapters: ``W + alpha / rank * B A`` each.
 
-    :param weights: as peft names them: ``X.base_layer.weight`` [out, in], ``X.lora_A.default.weight`` [rank, in] and
-        ``X.lora_B.default.weight`` [out, rank].
+    LoRA is Hu et al. 2021, arXiv:2106.09685.
+
+    :param weights: with peft's names: ``X.base_layer.weight`` [out, in],
+        ``X.lora_A.default.weight`` [rank, in] and ``X.lora_B.default.weight`` [out, rank].
     """
     found: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():

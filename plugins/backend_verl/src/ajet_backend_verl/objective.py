@@ -1,8 +1,8 @@
-"""What a worker minimises: a policy loss of verl, with verl's KL and entropy terms.
+"""The loss of a worker: a policy loss of verl, with verl's KL and entropy terms.
 
-verl's own `ppo_loss` weighs tokens by what rows a minibatch has. That is not what the run asks for as soon as rows are
-left out or an episode has several, so it is composed here of the same parts of verl, with the counts and weights that
-come with the batch.
+verl's own `ppo_loss` weights tokens by the rows of a minibatch. This differs from what the run's
+configuration says when rows are left out or an episode has several. So the loss is composed here
+from the same parts of verl, with the counts and weights that come with the batch.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ PADDED = (
     "rollout_is_weights",
     "weights",
 )
-"""[R, C] what comes with the rows; the last three may be missing."""
+"""[R, C] tensors that come with the rows; the last three are optional."""
 
 
 @dataclass(slots=True)
 class Objective:
-    """The loss function of a worker, as verl's engine calls it.
+    """The loss function of a worker, which verl's engine calls.
 
-    :param weighs_itself: whether the policy loss takes the mean over the rows of a micro-batch, and knows nothing of
-        the minibatch.
-    :ivar sums: what `ajet_backend_verl.part.SUMS` names, over the tokens of this worker since `begin`.
+    :param weighs_itself: whether the policy loss is a mean over the rows of a micro-batch, without
+        regard to the minibatch.
+    :ivar sums: `ajet_backend_verl.part.SUMS` over the tokens of this worker since `begin`.
     """
 
     config: FSDPActorConfig
@@ -44,7 +44,7 @@ class Objective:
     sums: dict[str, float] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Forget the sums."""
+        """Reset the sums."""
         self.sums = dict.fromkeys(SUMS, 0.0)
 
     def __call__(
@@ -53,7 +53,7 @@ class Objective:
         data: TensorDict,
         dp_group: object = None,  # noqa: ARG002
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """The loss of a micro-batch, times the number of workers, over which gradients are averaged."""
+        """Return the loss of a micro-batch, times the number of workers that average gradients."""
         logprobs = no_padding_2_padding(model_output["log_probs"], data)
         entropy = model_output.get("entropy")
         entropy = None if entropy is None else no_padding_2_padding(entropy, data)
@@ -110,7 +110,7 @@ class Objective:
     ) -> None:
         tokens = float(mask.sum())
         self.sums["tokens"] += tokens
-        # Of rows that are padding there is nothing to say, and verl's means of them are not numbers.
+        # Rows of padding add nothing, and verl's means of them are NaN.
         if not tokens:
             return
         self.sums["logprob"] += float(logprobs[mask].double().sum())

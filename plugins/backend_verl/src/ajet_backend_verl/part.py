@@ -1,4 +1,4 @@
-"""What goes back and forth between the trainer and its workers."""
+"""Messages between the trainer and its workers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ import numpy as np
 import numpy.typing as npt
 
 SUMS = ("tokens", "logprob", "entropy", "kl", "clipped")
-"""What is summed over tokens: their number, their logprobs (nats), entropies, divergences, and those that were clipped."""
+"""Names of the sums over tokens: count, logprobs (nats), entropies, divergences, clipped tokens."""
 
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """How a minibatch is computed.
+    """Parameters of the computation of a minibatch.
 
-    :param number: of the minibatch in its step, counted from 0, of `steps`.
-    :param step: of the run.
-    :param tokens: sampled tokens of the minibatch, all workers' and those of rows that are left out too; as `rows`.
-    :param learning_rate: of its optimiser step.
+    :param step: step of the run.
+    :param number: index of the minibatch in its step, from 0.
+    :param steps: number of minibatches in the step.
+    :param tokens: number of sampled tokens in the minibatch, over all workers and including rows
+        that are not computed.
+    :param rows: number of rows in the minibatch, counted in the same way.
+    :param learning_rate: learning rate of its optimiser step.
     :param grad_norm_limit: as `VerlTrainerSettings.grad_norm_limit`.
-    :param rehearsal: the gradient is not applied.
+    :param rehearsal: do not apply the gradient.
     """
 
     step: int
@@ -37,10 +40,10 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A minibatch that was computed; the same on all workers but for `logprobs`.
+    """The result of a minibatch; equal on all workers except for `logprobs`.
 
     :param logprobs: [R, C] of the worker's rows.
-    :param loss: of the minibatch, as `grad_norm` and `sums`.
+    :param loss: loss of the minibatch; `grad_norm` and `sums` are of the minibatch too.
     :param refused: why its gradient was not applied, "" if it was.
     """
 
@@ -52,14 +55,14 @@ class Done:
 
 
 class WorkerFailure(Exception):  # noqa: N818
-    """What went wrong in a worker.
+    """An error in a worker.
 
-    :param memory: whether memory was missing.
-    :param lost: whether it cannot go on.
+    :param memory: whether the worker ran out of memory.
+    :param lost: whether the worker cannot continue.
     """
 
     def __init__(self, message: str, memory: bool = False, lost: bool = False) -> None:
-        # All of them, or it could not be read in another process.
+        # Pass all arguments: otherwise the error could not be unpickled in another process.
         super().__init__(message, memory, lost)
         self.message = message
         self.memory = memory

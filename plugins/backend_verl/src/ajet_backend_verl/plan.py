@@ -1,4 +1,4 @@
-"""From a batch to minibatches: which rows are computed together, on which worker, and what their tokens weigh."""
+"""Divide a batch into minibatches and workers' shares, and compute the weights of tokens."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from ajet_core.timeline import TrainBatch
 from ajet_training.rows import Row, call_weights, deal_rows, rows_of
 
 OF_ALL_ROWS = frozenset({"clip_cov", "kl_cov", "dro"})
-"""Losses in which rows without advantage take part."""
+"""Losses to which rows without advantage contribute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
     """One optimiser step.
 
-    :param rows: indices of those that are computed.
-    :param tokens: sampled tokens, also those of rows that are not computed; as `count` of rows.
-    :param weights: by call, what its tokens' losses are multiplied by; None weighs as a mode of verl.
+    :param rows: indices of the rows to compute.
+    :param tokens: number of sampled tokens, including those of rows that are not computed.
+    :param count: number of rows, counted in the same way.
+    :param weights: by call, factor of its tokens' losses; None uses verl's aggregation.
     """
 
     rows: list[int]
@@ -32,12 +33,12 @@ class Minibatch:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is computed of a batch.
+    """The computation of a batch.
 
     :param rows: all sequences.
-    :param computed: indices of those with anything to learn from.
+    :param computed: indices of the rows to compute: those that train something.
     :param minibatches: in order, epoch after epoch.
-    :param first: how many of them are the first epoch.
+    :param first: number of minibatches in the first epoch.
     """
 
     rows: list[Row]
@@ -47,14 +48,15 @@ class Plan:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest computed row."""
+        """Number of tokens in the longest computed row."""
         return max(self.rows[number].tokens for number in self.computed)
 
 
 def separated(rows: Sequence[Row]) -> list[Row]:
-    """Rows of calls of one temperature each: verl has one for a row.
+    """Split rows so that each has one temperature, because verl has one for a row.
 
-    A row whose calls have several is computed once for each, every time with the other calls as context.
+    A row whose calls have several temperatures is computed once for each, with the other calls as
+    context.
     """
     found: list[Row] = []
     for row in rows:
@@ -71,12 +73,12 @@ def separated(rows: Sequence[Row]) -> list[Row]:
 
 
 def rows_to_train(batch: TrainBatch) -> list[Row]:
-    """The rows of a valid batch."""
+    """Return the rows of a valid batch."""
     return separated(rows_of(batch))
 
 
 def needs_all_rows(algorithm: AlgorithmConfig, options: VerlTrainerSettings) -> bool:
-    """Whether rows without advantage have a part in loss or correction."""
+    """Return whether rows without advantage contribute to the loss or the correction."""
     terms = algorithm.kl_coef > 0 or algorithm.entropy_coef > 0
     return terms or options.loss_mode in OF_ALL_ROWS or bool(options.correction)
 
@@ -91,8 +93,8 @@ def make_plan(
 ) -> Plan:
     """Deal the rows of a batch.
 
-    :param rows: with the advantages that are trained.
-    :param seed: of the order; each epoch is dealt anew.
+    :param rows: with the advantages to train.
+    :param seed: seed of the order, which is different in each epoch.
     """
     every = needs_all_rows(algorithm, options)
     computed = [n for n, row in enumerate(rows) if every or _has_advantage(row)]
@@ -104,7 +106,7 @@ def make_plan(
         shuffling = random.Random(f"{seed}-{epoch}")  # noqa: S311
         for hand in deal_rows(batch, rows, computed, algorithm.minibatches, shuffling):
             weights = None
-            # A mean over tokens is verl's own, and holds for any loss.
+            # A mean over tokens is verl's own, and works with any loss.
             if algorithm.aggregation != "token_mean":
                 weights = call_weights(batch, rows, hand.every, algorithm.aggregation)
             tokens = sum(rows[number].sampled for number in hand.every)
@@ -114,9 +116,9 @@ def make_plan(
 
 
 def shares(rows: Sequence[Row], numbers: Sequence[int], workers: int) -> list[list[int | None]]:
-    """Rows for each worker, as many for each; None is padding.
+    """Divide rows evenly among workers; None is padding.
 
-    Neighbours by length go to different workers, so that all have about as much to do.
+    Rows of similar length go to different workers, so that all have about the same work.
     """
     falling = sorted(numbers, key=lambda number: rows[number].tokens, reverse=True)
     order: list[int | None] = [*falling, *[None] * (-len(falling) % workers)]

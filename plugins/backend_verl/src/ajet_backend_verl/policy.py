@@ -1,6 +1,6 @@
-"""The model that is trained: on workers, with what this process knows of it.
+"""The trained model, which is on the workers, and its properties that this process knows.
 
-To be imported after `ajet_backend_verl.surroundings.prepare`.
+Import this module after `ajet_backend_verl.surroundings.prepare`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ajet_torch.optimiser import Snapshot
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LOGIT_BUDGET = 2**30
-"""Without a token budget of the user's, a micro-batch has at most this many logits, 4 GiB in float32,"""
+"""By default, a micro-batch has at most this many logits, 4 GiB in float32,"""
 MOST_TOKENS = {"cpu": 4096}
 MOST_TOKENS_ELSEWHERE = 16384
 """and this many tokens."""
@@ -41,11 +41,12 @@ MOST_TOKENS_ELSEWHERE = 16384
 class VerlPolicy:
     """A causal LM that verl's workers train.
 
-    Weights that are trained are float32, models of half precision are computed in theirs.
+    Trained weights are float32. Half-precision models are computed in their own precision.
 
-    :param context: its seed is that of the adapters' initial weights.
-    :ivar dtype: precision of what is published and exported.
-    :ivar token_budget: most tokens of a micro-batch, without padding; `first_token_budget` until memory runs out.
+    :param context: its seed determines the initial weights of the adapters.
+    :ivar dtype: precision of published and exported weights.
+    :ivar token_budget: maximum number of tokens in a micro-batch, without padding;
+        `first_token_budget` until memory runs out.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class VerlPolicy:
         self.vocab_size = int(self._config.get_text_config().vocab_size)
         cuda = device.type == "cuda"
         needs_reference = algorithm.kl_coef > 0 and model.lora is None
-        # All that verl may refuse, before anything starts.
+        # Create everything that verl may refuse before anything starts.
         configs = worker_config(model, algorithm, options, self.dtype)
         reference = (
             reference_config(model, options, self.dtype, cuda=cuda) if needs_reference else None
@@ -96,7 +97,7 @@ class VerlPolicy:
         self.token_budget = self.first_token_budget
 
     def info(self) -> TrainerInfo:
-        """Sizes and device."""
+        """Return sizes and device."""
         return TrainerInfo(
             parameters=self.parameters,
             trainable_parameters=self.trained,
@@ -106,25 +107,25 @@ class VerlPolicy:
 
     @property
     def lost(self) -> str:
-        """Why weights are lost; "" while they are not."""
+        """The reason why weights are lost; "" while they are not."""
         return self.workers.lost or self._torn
 
     def lose(self, reason: str) -> None:
-        """What the workers have is of no use any more."""
+        """Mark the workers' weights as lost."""
         self._torn = reason
 
-    # What a checkpoint is made of, as `ajet_torch.checkpoint` asks for it.
+    # The interface of `ajet_torch.checkpoint`.
 
     def weight_tensors(self) -> Mapping[str, torch.Tensor]:
-        """The trained weights, whole, on the host."""
+        """Return the trained weights, whole, in host memory."""
         return self.workers.whole(WEIGHTS)
 
     def state_tensors(self) -> Mapping[str, torch.Tensor]:
-        """The optimiser's state, whole, on the host."""
+        """Return the optimiser's state, whole, in host memory."""
         return self.workers.whole(STATE)
 
     def alike(self) -> Snapshot:
-        """Tensors without memory."""
+        """Return tensors without memory, with shapes and dtypes of the whole tensors."""
         weights, state = (
             {name: each.meta() for name, each in self.workers.described(kind).items()}
             for kind in (WEIGHTS, STATE)
@@ -132,14 +133,14 @@ class VerlPolicy:
         return Snapshot(weights, state)
 
     def restore(self, before: Snapshot) -> None:
-        """Put weights and state into all workers."""
+        """Load weights and state into all workers."""
         self._torn = "what was loaded is only there in part"
         self.workers.put(WEIGHTS, before.weights)
         self.workers.put(STATE, before.state)
         self._torn = ""
 
     def as_loaded(self) -> nn.Module:
-        """The model to be written: with the configuration it came with, in its own precision, adapters merged."""
+        """Return the model to write: original configuration and precision, merged adapters."""
         weights = self.workers.whole(None)
         if self._model.lora is not None:
             weights = merged(weights, self._model.lora)
@@ -153,12 +154,12 @@ class VerlPolicy:
             with without_progress_bar():
                 plain.generation_config = GenerationConfig.from_pretrained(self._model.path)
         except OSError:
-            # It came without, and gets what its configuration says.
+            # The directory has none, so the defaults of the configuration apply.
             pass
         return plain  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End workers, and Ray if it was started here."""
+        """Stop the workers, and Ray if it was started here."""
         self.workers.close()
         self._cluster.close()
 

@@ -1,4 +1,4 @@
-"""Settings of the trainer. Light: the server validates them without torch, Ray or verl."""
+"""Settings of the trainer; the server validates them without importing torch, Ray or verl."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ESTIMATORS = frozenset(
         "rloo_vectorized",
     }
 )
-"""Advantage estimators of verl that need nothing but rewards."""
+"""verl's advantage estimators that need only rewards."""
 
 OTHER_ESTIMATORS: Mapping[str, str] = {
     "gae": "it needs a critic, and there is none",
@@ -55,34 +55,39 @@ OTHER_ESTIMATORS: Mapping[str, str] = {
     "remax": "it needs the reward of a greedy rollout of each task, and there is none",
     "tir_optimal_token_baseline": "it needs the squared probabilities of the whole vocabulary, which are not computed",
 }
-"""Those that cannot be had, and why."""
+"""Unsupported estimators, and why."""
 
 NOT_PROPORTIONAL = frozenset({"clip_cov", "kl_cov", "dro", "sapo", "geo_mean"})
-"""Losses that are not made of terms proportional to the advantage of a token, or that weigh tokens by themselves."""
+"""Losses with terms that are not proportional to a token's advantage, or with their own weights."""
 
 WEIGHS_ITSELF = frozenset({"sapo", "geo_mean"})
-"""Losses of verl that look at no `loss_agg_mode`."""
+"""Losses of verl that ignore `loss_agg_mode`."""
 
 
 class VerlTrainerSettings(ComponentSettings):
     """Settings of the trainer ``verl``.
 
-    :param device: ``cpu`` or ``cuda``; ``auto`` takes CUDA if there is any.
-    :param threads: CPU threads of one operation of a worker. None takes 1 on the CPU and torch's own choice on CUDA.
-    :param nodes: machines of the Ray cluster that have workers.
-    :param workers_per_node: of each; a GPU or a CPU for each.
-    :param start_seconds: how long to wait for a place for all workers, as when a node is down.
-    :param adv_estimator: verl's ``algorithm.adv_estimator``, see `ESTIMATORS`. None takes the advantages that come with
-        the batch, which are what `AlgorithmConfig.advantage`, ``call_credit`` and ``discount`` say.
+    :param device: ``cpu`` or ``cuda``; ``auto`` uses CUDA if it is available.
+    :param threads: CPU threads of one operation of a worker. None means 1 on the CPU, and torch's
+        own default on CUDA.
+    :param nodes: number of machines of the Ray cluster that have workers.
+    :param workers_per_node: number of workers on each machine; each has a GPU, or a CPU.
+    :param start_seconds: how long to wait for a place for all workers, for example while a node is
+        down.
+    :param adv_estimator: verl's ``algorithm.adv_estimator``, see `ESTIMATORS`. None uses the
+        advantages of the batch, which follow `AlgorithmConfig.advantage`, ``call_credit`` and
+        ``discount``.
     :param loss_mode: verl's ``actor_rollout_ref.actor.policy_loss.loss_mode``.
-    :param loss_agg_mode: verl's ``actor_rollout_ref.actor.loss_agg_mode``, with verl's own weighing of tokens, where a
-        row is a sequence of the batch. None weighs tokens as `AlgorithmConfig.aggregation` says.
-    :param gradient_checkpointing: recompute activations in the backward pass: slower, much less memory.
-    :param offload: keep weights and optimiser in host memory between steps, so that an engine on the same GPUs has the
-        device's memory.
-    :param grad_norm_limit: a step is refused if its gradient norm before clipping is higher. None allows any finite
-        norm.
-    :param verl: further keys of verl's configuration by the names that they have on verl's command line, those in
+    :param loss_agg_mode: verl's ``actor_rollout_ref.actor.loss_agg_mode``, with verl's own weights
+        of tokens, where a row is a sequence of the batch. None weights tokens by
+        `AlgorithmConfig.aggregation`.
+    :param gradient_checkpointing: recompute activations in the backward pass: slower, much less
+        memory.
+    :param offload: keep weights and optimiser in host memory between steps, so that an engine on
+        the same GPUs can use their memory.
+    :param grad_norm_limit: refuse a step if its gradient norm before clipping is higher. None
+        allows any finite norm.
+    :param verl: further keys of verl's configuration, named as on verl's command line, from
         `ajet_backend_verl.verl_keys.PASSED_ON`.
     """
 
@@ -101,12 +106,12 @@ class VerlTrainerSettings(ComponentSettings):
 
     @property
     def workers(self) -> int:
-        """Of all nodes."""
+        """Number of workers on all nodes."""
         return self.nodes * self.workers_per_node
 
     @property
     def correction(self) -> dict[str, JsonValue]:
-        """What is set of verl's ``algorithm.rollout_correction``; it is off if that is nothing."""
+        """The settings of verl's ``algorithm.rollout_correction``; empty means off."""
         return under(self.verl, CORRECTION)
 
     @field_validator("verl")
@@ -163,9 +168,9 @@ class VerlTrainerSettings(ComponentSettings):
 
 
 def check_algorithm(options: VerlTrainerSettings, algorithm: AlgorithmConfig) -> None:
-    """Refuse what both say, or what a loss of verl cannot do.
+    """Refuse settings that both configurations define, or that a loss of verl does not support.
 
-    :raises ConfigError: which.
+    :raises ConfigError: a setting is refused; the message names it.
     """
     plain = AlgorithmConfig()
     if options.adv_estimator is not None:

@@ -1,4 +1,4 @@
-"""Each worker's share of weights and optimiser: to copy, to gather, to take from whole tensors."""
+"""Each worker's share of weights and optimiser: copy it, gather it, load it from whole tensors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ STATE: Kind = "state"
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A tensor on its way through Ray, which hands on arrays without copying them; numpy has no bfloat16.
+    """A tensor in transit through Ray, as bytes because numpy has no bfloat16.
 
-    :param data: its bytes.
+    Ray passes on arrays without copying them.
+
+    :param data: bytes of the tensor.
     """
 
     dtype: str
@@ -31,22 +33,22 @@ class Plain:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Plain:
-        """On the host."""
+        """Convert a tensor, copying it to the host."""
         whole = tensor.detach().cpu().contiguous()
         name = str(whole.dtype).removeprefix("torch.")
         return cls(name, tuple(whole.shape), whole.reshape(-1).view(torch.uint8).numpy())
 
     def tensor(self) -> torch.Tensor:
-        """A copy: what Ray hands out is read-only."""
+        """Convert to a tensor, copying the data: Ray's arrays are read-only."""
         flat = torch.from_numpy(self.data.copy()).view(getattr(torch, self.dtype))
         return flat.reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A whole tensor that is distributed over the workers.
+    """The description of a whole tensor that is distributed over the workers.
 
-    :param dtype: as ``float32``.
+    :param dtype: name of the dtype, such as ``float32``.
     """
 
     dtype: str
@@ -54,18 +56,19 @@ class Described:
 
     @property
     def bytes(self) -> int:
-        """Of the whole tensor."""
+        """Number of bytes of the whole tensor."""
         return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
 
     def meta(self) -> torch.Tensor:
-        """A tensor of this kind without memory."""
+        """Return a tensor without memory, with this shape and dtype."""
         return torch.empty(self.shape, dtype=getattr(torch, self.dtype), device="meta")
 
 
 class Shards:
-    """Trained weights and the optimiser's state of one worker, by name.
+    """Trained weights and optimiser state of one worker, by name.
 
-    The optimiser's memory is taken at once, so that a model that does not fit fails at the start.
+    The optimiser's memory is allocated at once, so that a model that does not fit fails at the
+    start.
 
     :param module: wrapped by FSDP2.
     :param optimiser: AdamW.
@@ -86,7 +89,7 @@ class Shards:
         return [(n, p) for n, p in self._module.named_parameters() if p.requires_grad]
 
     def tensors(self, kind: Kind) -> dict[str, torch.Tensor]:
-        """Distributed tensors: the trained weights, or the optimiser's state as ``<parameter>/<key>``."""
+        """Return the trained weights, or the optimiser state as ``<parameter>/<key>``."""
         if kind == WEIGHTS:
             return {name: parameter.detach() for name, parameter in self._trained()}
         return {
@@ -96,34 +99,34 @@ class Shards:
         }
 
     def model(self) -> dict[str, torch.Tensor]:
-        """Distributed tensors of the whole model, adapters too, as its state dict has them."""
+        """Return the distributed tensors of the model's whole state dict, including adapters."""
         return dict(self._module.state_dict())
 
     def size(self) -> int:
-        """Numbers that are trained, of all workers."""
+        """Return the number of trained parameters, of all workers together."""
         return sum(parameter.numel() for _, parameter in self._trained())
 
     def keep(self) -> None:
-        """Copy this worker's share to host memory, which is taken once."""
+        """Copy this worker's share to host memory, which is allocated once."""
         for name, local in self._locals().items():
             if name not in self._kept:
                 self._kept[name] = torch.empty_like(local, device="cpu")
             self._kept[name].copy_(local)
 
     def restore(self) -> None:
-        """Go back to what was kept, in the same tensors."""
+        """Restore the copy of `keep`, in the same tensors."""
         for name, local in self._locals().items():
             local.copy_(self._kept[name])
 
     def put(self, kind: Kind, whole: Mapping[str, Plain]) -> None:
-        """Take this worker's share of whole tensors."""
+        """Load this worker's share from whole tensors."""
         mine = self.tensors(kind)
         with torch.no_grad():
             for name, plain in whole.items():
                 tensor = plain.tensor()
                 target = mine[name]
                 if isinstance(target, DTensor):
-                    # Every worker has it, so nothing is sent.
+                    # Every worker has the whole tensor, so nothing has to be sent.
                     tensor = distribute_tensor(
                         tensor.to(target.device),
                         target.device_mesh,
@@ -133,7 +136,7 @@ class Shards:
                 local_of(target).copy_(tensor)
 
     def is_finite(self) -> bool:
-        """Whether all weights of this worker are."""
+        """Return whether all weights of this worker are finite."""
         bounds = [
             bound
             for tensor in self.tensors(WEIGHTS).values()
@@ -148,7 +151,7 @@ class Shards:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The share of this worker, in the same memory."""
+    """Return this worker's share, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -159,14 +162,14 @@ def gather(
     *,
     wanted: bool,
 ) -> dict[str, Plain]:
-    """Whole tensors on the host; all workers have to ask for the same ones.
+    """Assemble whole tensors in host memory; all workers must request the same ones.
 
-    :param wanted: whether this worker is the one to hand them on.
+    :param wanted: whether this worker returns them.
     """
     found = {}
     for name in names:
         tensor = tensors[name]
-        # What is offloaded has to be where the workers talk.
+        # Offloaded tensors must be moved to the device that communication uses.
         whole = tensor.to(device)
         if isinstance(whole, DTensor):
             whole = whole.full_tensor()
@@ -176,7 +179,7 @@ def gather(
 
 
 def described(tensors: Mapping[str, torch.Tensor]) -> dict[str, Described]:
-    """What `tensors` are as whole ones."""
+    """Describe distributed tensors as whole ones."""
     return {
         name: Described(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in tensors.items()

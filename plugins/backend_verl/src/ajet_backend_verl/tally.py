@@ -1,4 +1,4 @@
-"""What the minibatches of a batch add up to."""
+"""Sums over the minibatches of a batch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ajet_backend_verl.part import SUMS, Done, Floats
 from ajet_training.rows import Row
 
 MAX_LOG_RATIO = 20.0
-"""Ratios are cut off here, as verl does it."""
+"""Log-ratios are clamped to this, as in verl."""
 
 
 @dataclass(slots=True)
 class Tally:
     """Sums over the tokens of a step.
 
-    :param gap_version: tokens of this version count for the logprob gap, in the first minibatch.
-    :param old: [C] by row, logprobs before the step where they were computed.
+    :param gap_version: measure the logprob gap on tokens of this version, in the first minibatch.
+    :param old: [C] by row, logprobs before the step, where they were computed.
     :ivar known: [C] by row, logprobs as first computed.
-    :ivar moves: divergence that each optimiser step has made, where it is bounded.
-    :ivar shortened: how many of them were shortened.
+    :ivar moves: divergence of each optimiser step, where it is bounded.
+    :ivar shortened: number of optimiser steps that were shortened.
     """
 
     rows: Sequence[Row]
@@ -44,15 +44,15 @@ class Tally:
     gap_tokens: int = 0
 
     def score(self, found: Mapping[int, Floats]) -> None:
-        """Logprobs of rows under the weights before the step were computed by a pass of their own."""
+        """Add logprobs under the weights before the step, which a separate pass computed."""
         self.known.update(found)
         self.processed += sum(self.rows[number].tokens for number in found)
 
     def add(self, done: Done, logprobs: Mapping[int, Floats]) -> None:
-        """A minibatch was computed.
+        """Add a computed minibatch.
 
-        :param done: of any worker, but for its logprobs.
-        :param logprobs: [C] by row, those of all workers.
+        :param done: result of any worker, except for its logprobs.
+        :param logprobs: [C] by row, from all workers.
         """
         first = not self.norms
         self.norms.append(done.grad_norm)
@@ -79,7 +79,7 @@ class Tally:
                 self.gap_tokens += len(gaps)
 
     def metrics(self, *, has_kl: bool) -> dict[str, float]:
-        """Means over tokens and optimiser steps."""
+        """Return means over tokens and optimiser steps."""
         tokens = max(self.sums["tokens"], 1.0)
         found = {
             "loss": math.fsum(self.losses) / len(self.losses),
@@ -104,9 +104,9 @@ class Tally:
 def importance_metrics(
     rows: Sequence[Row], old: Mapping[int, Floats], cap: float
 ) -> dict[str, float]:
-    """Of old over behaviour probabilities: as `StepReport.metrics` names them.
+    """Return metrics of old over behaviour probabilities, named as in `StepReport.metrics`.
 
-    :param cap: beyond which weights are truncated.
+    :param cap: limit above which weights are truncated.
     """
     found = []
     for number, logprobs in old.items():

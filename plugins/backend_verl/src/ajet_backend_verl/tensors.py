@@ -1,4 +1,7 @@
-"""Rows as the data that verl's workers take. To be imported after `ajet_backend_verl.surroundings.prepare`."""
+"""Convert rows to the data that verl's workers take.
+
+Import this module after `ajet_backend_verl.surroundings.prepare`.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,17 @@ from ajet_backend_verl.part import Floats
 from ajet_training.rows import Row
 
 PAD = 0
-"""A token id for padding, which is masked out everywhere."""
+"""A token id for padding, which is masked everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of the computed rows, [C] by row.
+    """Known values of the computed rows, [C] by row.
 
     :param old: logprobs that the policy is compared with.
-    :param reference: under the model at the start; empty without a KL term.
+    :param reference: logprobs under the model at the start; empty without a KL term.
     :param importance: importance weights; empty if there are none.
-    :param masks: which tokens are trained, where a correction rejected some.
+    :param masks: which tokens are trained, for rows from which a correction rejected some.
     """
 
     old: Mapping[int, Floats] = field(default_factory=dict)
@@ -42,12 +45,12 @@ def padded(
     left: bool = False,
     width: int = 0,
 ) -> torch.Tensor:
-    """[R, at least `width`] from R sequences, 0 beyond their ends."""
+    """Return [R, at least `width`] from R sequences, 0 beyond their ends."""
     wide = max([width, *map(len, values)])
     found = torch.zeros(len(values), wide, dtype=dtype)
     for number, row in enumerate(values):
         place = slice(wide - len(row), wide) if left else slice(0, len(row))
-        # A copy: what came from Ray is read-only.
+        # Copied, because arrays from Ray are read-only.
         found[number, place] = torch.from_numpy(np.array(row)).to(dtype)
     return found
 
@@ -55,7 +58,7 @@ def padded(
 def score_data(
     rows: Sequence[Row], numbers: Sequence[int | None], *, max_tokens: int
 ) -> TensorDict:
-    """What `VerlWorker.score` takes."""
+    """Return the argument of `VerlWorker.score`."""
     return _data(rows, numbers, {}, max_tokens=max_tokens)
 
 
@@ -67,9 +70,9 @@ def update_data(
     *,
     max_tokens: int,
 ) -> TensorDict:
-    """What `VerlWorker.update` takes.
+    """Return the argument of `VerlWorker.update`.
 
-    :param weights: as `ajet_backend_verl.plan.Minibatch`.
+    :param weights: as in `ajet_backend_verl.plan.Minibatch`.
     """
     extra: dict[str, list[Sequence[float] | Floats]] = {"advantages": [], "old_log_probs": []}
     for name, there in (
@@ -141,11 +144,11 @@ def _data(
     ).to_tensordict()
     data = left_right_2_no_padding(data)
     if bool((temperatures == 1).all()):
-        # Logits need not be divided, nor copied.
+        # Then logits need not be divided or copied.
         del data["temperature"]
         tu.assign_non_tensor(data, temperature=1.0)
     longest = max(int(attention.sum(1).max()), 1)
-    # verl refuses a budget that a row alone exceeds.
+    # verl refuses a budget that a single row exceeds.
     tu.assign_non_tensor(data, pad_token_id=PAD, max_token_len_per_gpu=max(max_tokens, longest))
     return data
 
@@ -155,7 +158,7 @@ def _temperature(row: Row) -> float:
 
 
 def by_row(rows: Sequence[Row], numbers: Sequence[int | None], values: Floats) -> dict[int, Floats]:
-    """What `values`, [R, C], holds of each row, without padding."""
+    """Split `values` [R, C] by row, without padding."""
     return {
         number: values[place, : len(rows[number].completion)]
         for place, number in enumerate(numbers)

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 class VerlTrainer(Trainer):
-    """Policy-gradient training by verl's workers on Ray, all parameters or LoRA adapters.
+    """Policy-gradient training by verl's workers on Ray, of all parameters or LoRA adapters.
 
-    verl shards the model (FSDP2), computes losses and gradients, and steps the optimiser, on batches whose rollouts and
-    rewards come from the server. Refused steps, checkpoints and exports are those of the trainer ``torch``, of whole
-    weights, whatever the number of workers.
+    verl shards the model (FSDP2), computes losses and gradients, and steps the optimiser, on
+    batches with rollouts and rewards from the server. Refused steps, checkpoints and exports are as
+    in the trainer ``torch``; they contain whole weights, whatever the number of workers.
     """
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
@@ -54,7 +54,7 @@ class VerlTrainer(Trainer):
         self._publisher = Publisher("verl", WEIGHT_CHANNELS, context)
 
     def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
-        """Start Ray or reach the cluster, and have verl's workers load `model`.
+        """Start Ray or connect to the cluster, and make verl's workers load `model`.
 
         :raises ModelDirectoryError: the directory cannot be used.
         :raises ConfigError: a setting does not fit the model, the machine or verl.
@@ -66,7 +66,7 @@ class VerlTrainer(Trainer):
         device = resolve_device(self._options.device)
         self._check(model, on_cpu=device.type == "cpu")
         prepare(device)
-        # Here, because verl looks at its surroundings when it is imported.
+        # Imported here, because verl reads its environment on import.
         from ajet_backend_verl.policy import VerlPolicy
 
         try:
@@ -96,7 +96,7 @@ class VerlTrainer(Trainer):
 
     @property
     def policy(self) -> VerlPolicy:
-        """The model that is trained.
+        """The trained model.
 
         :raises TrainerError: the trainer is not running.
         """
@@ -105,23 +105,26 @@ class VerlTrainer(Trainer):
     def step(self, batch: TrainBatch) -> StepReport:
         """Train on one batch.
 
-        A batch in which no token has anything to learn from changes no weights and reports the metric
-        ``no_signal`` 1.0. Metrics beside the common ones: ``advantage_mean``, ``advantage_std`` (over calls, of those
-        that come with the batch), ``ratio_mean``, ``ratio_max`` (over tokens, of policy over behaviour probability, or
-        over old probability with a correction), and with verl's ``rollout_correction`` its metrics.
+        A batch in which every advantage is 0 changes no weights and reports the metric
+        ``no_signal`` 1.0. Metrics besides the common ones: ``advantage_mean``, ``advantage_std``
+        (over calls, of the batch's own advantages), ``ratio_mean``, ``ratio_max`` (over tokens, of
+        policy over behaviour probability, or over old probability with a correction), and the
+        metrics of verl's ``rollout_correction`` if it is used.
 
-        :raises StepRefusedError: a number of the batch, its loss, a gradient or a weight is not finite, or the gradient
-            norm is beyond `VerlTrainerSettings.grad_norm_limit`; all is as before.
-        :raises WeightsLostError: a worker or its node is gone, an update failed half-way, or the weights were damaged
-            before.
-        :raises TrainerError: the batch is malformed, or does not fit into memory; all is as before.
+        :raises StepRefusedError: a number in the batch, its loss, a gradient or a weight is not
+            finite, or the gradient norm exceeds `VerlTrainerSettings.grad_norm_limit`; nothing is
+            changed.
+        :raises WeightsLostError: a worker or its node is gone, an update failed half-way, or the
+            weights were damaged before.
+        :raises TrainerError: the batch is malformed, or does not fit into memory; nothing is
+            changed.
         """
         report = self._computed(batch, rehearsal=False)
         self._progress = replace(self._progress, steps=self._progress.steps + 1)
         return report
 
     def rehearse(self, batch: TrainBatch) -> StepReport:
-        """Compute the passes of `step`, and apply none."""
+        """Compute the passes of `step` without applying updates."""
         return self._computed(batch, rehearsal=True)
 
     def _computed(self, batch: TrainBatch, *, rehearsal: bool) -> StepReport:
@@ -129,7 +132,7 @@ class VerlTrainer(Trainer):
 
         policy, _ = self._started()
         started = time.perf_counter()
-        # Linear sequences are of one episode each.
+        # A linear sequence belongs to one episode.
         check_batch(batch, policy.vocab_size, list(range(len(batch.episodes))), trees=False)
         check_finite(batch)
         applied = BatchStep(
@@ -151,9 +154,9 @@ class VerlTrainer(Trainer):
         )
 
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
-        """Publish as `ajet_torch.publishing.Publisher` does, adapters merged.
+        """Publish with `ajet_torch.publishing.Publisher`, with merged adapters.
 
-        :raises TrainerError: there is no such channel, or it failed.
+        :raises TrainerError: the channel does not exist, or publishing failed.
         """
         policy, model = self._started()
         self._publisher.check(channel)
@@ -163,21 +166,23 @@ class VerlTrainer(Trainer):
         return update
 
     def save(self, directory: Path) -> None:
-        """Write trained weights, optimiser and progress; with LoRA the adapters alone.
+        """Write trained weights (with LoRA, only the adapters), optimiser and progress.
 
         :raises TrainerError: the directory cannot be written.
         """
         save_checkpoint(directory, self._started()[0], self._progress)
 
     def load(self, directory: Path) -> None:
-        """Go on from a checkpoint, bit by bit as if never stopped, if there are as many workers as there were.
+        """Continue from a checkpoint.
 
-        :raises TrainerError: it is incomplete, damaged or of another model; nothing was changed.
+        With the same number of workers, results are bitwise the same as without the interruption.
+
+        :raises TrainerError: it is incomplete, damaged or of another model; nothing is changed.
         """
         self._progress = load_checkpoint(directory, self._running()[0])
 
     def export(self, directory: Path) -> None:
-        """Write a Hugging Face directory, adapters merged, with the source's tokenizer files.
+        """Write a Hugging Face directory, with merged adapters and the source's tokenizer files.
 
         :raises TrainerError: the directory cannot be written.
         """
@@ -185,7 +190,7 @@ class VerlTrainer(Trainer):
         write_model(policy.as_loaded(), _merged(model), directory)
 
     def close(self) -> None:
-        """End the workers, and Ray if it was started here."""
+        """Stop the workers, and Ray if it was started here."""
         self._publisher.close()
         if self._policy is not None:
             self._policy.close()
@@ -208,5 +213,5 @@ class VerlTrainer(Trainer):
 
 
 def _merged(model: ModelConfig) -> ModelConfig:
-    """What is written has no adapters any more."""
+    """Return the configuration without adapters, which are merged when written."""
     return model.model_copy(update={"lora": None})

@@ -1,7 +1,7 @@
-"""Which keys of verl's configuration a run may set, under the names that they have on verl's command line.
+"""The keys of verl's configuration that a run may set, named as on verl's command line.
 
-Light: the server checks them before anything starts. Values are checked by the types here, because verl's own
-dataclasses take anything.
+The server checks them before anything starts, without importing verl. Values are checked by the
+types here, because verl's own dataclasses accept any value.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ PASSED_ON: Mapping[str, Any] = {
     CORRECTION + "rollout_rs": Rejection | None,
     CORRECTION + "rollout_rs_threshold": Positive | Bounds | None,
 }
-"""Keys that a run may set, and what they take. No paths, no code to load, nothing that keeps a state which checkpoints
-do not have."""
+"""Keys that a run may set, and the types of their values.
+
+They exclude paths, code to load, and everything with a state that checkpoints do not contain."""
 
 ELSEWHERE: Mapping[str, str] = {
     ACTOR + "clip_ratio": "algorithm.clip_low and algorithm.clip_high",
@@ -111,7 +112,7 @@ ELSEWHERE: Mapping[str, str] = {
     "trainer.save_freq": "checkpoint_every",
     "trainer.total_training_steps": "steps",
 }
-"""Keys that a run sets in another place."""
+"""Keys that a run sets elsewhere."""
 
 REFUSED: Mapping[str, str] = {
     ACTOR
@@ -132,9 +133,9 @@ REFUSED: Mapping[str, str] = {
 
 
 def checked(values: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """The values, as verl wants them.
+    """Return the values, converted for verl.
 
-    :raises ValueError: a key cannot be set, or a value is none that it takes; the message names it.
+    :raises ValueError: a key cannot be set, or does not accept its value; the message names it.
     """
     found: dict[str, JsonValue] = {}
     for name in sorted(values):
@@ -165,7 +166,7 @@ def _why_not(name: str) -> str:
 
 
 def under(values: Mapping[str, JsonValue], prefix: str) -> dict[str, JsonValue]:
-    """The values of keys directly below a prefix, by the rest of their names."""
+    """Return the values of the keys directly below a prefix, by the rest of their names."""
     return {
         name.removeprefix(prefix): value
         for name, value in values.items()

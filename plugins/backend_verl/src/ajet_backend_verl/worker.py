@@ -1,7 +1,7 @@
-"""A worker on Ray: verl's `TrainingWorker`, which computes and applies one minibatch after the other as it is told.
+"""A worker on Ray: verl's `TrainingWorker`, which computes and applies minibatches on command.
 
-All workers do the same at the same time. What they decide rests on numbers that are the same on all of them, so that a
-gradient is applied by all or by none.
+All workers do the same at the same time. Their decisions depend only on numbers that are equal on
+all of them, so that all of them apply a gradient, or none.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Method = TypeVar("Method", bound=Callable[..., object])
 
 
 def on_all(method: Method) -> Method:
-    """Called on all workers with the same arguments."""
+    """Mark a method to be called on all workers with the same arguments."""
     found: Method = register(dispatch_mode=Dispatch.ONE_TO_ALL)(method)
     return found
 
 
 def on_each(method: Method) -> Method:
-    """Called on all workers, each with its own of a list for each argument."""
+    """Mark a method to be called on all workers, each with its item of a list for each argument."""
     found: Method = register(dispatch_mode=Dispatch.DP_COMPUTE)(method)
     return found
 
@@ -52,10 +52,11 @@ def on_each(method: Method) -> Method:
 class VerlWorker(TrainingWorker):  # type: ignore[misc]
     """One of the workers.
 
-    :param config: as verl's.
-    :param reference: of the model at the start; None if it is not needed, or is the model without its adapters.
-    :param cuda: whether it has a GPU.
-    :param seed: of the adapters' initial weights.
+    :param config: configuration of verl's worker.
+    :param reference: configuration of the reference model; None if there is none, or if it is the
+        model without adapters.
+    :param cuda: whether the worker has a GPU.
+    :param seed: seed of the adapters' initial weights.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
         seed: int,
     ) -> None:
         if not cuda:
-            # verl would ask for gloo twice, once for each of the two devices that it thinks there are.
+            # verl would create gloo twice, once for each of the two devices that it assumes.
             initialize_global_process_group_ray(backend="gloo")
         super().__init__(config)
         self._device = (
@@ -81,7 +82,7 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
 
     @on_all
     def begin(self, max_update_rms: float) -> dict[str, int]:
-        """Load the model; gives the numbers of parameters and of those that are trained."""
+        """Load the model; return the numbers of all parameters and of trained parameters."""
         with self._failing():
             torch.manual_seed(self._seed)
             self.reset()
@@ -100,19 +101,19 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
 
     @on_all
     def aim(self, actor: FSDPActorConfig, *, weighs_itself: bool) -> None:
-        """Minimise this loss from now on."""
+        """Set the loss to minimise."""
         with self._failing():
             self._objective = Objective(actor, weighs_itself)
 
     @on_each
     def score(self, rows: TensorDict) -> Floats:
-        """[R, C] logprobs under the weights as they are."""
+        """Return [R, C] logprobs under the present weights."""
         with self._failing():
             return self._scored(self, rows, without_adapters=False)
 
     @on_each
     def score_reference(self, rows: TensorDict) -> Floats:
-        """[R, C] logprobs under the model at the start."""
+        """Return [R, C] logprobs under the reference model."""
         with self._failing():
             return self._scored(
                 self._reference or self, rows, without_adapters=self._reference is None
@@ -129,7 +130,7 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
 
     @on_each
     def update(self, rows: TensorDict, orders: Orders) -> Done:
-        """Compute the gradient of a minibatch, and apply it if it may be."""
+        """Compute the gradient of a minibatch, and apply it unless it is refused."""
         with self._failing():
             return self._updated(rows, orders)
 
@@ -152,7 +153,7 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
             output = engine.forward_backward_batch(rows, loss_function=self._objective)
             logprobs = no_padding_2_padding(output["model_output"]["log_probs"], rows)
             loss, sums = self._summed(math.fsum(output["loss"]))
-            # Nothing is clipped to infinity: the norm alone.
+            # An infinite limit clips nothing: only the norm is needed.
             norm = fsdp2_clip_grad_norm_(engine.module.parameters(), max_norm=math.inf)
             norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
             refused = self._refused(orders, loss, sums["logprob"], norm)
@@ -165,7 +166,7 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
         return Done(logprobs.float().cpu().numpy(), loss, float(norm), sums, refused)
 
     def _summed(self, loss: float) -> tuple[float, dict[str, float]]:
-        """Loss and sums over all workers."""
+        """Return loss and sums over all workers."""
         numbers = [loss / torch.distributed.get_world_size(), *self._objective.sums.values()]
         total = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         torch.distributed.all_reduce(total)
@@ -188,7 +189,7 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
 
     @on_all
     def shorten(self, share: float) -> None:
-        """Take a share of the last update back."""
+        """Undo a share of the last update."""
         with self._failing():
             self._last_update.shorten(share)
 
@@ -200,37 +201,37 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
 
     @on_all
     def restore(self) -> None:
-        """Go back to what was kept."""
+        """Restore the copy of `keep`."""
         with self._failing():
             self._shards.restore()
 
     @on_all
     def is_finite(self) -> bool:
-        """Whether the weights of this worker are."""
+        """Return whether the weights of this worker are finite."""
         with self._failing():
             return self._shards.is_finite()
 
     @on_all
     def describe(self, kind: Kind | None) -> dict[str, Described]:
-        """The whole tensors; None for those of the model's state dict."""
+        """Describe the whole tensors; None selects the model's state dict."""
         with self._failing():
             return described(self._tensors(kind))
 
     @on_all
     def fetch(self, kind: Kind | None, names: list[str]) -> dict[str, Plain]:
-        """Whole tensors, from the first worker; nothing from the others."""
+        """Return whole tensors from the first worker; the others return nothing."""
         with self._failing():
             return gather(self._tensors(kind), names, self._device, wanted=self.rank == 0)
 
     @on_all
     def put(self, kind: Kind, whole: dict[str, Plain]) -> None:
-        """Take the share of whole tensors that is this worker's."""
+        """Load this worker's share from whole tensors."""
         with self._failing():
             self._shards.put(kind, whole)
 
     @on_all
     def free(self) -> None:
-        """Give memory back that failed passes took."""
+        """Free the memory of failed passes."""
         free_memory(self._device)
 
     def _tensors(self, kind: Kind | None) -> dict[str, torch.Tensor]:
@@ -238,14 +239,14 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Whatever fails becomes something that every process can read."""
+        """Turn any exception into one that every process can unpickle."""
         reason: tuple[str, bool] | None = None
         try:
             yield
         except Exception as error:  # noqa: BLE001
             traceback.print_exc()
             reason = headline(error), is_out_of_memory(error)
-        # Outside of the handler, where nothing refers to the tensors of failed passes any more.
+        # Outside the handler, where no reference to the tensors of failed passes remains.
         if reason is not None:
             lost = not all(_forget_pass(part) for part in self._modules())
             raise WorkerFailure(reason[0], memory=reason[1], lost=lost)
@@ -256,9 +257,9 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
 
 
 def _forget_pass(module: Any) -> bool:
-    """Let FSDP forget a pass that ended half-way, in which weights are whole and not shards.
+    """Make FSDP discard a pass that ended half-way, in which weights are whole instead of sharded.
 
-    :return: whether it could; torch before 2.13 cannot.
+    :return: whether it succeeded; torch before 2.13 does not support it.
     """
     try:
         module.reset_iter_state()
@@ -267,7 +268,8 @@ def _forget_pass(module: Any) -> bool:
                 continue
             for group in part._get_fsdp_state()._fsdp_param_groups:
                 for parameter in group.fsdp_params:
-                    # Gradients of micro-batches that were to be reduced with that of the last one; nobody else knows them.
+                    # Accumulated gradients that were to be reduced with those of the last
+                    # micro-batch; FSDP keeps no other reference.
                     parameter.unsharded_accumulated_grad = None
                     if hasattr(parameter, "_unsharded_param"):
                         parameter._unsharded_param.grad = None
