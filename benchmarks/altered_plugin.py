@@ -1,5 +1,7 @@
-"""The plugin of two altered torch trainers, ``waiting`` and ``faulty``, and an engine ``faulty``. Light, as hooks have to be: the server reads it
-without importing torch."""
+"""Plugin of the altered trainers ``waiting`` and ``faulty`` and the altered engine ``faulty``.
+
+The server reads it without importing torch.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ NAME = "altered_plugin"
 
 
 class WaitingSettings(TorchTrainerSettings):
-    """Settings of the torch trainer, and how long a step takes.
+    """Settings of the torch trainer, and the duration of a step.
 
-    :param share: of a synchronous cycle; a step takes ``share / (1 - share)`` times what its rollouts took.
-    :param seconds: of every step, instead.
+    :param share: share of a synchronous cycle: a step takes ``share / (1 - share)`` times the time
+        of its rollouts.
+    :param seconds: duration of every step, as an alternative.
     """
 
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -31,12 +34,13 @@ class WaitingSettings(TorchTrainerSettings):
 
 
 class FaultySettings(TorchTrainerSettings):
-    """Settings of the torch trainer, and what goes wrong.
+    """Settings of the torch trainer, and its faults.
 
     :param from_step: the first step with the fault.
-    :param rate: what the learning rate is multiplied by.
-    :param noise: standard deviation of what is added to the engine's logprobs, in nats.
-    :param sharpen: what the first step with the fault multiplies all logits of the model by.
+    :param rate: factor of the learning rate.
+    :param noise: standard deviation of the noise added to the engine's logprobs, in nats.
+    :param sharpen: factor by which the first step with the fault multiplies all logits of the
+        model.
     """
 
     from_step: Annotated[int, Field(ge=1)] = 1
@@ -46,11 +50,11 @@ class FaultySettings(TorchTrainerSettings):
 
 
 class LaggingSettings(TorchEngineSettings):
-    """Settings of the torch engine, and what goes wrong.
+    """Settings of the torch engine, and its fault.
 
     :param from_version: the first policy version with the fault.
-    :param lag: by so many steps older weights than it has are said to sample a call.
-    :param share: of the calls of which this is said.
+    :param lag: by how many steps the reported policy version of a call is too old.
+    :param share: share of the calls with the fault.
     """
 
     from_version: Annotated[int, Field(ge=0)] = 0
@@ -60,7 +64,7 @@ class LaggingSettings(TorchEngineSettings):
 
 @hookimpl
 def ajet_register_engines() -> Sequence[EngineSpec]:
-    """The engine ``faulty``."""
+    """Register the engine ``faulty``."""
     (torch,) = hooks.ajet_register_engines()
     return (
         replace(
@@ -75,7 +79,7 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
 
 @hookimpl
 def ajet_register_trainers() -> Sequence[TrainerSpec]:
-    """The trainers ``waiting`` and ``faulty``."""
+    """Register the trainers ``waiting`` and ``faulty``."""
     (torch,) = hooks.ajet_register_trainers()
     return (
         replace(
@@ -96,9 +100,9 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
 
 
 def environment_with_plugin(directory: Path) -> dict[str, str]:
-    """This process's environment, changed so that servers and workers find this plugin as if it were installed.
+    """Return this process's environment, with this plugin as if it were installed.
 
-    :param directory: for the metadata of a distribution, by which plugins are found.
+    :param directory: directory for the metadata of a distribution, through which plugins are found.
     """
     metadata = directory / "ajet_altered-1.0.dist-info"
     metadata.mkdir(parents=True)

@@ -1,25 +1,28 @@
-"""What asynchronous rollouts are worth where tools are slow: how much faster steps are, and what is learnt in them.
+"""Benchmark asynchronous rollouts with slow tools: speed of steps, and success after them.
 
-The demo's model learns GridWalk from the same weights, with the same tasks and as many steps, in mode `sync` and in mode
-`async` with `rollout.max_staleness` = `--bound`; all else is the default. Each reply of the tool takes a time
-of a Pareto distribution, cut off at a longest one, the same for the same move of the same rollout of a task in both modes
-(the world `slow-grid`).
-One client sends one stream of episodes, with more at a time than either mode has places for.
+The demo's model learns GridWalk from the same weights, with the same tasks and number of steps, in
+mode `sync` and in mode `async` with `rollout.max_staleness` = `--bound`; all else is the default.
+Each reply of the tool takes a time from a truncated Pareto distribution. The time is the same for
+the same move of the same rollout of a task in both modes (the world `slow-grid`). One client runs
+one stream of episodes, with more at a time than either mode has places for.
 
-Steps take the time of a large model's. In sync the trainer (`waiting_trainer`) waits until each step has taken
-`--update-share` of its cycle: S / (1 - S) times what the rollouts of its batch took. In async a step takes the mean of the
-steps of the same seed in sync. So the share does not depend on the machine, unless computing a step takes longer than that.
+Steps take as long as those of a large model. In sync the trainer (`waiting_trainer`) waits until
+each step has taken `--update-share` of its cycle: S / (1 - S) times the time of its batch's
+rollouts. In async a step takes the mean time of the steps with the same seed in sync. So the share
+does not depend on the machine, unless computing a step takes longer than that.
 
-Of every seed, in the order of the seeds: `success_*` on sampled walks of held-out tasks with the last weights, and `seconds_*`
-from the first claim to the weights of the last step being served, so that filling and draining the pipeline is
-part of them. `speedup` is of their sums. `update_share` is the measured one of sync. `waited_share_*`: the share of the time
-in which no step was trained, because its batch was not full. `max_staleness` is that of any token of any run,
-`episodes_stale` how many were left out because they were older than the bound.
+Lists are in the order of the seeds. `success_*` is measured on sampled walks of held-out tasks with
+the last weights. `seconds_*` count from the first claim until the weights of the last step are
+served, so they include filling and draining the pipeline. `speedup` is the ratio of their sums.
+`update_share` is the measured share in sync. `waited_share_*` is the share of the time in which no
+step was trained, because its batch was not full. `max_staleness` is the highest of any token of any
+run, `episodes_stale` the number of episodes left out because they were older than the bound.
 
-`--seeds`, `--update-share` and `--bound` take several values; then the line has a table of all pairs of share and bound, and
-sync runs once for each seed and share. `--at-once` runs share the machine, each with a client process of its own.
+`--seeds`, `--update-share` and `--bound` take several values; then the line has a table of all
+pairs of share and bound, and sync runs once for each seed and share. `--at-once` runs share the
+machine, each with a separate client process.
 
-The JSON line comes last; `--output` keeps it, with date and hardware.
+The JSON line comes last; `--output` also writes it to a file, with date and hardware.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ Figures = dict[str, float]
 
 
 class SlowTools(SlowGridWorld):
-    """The world ``slow-grid``, which adds up how long its tools take."""
+    """The world ``slow-grid``, which also sums the time of its tools."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +83,7 @@ class SlowTools(SlowGridWorld):
 def configured(
     model: Path, seed: int, bound: int | None, trainer: dict[str, float], checkpoint_every: int
 ) -> RunConfig:
-    """The demo's run; asynchronous if there is a bound of staleness."""
+    """Return the demo's configuration; asynchronous if there is a bound of staleness."""
     config = run_config(model, seed)
     rollout = RolloutConfig() if bound is None else RolloutConfig(mode="async", max_staleness=bound)
     return config.model_copy(
@@ -93,7 +96,7 @@ def configured(
 
 
 def lacks_tasks(status: ServerStatus) -> bool:
-    """Whether the batch will not be full without more tasks."""
+    """Return whether the batch needs more tasks to become full."""
     batch, rollout = status.batch, status.rollout
     if batch is None or rollout is None:
         return False
@@ -122,7 +125,8 @@ async def train(
         more = itertools.count()
         while (status := await asyncio.to_thread(observer.status)).step < steps:
             if lacks_tasks(status):
-                # On a busy machine heartbeats are late, and tasks lose places and get more episodes than they need.
+                # On a busy machine heartbeats are late, so tasks lose places and get more episodes
+                # than they need.
                 episodes += await roll_out([f"train-{seed}-more-{next(more)}"])
             await asyncio.sleep(POLL_SECONDS)
         seconds = time.monotonic() - began
@@ -140,8 +144,8 @@ async def train(
 def run(
     directory: Path, seed: int, steps: int, bound: int | None, trainer: dict[str, float]
 ) -> Figures:
-    """Train in one mode, on a server of its own, in a directory that has the model."""
-    # A batch that fills, in async one that is trained, and one that waits for places.
+    """Train in one mode on a new server, in a directory that contains the model."""
+    # One batch that fills, in async one that is trained, and one that waits for places.
     concurrency = EPISODES_PER_STEP * (2 if bound is None else 3)
     with terminate_as_interrupt(), DemoServer(directory) as server:
         server.client.sync_train_config(
@@ -177,10 +181,10 @@ def run(
 
 
 class Runs:
-    """Runs of this benchmark, each a process of its own.
+    """The runs of this benchmark, each in a separate process.
 
-    :param root: a directory that they may fill.
-    :param histories: where the metrics of their steps are kept, as RUN.jsonl.
+    :param root: a directory for the runs' files.
+    :param histories: directory for the metrics of their steps, as RUN.jsonl.
     """
 
     def __init__(self, root: Path, steps: int, histories: Path | None) -> None:
@@ -191,7 +195,7 @@ class Runs:
         self._ended = False
 
     def model(self, seed: int) -> Path:
-        """The weights that all runs of a seed begin with."""
+        """Return the weights that all runs of a seed start with."""
         directory = self._root / f"model-{seed}"
         if not directory.exists():
             create_tiny_model(directory, seed=seed)
@@ -200,7 +204,7 @@ class Runs:
     def measure(
         self, name: str, seed: int, bound: int | None, trainer: dict[str, float]
     ) -> Figures:
-        """The figures of one run."""
+        """Return the figures of one run."""
         directory = self._root / name
         directory.mkdir()
         shutil.copytree(self._root / f"model-{seed}", directory / "model")
@@ -226,14 +230,14 @@ class Runs:
         return found
 
     def end(self) -> None:
-        """End the runs in progress, with their servers; no other one begins."""
+        """Stop the runs in progress and their servers, and start no others."""
         with self._lock:
             self._ended = True
             for process in self._processes:
                 process.terminate()
 
     def pair(self, share: float, seed: int, bounds: Sequence[int]) -> dict[int | None, Figures]:
-        """The runs of a seed with one share, one after the other; by bound, None for sync."""
+        """Return the runs of a seed with one share, by bound; None for sync."""
         name = f"seed-{seed}-share-{share:g}"
         sync = self.measure(f"{name}-sync", seed, None, {"share": share})
         found: dict[int | None, Figures] = {None: sync}
@@ -246,7 +250,7 @@ class Runs:
 def compared(
     sync: Sequence[Figures], asynchronous: Sequence[Figures], bound: int
 ) -> dict[str, Any]:
-    """What is reported of the runs of all seeds with one share and bound."""
+    """Return the reported figures of the runs of all seeds with one share and bound."""
 
     def each(runs: Sequence[Figures], name: str) -> list[float]:
         return [round(run[name], 3) for run in runs]
@@ -309,7 +313,7 @@ def main() -> None:
                 )
                 found = dict(zip(pairs, runs_of_pairs, strict=True))
             except BaseException:
-                # The pool waits for its threads, which wait for these.
+                # Leaving the pool waits for its threads, which wait for these processes.
                 runs.end()
                 raise
     table = [

@@ -1,12 +1,13 @@
-"""How long a worker of the torch backend takes from the start of its process until engine and trainer are ready.
+"""Benchmark how long a worker of the torch backend boots, until engine and trainer are ready.
 
-A tiny model on the CPU, so that what remains is the price of a boot itself: a server that was killed pays it before
-it rolls again. `first_s` is the first boot of a run, `boot_s` a later one, in which trainer and engine find what
-the first one measured; both are medians from the start of the process to the boot's report. `parts` are seconds
-of a process that does by hand, in the same order, what a worker does. They are seconds of this machine, and grow
-with what else runs on it: `load` is the load average at the start and at the end.
+It uses a tiny model on the CPU, so that the time of the boot itself remains: a server that was
+killed needs it before it continues. `first_s` is the first boot of a run. `boot_s` is a later one,
+in which trainer and engine reuse the first one's measurements. Both are medians from the start of
+the process to the boot's report. `parts` are seconds of a process that does the same as a worker,
+in the same order. All seconds depend on this machine, and grow with its other load: `load` is the
+load average at the start and at the end.
 
-The JSON line comes last; `--output` keeps it, with date and hardware.
+The JSON line comes last; `--output` also writes it to a file, with date and hardware.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ print(json.dumps(parts))
 
 
 def make_model(directory: Path) -> None:
-    """Write a model with random weights, in a process of its own: this one stays without torch."""
+    """Write a model with random weights, in a process because this one must not import torch."""
     code = (
         "import sys; from transformers import LlamaConfig, LlamaForCausalLM\n"
         "sizes = dict(vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=2)\n"
@@ -80,7 +81,7 @@ def make_model(directory: Path) -> None:
 
 
 def boot_plan(model: Path, run_dir: Path) -> BootPlan:
-    """Engine and trainer in one worker, as a server plans them."""
+    """Return a plan with engine and trainer in one worker, as servers make it."""
 
     def component(kind: str) -> ComponentPlan:
         return ComponentPlan(
@@ -103,7 +104,7 @@ def boot_plan(model: Path, run_dir: Path) -> BootPlan:
 
 
 async def boot(plan: BootPlan) -> tuple[float, float]:
-    """Seconds from the start of a worker's process until it answers at all, and until it reports."""
+    """Return the seconds from a worker's start to its first answer and to its report."""
     began = time.perf_counter()
     worker = await WorkerProcess.spawn(Path(plan.run_dir) / "worker.log")
     try:
@@ -116,7 +117,7 @@ async def boot(plan: BootPlan) -> tuple[float, float]:
 
 
 def measure(directory: Path, repeats: int) -> dict[str, object]:
-    """All figures; first and later boots take turns, so that the machine's load weighs on both alike."""
+    """Measure all figures; first and later boots alternate, so that load affects both alike."""
     model = directory / "model"
     make_model(model)
     before = os.getloadavg()[0]

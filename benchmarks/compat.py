@@ -1,11 +1,14 @@
-"""Drives SDKs and frameworks through what agents do, against a server with an engine that fails where it is told to.
+"""Check SDKs and frameworks: drive them through what agents do, with a server and planned failures.
 
-Each SDK or framework is run by an interpreter that has it: the development environment, or the one that
-``tox -e agents_NAME`` (or ``recipe_metagpt``) has made. Their programs are made for an endpoint where nobody listens (`compat_cases`). Afterwards the records are looked at: each call of an episode has to hold the name of
-the episode's task and of no other (else it is misattributed), and each answered call has to be there (else it is unrecorded).
+Each SDK or framework runs in an interpreter that has it: the development environment, or the one of
+``tox -e agents_NAME`` (or ``recipe_metagpt``). The programs use an endpoint where no server listens
+(`compat_cases`). Afterwards the records are checked: each call of an episode must contain the name
+of the episode's task and of no other (otherwise it is misattributed), and each answered call must
+be recorded (otherwise it is unrecorded).
 
-The JSON line comes last; `--output` keeps it, with date and hardware. It ends with 1 if a case did not pass or a call was not
-where it belongs, else with 2 if an environment is missing: its frameworks are `left_out`.
+The JSON line comes last; `--output` also writes it to a file, with date and hardware. The exit
+status is 1 if a case failed or a call was misattributed or unrecorded. Otherwise it is 2 if an
+environment is missing, whose frameworks are listed as `left_out`.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ FRAMEWORKS: dict[str, tuple[str, str | None]] = {
     "llamaindex": ("llamaindex", "agents_llamaindex"),
     "metagpt": ("metagpt", "recipe_metagpt"),
 }
-"""By name: the module of its programs, and the environment that has it; None is this one."""
+"""By name: the module of its programs, and its environment; None is the current one."""
 COUNTED = ("cases", "passed", "misattributed", "unrecorded")
 
 
@@ -58,19 +61,19 @@ LEFT = tool_call("open_door", '{"door": "left"}')
 
 
 def script() -> list[ScriptedReply]:
-    """What the model says to whom; the first that fits."""
+    """Return the model's replies; the first one that matches a prompt is used."""
     done = f"{DONE}<|im_end|>"
     right = tool_call("open_door", '{"door": "right"}')
     both = LEFT.removesuffix("<|im_end|>") + "\n" + right
     return [
-        # smolagents ends by a tool, and tells results in the user's words.
+        # smolagents ends with a tool call, and reports results in user messages.
         ScriptedReply(
             prompt=r'"name": "final_answer".*(Observation|Error):((?!<\|im_start\|>).)*<\|im_end\|>\s*'
             r"<\|im_start\|>assistant\s*(<think>\s*</think>\s*)?$",
             says=(tool_call("final_answer", json.dumps({"answer": DONE})),),
         ),
         ScriptedReply(prompt=LAST_IS_TOOL, says=(done,)),
-        # MetaGPT's tools are what actions do with an answer.
+        # In MetaGPT, actions call the tools with the model's answer.
         ScriptedReply(prompt="Say what you found", says=(done,)),
         ScriptedReply(prompt=r"\[parallel_calls t", says=(both,)),
         ScriptedReply(prompt=r"\[bad_arguments t", says=(tool_call("open_door", '{"dor": 5}'),)),
@@ -82,7 +85,7 @@ def script() -> list[ScriptedReply]:
 
 
 def structured_script() -> list[ScriptedReply]:
-    """The same where the last answer is to be JSON, or the call of a tool that some frameworks have for it."""
+    """Return replies that end with JSON, or with the tool call that some frameworks use for it."""
     answer = '{"door": "left"}'
     by_tool = "GenerateStructuredOutput"
     return [
@@ -96,7 +99,7 @@ def structured_script() -> list[ScriptedReply]:
 
 
 def real_model(directory: Path) -> Path:
-    """A tiny model that is given longer prompts than the demo's."""
+    """Make a tiny model with a longer context than the demo's."""
     model = directory / "models" / "tiny"
     create_tiny_model(model, seed=0, warmup_steps=1)
     for name, key in (
@@ -109,7 +112,7 @@ def real_model(directory: Path) -> Path:
 
 
 def interpreter(environment: str | None, given: dict[str, str]) -> str | None:
-    """The interpreter of an environment; None if there is none."""
+    """Return the interpreter of an environment, or None if there is none."""
     if environment is None:
         return sys.executable
     found = given.get(environment) or str(ROOT / ".tox" / environment / "bin" / "python")
@@ -117,9 +120,9 @@ def interpreter(environment: str | None, given: dict[str, str]) -> str | None:
 
 
 def look_at(swarm: ScriptedSwarm, said: dict[str, Any]) -> tuple[int, int]:
-    """How many calls of an episode are misattributed, and how many are not recorded.
+    """Return the numbers of misattributed and unrecorded calls of an episode.
 
-    An episode does not pass if what was to go wrong did not.
+    An episode fails if its planned failure did not happen.
     """
     if "episode_id" not in said:
         return 0, 0
@@ -144,7 +147,7 @@ def look_at(swarm: ScriptedSwarm, said: dict[str, Any]) -> tuple[int, int]:
 def drive(
     name: str, python: str, swarms: dict[str, ScriptedSwarm], options: Options, output: Path
 ) -> list[dict[str, Any]]:
-    """The cases of one SDK or framework."""
+    """Run the cases of one SDK or framework."""
     module = FRAMEWORKS[name][0]
     arguments: Arguments = {
         "servers": {server: (swarm.url, swarm.token) for server, swarm in swarms.items()},
@@ -173,7 +176,7 @@ def drive(
 def count(
     name: str, found: list[dict[str, Any]], swarms: dict[str, ScriptedSwarm], cases: list[str]
 ) -> dict[str, Any]:
-    """What became of the cases of one SDK or framework."""
+    """Count the results of one SDK or framework."""
     counts: dict[str, Any] = dict.fromkeys(COUNTED, 0)
     failed: dict[str, str] = {}
     for said in found:
@@ -194,7 +197,7 @@ def count(
 
 @contextmanager
 def servers(directory: Path) -> Iterator[dict[str, ScriptedSwarm]]:
-    """One with a script, one with a real model, and one whose script has to fit what is forced."""
+    """Start three servers: scripted, with a real model, and with a script that grammars check."""
     batch = {"tasks": 2000, "episodes_per_task": 2}
     model = real_model(directory / "real")
     with (
@@ -215,7 +218,7 @@ def servers(directory: Path) -> Iterator[dict[str, ScriptedSwarm]]:
 
 
 class Options(argparse.Namespace):
-    """Of the command line."""
+    """Options of the command line."""
 
     only: list[str]
     cases: list[str]

@@ -1,17 +1,21 @@
-"""The parts of a training cycle, and what is exact about it, for a trainer and an engine: `cycle.py --trainer trl --engine vllm`.
+"""Benchmark the parts of a training cycle, and check its logprobs, for a trainer and an engine.
 
-The demo's model learns GridWalk for `--steps` steps on a real server. After each step one call is made before any
-other, which is the first that the new weights answer. Then every recorded call is computed once more by transformers,
-from the weights that were published for its policy version, and what the trainer said of the tokens before its
-step is compared with what the engine had said of them when it sampled them.
+Example: `cycle.py --trainer trl --engine vllm`. The demo's model learns GridWalk for `--steps`
+steps on a real server. After each step one call is made before any other; it is the first one that
+the new weights answer. Then transformers computes every recorded call again, from the weights that
+were published for its policy version. The trainer's logprobs before its step are compared with the
+engine's logprobs at sampling.
 
-Medians over steps, in seconds: `rollout_s` (until the batch is full), `drain_s` (until the trainer has it: waiting for what
-is late, which the demo does not do, and merging), `step_s`, `publish_s`, `load_s`, `seal_s` (of both: the proof that what is served is what was published), `first_call_s`; `publish_load_max_s` is of the slowest
-step. `max_logprob_diff` is the largest difference of a sampled token's logprob to transformers' on the published
-weights, over the versions in `versions_checked`: with a channel that publishes no files only the first and the last. `max_trainer_diff`
-is the largest one between engine and trainer on the same tokens, before any of the step's updates.
+Medians over steps, in seconds: `rollout_s` (until the batch is full), `drain_s` (until the trainer
+has it: waiting for late episodes, of which the demo has none, and merging), `step_s`, `publish_s`,
+`load_s`, `seal_s` (the proof by both sides that the served weights are the published ones),
+`first_call_s`. `publish_load_max_s` is that of the slowest step. `max_logprob_diff` is the largest
+difference between a sampled token's logprob and that of transformers with the published weights,
+over the versions in `versions_checked`: only the first and the last one if the channel publishes no
+files. `max_trainer_diff` is the largest difference between engine and trainer on the same tokens,
+before any of the step's updates.
 
-The JSON line comes last; `--output` keeps it, with date and hardware.
+The JSON line comes last; `--output` also writes it to a file, with date and hardware.
 """
 
 from __future__ import annotations
@@ -55,7 +59,7 @@ from ajet_worlds.gridwalk import GridWalk
 
 ROOT = Path(__file__).resolve().parents[1]
 POLL_SECONDS = 0.01
-# What a step's metrics call the parts.
+# Names of the parts in a step's metrics.
 PARTS = {
     "rollout_s": "rollout_seconds",
     "drain_s": "merge_seconds",
@@ -68,7 +72,7 @@ PARTS = {
 
 @dataclass
 class Cycles:
-    """One run's steps, as its client saw them.
+    """The steps of one run, as its client sees them.
 
     :ivar weights: by policy version, a directory with its weights.
     """
@@ -127,7 +131,7 @@ class Cycles:
         return seconds
 
     def _keep_weights(self, step: int) -> None:
-        """The server's are gone two steps later."""
+        """Copy the weights of a step, because the server deletes them two steps later."""
         published = self.directory / "server" / "weights" / f"v{step:09d}"
         if published.is_dir():
             kept = self.directory / "kept" / published.name
@@ -136,7 +140,7 @@ class Cycles:
 
 
 class OneCall(GridWalk):
-    """A walk that is over when the model has said something."""
+    """A walk that ends after the model's first answer."""
 
     def call(self, name: str, arguments: str) -> str:
         answer = super().call(name, arguments)
@@ -145,13 +149,13 @@ class OneCall(GridWalk):
 
 
 def recorded_calls(directory: Path) -> Iterator[Call]:
-    """All finished calls of a run."""
+    """Iterate over all finished calls of a run."""
     for episode in recorded_episodes(directory / "server"):
         yield from (call for call in episode.calls if call.finish_reason != "abort")
 
 
 def logprob_differences(calls: Iterator[Call], weights: dict[int, Path]) -> dict[int, float]:
-    """By policy version, the largest difference of a token's logprob to the one transformers computes."""
+    """Return the largest difference of a logprob to that of transformers, by policy version."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -179,7 +183,7 @@ def logprob_differences(calls: Iterator[Call], weights: dict[int, Path]) -> dict
 def measure(
     directory: Path, *, trainer: str, engine: str, steps: int, seed: int, channel: str | None
 ) -> dict[str, object]:
-    """One run of one pair, in a new directory of it."""
+    """Run one pair in a new directory."""
     model = directory / "model"
     if not model.is_dir():
         create_tiny_model(model, seed=seed)
@@ -187,7 +191,8 @@ def measure(
     began = time.monotonic()
     with terminate_as_interrupt(), DemoServer(directory) as server:
         config = run_config(model, seed, engine=engine, trainer=trainer)
-        # What is measured here does not depend on what is learnt: a pause would wait for somebody to resume the run.
+        # The measurements do not depend on what is learnt, and no operator would resume a paused
+        # run.
         failures = FailureConfig(pause_on=())
         config = config.model_copy(update={"weight_channel": channel, "failures": failures})
         server.start_run(config)
@@ -232,7 +237,7 @@ def main() -> None:
     parser.add_argument("--channel", help="how weights are published, if not the first way")
     parser.add_argument("--output", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
-    # Environments of engines and trainers are looked for above the run directory.
+    # Environments of engines and trainers are searched for above the run directory.
     (ROOT / "runs").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="cycle-", dir=ROOT / "runs") as root:
         directory = Path(root)

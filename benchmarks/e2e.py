@@ -1,8 +1,9 @@
-"""The main job from end to end: `ajet demo` by seed, in a fresh process each, as a user runs it.
+"""Benchmark `ajet demo` from end to end, for each seed in a fresh process.
 
-Prints a JSON line last with lists by seed: success_before, success_after, seconds (the whole command,
-interpreter start included), overhead_share (share of the training phase's seconds, which begin when the
-engine is ready and end at the target, that is neither model forward nor update), steps.
+The last line is JSON with lists by seed: success_before, success_after, seconds (of the whole
+command, including the interpreter's start), overhead_share (share of the training phase that is
+neither model forward nor update; the phase starts when the engine is ready and ends at the target),
+steps.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from pathlib import Path
 
 
 def run_demo(seed: int, directory: Path) -> dict[str, float]:
-    """The summary of one demo run, with `wall_seconds` added.
+    """Return the summary of one demo run, with `wall_seconds` added.
 
-    :raises RuntimeError: the demo failed; its last lines are in the message.
+    :raises RuntimeError: the demo failed; the message contains its last lines.
     """
     command = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""A trainer with faults on purpose."""
+"""A trainer with deliberate faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ajet_core.timeline import TrainBatch
 
 
 class FaultyTrainer(TorchTrainer):
-    """The torch trainer, with a wrong learning rate or a step that makes the policy deterministic, or with an engine whose logprobs are wrong."""
+    """The torch trainer with a wrong learning rate, noisy logprobs, or a deterministic policy."""
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)

@@ -1,13 +1,14 @@
-"""What the gateway adds to a model call: recorded durably, rendered and parsed for real, in front of a stub engine.
+"""Benchmark what the gateway adds to a model call: durable recording, rendering and parsing.
 
-Agents talk in episodes of 8 calls: a first prompt of about 1.3 KB, replies of 64 tokens with logprobs, each call
-with the whole conversation so far. The same requests go to a bare recorder in the same run: a process that parses
-them, keeps them in memory and answers with a fixed reply of the same form. Rounds of both alternate, so that the
-machine's other load hits both alike; CPU time is the gateway process's own, claims and ends included.
+The engine is a stub. Agents talk in episodes of 8 calls: a first prompt of about 1.3 KB, replies of
+64 tokens with logprobs, each call with the whole conversation so far. The same requests go to a
+bare recorder in the same run: a process that parses them, keeps them in memory and answers with a
+fixed reply of the same form. Rounds of both alternate, so that other load of the machine affects
+both alike. CPU time is the gateway process's own, including claims and ends.
 
 With `--open` episodes stay open and claims wait, see `open_episodes`.
 
-The JSON line comes last; `--output` keeps it, with date and hardware.
+The JSON line comes last; `--output` also writes it to a file, with date and hardware.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ CONNECTIONS = 64
 
 @dataclass
 class Measured:
-    """A round."""
+    """Measurements of a round."""
 
     seconds: float = 0.0
     cpu: float = 0.0
@@ -65,7 +66,7 @@ Claim = Callable[[Connection], Awaitable[tuple[str, Callable[[], Awaitable[None]
 async def episode(
     connection: Connection, claim: Claim, rng: random.Random, measured: Measured
 ) -> None:
-    """One agent's episode."""
+    """Run one agent's episode."""
     key, end = await claim(connection)
     messages = first_messages(rng)
     for number in range(CALLS):
@@ -76,7 +77,7 @@ async def episode(
 async def round_of(
     child: Child, claim: Claim, connections: int, episodes: int, seed: int, group: int
 ) -> Measured:
-    """`episodes` episodes over `connections` connections, `group` of them in a row with the same first prompt."""
+    """Run `episodes` episodes over `connections` connections; each `group` shares a prompt."""
     opened = [await Connection.open(child.port) for _ in range(connections)]
     measured = Measured()
     left = iter(range(episodes))
@@ -96,7 +97,7 @@ async def round_of(
 
 
 def swarm_claim(client_token: str) -> Claim:
-    """Claims eval episodes, which need no place in a batch."""
+    """Return a function that claims eval episodes, which need no place in a batch."""
     numbers = iter(range(10**9))
 
     async def claim(connection: Connection) -> tuple[str, Callable[[], Awaitable[None]]]:
@@ -113,7 +114,7 @@ def swarm_claim(client_token: str) -> Claim:
 
 
 async def bare_claim(_: Connection) -> tuple[str, Callable[[], Awaitable[None]]]:
-    """Nothing to claim."""
+    """Return a key without claiming anything."""
 
     async def end() -> None:
         return None
@@ -122,7 +123,7 @@ async def bare_claim(_: Connection) -> tuple[str, Callable[[], Awaitable[None]]]
 
 
 async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    """All rounds, and what they say."""
+    """Run all rounds, and return the figures."""
     model = write_model(directory / "models" / "tiny", "qwen3")
     (model / "model.safetensors").write_bytes(b"")
     run_dir = directory / "run"

@@ -1,12 +1,13 @@
-"""Whether a run notices what is wrong with its training, and leaves healthy runs alone.
+"""Check that a run reports faults in its training, and that healthy runs have no findings.
 
-Each fault of `FAULTS` is planted into a run of the demo that has learnt for some steps: a real server with its own limits, the
-tiny model, agents over HTTP. It is found if one of the findings that name it begins within `--within` steps. Where that finding pauses
-runs by default, the run has to be paused for it within these steps, and the words of the pause have to name a checkpoint from before
-the fault. Healthy runs, half of them asynchronous, must end without any finding.
+Each of `FAULTS` is planted into a run of the demo after some healthy steps: a real server with its
+own limits, the tiny model, agents over HTTP. A fault is found if one of the findings that name it
+starts within `--within` steps. If that finding pauses runs by default, the run must also be paused
+for it within these steps, and the message of the pause must name a checkpoint from before the
+fault. Healthy runs, half of them asynchronous, must end without findings.
 
-The JSON line comes last: `planted` and `found` count faults, `false_alarms` healthy runs with findings. `--histories` keeps the
-metrics of each step for the tests of the checks.
+The JSON line comes last: `planted` and `found` count faults, `false_alarms` healthy runs with
+findings. `--histories` writes the metrics of each step, for the tests of the checks.
 """
 
 from __future__ import annotations
@@ -55,22 +56,22 @@ from ajet_worlds.gridwalk import TOOLS, GridWalk
 FROM_STEP = 9
 POLL_SECONDS = 0.1
 RUN_SECONDS = 900.0
-# After a pause, the run is let go on for so many steps, so that its history shows what was held back.
+# After a pause the run continues for this many steps, so that its history shows what was prevented.
 AFTER_PAUSE = 1
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong from step `FROM_STEP` on, unless `start`.
+    """A fault from step `FROM_STEP` on, or from the first step with `start`.
 
     :param kinds: the findings that name it.
-    :param call: changes of the agent's requests.
-    :param reward: what becomes of an episode's reward, by name of a method of `FaultyAgent`.
-    :param broken: the tool works no more.
+    :param call: changes to the agent's requests.
+    :param reward: change of an episode's reward, as the name of a method of `FaultyAgent`.
+    :param broken: the tool does not work any longer.
     :param trainer: settings of the trainer ``faulty``.
-    :param engine: of the engine ``faulty``.
-    :param config: changes of the run's configuration.
-    :param start: it is there from the first step on.
+    :param engine: settings of the engine ``faulty``.
+    :param config: changes to the run's configuration.
+    :param start: the fault is present from the first step on.
     """
 
     name: str
@@ -85,16 +86,17 @@ class Fault:
 
     @property
     def from_step(self) -> int:
-        """The first step whose batch has it."""
+        """The first step whose batch has the fault."""
         return 1 if self.start else FROM_STEP
 
     @property
     def pausing(self) -> set[str]:
-        """The findings that name it and pause a run by default."""
+        """The findings that name the fault and pause a run by default."""
         return set(self.kinds) & set(FailureConfig().pause_on)
 
 
-# A trainer without a limit of updates, as DeepSpeed's: it would undo some of these faults.
+# A trainer without a limit of updates, such as DeepSpeed's. The limit would undo some of these
+# faults.
 UNLIMITED = {"max_update_kl": 0.0}
 
 FAULTS: Sequence[Fault] = (
@@ -150,7 +152,7 @@ FAULTS: Sequence[Fault] = (
 
 
 class FaultyAgent(GridWalkAgent):
-    """The demo's agent; from some step on something is wrong with it."""
+    """The demo's agent, with a fault from some step on."""
 
     def __init__(self, fault: Fault | None, end_of_turn: int) -> None:
         super().__init__(TEMPERATURE)
@@ -167,7 +169,7 @@ class FaultyAgent(GridWalkAgent):
         return dataclasses.replace(outcome, reward=reward)
 
     def _planted(self, task_id: str) -> Fault | None:
-        """The fault, if the task is of a step that has it."""
+        """Return the fault if the task belongs to a step that has it."""
         _, _, step, _ = task_id.split("-")
         fault = self._fault
         return fault if fault is not None and int(step) >= fault.from_step else None
@@ -175,7 +177,7 @@ class FaultyAgent(GridWalkAgent):
     async def use_tool(self, walk: GridWalk, name: str, arguments: str) -> str:
         fault = self._planted(walk.task_id)
         if fault is not None and fault.broken and next(self._numbers) % 16:
-            # It moves nothing, but now and then.
+            # The tool moves only now and then.
             walk.moves += 1
             walk.done = walk.moves >= 3
             return walk.observation()
@@ -187,7 +189,7 @@ class FaultyAgent(GridWalkAgent):
         if not changes:
             await super().walk(walk, episode)
             return
-        # As the agent's own loop, with other requests.
+        # The same loop as the agent's, with changed requests.
         bias = changes.pop("end_of_turn", None)
         client = self._openai.with_options(base_url=episode.base_url, api_key=episode.api_key)
         messages: list[Any] = list(walk.messages())
@@ -221,7 +223,7 @@ class FaultyAgent(GridWalkAgent):
         return reward if task.id.endswith("-0") else 0.0
 
     def noise(self, _task: Task, _reward: float) -> float:
-        # Some signal is left in every task, so that the entropy is judged.
+        # Leave some signal in every task, so that the entropy is checked.
         return self._random.random()
 
     def large(self, _task: Task, reward: float) -> float:
@@ -232,7 +234,7 @@ class FaultyAgent(GridWalkAgent):
 class Pause:
     """A pause of a run.
 
-    :param step: the last step that was trained before it.
+    :param step: the last step trained before it.
     :param kinds: the findings that it names.
     :param good: the checkpoint that it names as good.
     """
@@ -243,7 +245,7 @@ class Pause:
 
     @classmethod
     def of(cls, status: ServerStatus) -> Pause:
-        """As the words of the pause say."""
+        """Parse the message of the pause."""
         words = status.paused or ""
         kinds = tuple(f.code for f in status.findings if f.message in words)
         named = re.search(r"resume --from-step (\d+)", words)
@@ -254,7 +256,7 @@ class Pause:
 
 @dataclass
 class Seen:
-    """What was seen of a run.
+    """Observations of a run.
 
     :param found: by kind, the first step whose status showed it.
     """
@@ -266,7 +268,7 @@ class Seen:
 
 
 def configured(model: Path, seed: int, fault: Fault | None, *, asynchronous: bool) -> RunConfig:
-    """The demo's run, with the fault's settings."""
+    """Return the demo's configuration with the fault's settings."""
     config = run_config(model, seed)
     body = config.model_dump(mode="json")
     body["checkpoint_every"] = 2
@@ -287,7 +289,7 @@ def configured(model: Path, seed: int, fault: Fault | None, *, asynchronous: boo
 async def roll_out(
     url: str, token: str, agent: FaultyAgent, seed: int, ahead: int, done: asyncio.Event
 ) -> None:
-    """Tasks of one step after the other, as many at a time as there are places, until the run is over."""
+    """Roll out the tasks of all steps, as many at once as there are places, until the end."""
     async with AsyncSwarmClient(url, token) as client:
         for step in itertools.count(1, ahead):
             tasks = [task for i in range(ahead) for task in train_task_ids(seed, step + i)]
@@ -302,7 +304,7 @@ async def roll_out(
 
 
 async def watch(observer: SwarmClient, seen: Seen, steps: int, fault: Fault | None) -> None:
-    """Look at the run until it has trained `steps` steps, or was paused for its fault and went on a little."""
+    """Watch the run for `steps` steps, or until shortly after a pause for its fault."""
     last, until = 0, steps
     while last < until:
         status = await asyncio.to_thread(observer.status)
@@ -315,7 +317,7 @@ async def watch(observer: SwarmClient, seen: Seen, steps: int, fault: Fault | No
             seen.pauses.append(Pause.of(status))
             if fault is not None and fault.pausing & set(seen.pauses[-1].kinds):
                 until = min(until, last + AFTER_PAUSE)
-            # What is found next may pause it once more.
+            # Another finding may pause it again.
             await asyncio.to_thread(observer.resume_engine)
         if status.error is not None:
             raise RuntimeError(f"{seen.name}: {status.error.message}")
@@ -347,7 +349,7 @@ def run(
     fault: Fault | None,
     asynchronous: bool,
 ) -> Seen:
-    """One run on a server of its own."""
+    """Run on a new server."""
     seen = Seen(name)
     with tempfile.TemporaryDirectory(prefix="ajet-health-") as root:
         directory = Path(root)
@@ -366,7 +368,7 @@ def run(
 
 
 def end_of_turn(model: Path) -> int:
-    """The id of the token that ends an answer."""
+    """Return the id of the token that ends an answer."""
     from tokenizers import Tokenizer
 
     token_id = Tokenizer.from_file(str(model / "tokenizer.json")).token_to_id("<|im_end|>")
@@ -375,7 +377,7 @@ def end_of_turn(model: Path) -> int:
 
 
 def judged(fault: Fault, seen: Seen, within: int) -> dict[str, Any]:
-    """Whether a planted fault was found, in time and, if it pauses runs, with a way back."""
+    """Return whether a fault was found in time and, if it pauses runs, with a way back."""
     begins = fault.from_step
     last = begins + within
     named = [step for kind, step in seen.found.items() if kind in fault.kinds]
@@ -406,7 +408,7 @@ KEPT = frozenset(
 
 
 def keep(directory: Path, seen: Seen, fault: Fault | None) -> None:
-    """Write a run's history for the tests of the checks."""
+    """Write a run's history, for the tests of the checks."""
     directory.mkdir(parents=True, exist_ok=True)
     steps = [
         {name: float(f"{value:.4g}") for name, value in step.items() if name in KEPT}

@@ -1,13 +1,16 @@
-"""What joint episodes survive: SIGKILL of either of two servers, and of their client, at random moments of real training.
+"""Check that joint episodes survive SIGKILL of either of two servers and of their client.
 
-Two tiny models of different size, a planner and an executor, are trained on joint episodes (`ajet_demo.relay`), each
-on a server of its own; the client notes each joint episode whose end was acknowledged. Then the books of both servers are
-compared: a joint episode that has ended on one of them and not on the other is torn; one that was acknowledged and has not
-ended on both is lost. Which batches the weights saw is said by the checkpoints themselves (`recovery_witness`).
+The kills come at random moments of real training. Two tiny models of different size, a planner and
+an executor, are trained on joint episodes (`ajet_demo.relay`), each on its own server. The client
+records each joint episode whose end was acknowledged. Then the records of both servers are
+compared: a joint episode that has ended on only one of them is torn; one that was acknowledged but
+has not ended on both is lost. The checkpoints themselves show which batches the weights were
+trained on (`recovery_witness`).
 
-`success_before` and `success_after` are of the held-out tasks, before the first step and after the last.
+`success_before` and `success_after` are measured on the held-out tasks, before the first step and
+after the last.
 
-The JSON line comes last; `--output` keeps it, with date and hardware.
+The JSON line comes last; `--output` also writes it to a file, with date and hardware.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ POLL_SECONDS = 0.05
 BACK_SECONDS = 120.0
 LEASE_SECONDS = 15.0
 WEIGHTS = {"planner": 2, "executor": 2, "client": 1}
-# Outages are on purpose here: an agent waits for its servers.
+# Outages are deliberate: agents wait for their servers.
 CALL_RETRIES = 10
 
 
@@ -59,7 +62,7 @@ CALL_RETRIES = 10
 
 
 def serve_gateway(run_dir: str, port: str, peers: str) -> None:
-    """One gateway, as `ajet serve` starts it, with the witness among its plugins."""
+    """Run one gateway as `ajet serve` does, with the witness among its plugins."""
     from ajet_installation.settings import Settings
     from ajet_server.serve import serve
     from ajet_testing.plugins import plugins_with
@@ -79,7 +82,7 @@ def serve_gateway(run_dir: str, port: str, peers: str) -> None:
 
 
 def run_client(urls: str, journal: str, steps: str) -> None:
-    """Train until both models have had their steps; each acknowledged end is a line of the journal."""
+    """Train until both models have had their steps; write acknowledged ends to the journal."""
     asyncio.run(_run_client(json.loads(urls), Path(journal), int(steps)))
 
 
@@ -117,12 +120,12 @@ async def _run_client(urls: dict[str, str], journal: Path, steps: int) -> None:
 
 
 async def _step_of(swarm: AsyncSwarm) -> int:
-    """The steps that both models have had."""
+    """Return the number of steps that both models have had."""
     return min(status.step for status in (await swarm.status()).values())
 
 
 async def evaluate(urls: dict[str, str]) -> float:
-    """Success on the held-out tasks."""
+    """Return the success on the held-out tasks."""
     agent = RelayAgent()
     async with AsyncSwarm(urls, dict.fromkeys(urls, CLIENT)) as swarm:
         found = await swarm.run_episodes_until_all_complete(eval_task_ids(0), agent, kind="eval")
@@ -136,7 +139,7 @@ async def evaluate(urls: dict[str, str]) -> float:
 
 @dataclass
 class Cluster:
-    """Two servers and a client, each of which may be killed and is started again by the same command."""
+    """Two servers and a client; each may be killed, and the same command starts it again."""
 
     directory: Path
     steps: int
@@ -174,13 +177,13 @@ class Cluster:
             )
 
     def kill(self, name: str) -> None:
-        """SIGKILL one and start it again."""
+        """Kill a process with SIGKILL, and start it again."""
         self.processes[name].kill()
         self.processes[name].wait()
         self.start(name)
 
     def client_done(self) -> bool:
-        """Whether the client has trained all its steps; one that gave up is started again."""
+        """Return whether the client has trained all its steps; if it gave up, start it again."""
         status = self.processes["client"].poll()
         if status:
             self.gave_up += 1
@@ -188,7 +191,7 @@ class Cluster:
         return status == 0
 
     def wait_rolling(self, role: str) -> None:
-        """Return once a server is ROLLING."""
+        """Wait until a server is ROLLING."""
         deadline = time.monotonic() + BACK_SECONDS
         with SwarmClient(self.urls[role], CONTROL, retries=0) as client:
             while time.monotonic() < deadline:
@@ -202,7 +205,7 @@ class Cluster:
         raise DeadlineError(f"the {role}'s server is not ROLLING after {BACK_SECONDS:g} s")
 
     def wait_step(self, step: int) -> None:
-        """Return once both models have had so many steps."""
+        """Wait until both models have had this many steps."""
         with Swarm(self.urls, dict.fromkeys(WIDTHS, CONTROL)) as swarm:
             while min(status.step for status in swarm.status().values()) < step:
                 self.client_done()
@@ -216,7 +219,7 @@ class Cluster:
 
 
 def rampage(cluster: Cluster, kills: int, rng: random.Random) -> Counter[str]:
-    """Kill at random moments, now and then a second one before the first is back."""
+    """Kill at random moments, sometimes a second process before the first is back."""
     count: Counter[str] = Counter()
     while count.total() < kills:
         time.sleep(rng.uniform(0.5, 6.0))
@@ -233,18 +236,18 @@ def rampage(cluster: Cluster, kills: int, rng: random.Random) -> Counter[str]:
     return count
 
 
-# --- The books ------------------------------------------------------------------------------------
+# --- Comparing the records ------------------------------------------------------------------------
 
 
 def journal_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """What the client noted; a line that a kill cut off was noted by nobody."""
+    """Iterate over the client's records, without a line that a kill cut off."""
     for line in path.read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(ValueError):
             yield json.loads(line)
 
 
 def audit(cluster: Cluster) -> dict[str, object]:
-    """Compare the books of both servers with each other, and with what the client was told."""
+    """Compare the records of both servers with each other, and with the client's."""
     states: dict[str, dict[str, str]] = {}
     ended: dict[str, set[str]] = {}
     trained_twice = 0
@@ -277,7 +280,7 @@ def audit(cluster: Cluster) -> dict[str, object]:
 
 
 def configs(directory: Path) -> dict[str, RunConfig]:
-    """The demo's recipe, for agents that fail because their servers are killed."""
+    """Return the demo's configurations, for agents that fail because their servers are killed."""
     found = {}
     for role in WIDTHS:
         config = relay_config(directory / role / "model", 0)
@@ -285,7 +288,7 @@ def configs(directory: Path) -> dict[str, RunConfig]:
             update={
                 "trainer": ComponentChoice(name="witness"),
                 "failures": FailureConfig(max_rate=1.0, pause_on=()),
-                # Workers of a killed gateway are taken over from the first step on.
+                # Workers of a killed gateway are adopted from the first step on.
                 "checkpoint_every": 1,
                 "batch": config.batch.model_copy(update={"max_aborts_per_task": 1000}),
             }

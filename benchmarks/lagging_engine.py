@@ -1,4 +1,4 @@
-"""An engine whose answers are said to be old."""
+"""An engine that reports too old policy versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ajet_core.interfaces import ComponentSettings, GenerateChunk, GenerateReque
 
 
 class LaggingEngine(TorchEngine):
-    """The torch engine; some of its calls name weights that are several steps older than those that sampled them."""
+    """The torch engine; some calls report policy versions that are several steps too old."""
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
@@ -22,7 +22,7 @@ class LaggingEngine(TorchEngine):
         self._random = random.Random(settings.lag)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
-        """As the torch engine, with older versions from the first one with the fault on."""
+        """Generate as the torch engine does, but report older versions once the fault starts."""
         fault = self._fault
         lags = self._random.random() < fault.share
         async for chunk in super().generate(request):

@@ -1,12 +1,14 @@
-"""Does it learn? Small worlds that each need one ability, with any trainer, engine and mode: `learning.py --world all`.
+"""Benchmark learning on small worlds that each need one ability: `learning.py --world all`.
 
-Each seed is a run of its own, from a new tiny model, on a real server with real sockets. Success is
-measured on held-out tasks, sampled as in training, before the first step and with the weights of the last.
-A mean has a 95 % confidence interval over seeds by Student's t, cut off at 0 and 1; the worst seed stands beside
-it. `curve` is the mean success of training episodes by the policy version they began with. `seconds` are of
-training alone, without making the model, booting and evaluating.
+It works with any trainer, engine and mode. Each seed is a separate run of a new tiny model, on a
+real server with real sockets. Success is measured on held-out tasks, sampled as in training, before
+the first step and with the last weights. A mean has a 95 % confidence interval over seeds by
+Student's t, clipped to 0 and 1, and the worst seed is listed next to it. `curve` is the mean
+success of training episodes by the policy version that they started with. `seconds` count only
+training, without making the model, booting and evaluating.
 
-The JSON line comes last; `--output` keeps it, with date and hardware, and `--plot` draws it.
+The JSON line comes last; `--output` also writes it to a file, with date and hardware, and `--plot`
+plots it.
 """
 
 from __future__ import annotations
@@ -40,14 +42,15 @@ from ajet_worlds.recipe import run_config
 from ajet_worlds.tiny_model import create_tiny_model
 
 ROOT = Path(__file__).resolve().parents[1]
-# Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1 on; beyond, the normal distribution's.
+# Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1; above, the normal
+# distribution's.
 STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
 )
 NORMAL = 1.96
 INTERRUPTED = 130
-# The one that is trained, the one that fills, and one that waits in the server for places.
+# One batch that is trained, one that fills, and one that waits in the server for places.
 ASYNC_BATCHES = 3
 
 
@@ -55,7 +58,7 @@ ASYNC_BATCHES = 3
 class Run:
     """One seed of one world.
 
-    :param steps: None takes as many as the world's recipe.
+    :param steps: None uses the number of the world's recipe.
     """
 
     world: str
@@ -68,21 +71,21 @@ class Run:
 
 
 def measure(run: Run) -> Learned | str:
-    """What came of a run, or why it did not end."""
+    """Return the result of a run, or why it failed."""
     try:
         with terminate_as_interrupt():
             return train(run)
     except AjetError as error:
         return f"seed {run.seed}: {error.message}"
     except KeyboardInterrupt:
-        # An error would be handed over, and the process would begin the next run.
+        # An exception would be passed to the parent, and this process would start the next run.
         os._exit(INTERRUPTED)
 
 
 def train(run: Run) -> Learned:
-    """Make a model, and let it learn on a server of its own."""
+    """Make a model, and train it on a new server."""
     world = load_world(run.world)
-    # Environments of engines and trainers are looked for above the run directory.
+    # Environments of engines and trainers are searched for above the run directory.
     (ROOT / "runs").mkdir(exist_ok=True)
     prefix = f"learning-{run.world}-{run.seed}-"
     with tempfile.TemporaryDirectory(prefix=prefix, dir=ROOT / "runs") as root:
@@ -123,7 +126,7 @@ async def _learn(run: Run, server: DemoServer) -> Learned:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % confidence interval of the mean of shares, by Student's t; (0, 1) for a single value."""
+    """Return the 95 % confidence interval of the mean of shares; (0, 1) for a single value."""
     if len(values) < 2:
         return 0.0, 1.0
     mean, freedom = statistics.mean(values), len(values) - 1
@@ -133,7 +136,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def summary(world: str, learned: Sequence[Learned], failed: Sequence[str] = ()) -> dict[str, Any]:
-    """What the seeds of a world came to; the mean is of those that ended."""
+    """Summarise the seeds of a world; the mean is over those that ended."""
     if not learned:
         return {"failed": list(failed)}
     after = [one.after for one in learned]
@@ -157,7 +160,7 @@ def summary(world: str, learned: Sequence[Learned], failed: Sequence[str] = ()) 
 
 
 def line(world: str, found: Mapping[str, Any]) -> str:
-    """A summary in words."""
+    """Return a summary in words."""
     lost = len(found["failed"])
     failed = f", {lost} seeds failed" if lost else ""
     if "mean" not in found:
@@ -171,7 +174,7 @@ def line(world: str, found: Mapping[str, Any]) -> str:
 
 
 def draw(results: dict[str, list[Learned]], path: Path, title: str) -> None:
-    """Success over steps, a panel for each world: every seed, and the mean with its interval."""
+    """Plot success over steps for each world: every seed, and the mean with its interval."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -215,7 +218,7 @@ def draw(results: dict[str, list[Learned]], path: Path, title: str) -> None:
 
 @contextlib.contextmanager
 def ended_with_their_parent() -> Iterator[None]:
-    """End the processes of a pool, and the servers with them, if the block is interrupted."""
+    """Stop the processes of a pool, and their servers, if the block is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
@@ -225,9 +228,9 @@ def ended_with_their_parent() -> Iterator[None]:
 
 
 def chosen_worlds(name: str) -> list[str]:
-    """The worlds to run.
+    """Return the worlds to run.
 
-    :raises UnknownComponentError: there is none of that name.
+    :raises UnknownComponentError: no world has this name.
     """
     if name == "all":
         return [spec.name for spec in world_specs()]

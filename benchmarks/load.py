@@ -1,4 +1,4 @@
-"""Load for a gateway whose engine is a stub: connections, conversations, a run to make calls in."""
+"""Load for a gateway with a stub engine: connections, conversations, and a run for calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST_PROMPT_BYTES = 1300
 
 
 class Connection:
-    """A kept connection that sends JSON and reads JSON."""
+    """A keep-alive connection that sends and receives JSON."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -29,7 +29,7 @@ class Connection:
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
     async def post(self, path: str, key: str, body: dict[str, Any]) -> tuple[dict[str, Any], float]:
-        """The answer, and the seconds from the request's last byte to the answer's."""
+        """Return the answer, and the seconds from the request's last byte to the answer's."""
         data = json.dumps(body).encode()
         head = (
             f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {key}\r\n"
@@ -50,7 +50,7 @@ class Connection:
 
 
 def first_messages(rng: random.Random) -> list[dict[str, Any]]:
-    """A system message and a question, FIRST_PROMPT_BYTES together."""
+    """Return a system message and a question, of FIRST_PROMPT_BYTES together."""
     words = " ".join(CORPUS[:4]).split()
     system = ""
     while len(system) < FIRST_PROMPT_BYTES - 100:
@@ -64,7 +64,7 @@ def first_messages(rng: random.Random) -> list[dict[str, Any]]:
 async def turn(
     connection: Connection, key: str, messages: list[dict[str, Any]], number: int
 ) -> float:
-    """One call of a conversation, which grows by the answer and the next question; seconds."""
+    """Make one call, append the answer and the next question, and return the seconds."""
     body = {"model": "m", "messages": messages, "max_tokens": REPLY_TOKENS, "logprobs": True}
     answer, seconds = await connection.post("/v1/chat/completions", key, body)
     said = answer["choices"][0]["message"]
@@ -76,7 +76,7 @@ async def turn(
 
 
 def reply_ids() -> list[int]:
-    """REPLY_TOKENS tokens of plain text, the stop token included."""
+    """Return REPLY_TOKENS tokens of plain text, including the stop token."""
     renderer = renderer_for("qwen3")
     text = " ".join(CORPUS[:1] * 9)
     return [*renderer.encode(text)[: REPLY_TOKENS - 1], *renderer.encode("<|im_end|>")]
@@ -89,7 +89,7 @@ async def start_run(
     batch: Mapping[str, Any] | None = None,
     mixture: Mapping[str, Any] | None = None,
 ) -> None:
-    """Configure the scripted components and wait until episodes can be claimed."""
+    """Configure the scripted components, and wait until episodes can be claimed."""
     import httpx
 
     config = {
@@ -105,7 +105,7 @@ async def start_run(
         "trainer": {"name": "scripted"},
         "batch": batch or {},
         "mixture": mixture,
-        # It is about load: every reward may be the same.
+        # A load test: all rewards may be equal.
         "failures": {"pause_on": []},
     }
     headers = {"authorization": f"Bearer {control}"}
@@ -116,12 +116,12 @@ async def start_run(
 
 
 def recorded_calls(run_dir: Path) -> int:
-    """Calls in the store's file."""
+    """Return the number of calls in the store's file."""
     with sqlite3.connect(f"file:{run_dir / 'samples.sqlite3'}?mode=ro", uri=True) as store:
         (count,) = store.execute("SELECT count(*) FROM calls").fetchone()
     return int(count)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of the values lie."""
+    """Return the value below which `share` of the values lie."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]

@@ -1,14 +1,15 @@
-"""What it costs to record calls in a token tree and to merge them, without a model.
+"""Benchmark recording calls in a token tree and merging them, without a model.
 
-- Linear: 1000 calls, each of which goes on from the one before, 64 M prompt tokens in all. They come as the
-  gateway makes them (each holds what is new and the call it goes on from) and, for comparison, as a foreign
-  source would give them (each with its whole prompt).
+- Linear: 1000 calls that each continue the previous one, 64 M prompt tokens in all. They come as
+the gateway makes them (each with its new tokens and the call that it continues) and, for
+comparison, as a foreign source would (each with its whole prompt).
 - Branching: 400 calls of an agent whose framework repeats requests and drops the first answer.
-- Growth: time per prompt token at 1000 linear calls against 200.
-- Exactness: tokens the tree keeps over the tokens of a plain trie, counted independently.
+- Growth: time per prompt token at 1000 linear calls relative to 200.
+- Exactness: tokens that the tree keeps relative to the tokens of a plain trie, counted
+independently.
 
-Times are CPU milliseconds of this process, the median of `--repeats`. The JSON line comes last; `--output` keeps
-it, with date and hardware.
+Times are CPU milliseconds of this process, the median of `--repeats`. The JSON line comes last;
+`--output` also writes it to a file, with date and hardware.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ VOCABULARY = 50_000
 
 
 def make(index: int, base: Call | None, shared: int, suffix: list[int], rng: random.Random) -> Call:
-    """A call that sampled `SAMPLED` tokens."""
+    """Make a call that sampled `SAMPLED` tokens."""
     return Call(
         call_id=f"call-{index}",
         episode_id="episode",
@@ -48,12 +49,12 @@ def make(index: int, base: Call | None, shared: int, suffix: list[int], rng: ran
 
 
 def tokens(rng: random.Random, count: int) -> list[int]:
-    """Random token ids."""
+    """Return random token ids."""
     return [rng.randrange(VOCABULARY) for _ in range(count)]
 
 
 def linear(count: int) -> list[Call]:
-    """A conversation of `count` calls."""
+    """Return a conversation of `count` calls."""
     rng = random.Random(0)
     calls: list[Call] = []
     for index in range(count):
@@ -64,7 +65,7 @@ def linear(count: int) -> list[Call]:
 
 
 def with_retries(count: int) -> list[Call]:
-    """A conversation in which every fourth request is repeated and goes on from the second answer."""
+    """Return a conversation that repeats every fourth request and continues its second answer."""
     rng = random.Random(1)
     calls: list[Call] = []
     before: Call | None = None
@@ -74,7 +75,8 @@ def with_retries(count: int) -> list[Call]:
         call = make(len(calls), before, shared, suffix, rng)
         calls.append(call)
         if len(calls) % 4 == 0 and len(calls) < count:
-            # The same prompt again: it shares all of the first one's prompt and none of its answer.
+            # The same prompt again: it shares the whole prompt of the first call, but not its
+            # answer.
             call = make(len(calls), call, call.prompt_length, [], rng)
             calls.append(call)
         before = call
@@ -82,8 +84,10 @@ def with_retries(count: int) -> list[Call]:
 
 
 def whole(calls: Sequence[Call]) -> list[Call]:
-    """The same calls, each with its whole prompt. Prompts share their numbers, as lists do that were built
-    from one another."""
+    """Return the same calls, each with its whole prompt.
+
+    Prompts share their number objects, like lists that were built from one another.
+    """
     last = calls[-1].token_ids
     return [
         Call(
@@ -110,14 +114,14 @@ def merge(calls: Sequence[Call]) -> TokenTree:
 
 
 def unique_tokens(calls: Sequence[Call]) -> int:
-    """Nodes of a plain trie over the calls, counted with none of the code that is measured.
+    """Count the nodes of a plain trie over the calls, without the measured code.
 
-    A node is known by its parent's number and its token.
+    A node is identified by its parent's number and its token.
     """
     numbers: dict[tuple[int, int], int] = {}
     ends: dict[str, list[int]] = {}
     for call in calls:
-        # The nodes of the shared tokens are those of the base; only new tokens are looked up.
+        # The shared tokens use the nodes of the base call; only new tokens are looked up.
         path = ends[call.base.call_id][: call.shared] if call.base is not None else []
         for token in (*call.suffix_ids, *call.sampled_ids):
             place = (path[-1] if path else -1, token)
@@ -127,7 +131,7 @@ def unique_tokens(calls: Sequence[Call]) -> int:
 
 
 def cpu_ms(work: Callable[[], object], repeats: int) -> float:
-    """Median CPU milliseconds."""
+    """Return the median CPU milliseconds."""
     found = []
     for _ in range(repeats):
         gc.collect()
@@ -138,7 +142,7 @@ def cpu_ms(work: Callable[[], object], repeats: int) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=at_least(1), default=7)
     parser.add_argument(

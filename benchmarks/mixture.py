@@ -1,10 +1,11 @@
-"""A mixture of tags as it was trained: clients of very different speed, a change in the middle, a client that is gone.
+"""Check the trained mixture of tags with clients of very different speed.
 
-A real gateway with a stub engine, and one process for each tag, the slowest of which takes some thirty times as long
-for an episode as the fastest. The figures come from the store's file: which episodes a batch was made of. Once by
-tasks, once by episodes, with numbers of which the ratios are no whole part.
+The ratios change in the middle of the run, and later a client ends. The benchmark has a real
+gateway with a stub engine, and one process for each tag; the slowest needs about thirty times as
+long for an episode as the fastest. The figures come from the store's file: the episodes of each
+batch. It runs once by tasks and once by episodes, with counts that the ratios do not divide evenly.
 
-The JSON line comes last; `--output` keeps it, with date and hardware.
+The JSON line comes last; `--output` also writes it to a file, with date and hardware.
 """
 
 from __future__ import annotations
@@ -36,24 +37,25 @@ from ajet_testing.tokenizers import write_model
 
 FIRST = {"math": 0.4, "code": 0.3, "terminal": 0.3}
 SECOND = {"math": 0.1, "code": 0.1, "terminal": 0.8}
-# How long an agent is busy outside the model.
+# Seconds that an agent is busy outside the model.
 SECONDS = {"math": 0.005, "code": 0.04, "terminal": 0.15}
 TASKS, EPISODES_PER_TASK = 8, 4
 STEPS = 20
-# Batches that are looked at before and after a client ends.
+# Number of batches to compare before and after a client ends.
 USUAL = 6
 GRACE_SECONDS = 3.0
-# Until all clients have come; a small machine may take long over it.
+# Time limit until all clients have started; a small machine may need long.
 PATIENT_SECONDS = 600.0
 LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of the store.
+    """A batch in the store.
 
-    :ivar tags: by tag, its complete tasks, or its episodes.
-    :ivar left_over: episodes of tasks that never became complete, which a batch by tasks has besides.
+    :ivar tags: by tag, the number of its complete tasks, or of its episodes.
+    :ivar left_over: number of episodes of incomplete tasks, which a batch by tasks contains in
+        addition.
     """
 
     made_at: float
@@ -62,7 +64,7 @@ class Batch:
 
 
 def batches(run_dir: Path, full_by: str) -> list[Batch]:
-    """All batches of a run, in order."""
+    """Return all batches of a run, in order."""
     path = f"file:{run_dir / 'samples.sqlite3'}?mode=ro"
     with closing(sqlite3.connect(path, uri=True)) as store:
         made = store.execute("SELECT batch_id, created_at FROM batches ORDER BY step").fetchall()
@@ -84,7 +86,7 @@ def batches(run_dir: Path, full_by: str) -> list[Batch]:
 
 
 def furthest_off(found: list[Batch], ratios: Mapping[str, float]) -> float:
-    """The largest deviation of a tag in a batch from its ratio, in what is counted."""
+    """Return the largest deviation of a tag in a batch from its ratio, in tasks or episodes."""
     return max(
         abs(batch.tags[tag] - ratio * batch.tags.total())
         for batch in found
@@ -93,7 +95,7 @@ def furthest_off(found: list[Batch], ratios: Mapping[str, float]) -> float:
 
 
 def mean_share_off(found: list[Batch], ratios: Mapping[str, float]) -> float:
-    """Mean over tags of how far their share of all batches together is from their ratio."""
+    """Return the mean over tags of the deviation of their share of all batches from their ratio."""
     total: Counter[str] = sum((batch.tags for batch in found), Counter())
     return statistics.fmean(
         abs(total[tag] / total.total() - ratio) for tag, ratio in ratios.items()
@@ -105,13 +107,13 @@ def has(batch: Batch, ratios: Mapping[str, float]) -> bool:
 
 
 def seconds(found: list[Batch]) -> list[float]:
-    """How long each batch but the first took."""
+    """Return how long each batch except the first took."""
     return [b.made_at - a.made_at for a, b in itertools.pairwise(found)]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the server at `url`, as its store tells it."""
+    """A run of the server at `url`, as recorded in its store."""
 
     run_dir: Path
     full_by: str
@@ -119,20 +121,20 @@ class Run:
     control: str
 
     def batches(self, count: int = 0) -> list[Batch]:
-        """All batches, once there are so many."""
+        """Return all batches, once there are at least `count`."""
         while len(found := batches(self.run_dir, self.full_by)) < count:
             time.sleep(LOOK_SECONDS)
         return found
 
     def change(self, ratios: Mapping[str, float], grace_seconds: float) -> None:
-        """By ``PUT /v1/mixture``."""
+        """Change the mixture with ``PUT /v1/mixture``."""
         with SwarmClient(self.url, self.control) as client:
             client.set_mixture(MixtureConfig(ratios=dict(ratios), grace_seconds=grace_seconds))
 
     def change_lag(self) -> tuple[int, list[Batch]]:
-        """Batches made after a change was answered that have the old ratios, and STEPS that have the new ones.
+        """Return the number of batches with old ratios after a change, and STEPS with the new ones.
 
-        One is being filled when the change comes, and has the old ones by right.
+        One batch is being filled when the change comes, and keeps the old ratios.
         """
         made = len(self.batches())
         self.change(SECOND, PATIENT_SECONDS)
@@ -141,7 +143,7 @@ class Run:
         return lag, self.batches(made + lag + STEPS)[made + lag :]
 
     def blocked(self, client: Rollouts, how: signal.Signals) -> tuple[float, int]:
-        """Seconds that a batch takes longer than usual when a client ends, at the most, and how many batches do."""
+        """Return the largest delay of a batch, and the number of delays, when a client ends."""
         begun = len(self.batches())
         usual = statistics.median(seconds(self.batches(begun + USUAL)[begun:]))
         client.stop(how)
@@ -151,7 +153,7 @@ class Run:
 
 
 def measure(full_by: str, directory: Path, model: Path) -> dict[str, float]:
-    """One run and what its store says."""
+    """Run once, and return the figures from its store."""
     with ExitStack() as stack:
         server = stack.enter_context(gateway(directory / full_by, model))
         url = f"http://127.0.0.1:{server.port}"

@@ -1,4 +1,4 @@
-"""A client of one tag, in a process of its own, that rolls out until it is told to end."""
+"""A client of one tag in a separate process, which rolls out until it is stopped."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Rollouts:
         self.stop(signal.SIGKILL)
 
     def stop(self, how: signal.Signals) -> None:
-        """End it: by SIGTERM it gives up what is open, by SIGKILL it does nothing more."""
+        """Stop the process: SIGTERM makes it give up open episodes, SIGKILL leaves them open."""
         self._process.send_signal(how)
         self._process.wait()
 
 
 async def _roll_out(url: str, tag: str, seconds: float) -> None:
-    """Task after task, until it is cancelled."""
+    """Roll out one task after another until cancelled."""
     numbers = itertools.count()
     async with AsyncSwarmClient(url) as client, httpx.AsyncClient(timeout=60) as http:
 
@@ -61,7 +61,7 @@ async def _roll_out(url: str, tag: str, seconds: float) -> None:
             return int(episode.episode_id[-1], 16) / 15
 
         while True:
-            # Names of a process of its own: whoever comes after it has other tasks.
+            # Names unique to the process, so that a later client has other tasks.
             names = [f"{tag}-{id(client)}-{next(numbers)}" for _ in range(_TASKS_AT_A_TIME)]
             await client.run_episodes_until_all_complete(
                 [Task(name, tag=tag) for name in names],

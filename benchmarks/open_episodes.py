@@ -1,9 +1,10 @@
-"""Many open episodes and waiting claims on one gateway: memory, how soon a free place is claimed, what a call costs.
+"""Benchmark many open episodes and waiting claims: memory, claim latency, and the cost of a call.
 
-Two gateways run side by side, one with few open episodes and claims, one with many; rounds on them alternate. All
-places of the batch are taken. In a round agents make episodes of 8 calls; after each, an episode that was open before is
-given up, so that the claim that came first gets its place and the next agent begins. The wait of a claim counts from the
-request that gives an episode up, its own write to the disk included, to the grant.
+Two gateways run side by side, one with few open episodes and claims, one with many; their rounds
+alternate. All places of the batch are taken. In a round agents run episodes of 8 calls. After each,
+an episode that was already open is aborted, so that the first waiting claim gets its place and the
+next agent starts. The wait of a claim counts from the request that aborts an episode, including its
+write to disk, to the grant.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ ROUND_SECONDS = 5.0
 class Place:
     """A gateway whose batch has `size` places, and the agents that have them.
 
-    :ivar idle: ids of open episodes that nobody works on.
-    :ivar given_up: when episodes were given up whose places nobody has claimed yet.
+    :ivar idle: ids of open episodes that no agent works on.
+    :ivar given_up: times of aborts whose places are not claimed yet.
     :ivar waits: seconds from a place's release to its next claim.
     """
 
@@ -82,7 +83,7 @@ class Place:
         await asyncio.gather(*(work() for _ in range(AGENTS)))
 
     async def wait_in_line(self) -> None:
-        """One of the claims that always wait."""
+        """Run one of the claims that always wait."""
         connection = await Connection.open(self.child.port)
         while True:
             grant = await self.claim(connection)
@@ -90,7 +91,7 @@ class Place:
             self.granted.put_nowait(grant)
 
     async def round(self) -> None:
-        """Agents at work for a while."""
+        """Run the agents for one round."""
         ends = time.perf_counter() + ROUND_SECONDS
         calls, cpu = self.calls, self.child.cpu_seconds()
 
@@ -111,7 +112,7 @@ class Place:
 
 
 async def _waiting(place: Place, count: int) -> None:
-    """Return when the server says that so many claims wait."""
+    """Wait until the server reports this many waiting claims."""
     import httpx
 
     url = f"http://127.0.0.1:{place.child.port}/v1/status"
@@ -122,7 +123,7 @@ async def _waiting(place: Place, count: int) -> None:
 
 
 async def measure_open(many: int, rounds: int, directory: Path) -> dict[str, Any]:
-    """All rounds, and what they say."""
+    """Run all rounds, and return the figures."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     model = write_model(directory / "models" / "tiny", "qwen3")

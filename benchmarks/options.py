@@ -1,4 +1,4 @@
-"""Values of options that benchmarks accept; others are refused in one line, before anything runs."""
+"""Types of benchmark options; invalid values are refused before anything runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """A type of `argparse`: whole numbers from `least` on."""
+    """Return an `argparse` type for whole numbers from `least` on."""
 
     def whole(text: str) -> int:
         try:
@@ -22,7 +22,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def fraction(text: str) -> float:
-    """A type of `argparse`: a number between 0 and 1, both excluded."""
+    """Parse an `argparse` option that is between 0 and 1, both excluded."""
     number = _number(text)
     if not 0 < number < 1:
         raise argparse.ArgumentTypeError(f"must be between 0 and 1, is {text}")
@@ -30,7 +30,7 @@ def fraction(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """A type of `argparse`: a number above 0."""
+    """Parse an `argparse` option that is above 0."""
     number = _number(text)
     if not number > 0:
         raise argparse.ArgumentTypeError(f"must be above 0, is {text}")

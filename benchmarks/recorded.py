@@ -1,4 +1,4 @@
-"""What a run recorded, read from its store."""
+"""Read what a run recorded from its store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL = EpisodeChoice()
 
 
 def recorded_episodes(run_dir: Path, choice: EpisodeChoice = ALL) -> list[StoredEpisode]:
-    """Episodes of a run, in the order of their claims."""
+    """Return the episodes of a run, in the order of their claims."""
 
     async def read() -> list[StoredEpisode]:
         store = store_of_run(run_dir, StoreSettings(), PluginManager())

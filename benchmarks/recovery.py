@@ -1,37 +1,41 @@
-"""What survives when everything is killed: SIGKILL of gateway, workers and clients at random moments of training.
+"""Check what survives SIGKILL of gateway, workers and clients at random moments of training.
 
-Three clients roll episodes out and note each end that the server has acknowledged: one with the runner of
-`SwarmClient`, one with that of `AsyncSwarmClient`, one by plain HTTP (`recovery_clients`). Then the books are compared
-(`recovery_books`): an acknowledged end that the store lacks, or has with another reward, is lost; a batch that the
-surviving weights were trained on more than once, or an episode that is in two batches, is trained twice. Which batches
-the weights saw is said by the checkpoints themselves (`recovery_witness`).
+Three clients roll out episodes and record each end that the server has acknowledged: one with the
+runner of `SwarmClient`, one with that of `AsyncSwarmClient`, one with plain HTTP
+(`recovery_clients`). Then the records are compared (`recovery_books`). An acknowledged end that the
+store lacks, or has with another reward, is lost. A batch that the surviving weights were trained on
+more than once, or an episode in two batches, is trained twice. The checkpoints themselves show
+which batches the weights were trained on (`recovery_witness`).
 
-What is killed, and when (`KINDS`): the gateway, a worker or a client at any moment; a worker while it boots; the gateway
-and then a worker while the next gateway takes it over; the gateway twice in a row; gateway and workers at once. `kills`
-counts SIGKILLs, `kills_KIND` these events. `deaths_in_boot` is how many workers died while they booted, by the
-server's own log.
+Kinds of kills (`KINDS`): the gateway, a worker or a client at any moment; a worker while it boots;
+the gateway and then a worker while the next gateway adopts it; the gateway twice in a row; gateway
+and workers at once. `kills` counts SIGKILLs, `kills_KIND` these events. `deaths_in_boot` is the
+number of workers that died while they booted, according to the server's log.
 
-`runs_stopped` counts how often the run did not go on by itself: it failed, paused, the gateway ended, or the server was not
-ROLLING within `--patience` seconds. `clients_hung` counts clients that noted nothing for so long, or did not end
-within that time when they were told to finish: their stacks and the server's status go to stderr. `clients_gave_up` counts those
-that ended with an error. `tasks_added` is how often a client that waited for a step was told that its batch lacks
+`runs_stopped` counts how often the run did not continue without help: it failed or paused, the
+gateway ended, or the server was not ROLLING within `--patience` seconds. `clients_hung` counts
+clients that recorded nothing for so long, or did not end within that time after the command to
+finish; their stacks and the server's status go to stderr. `clients_gave_up` counts those that ended
+with an error. `tasks_added` is how often a waiting client learnt that the next step's batch lacks
 tasks, and rolled out another one.
 
-`recovery_*_s`: from the last SIGKILL of a gateway or worker until the server is ROLLING again, with the gateway
-started by the same command. `client_restart_*_s`: from the start of a client's process in the place of a killed one to
-its first completed call, of those whose server was not killed meanwhile; `client_restarts` is how many these are.
+`recovery_*_s`: from the last SIGKILL of a gateway or worker until the server is ROLLING again,
+where the same command starts the gateway. `client_restart_*_s`: from the start of a client's
+process that replaces a killed one to its first completed call, for those whose server was not
+killed meanwhile; `client_restarts` is their number.
 
-`--backend torch` trains a tiny model; with `scripted` model and trainer are scripts that take their time, so that a boot
-takes a second and more kills fit into a minute.
+`--backend torch` trains a tiny model. With `scripted`, model and trainer are scripts with delays,
+so that a boot takes a second and more kills fit into a minute.
 
-`--mode` says how rollouts and training take turns: `sync`; `async`; `spare` tasks with a drain, where what is late is
-dropped; `mixture`, where clients have tags; `async_mixture`; `evaluation`, where clients evaluate as often
-as they train. Of the mixtures `mixture_off` counts trained
-batches that have a whole place more or less of a tag than its ratio asks for, and `mixture_drift` is the most that all
-batches together up to any step have so. Of evaluation episodes `eval_trained` counts those that are in a batch, and
-`eval_miscounted` those by which the server's scores differ from the store. `staleness_max` is that of any step.
+`--mode` selects how rollouts and training alternate: `sync`; `async`; `spare` tasks with a drain,
+which drops late episodes; `mixture`, where clients have tags; `async_mixture`; `evaluation`, where
+clients evaluate as often as they train. For mixtures, `mixture_off` counts trained batches in which
+a tag is a whole place or more off its ratio, and `mixture_drift` is the largest such deviation of
+all batches together up to any step. For evaluation episodes, `eval_trained` counts those that are
+in a batch, and `eval_miscounted` those by which the server's scores differ from the store.
+`staleness_max` is the highest of any step.
 
-The JSON line comes last; `--output` keeps it, with date and hardware.
+The JSON line comes last; `--output` also writes it to a file, with date and hardware.
 """
 
 from __future__ import annotations
@@ -77,17 +81,18 @@ ROLLOUTS = {
     "async_mixture": ASYNC,
     "evaluation": RolloutConfig(),
 }
-# Neither is a whole number of places. Clients that are started again are not to lose theirs meanwhile.
+# Neither ratio is a whole number of places. Clients must not lose their share while they restart.
 MIXTURE = MixtureConfig(ratios={"even": 0.6, "odd": 0.4}, grace_seconds=3600.0)
 TAGS = {"client-0": "even", "client-1": "odd", "client-2": "even"}
-# After the last kill clients get so long for calls and ends of their own.
+# After the last kill clients get this long to complete calls and ends.
 CALM_SECONDS = 6.0
-# How long a server takes to take over its workers, and a worker to boot, at most: kills within come at random moments.
+# Maximum time in which a server adopts its workers, and a worker boots; kills within it come at
+# random moments.
 ADOPTION_SECONDS = 2.0
-# The longest time between an outage and the next kill, and how often there is none.
+# The longest time between an outage and the next kill, and the probability that there is none.
 PEACE_SECONDS = 3.0
 AGAIN = 0.15
-# How often each kind is chosen, relative to the others.
+# Relative frequency of each kind.
 KINDS = {
     "gateway": 3,
     "worker": 3,
@@ -106,9 +111,9 @@ WITNESSES = {"torch": "witness", "scripted": "witness_scripted"}
 
 @dataclass(frozen=True)
 class Killer:
-    """Kills; each method returns the pids of the workers that it killed.
+    """Kill processes; each method returns the pids of the killed workers.
 
-    :param boot_seconds: about how long a worker boots.
+    :param boot_seconds: approximate duration of a worker's boot.
     """
 
     swarm: Swarm
@@ -116,13 +121,13 @@ class Killer:
     boot_seconds: float
 
     def gateway(self) -> list[int]:
-        """The gateway at any moment."""
+        """Kill the gateway at any moment."""
         self.swarm.kill_gateway()
         self.swarm.start_gateway()
         return []
 
     def worker(self) -> list[int]:
-        """A worker at any moment."""
+        """Kill a worker at any moment."""
         workers = self.swarm.workers()
         if not workers:
             return self.gateway()
@@ -131,13 +136,13 @@ class Killer:
         return killed
 
     def both(self) -> list[int]:
-        """Gateway and workers at once."""
+        """Kill gateway and workers at once."""
         workers = self.swarm.workers()
         self.swarm.kill_workers(workers)
         return [*workers, *self.gateway()]
 
     def boot(self) -> list[int]:
-        """A worker while it boots: in the place of one that died, or in a gateway that was started again."""
+        """Kill a worker while it boots, after a death or in a restarted gateway."""
         before = self.swarm.workers()
         killed = self.rng.choice([self.worker, self.both])()
         new = self.swarm.new_worker(before)
@@ -148,32 +153,32 @@ class Killer:
         return [*killed, new]
 
     def adoption(self) -> list[int]:
-        """The gateway, and a worker while the next gateway takes it over."""
+        """Kill the gateway, and a worker while the next gateway adopts it."""
         self.gateway()
         self.wait(ADOPTION_SECONDS)
         return self.worker()
 
     def gateway_twice(self) -> list[int]:
-        """The gateway, and the next one while it takes over its workers or starts others."""
+        """Kill the gateway, and the next one while it adopts its workers or starts others."""
         self.gateway()
         self.wait(ADOPTION_SECONDS)
         return self.gateway()
 
     def client(self) -> list[int]:
-        """A client at any moment; it is started again."""
+        """Kill a client at any moment, and start it again."""
         name = self.rng.choice(sorted(self.swarm.clients))
         self.swarm.kill_client(name)
         self.swarm.start_client(name)
         return []
 
     def any(self) -> tuple[str, list[int]]:
-        """Kill something; what kind it was."""
+        """Kill something at random; return the kind and the killed workers."""
         kind = self.rng.choices(list(KINDS), weights=list(KINDS.values()))[0]
         killed: list[int] = getattr(self, kind)()
         return kind, killed
 
     def again(self) -> bool:
-        """Whether to kill again before the server is back; it waits a moment then."""
+        """Return whether to kill again before the server is back, after a short wait."""
         again = self.rng.random() < AGAIN
         if again:
             self.wait(ADOPTION_SECONDS)
@@ -187,9 +192,9 @@ class Killer:
 def rampage(
     killer: Killer, kills: int, seconds_at_most: float
 ) -> tuple[Counter[str], dict[str, list[float]]]:
-    """Kill at random moments, now and then again before the server is back.
+    """Kill at random moments, sometimes again before the server is back.
 
-    :return: how often each kind, and the seconds until the server was back.
+    :return: how often each kind occurred, and the seconds until the server was back.
     """
     swarm = killer.swarm
     count: Counter[str] = Counter()
@@ -215,7 +220,7 @@ def rampage(
 
 
 def make_model(directory: Path) -> None:
-    """A tiny model; it need not be good at anything."""
+    """Make a tiny model, which need not be good at anything."""
     from ajet_worlds.grid import GridWorld
     from ajet_worlds.tiny_model import build_model, build_tokenizer, save
 
@@ -224,14 +229,14 @@ def make_model(directory: Path) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def configured(model: Path, mode: str, backend: str) -> RunConfig:
-    """The run."""
+    """Return the configuration of the run."""
     return RunConfig(
         model=ModelConfig(path=str(model), renderer="qwen3"),
         engine=ComponentChoice(name=backend),
@@ -240,7 +245,7 @@ def configured(model: Path, mode: str, backend: str) -> RunConfig:
         batch=BatchConfig(tasks=TASKS, episodes_per_task=EPISODES_PER_TASK),
         rollout=ROLLOUTS[mode],
         mixture=MIXTURE if "mixture" in mode else None,
-        # Deaths are not a batch's fault, and rewards are random.
+        # Deaths do not count against a batch, and rewards are random.
         failures=FailureConfig(max_deaths=1000, pause_on=()),
         checkpoint_every=3,
     )

@@ -1,4 +1,4 @@
-"""The books of `recovery.py`: what was acknowledged and what the weights saw, compared with what is stored."""
+"""The checks of `recovery.py`: acknowledged ends and the weights' batches against the store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ajet_server.store.store_reader import EpisodeChoice
 
 
 def journal_lines(directory: Path) -> Iterator[dict[str, object]]:
-    """What clients noted; a line that a kill cut off was noted by nobody."""
+    """Iterate over the clients' records, without lines that a kill cut off."""
     for path in sorted(directory.glob("client-*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError):
@@ -27,7 +27,7 @@ def journal_lines(directory: Path) -> Iterator[dict[str, object]]:
 
 
 def restarts(swarm: Swarm, lines: list[dict[str, object]]) -> dict[str, object]:
-    """How long clients took whose process was started again, while the server was there."""
+    """Return how long restarted clients took while the server was available."""
     took = [
         float(str(line["first_call"])) - began
         for line in lines
@@ -45,10 +45,10 @@ def restarts(swarm: Swarm, lines: list[dict[str, object]]) -> dict[str, object]:
 
 
 def mixture(trained: list[Counter[str]], config: MixtureConfig, places: int) -> dict[str, object]:
-    """How far batches are from their ratios.
+    """Return how far batches are from their ratios.
 
     :param trained: tasks of each batch by tag, in order.
-    :param places: tasks of a batch.
+    :param places: number of tasks in a batch.
     """
     sums: Counter[str] = Counter()
     off, drift = 0, 0.0
@@ -61,7 +61,7 @@ def mixture(trained: list[Counter[str]], config: MixtureConfig, places: int) -> 
 
 
 def tasks_by_tag(episodes: list[EpisodeRecord]) -> Counter[str]:
-    """The complete tasks of a batch."""
+    """Return the number of complete tasks of a batch, by tag."""
     sizes = Counter((episode.tag, episode.group) for episode in episodes)
     return Counter(tag for (tag, _), size in sizes.items() if size >= EPISODES_PER_TASK)
 
@@ -69,10 +69,10 @@ def tasks_by_tag(episodes: list[EpisodeRecord]) -> Counter[str]:
 def evaluation(
     ended: dict[str, EpisodeRecord], members: Counter[str], scores: list[Evaluation]
 ) -> dict[str, object]:
-    """Whether evaluation episodes are kept apart and counted.
+    """Check that evaluation episodes are not trained, and are counted correctly.
 
     :param members: episodes of all batches.
-    :param scores: what the server says.
+    :param scores: scores that the server reports.
     """
     found = {i: record for i, record in ended.items() if record.kind == "eval"}
     by_step = Counter(record.claim_version for record in found.values())
@@ -85,7 +85,7 @@ def evaluation(
 
 
 def audit(swarm: Swarm, run: RunConfig, scores: list[Evaluation]) -> dict[str, object]:
-    """Compare what was acknowledged and what the weights saw with what is stored."""
+    """Compare acknowledged ends and the weights' batches with the store."""
     directory = swarm.directory
     run_dir = directory / "run"
     lines = list(journal_lines(directory))

@@ -1,9 +1,9 @@
-"""The clients of `recovery.py`. Each rolls out rounds of tasks, waits after each round for a step, and notes what the
-server has acknowledged as lines of a journal.
+"""The clients of `recovery.py`, which record acknowledged ends in a journal.
 
-``runner`` and ``async`` use the runners of `agentjet.client`; ``plain`` uses nothing but HTTP. A client ends with
-status 0 after the round in which it finds the file ``finish`` next to its journal. SIGUSR1 writes the stacks of all its
-threads and tasks to its log.
+Each client rolls out rounds of tasks, and waits for a step after each round. ``runner`` and
+``async`` use the runners of `agentjet.client`; ``plain`` uses only HTTP. A client ends with status
+0 after the round in which the file ``finish`` appears next to its journal. SIGUSR1 makes it write
+the stacks of all its threads and tasks to its log.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOKEN = "recovery-client-token"
 CONCURRENCY = 4
 CALLS = 2
 EPISODES_PER_TASK = 2
-# Longer than any outage of the benchmark: whoever waits longer has not been told what for.
+# Longer than any outage of the benchmark. A client that waits longer has missed a message.
 GIVE_UP_SECONDS = 180.0
 LEASE_SECONDS = 10.0
 RETRIES = 3
@@ -44,10 +44,10 @@ FINISH = "finish"
 
 @dataclass
 class Journal:
-    """What a client has seen, one JSON object a line.
+    """A client's records, one JSON object per line.
 
-    :param path: appended to, also by the next process of the same client.
-    :param started: when this process was started.
+    :param path: file to append to, also for the client's next process.
+    :param started: start time of this process.
     """
 
     path: Path
@@ -61,42 +61,42 @@ class Journal:
             file.write(json.dumps(line) + "\n")
 
     def called_once(self) -> None:
-        """Note the first completed call of this process."""
+        """Record the first completed call of this process."""
         if not self.called:
             self.called = True
             self.note(first_call=time.time(), started=self.started)
 
     @property
     def finished(self) -> bool:
-        """Whether the client is to end after this round."""
+        """Whether the client should end after this round."""
         return (self.path.parent / FINISH).exists()
 
     def rounds(self) -> Iterator[list[str]]:
-        """The task ids of round after round, each used once in the whole benchmark."""
+        """Iterate over the task ids of each round; each id is used once in the whole benchmark."""
         while not self.finished:
             yield [self.task_id() for _ in range(CONCURRENCY)]
 
     def task_id(self) -> str:
-        """A task that no client has had before."""
+        """Return a task that no client has had before."""
         self.number += 1
         return f"{self.path.stem}-{self.started}-{self.number}"
 
 
 def body(text: str) -> dict[str, Any]:
-    """A model call."""
+    """Return the body of a model call."""
     messages = [{"role": "user", "content": text}]
     return {"model": "any", "messages": messages, "max_tokens": 8, "temperature": 1.0}
 
 
 def reward_of(episode_id: str) -> float:
-    """The same however often the outcome is reported."""
+    """Return the reward, which is the same each time the outcome is reported."""
     return float(random.Random(episode_id).random() < 0.5)
 
 
 def make_calls(
     http: httpx.Client, journal: Journal, task_id: str, base_url: str, api_key: str
 ) -> None:
-    """The model calls of an episode."""
+    """Make the model calls of an episode."""
     for number in range(CALLS):
         send = {"json": body(f"{task_id} {number}"), "headers": _key(api_key)}
         answered(lambda s=send: http.post(f"{base_url}/chat/completions", **s))
@@ -109,10 +109,10 @@ def make_calls(
 async def rounds(
     client: Any, agent: Callable[..., Any], journal: Journal, tag: str, kinds: list[str]
 ) -> None:
-    """Rounds of `run_episodes_until_all_complete`.
+    """Run rounds of `run_episodes_until_all_complete`.
 
     :param client: a `SwarmClient`, which blocks, or an `AsyncSwarmClient`.
-    :param agent: of this client's kind.
+    :param agent: an agent for this client.
     """
     from agentjet.client import Task
     from ajet_core.errors import BatchStarvedError
@@ -144,28 +144,28 @@ async def rounds(
 
 
 async def _done(result: Any) -> Any:
-    """What a method of either client returns."""
+    """Return the result of a method of either client."""
     return await result if inspect.isawaitable(result) else result
 
 
 def walk(http: httpx.Client, journal: Journal, task: Task, episode: Episode) -> float:
-    """An episode of a runner; its reward."""
+    """Run an episode for a runner, and return its reward."""
     make_calls(http, journal, task.id, episode.base_url, episode.api_key)
     return reward_of(episode.episode_id)
 
 
 def run_runner(url: str, journal: Journal, tag: str, kinds: list[str]) -> None:
-    """Rounds with `SwarmClient`."""
+    """Run rounds with `SwarmClient`."""
     from agentjet.client import SwarmClient
 
     with httpx.Client(timeout=GIVE_UP_SECONDS) as http, SwarmClient(url, TOKEN) as client:
         agent = partial(walk, http, journal)
-        # Nothing else needs the event loop that this blocks.
+        # This blocks the event loop, which nothing else uses.
         asyncio.run(rounds(client, agent, journal, tag, kinds))
 
 
 async def run_async(url: str, journal: Journal, tag: str, kinds: list[str]) -> None:
-    """Rounds with `AsyncSwarmClient`."""
+    """Run rounds with `AsyncSwarmClient`."""
     from agentjet.client import AsyncSwarmClient
 
     def dump() -> None:
@@ -197,13 +197,13 @@ def _key(key: str) -> dict[str, str]:
 
 
 class RefusedError(Exception):
-    """An answer that says that it is useless to ask again."""
+    """An answer after which a retry is useless."""
 
 
 def _pause(answer: httpx.Response | None) -> float | None:
-    """Seconds after which to ask again; None if the answer is good.
+    """Return the seconds until a retry, or None if the answer is good.
 
-    :raises RefusedError: it is useless.
+    :raises RefusedError: a retry is useless.
     """
     if answer is None:
         return 0.05
@@ -215,10 +215,10 @@ def _pause(answer: httpx.Response | None) -> float | None:
 
 
 def answered(send: Callable[[], httpx.Response]) -> httpx.Response:
-    """The answer to a request that may be repeated.
+    """Return the answer to a request that may be repeated.
 
     :raises RefusedError: the server refuses it.
-    :raises TimeoutError: nothing but outages for too long.
+    :raises TimeoutError: there were only outages for too long.
     """
     deadline = time.monotonic() + GIVE_UP_SECONDS
     while True:
@@ -243,21 +243,21 @@ def _pool() -> Iterator[ThreadPoolExecutor]:
 
 @dataclass(frozen=True)
 class Plain:
-    """A client as somebody would write it who has read the protocol and nothing else."""
+    """A client that was written with only the protocol's documentation."""
 
     http: httpx.Client
     journal: Journal
     tag: str
 
     def ask(self, method: str, path: str, **json_body: object) -> dict[str, Any]:
-        """A request with the client's token, repeated through outages."""
+        """Send a request with the client's token, and repeat it through outages."""
         found: dict[str, Any] = answered(
             lambda: self.http.request(method, path, json=json_body or None, headers=_key(TOKEN))
         ).json()
         return found
 
     def episode(self, task_id: str, kind: str) -> None:
-        """Roll an episode out, with another one if it is lost on the way."""
+        """Roll out an episode, and another one if it is lost."""
         for attempt in range(RETRIES + 1):
             try:
                 grant = self.ask(
@@ -284,13 +284,13 @@ class Plain:
         self.journal.note(ended=grant["episode_id"], reward=reward)
 
     def roll_out(self, ids: list[str], kind: str) -> None:
-        """All episodes of some tasks."""
+        """Roll out all episodes of some tasks."""
         with _pool() as pool:
             wanted = [task_id for task_id in ids for _ in range(EPISODES_PER_TASK)]
             list(pool.map(lambda task_id: self.episode(task_id, kind), wanted))
 
     def wait_for_step(self, step: int) -> None:
-        """Wait until a step is trained; tasks that its batch lacks are rolled out."""
+        """Wait until a step is trained, and roll out tasks that its batch lacks."""
         deadline = time.monotonic() + GIVE_UP_SECONDS
         while (status := self.ask("GET", "/v1/status"))["step"] < step:
             if any(finding["code"] in STARVED for finding in status["findings"]):
@@ -302,7 +302,7 @@ class Plain:
 
 
 def run_plain(url: str, journal: Journal, tag: str, kinds: list[str]) -> None:
-    """Rounds by plain HTTP."""
+    """Run rounds with plain HTTP."""
     with httpx.Client(base_url=url, timeout=60.0) as http:
         plain = Plain(http, journal, tag)
         for ids in journal.rounds():
@@ -313,7 +313,7 @@ def run_plain(url: str, journal: Journal, tag: str, kinds: list[str]) -> None:
 
 
 def main(kind: str, url: str, journal: str, started: str, tag: str, kinds: str) -> None:
-    """One client, until it is killed or to finish."""
+    """Run one client until it is killed or finished."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     notes = Journal(Path(journal), float(started))
     if kind == "async":

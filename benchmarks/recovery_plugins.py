@@ -1,5 +1,7 @@
-"""The plugin of the trainers ``witness`` and ``witness_scripted``. Light, as hooks have to be: the server reads
-it without importing torch."""
+"""Plugin of the trainers ``witness`` and ``witness_scripted``.
+
+The server reads it without importing torch.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from ajet_testing import hooks as scripted_hooks
 
 @hookimpl
 def ajet_register_trainers() -> Sequence[TrainerSpec]:
-    """Both trainers, as witnesses of what they are trained on."""
+    """Register both trainers, which record the batches that they train."""
     (torch,) = torch_hooks.ajet_register_trainers()
     (scripted,) = scripted_hooks.ajet_register_trainers()
     summary = "Remembers its batches; for a benchmark"

@@ -1,4 +1,4 @@
-"""The scripted trainer as a witness. It takes its time, so that a kill meets it in each of its methods."""
+"""The scripted trainer as a witness, with delays so that kills hit each of its methods."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ class ScriptedWitness(Witness, ScriptedTrainer):
     """The trainer ``witness_scripted``."""
 
     def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
-        """As the scripted trainer, slowly."""
+        """Start after a delay."""
         time.sleep(_SECONDS)
         return super().start(model, algorithm)
 
     def step(self, batch: TrainBatch) -> StepReport:
-        """As the scripted trainer, slowly."""
+        """Train after a delay."""
         time.sleep(_SECONDS)
         return super().step(batch)
 
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
-        """As the scripted trainer, slowly."""
+        """Publish after a delay."""
         time.sleep(_SECONDS / 2)
         return super().publish(channel, policy_version)
 
     def save(self, directory: Path) -> None:
-        """As the scripted trainer, slowly."""
+        """Save, followed by a delay."""
         super().save(directory)
         time.sleep(_SECONDS / 2)
 
     def load(self, directory: Path) -> None:
-        """As the scripted trainer, slowly."""
+        """Load after a delay."""
         time.sleep(_SECONDS)
         super().load(directory)

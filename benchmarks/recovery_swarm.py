@@ -1,4 +1,4 @@
-"""The processes of `recovery.py`: a gateway with its workers, and clients, each of which may be killed."""
+"""The processes of `recovery.py`, which may be killed: a gateway with its workers, and clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN = 6000
 
 
 def serve_gateway(run_dir: str, model_dir: str, port: str) -> None:
-    """The gateway, as `ajet serve` starts it, with the witnesses among its plugins."""
+    """Run the gateway as `ajet serve` does, with the witnesses among its plugins."""
     from importlib.metadata import EntryPoint
 
     from ajet_core.plugin import PluginManager
@@ -43,7 +43,7 @@ def serve_gateway(run_dir: str, model_dir: str, port: str) -> None:
             "port": int(port),
             "control_token": CONTROL,
             "client_token": TOKEN,
-            # Deaths on purpose are no sign that something is wrong.
+            # Deliberate deaths do not indicate a problem.
             "worker_restarts": 1000,
         }
     )
@@ -56,7 +56,7 @@ def serve_gateway(run_dir: str, model_dir: str, port: str) -> None:
 
 
 def spawn(script: str, *arguments: str, log: Path) -> subprocess.Popen[bytes]:
-    """A script of this directory in a process of its own."""
+    """Start a script of this directory in a separate process."""
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     with log.open("ab") as file:
         return subprocess.Popen(
@@ -69,16 +69,17 @@ def spawn(script: str, *arguments: str, log: Path) -> subprocess.Popen[bytes]:
 
 @dataclass
 class Swarm:
-    """A server and its clients, each of which may be killed and is started again.
+    """A server and its clients, each of which may be killed and started again.
 
-    :param client_kinds: by the clients' names, as in `recovery_clients`.
-    :param tags: by the clients' names; empty without a mixture.
-    :param episode_kinds: what clients roll out in each round.
-    :param patience: seconds that a server may take to be ROLLING again, and a client to note something or to end.
-    :ivar kills: processes that were killed, each by SIGKILL.
-    :ivar runs_stopped: how often the run did not go on by itself, and had to be helped.
-    :ivar hung: clients that made no progress for too long, or did not end.
-    :ivar gave_up: clients that ended by themselves, though they had not been told to finish.
+    :param client_kinds: by client name, the kind as in `recovery_clients`.
+    :param tags: by client name; empty without a mixture.
+    :param episode_kinds: kinds of episodes that clients roll out in each round.
+    :param patience: maximum seconds until the server is ROLLING again, and until a client records
+        something or ends.
+    :ivar kills: number of processes killed with SIGKILL.
+    :ivar runs_stopped: how often the run did not continue without help.
+    :ivar hung: number of clients that made no progress for too long, or did not end.
+    :ivar gave_up: number of clients that ended before they were told to finish.
     """
 
     directory: Path
@@ -99,16 +100,16 @@ class Swarm:
 
     @property
     def url(self) -> str:
-        """Of the gateway."""
+        """URL of the gateway."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def run_dir(self) -> Path:
-        """Of the server."""
+        """Run directory of the server."""
         return self.directory / "run"
 
     def start_gateway(self) -> None:
-        """Start the gateway, by the same command each time."""
+        """Start the gateway, with the same command each time."""
         model = str(self.directory / "model")
         self.gateway = spawn(
             "recovery_swarm.py",
@@ -139,20 +140,20 @@ class Swarm:
         return self.directory / f"{name}.jsonl"
 
     def kill_gateway(self) -> None:
-        """SIGKILL the gateway."""
+        """Kill the gateway with SIGKILL."""
         assert self.gateway is not None
         self.gateway.kill()
         self.gateway.wait()
         self.kills += 1
 
     def kill_client(self, name: str) -> None:
-        """SIGKILL a client."""
+        """Kill a client with SIGKILL."""
         self.clients[name].kill()
         self.clients[name].wait()
         self.kills += 1
 
     def look_after_clients(self) -> None:
-        """Clients shall need no restart but ours, and not stand still while the server rolls."""
+        """Count clients that ended without a kill or made no progress while the server ran."""
         back = self.outages[-1][1] if self.outages else 0.0
         for name, process in list(self.clients.items()):
             if process.poll() is not None:
@@ -167,7 +168,7 @@ class Swarm:
                 self.start_client(name)
 
     def finish_clients(self) -> None:
-        """Have all clients end after their rounds, and count those that do not."""
+        """Make all clients end after their rounds, and count those that do not."""
         (self.directory / FINISH).touch()
         for name, process in self.clients.items():
             try:
@@ -180,7 +181,7 @@ class Swarm:
                 print(f"{name} gave up:\n{self._tail(f'{name}.log')}", file=sys.stderr)
 
     def _found_hung(self, name: str) -> None:
-        """Say all there is to know about a client that stands still, and end it."""
+        """Print diagnostics of a client that makes no progress, and kill it."""
         self.hung += 1
         process = self.clients[name]
         process.send_signal(signal.SIGUSR1)
@@ -199,7 +200,7 @@ class Swarm:
         return (self.directory / name).read_text(encoding="utf-8", errors="replace")[-_SHOWN:]
 
     def workers(self) -> list[int]:
-        """Pids of the workers, whoever started them."""
+        """Return the pids of the workers of any gateway."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -211,14 +212,14 @@ class Swarm:
         return found
 
     def kill_workers(self, pids: Collection[int]) -> None:
-        """SIGKILL workers, those that have not ended by themselves."""
+        """Kill workers with SIGKILL, unless they have already ended."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 self.kills += 1
 
     def new_worker(self, before: Collection[int]) -> int | None:
-        """The pid of a worker that was not there before, as soon as there is one."""
+        """Return the pid of a new worker, as soon as there is one."""
         deadline = time.monotonic() + self.patience
         while time.monotonic() < deadline:
             for pid in self.workers():
@@ -228,9 +229,9 @@ class Swarm:
         return None
 
     def wait_rolling(self, without: Collection[int] = ()) -> None:
-        """Return once the server is ROLLING, and no longer with certain workers.
+        """Wait until the server is ROLLING without certain workers.
 
-        A run that does not come back by itself is counted, shown, and helped.
+        A run that does not come back without help is counted, printed, and restarted.
         """
         deadline = time.monotonic() + self.patience
         with SwarmClient(self.url, CONTROL, retries=0) as client:
@@ -253,7 +254,7 @@ class Swarm:
         return bool(workers) and not set(workers) & set(without)
 
     def _stopped(self, status: ServerStatus | None, late: bool) -> str | None:
-        """Why the run will not go on by itself, if it will not."""
+        """Return why the run will not continue without help, if so."""
         assert self.gateway is not None
         if self.gateway.poll() is not None:
             return f"the gateway ended with status {self.gateway.returncode}"
@@ -276,7 +277,7 @@ class Swarm:
                 client.start_engine(wait_seconds=0.0)
 
     def end(self) -> None:
-        """Kill whatever still runs."""
+        """Kill all processes that still run."""
         for process in [*self.clients.values(), *filter(None, [self.gateway])]:
             if process.poll() is None:
                 process.kill()

@@ -1,4 +1,4 @@
-"""The end of a benchmark: its JSON line, kept with date and hardware where that is asked for."""
+"""Report a benchmark's result as a JSON line, and optionally in a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def report(result: Mapping[str, object], output: Path | None) -> None:
-    """Print `result` as the last line, and write it to `output` together with what it was measured on."""
+    """Print `result` as the last line, and write it to `output` with date and hardware."""
     if output is not None:
         machine = {
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

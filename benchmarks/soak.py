@@ -1,10 +1,11 @@
-"""A gateway under steady load: what grows with time that should not.
+"""Check a gateway under steady load for growth over time.
 
-Agents make episodes of 8 calls at a fixed rate, the scripted trainer takes batch after batch. Every ten seconds the
-gateway's memory and file descriptors, the database's bytes per episode and the median latency are noted; the slopes
-are those of least squares over the run without its first part.
+Agents run episodes of 8 calls at a fixed rate, and the scripted trainer takes batch after batch.
+Every ten seconds the benchmark records the gateway's memory and file descriptors, the database's
+bytes per episode and the median latency. The slopes are a least-squares fit over the run without
+its first part.
 
-The JSON line comes last; `--output` keeps it, with date and hardware.
+The JSON line comes last; `--output` also writes it to a file, with date and hardware.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from ajet_testing.tokenizers import write_model
 AGENTS = 16
 BATCH = {"full_by": "tasks", "tasks": 4, "episodes_per_task": 8}
 SAMPLE_SECONDS = 10.0
-# What is bounded fills up first: leases that have not run out, tables of recent rows, caches.
+# Bounded structures fill up first: leases that have not expired, tables of recent rows, caches.
 WARM_UP_SHARE = 0.25
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What was seen at one time."""
+    """Measurements at one time."""
 
     hours: float
     rss_mib: float
@@ -51,9 +52,9 @@ class Sample:
 
 @dataclass
 class Load:
-    """The agents' work and what came of it.
+    """The agents' work and its measurements.
 
-    :param rate: calls a second, of all agents together.
+    :param rate: calls per second, of all agents together.
     """
 
     child: Child
@@ -68,7 +69,7 @@ class Load:
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def work(self) -> None:
-        """One agent."""
+        """Run one agent."""
         connection = await Connection.open(self.child.port)
         size = BATCH["episodes_per_task"]
         while time.perf_counter() < self.ends:
@@ -92,17 +93,17 @@ class Load:
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> float:
-    """Change per unit of time, by least squares."""
+    """Return the change per unit of time, by least squares."""
     return statistics.linear_regression(times, values).slope
 
 
 def database_bytes(run_dir: Path) -> int:
-    """Size of the store's files."""
+    """Return the size of the store's files."""
     return sum(path.stat().st_size for path in run_dir.glob("samples.sqlite3*"))
 
 
 async def watch(load: Load, run_dir: Path) -> list[Sample]:
-    """Samples until the load ends."""
+    """Return the samples until the load ends."""
     samples: list[Sample] = []
     while time.perf_counter() < load.ends:
         await asyncio.sleep(SAMPLE_SECONDS)
@@ -120,7 +121,7 @@ async def watch(load: Load, run_dir: Path) -> list[Sample]:
 
 
 async def _steps(load: Load) -> int:
-    """Steps that were trained."""
+    """Return the number of trained steps."""
     import httpx
 
     url = f"http://127.0.0.1:{load.child.port}/v1/status"
@@ -129,7 +130,7 @@ async def _steps(load: Load) -> int:
 
 
 async def measure(minutes: float, rate: float, directory: Path) -> dict[str, Any]:
-    """The whole run, and what it says."""
+    """Run the benchmark, and return the figures."""
     model = write_model(directory / "models" / "tiny", "qwen3")
     (model / "model.safetensors").write_bytes(b"")
     run_dir = directory / "run"
@@ -140,7 +141,7 @@ async def measure(minutes: float, rate: float, directory: Path) -> dict[str, Any
         load = Load(server, tokens.client, rate, time.perf_counter() + 60 * minutes)
         agents = [asyncio.create_task(load.work()) for _ in range(AGENTS)]
         samples = await watch(load, run_dir)
-        # Some may wait for places that nobody is left to make free.
+        # Some agents may still wait for places that no other agent will free.
         done, waiting = await asyncio.wait(agents, timeout=SAMPLE_SECONDS)
         for agent in waiting:
             agent.cancel()
@@ -167,7 +168,7 @@ async def measure(minutes: float, rate: float, directory: Path) -> dict[str, Any
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=positive, default=30.0)
     parser.add_argument("--rate", type=positive, default=100.0, help="calls a second")

@@ -1,4 +1,4 @@
-"""Processes for benchmarks: a gateway whose engine answers at once, and a bare recorder to compare it with."""
+"""Processes for benchmarks: a gateway with an immediate engine, and a bare recorder."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Child:
-    """A process that listens on a port of loopback."""
+    """A process that listens on a loopback port."""
 
     pid: int
     port: int
 
     def cpu_seconds(self) -> float:
-        """CPU seconds it has used, user and system."""
+        """Return its CPU seconds, user and system."""
         text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
         fields = text.rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def rss_mib(self) -> float:
-        """Resident memory."""
+        """Return its resident memory in MiB."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="utf-8").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     def open_files(self) -> int:
-        """File descriptors it holds."""
+        """Return its number of open file descriptors."""
         return sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir())
 
 
 @contextmanager
 def gateway(run_dir: Path, model_dir: Path) -> Iterator[Child]:
-    """A swarm server with the scripted engine and trainer."""
+    """Run a swarm server with the scripted engine and trainer."""
     with _child("gateway", str(run_dir), str(model_dir)) as child:
         yield child
 
 
 @contextmanager
 def bare_recorder(reply: Path) -> Iterator[Child]:
-    """A server that parses each request, keeps it in memory and answers with the contents of a file."""
+    """Run a server that parses requests, keeps them in memory and answers with a file's content."""
     with _child("bare", str(reply)) as child:
         yield child
 
 
 @contextmanager
 def _child(*arguments: str) -> Iterator[Child]:
-    """A process of this file; it says on standard error where it listens."""
+    """Run this file in a process, and read its port from standard error."""
     command = [sys.executable, __file__, *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -74,7 +74,7 @@ def _child(*arguments: str) -> Iterator[Child]:
                 break
         else:
             raise RuntimeError(f"{arguments[0]} did not come up:\n{''.join(said)}")
-        # What else it says is for people, and must not fill the pipe.
+        # Pass on the rest of its output, which would otherwise fill the pipe.
         threading.Thread(
             target=lambda: sys.stderr.writelines(process.stderr or ()), daemon=True
         ).start()
@@ -100,7 +100,7 @@ def _serve_gateway(run_dir: Path, model_dir: Path) -> None:
 
 
 class _Recorder(asyncio.Protocol):
-    """HTTP as far as the load of the benchmark goes: whole requests with a content length."""
+    """Minimal HTTP for the benchmark's load: whole requests with a content length."""
 
     kept: ClassVar[list[object]] = []
 

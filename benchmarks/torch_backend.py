@@ -1,9 +1,9 @@
-"""The embedded backend on a model of real size: random weights built from a config, CPU or CUDA.
+"""Benchmark the embedded backend with random weights of a realistic size, on CPU or CUDA.
 
-Engine and trainer are used as a server uses them, sharing weights in process. Measures the engine's
-tokens per second at `--concurrency` requests, one training step on what it sampled, and the largest
-difference between the engine's logprobs and the trainer's on the same tokens. The JSON line comes last;
-`--output` keeps it, with date and hardware.
+Engine and trainer are used as a server uses them, with weights shared in process. The benchmark
+measures the engine's tokens per second at `--concurrency` requests, one training step on the
+sampled tokens, and the largest difference between the engine's and the trainer's logprobs of the
+same tokens. The JSON line comes last; `--output` also writes it to a file, with date and hardware.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Sampled:
-    """One completion with what the engine said of it."""
+    """One completion with the engine's logprobs."""
 
     prompt_ids: list[int]
     token_ids: list[int]
@@ -54,7 +54,7 @@ class Sampled:
 
 
 def make_model(directory: Path, size: str, dtype: str) -> int:
-    """Write a model with random weights; returns its number of parameters."""
+    """Write a model with random weights, and return its number of parameters."""
     hidden, layers, heads, kv_heads, intermediate, vocabulary = SIZES[size]
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -94,7 +94,7 @@ async def sample(
 
 
 def make_batch(completions: list[Sampled]) -> TrainBatch:
-    """Two groups whose rewards alternate, so that every sequence has an advantage."""
+    """Make two groups with alternating rewards, so that every sequence has an advantage."""
     episodes = [
         TrainEpisode(f"e{i}", f"g{i % 2}", float(i // 2 % 2)) for i in range(len(completions))
     ]
@@ -109,7 +109,7 @@ def make_batch(completions: list[Sampled]) -> TrainBatch:
 
 
 async def measure(options: argparse.Namespace, directory: Path) -> dict[str, object]:
-    """All figures of one run."""
+    """Return all figures of one run."""
     parameters = make_model(directory / "model", options.size, options.dtype)
     model = ModelConfig(path=str(directory / "model"), dtype=options.dtype)
     context = WorkerContext(run_dir=directory)

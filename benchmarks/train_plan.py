@@ -1,14 +1,17 @@
-"""What training pays for each distinct token once: forward and backward time of every layout of three batches.
+"""Benchmark training each distinct token once: the time of all layouts of three batches.
 
-Cases: one linear conversation of 20 turns; four agents that share a system prompt and branch (32 calls); a group
-of eight rollouts of one prompt. "Unmerged" is each call as a sample of its own, through the same trainer: sorted
-by length and batched as the trainer batches (reported with its padding), and once more in small passes with less
-padding; `speedups_over_best_unmerged` are those over the faster of the two. Times are
-medians over repetitions that go round all layouts in turn, so that a change of the machine's load hits all alike;
-on the CPU they are CPU time of one thread.
+The time is that of forward and backward passes.
 
-The JSON line comes last; `--output` keeps it. With `--device cuda` the model is larger, in bfloat16, contexts
-reach 16k tokens and each layout's peak memory is measured too.
+Cases: one linear conversation of 20 turns; four agents that share a system prompt and branch (32
+calls); a group of eight rollouts of one prompt. "Unmerged" treats each call as a separate sample of
+the same trainer. It is measured sorted by length and batched as the trainer batches (reported with
+its padding), and again in small passes with less padding; `speedups_over_best_unmerged` are
+relative to the faster of the two. Times are medians over repetitions that alternate between all
+layouts, so that changes of the machine's load affect all alike. On the CPU they are CPU time of one
+thread.
+
+The JSON line comes last; `--output` also writes it to a file. With `--device cuda` the model is
+larger, in bfloat16, contexts have up to 16k tokens, and each layout's peak memory is measured too.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ Episode = list[tuple[list[int], list[int]]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Tokens of the parts of a case; the defaults are those of the CPU run."""
+    """Numbers of tokens in the parts of a case; the defaults are for the CPU."""
 
     prompt: int = 150
     system: int = 200
@@ -75,7 +78,7 @@ class Sizes:
 
 
 def linear(sizes: Sizes, text: Callable[[int], list[int]]) -> list[Episode]:
-    """One conversation of 20 turns."""
+    """Return one conversation of 20 turns."""
     ids, calls = text(sizes.prompt), []
     for _ in range(20):
         answer = text(sizes.answer)
@@ -85,7 +88,7 @@ def linear(sizes: Sizes, text: Callable[[int], list[int]]) -> list[Episode]:
 
 
 def branching(sizes: Sizes, text: Callable[[int], list[int]]) -> list[Episode]:
-    """Four agents with one system prompt; each goes two ways after its third turn."""
+    """Return four agents with one system prompt, which branch after their third turn."""
     system, calls = text(sizes.system), []
 
     def turns(ids: list[int], count: int) -> list[int]:
@@ -103,7 +106,7 @@ def branching(sizes: Sizes, text: Callable[[int], list[int]]) -> list[Episode]:
 
 
 def group(sizes: Sizes, text: Callable[[int], list[int]]) -> list[Episode]:
-    """Eight rollouts of six turns of one prompt."""
+    """Return eight rollouts of one prompt, with six turns each."""
     prompt, episodes = text(sizes.group_prompt), []
     for _ in range(8):
         ids, calls = list(prompt), []
@@ -122,7 +125,8 @@ CASES = {"linear": linear, "branching": branching, "group": group}
 class Case:
     """A batch in all its layouts.
 
-    :param batches: by layout; `PLAIN` is one sequence of as many tokens as are distinct.
+    :param batches: by layout; `PLAIN` is one sequence with as many tokens as the batch has distinct
+        ones.
     """
 
     plan: Plan
@@ -130,7 +134,7 @@ class Case:
 
 
 def make_case(episodes: list[Episode], policy: TrainedPolicy) -> Case:
-    """All layouts of the episodes, and what the planner chooses."""
+    """Return all layouts of the episodes, and the planner's choice."""
     trees, first_calls, calls = [], [], []
     for number, made in enumerate(episodes):
         trie = TokenTrie(str(number))
@@ -144,7 +148,7 @@ def make_case(episodes: list[Episode], policy: TrainedPolicy) -> Case:
         trees.append(tree)
         first_calls.append(len(calls))
         calls += [TrainCall.of(call, number, 1.0 - number % 3) for call in tree.calls]
-    # No advantage is 0, so that every call is trained.
+    # Avoid advantages of 0, so that every call is trained.
     calls = [
         TrainCall(c.call_id, c.episode, c.advantage or 0.5, 1.0, c.logprobs, c.policy_versions)
         for c in calls
@@ -168,7 +172,7 @@ def make_case(episodes: list[Episode], policy: TrainedPolicy) -> Case:
 
 
 def accumulate(policy: TrainedPolicy, batch: TrainBatch) -> BatchUpdate:
-    """Forward and backward of a whole batch, scheduling and packing included."""
+    """Run forward and backward passes of a whole batch, including scheduling and packing."""
     update = BatchUpdate(policy, AlgorithmConfig(), batch)
     (minibatch,) = update.minibatches(random.Random(0))
     update.accumulate(minibatch, gap_version=None, report=True)
@@ -180,7 +184,7 @@ def gradient(policy: TrainedPolicy) -> torch.Tensor:
 
 
 def seconds(policy: TrainedPolicy, batch: TrainBatch, cuda: bool) -> float:
-    """Time of one forward and backward; the gradients are dropped."""
+    """Return the time of one forward and backward pass; gradients are discarded."""
     clock = time.perf_counter if cuda else time.process_time
     if cuda:
         torch.cuda.synchronize()
@@ -194,7 +198,7 @@ def seconds(policy: TrainedPolicy, batch: TrainBatch, cuda: bool) -> float:
 
 
 def differences(policy: TrainedPolicy, case: Case) -> tuple[float, float]:
-    """Largest difference of a logprob, and relative difference of the gradient, over all layouts."""
+    """Return the largest logprob difference and relative gradient difference over all layouts."""
     logprob, relative = 0.0, 0.0
     with policy.training(0):
         reference = accumulate(policy, case.batches[UNMERGED]).logprobs()
@@ -211,12 +215,12 @@ def differences(policy: TrainedPolicy, case: Case) -> tuple[float, float]:
 
 
 def measure_case(policy: TrainedPolicy, case: Case, repetitions: int) -> dict[str, object]:
-    """All figures of one case."""
+    """Return all figures of one case."""
     cuda = policy.device.type == "cuda"
     policy.optimiser.zero_grad()
     logprob, relative = differences(policy, case)
     peaks = {}
-    # Layouts that come to the same are measured once.
+    # Measure equal layouts only once.
     same = {
         name: next(n for n in case.batches if case.batches[n].trees == batch.trees)
         for name, batch in case.batches.items()
@@ -294,7 +298,7 @@ def make_model(directory: Path, options: argparse.Namespace, dtype: str) -> str:
 
 
 def measure(options: argparse.Namespace, directory: Path) -> dict[str, object]:
-    """All figures of one run."""
+    """Return all figures of one run."""
     wide = options.device == "cuda"
     dtype = options.dtype or ("bfloat16" if wide else "float32")
     path = make_model(directory / "model", options, dtype)

@@ -1,4 +1,4 @@
-"""A trainer whose steps take a given time, as those of a large model do, whatever the machine is."""
+"""A trainer whose steps take a given time, like those of a large model, on any machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WaitingTrainer(TorchTrainer):
         return report
 
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
-        """Publish, and note when: rollouts begin then."""
+        """Publish, and record the time, at which rollouts start."""
         update = super().publish(channel, policy_version)
         self._published_at = time.monotonic()
         return update

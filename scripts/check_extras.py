@@ -1,8 +1,11 @@
-"""Installs agentjet with its extras as a user would, from built wheels: `check_extras.py WHEELS DIRECTORY [EXTRAS ...]`.
+"""Install agentjet with its extras from built wheels, as users do.
 
-WHEELS is a directory that `make wheels` filled, DIRECTORY one for the environments; each is removed when it has been looked at. Versions are
-those that the recipes of environments pin for a CPU. Fails if pip cannot install a combination, if a plugin in it
-cannot be used, or if something heavy is imported before it is needed. The extras for CUDA are the business of `check_resolver.py`.
+Usage: `check_extras.py WHEELS DIRECTORY [EXTRAS ...]`.
+
+WHEELS is a directory that `make wheels` filled, DIRECTORY one for the environments; each
+environment is removed after its check. Versions are those that the recipes of environments pin for
+a CPU. The script fails if pip cannot install a combination, if a plugin in it cannot be used, or if
+something heavy is imported before it is needed. `check_resolver.py` checks the extras for CUDA.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from check_wheels import ROOT, run
 
 RECIPES = ROOT / "ajet_installation" / "recipes"
 TORCH = "torch==2.13.0"
-# Looks at everything that a command line and a server look at before a worker is started.
+# Run everything that a command line and a server do before starting a worker.
 LOOK = """
 import sys
 from ajet_cli.main import main
@@ -47,8 +50,8 @@ class Combination:
     """Extras that are installed together.
 
     :param constraints: a file of pinned versions.
-    :param components: what there must be afterwards.
-    :param first: packages that are installed before; torch, so that pip takes its build for a CPU.
+    :param components: components that must be available afterwards.
+    :param first: packages to install first; torch, so that pip chooses its CPU build.
     """
 
     extras: tuple[str, ...]
@@ -70,17 +73,17 @@ COMBINATIONS = (
 
 
 def check(combination: Combination, wheels: Path, directory: Path) -> None:
-    """Install a combination in a fresh environment, and look at it from outside the source tree."""
+    """Install a combination in a fresh environment, and check it outside the source tree."""
     name = f"agentjet[{','.join(combination.extras)}]"
     environment = directory / "-".join(combination.extras)
     venv.create(environment, with_pip=True, clear=True)
     python, ajet = environment / "bin" / "python", environment / "bin" / "ajet"
-    # Of what is installed little is imported.
+    # Only a small part of what is installed is imported.
     pip = (python, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-compile")
     constraints = ("--constraint", combination.constraints)
     if combination.first:
         run(*pip, *constraints, *combination.first)
-    # As the README has it.
+    # The same command as in the README.
     run(*pip, *constraints, "--find-links", wheels.name, name, cwd=wheels.parent)
     rows = json.loads(run(ajet, "plugins", "--json", cwd=directory))
     found = {component for row in rows if not row["problem"] for component in row["components"]}
@@ -93,8 +96,8 @@ def check(combination: Combination, wheels: Path, directory: Path) -> None:
 
 
 def check_doctor(ajet: Path, combination: Combination, directory: Path) -> None:
-    """All is in order, but that model servers need an environment, which is said with the line that makes it."""
-    # Those of this repository, above the directory, are nothing that a user has.
+    """Check that `ajet doctor` reports only missing environments of servers, with the remedy."""
+    # Users do not have this repository's environments, which are above the directory.
     nothing = {**os.environ, "AJET_WORKERS__ENVIRONMENTS": str(directory / "no-environments")}
     doctor = [ajet, "doctor", "--json"]
     done = subprocess.run(
@@ -111,7 +114,7 @@ def check_doctor(ajet: Path, combination: Combination, directory: Path) -> None:
 
 
 def main(wheels: Path, directory: Path, only: list[str]) -> None:
-    """Check the combinations, or those that hold one of the extras in `only`."""
+    """Check all combinations, or those with one of the extras in `only`."""
     directory.mkdir(parents=True, exist_ok=True)
     for combination in COMBINATIONS:
         if not only or set(only) & set(combination.extras):

@@ -1,7 +1,10 @@
-"""Asks pip what it would install on a Linux machine with CUDA: `check_resolver.py WHEELS DIRECTORY [EXTRAS ...]`.
+"""Check what pip would install on Linux with CUDA.
 
-WHEELS is a directory that `make wheels` filled. The lines that users of a GPU type must lead to versions that fit together. pip has no dry run
-without downloads: this takes some gigabytes from the package index and some minutes, and installs nothing.
+Usage: `check_resolver.py WHEELS DIRECTORY [EXTRAS ...]`.
+
+WHEELS is a directory that `make wheels` filled. The commands for users of a GPU must select
+versions that work together. pip has no dry run without downloads: the script downloads some
+gigabytes from the package index, takes some minutes, and installs nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ from packaging.version import Version
 PYTHON = "3.12"
 GLIBC_MINORS = range(5, 36)
 TAGS = ("manylinux1", "manylinux2010", "manylinux2014", *(f"manylinux_2_{n}" for n in GLIBC_MINORS))
-# pip resolves for another platform from wheels alone, and of these there are only sources.
+# For another platform pip resolves only from wheels, but this package has only sources.
 SOURCES_ONLY = ("antlr4-python3-runtime==4.9.3",)
-# What was run (on a CPU), or is named by the project itself.
+# Versions that were tested (on a CPU), or that the project itself names.
 LINES = {
-    # What users type first; the servers are in an environment of their own then.
+    # The first command of users; the servers are in a separate environment.
     "agentjet[verl,vllm]": {
         "verl": ("0.9.1", "0.10"),
         "torch": ("2.11", "2.14"),
@@ -41,7 +44,7 @@ LINES = {
 
 
 def resolve(line: str, wheels: Path, directory: Path) -> dict[str, str]:
-    """The versions by name that pip chooses for what a user types."""
+    """Return the versions, by name, that pip selects for a user's command."""
     report = directory / "report.json"
     pip = (sys.executable, "-m", "pip")
     sources = directory / "built"
@@ -58,7 +61,7 @@ def resolve(line: str, wheels: Path, directory: Path) -> dict[str, str]:
 
 
 def check_source(chosen: list[dict[str, dict[str, str]]]) -> None:
-    """Our wheels were taken from where they were built, and from nowhere else."""
+    """Check that agentjet's packages come from the local wheels only."""
     ours = [item for item in chosen if item["metadata"]["name"].startswith("agentjet")]
     if elsewhere := [i for i in ours if not i["download_info"]["url"].startswith("file:")]:
         sys.exit(
@@ -67,7 +70,7 @@ def check_source(chosen: list[dict[str, dict[str, str]]]) -> None:
 
 
 def check(line: str, wheels: Path, directory: Path) -> None:
-    """Compare what pip chooses with what is known to work together."""
+    """Compare pip's choice with the versions that are known to work together."""
     versions = resolve(line, wheels, directory)
     known = LINES[line]
     for name, (least, below) in known.items():
@@ -82,7 +85,7 @@ def check(line: str, wheels: Path, directory: Path) -> None:
 
 
 def main(wheels: Path, directory: Path, only: list[str]) -> None:
-    """Check the lines, or those that hold one of the extras in `only`."""
+    """Check all commands, or those with one of the extras in `only`."""
     directory.mkdir(parents=True, exist_ok=True)
     for line in LINES:
         if not only or set(only) & Requirement(line).extras:

@@ -1,7 +1,7 @@
-"""Runs the tests of a plugin from its sdist, where nothing of this repository's `tests` can be imported.
+"""Run the tests of a plugin from its sdist, without this repository's `tests`.
 
-`check_sdist.py PROJECT DIRECTORY [OPTIONS OF PYTEST]`: the sdist is unpacked in DIRECTORY. What the tests need is
-installed where this runs.
+`check_sdist.py PROJECT DIRECTORY [OPTIONS OF PYTEST]` unpacks the sdist in DIRECTORY. The tests'
+requirements must be installed in the current environment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RUN = "import sys, pytest; sys.modules['tests'] = None; sys.exit(pytest.main(sys
 
 
 def unpack(project: Path, directory: Path) -> Path:
-    """Build the sdist; the directory it is unpacked to."""
+    """Build the sdist, and return the directory that it is unpacked to."""
     shutil.rmtree(directory, ignore_errors=True)
     build = [sys.executable, "-m", "build", "--no-isolation", "--sdist"]
     subprocess.run([*build, "--outdir", directory, project], check=True, stdout=subprocess.DEVNULL)
@@ -27,7 +27,7 @@ def unpack(project: Path, directory: Path) -> Path:
 
 
 def main(project: str, directory: str, *options: str) -> int:
-    """Exit with what pytest says."""
+    """Return the exit status of pytest."""
     unpacked = unpack(Path(project), Path(directory))
     return subprocess.run(
         [sys.executable, "-c", RUN, *options, "tests"], cwd=unpacked, check=False

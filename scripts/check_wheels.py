@@ -1,7 +1,8 @@
-"""Builds the packages and installs them where nothing else is: `check_wheels.py DIRECTORY` leaves wheels and sdists in DIRECTORY.
+"""Build the packages and install them in a new environment: `check_wheels.py DIRECTORY`.
 
-Fails if a built package lacks a file, declares the wrong metadata, or does not work without the source
-tree. torch is left out: plugins must be listed without importing what they need.
+It leaves wheels and sdists in DIRECTORY. It fails if a built package lacks a file, declares wrong
+metadata, or does not work without the source tree. torch is not installed: plugins must be listed
+without importing their requirements.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ EMPTY_PAGE = {"title": "", "episodes": []}
 
 
 def run(*args: str | Path, cwd: Path | None = None) -> str:
-    """Run a command; its output is shown if it fails."""
+    """Run a command, and show its output if it fails."""
     done = subprocess.run(
         list(map(str, args)), capture_output=True, text=True, cwd=cwd, check=False
     )
@@ -49,7 +50,7 @@ def run(*args: str | Path, cwd: Path | None = None) -> str:
 
 
 def read_version() -> str:
-    """The version of all packages. Plugins read it from the core too, or from the metadata of their sdist."""
+    """Return the version of all packages; plugins read it from the core, or from their sdist."""
     text = (ROOT / "ajet_core" / "__init__.py").read_text(encoding="utf-8")
     found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
     if found is None:
@@ -58,16 +59,16 @@ def read_version() -> str:
 
 
 def build(project: Path, directory: Path) -> Path:
-    """Build sdist and wheel of one project; the wheel is made from the sdist, which proves it whole."""
+    """Build a project's sdist, and its wheel from the sdist, which proves the sdist complete."""
     out = directory / project.name
-    # An environment for each of them, twice, would be most of the time; all need the same: hatchling.
+    # Two isolated environments per project would take most of the time; all need only hatchling.
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, project)
     (wheel,) = out.glob("*.whl")
     return wheel
 
 
 def find_packages(project: Path) -> list[str]:
-    """The import packages of a project."""
+    """Return the import packages of a project."""
     declared = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
     packages = declared["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     return [Path(package).name for package in packages]
@@ -105,13 +106,13 @@ def check_contents(project: Path, wheel: Path) -> None:
 
 
 def check_installed(core: Path, plugins: list[Path], directory: Path) -> None:
-    """Install all wheels in a fresh environment and use the command."""
+    """Install all wheels in a fresh environment, and use the command."""
     environment = directory / "venv"
     venv.create(environment, with_pip=True, clear=True)
     python = environment / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", core)
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", *plugins)
-    # Another directory, so that the source tree is not on the path.
+    # Run in another directory, so that the source tree is not on the path.
     ajet = environment / "bin" / "ajet"
     print(run(ajet, "version", cwd=directory).strip())
     rows = json.loads(run(ajet, "plugins", "--json", cwd=directory))
@@ -122,7 +123,8 @@ def check_installed(core: Path, plugins: list[Path], directory: Path) -> None:
     if len(found) != len(plugins) + 1:
         sys.exit(f"of the core and {len(plugins)} plugins only {', '.join(found)} are found")
     run(ajet, "--help", cwd=directory)
-    # A page is put together from files of the package; what is in it is tested elsewhere.
+    # Check only that a page can be assembled from the package's files; other tests check its
+    # content.
     run(
         python,
         "-c",
@@ -130,15 +132,15 @@ def check_installed(core: Path, plugins: list[Path], directory: Path) -> None:
         cwd=directory,
     )
     run(python, "-c", "import agentjet.client", cwd=directory)
-    # Nothing but what the extra declares may be needed to start the server.
+    # Starting the server may need only what the extra declares.
     run(python, "-m", "pip", "install", "--quiet", f"{core}[server]")
     run(python, "-c", "import ajet_server.serve, ajet_server.workers.host", cwd=directory)
 
 
 def main(directory: Path) -> None:
-    """Build and check all packages; their wheels and sdists replace all that are in `directory`."""
+    """Build and check all packages; their wheels and sdists replace those in `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
-    # pip would take them too.
+    # pip would also use old ones.
     for old in (*directory.glob("*.whl"), *directory.glob("*.tar.gz")):
         old.unlink()
     with tempfile.TemporaryDirectory() as name:

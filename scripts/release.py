@@ -1,4 +1,7 @@
-"""Tags a release: `release.py --dry-run` checks that it can be made, and shows the command. See RELEASING.md."""
+"""Tag a release, see RELEASING.md.
+
+`release.py --dry-run` checks that the release can be made, and shows the command.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from check_wheels import PROJECTS, ROOT, read_version, run
 
 
 def find_problems(version: str) -> Iterator[str]:
-    """What has to be done before this version can be released."""
+    """Iterate over the problems that prevent a release of this version."""
     for project in PROJECTS:
         declared = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
         source = project / declared["tool"]["hatch"]["version"]["path"]
@@ -31,7 +34,7 @@ def find_problems(version: str) -> Iterator[str]:
 
 
 def find_changelog_problems(version: str) -> Iterator[str]:
-    """What the changelog lacks."""
+    """Iterate over what is missing in the changelog."""
     directory = ROOT / "changelog.d"
     if left := sorted(path.name for path in directory.glob("*") if path.name != "README.md"):
         yield f"changelog.d: {left[0]} is not in CHANGELOG.md yet: run towncrier build"
@@ -47,7 +50,7 @@ def find_changelog_problems(version: str) -> Iterator[str]:
 
 
 def main() -> None:
-    """Tag the release, or say why not."""
+    """Tag the release, or print the problems."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--dry-run", action="store_true", help="check, but tag nothing")
     dry_run = parser.parse_args().dry_run

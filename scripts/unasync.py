@@ -1,6 +1,9 @@
-"""Generates the synchronous client from the asynchronous one: `unasync.py` writes it, `unasync.py --check` compares.
+"""Generate the synchronous client from the asynchronous one.
 
-Only what `REPLACEMENTS` lists is changed, so that the two cannot differ otherwise. A replacement that is never used is an error.
+`unasync.py` writes it, `unasync.py --check` compares.
+
+Only the patterns in `REPLACEMENTS` are changed, so the two cannot differ otherwise. A replacement
+that is never used is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ GENERATED = {
     "_swarm_async.py": "_swarm_sync.py",
 }
 REPLACEMENTS = [
-    # Words.
+    # Wording.
     (r"The asynchronous (client|connection)", r"The synchronous \1"),
     (
         r", to be shared by the tasks of an event loop; each loop has connections of its own\.",
@@ -38,7 +41,7 @@ REPLACEMENTS = [
         "called with the task and its episode; returns",
     ),
     (r"called after each episode that", "called in the calling thread after each episode that"),
-    # Names of others.
+    # Names of other packages.
     (r"import asyncio\n", ""),
     (r"asyncio\.sleep", "time.sleep"),
     (r"contextlib\.asynccontextmanager", "contextlib.contextmanager"),
@@ -50,12 +53,12 @@ REPLACEMENTS = [
     (r"\baread\b", "read"),
     (r"__aenter__", "__enter__"),
     (r"__aexit__", "__exit__"),
-    # Names of ours.
+    # Names of this package.
     (r"\bAsyncAgent\b", "SyncAgent"),
     (r"\bAsync(\w+)", r"\1"),
     (r"\b_(connection|runner|swarm)_async\b", r"_\1_sync"),
     (r"\b_async\b", "_sync"),
-    # The language.
+    # Syntax.
     (r"\basync (def|with|for)\b", r"\1"),
     (r"\bawait ", ""),
 ]
@@ -65,9 +68,9 @@ HEADER = (
 
 
 def synchronous(source: Path, used: set[str]) -> str:
-    """The synchronous form of a module.
+    """Return the synchronous form of a module.
 
-    :param used: patterns that were found; those of this module are added.
+    :param used: set of patterns that matched; this module's are added.
     """
     text = source.read_text(encoding="utf-8")
     for pattern, replacement in REPLACEMENTS:
@@ -90,7 +93,7 @@ def _formatted(text: str) -> str:
 
 
 def main() -> None:
-    """Write the generated modules, or say how they differ."""
+    """Write the generated modules, or report how they differ."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--check", action="store_true", help="change nothing; exit with 1 if they differ"

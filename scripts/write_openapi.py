@@ -1,4 +1,4 @@
-"""Write docs/openapi.json: the protocol as the server describes it. A test fails when they differ."""
+"""Write docs/openapi.json, the protocol as the server describes it; a test fails if they differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ajet_server.security.guard import TokenGuard
 
 
 def openapi(run_dir: Path) -> dict[str, Any]:
-    """The OpenAPI document of a server."""
+    """Return the OpenAPI document of a server."""
     service = build_service(Settings(server={"run_dir": run_dir}), PluginManager())
     guard = TokenGuard(ServerTokens(control="unused", client="unused too"), service.tokens)
     document: dict[str, Any] = create_app(service, guard).openapi()
@@ -24,7 +24,7 @@ def openapi(run_dir: Path) -> dict[str, Any]:
 
 
 def as_text(document: dict[str, Any]) -> str:
-    """The document as the repository holds it."""
+    """Return the document's text in the repository."""
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""AgentScope."""
+"""Cases of AgentScope."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from compat_cases import contract
 
-# There the model is asked without an agent.
+# In these cases the program calls the model without an agent.
 NAMELESS = frozenset({"structured_output"})
 credential = OpenAICredential(api_key="sk-real", base_url=contract.NOWHERE)
 allowed = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="allowed")
@@ -42,7 +42,7 @@ class Choice(BaseModel):
 
 
 def fresh(agent: Agent) -> Agent:
-    """One with a conversation of its own."""
+    """Return a copy with a separate conversation."""
     twin = copy.copy(agent)
     twin.state = AgentState()
     return twin
@@ -83,7 +83,7 @@ async def structured_output(task: str) -> dict[str, Any]:
 
 
 async def structured_with_tools(task: str) -> dict[str, Any]:
-    """By a tool that ends the reply; it is added to the agent's, so that each run has its own agent."""
+    """Use a tool that ends the reply; it is added to the agent, so each run creates a new one."""
     reply = await worker(stream=False).reply(asked(task), structured_schema=Choice)
     assert reply.structured_output is not None
     return reply.structured_output

@@ -1,4 +1,4 @@
-"""Anthropic's SDK, messages."""
+"""Cases of Anthropic's SDK with the messages API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASKED: dict[str, Any] = {"model": "claude", "max_tokens": 200}
 
 
 def results(message: Any) -> list[Any]:
-    """What the tool says to each call."""
+    """Return the tool's result for each call."""
     found = []
     for block in message.content:
         if block.type == "tool_use":
@@ -33,7 +33,7 @@ def results(message: Any) -> list[Any]:
 
 
 async def converse(task: str, **options: Any) -> list[Any]:
-    """All answers to an agent with the tool."""
+    """Return all answers to an agent with the tool."""
     messages: list[Any] = [{"role": "user", "content": task}]
     answers = []
     while True:
@@ -71,7 +71,7 @@ async def parallel_calls(task: str) -> list[str]:
 
 
 async def structured_output(task: str) -> dict[str, Any]:
-    """By a tool that must be called, as is usual there."""
+    """Use a tool that must be called, the usual way with this API."""
     answer = await client.messages.create(
         messages=[{"role": "user", "content": task}],
         tools=[{"name": "choose", "input_schema": SCHEMA}],

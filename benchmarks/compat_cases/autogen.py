@@ -1,4 +1,4 @@
-"""AutoGen."""
+"""Cases of AutoGen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Choice(BaseModel):
 
 
 def worker(**options: Any) -> AssistantAgent:
-    """One for each run: it remembers."""
+    """Create an agent for one run, because agents keep their conversation."""
     return AssistantAgent(
         "worker", client, tools=[contract.open_door], reflect_on_tool_use=True, **options
     )
@@ -73,7 +73,7 @@ async def structured_output(task: str) -> dict[str, Any]:
 
 
 async def structured_with_tools(task: str) -> dict[str, Any]:
-    """Where the form is given, the SDK wants tools that are strict."""
+    """Use strict tools, which the SDK requires together with an output format."""
     opener = FunctionTool(contract.open_door, contract.open_door.__doc__ or "", strict=True)
     chooser = AssistantAgent(
         "worker", client, tools=[opener], reflect_on_tool_use=True, output_content_type=Choice

@@ -1,4 +1,4 @@
-"""CrewAI."""
+"""Cases of CrewAI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from compat_cases import contract
 
-# There the model is asked without an agent.
+# In these cases the program calls the model without an agent.
 NAMELESS = frozenset({"structured_output"})
 OPTIONS: dict[str, Any] = {
     "model": "any-model",
@@ -37,7 +37,7 @@ class Choice(BaseModel):
 
 
 def crew(**options: Any) -> Crew:
-    """One for each run: it remembers what it was given."""
+    """Create a crew for one run, because crews keep their inputs."""
     worker = Agent(role="worker", goal="Do it.", backstory="You do.", llm=llm, tools=[open_door])
     work = Task(description="{task}", expected_output="What was found.", agent=worker)
     return Crew(agents=[worker], tasks=[work], cache=False, verbose=False, **options)
@@ -81,5 +81,5 @@ server_error = two_turns
 
 
 def rate_limited(task: str) -> str:
-    """By the way that is not async."""
+    """Use the synchronous API."""
     return crew().kickoff(inputs={"task": task}).raw

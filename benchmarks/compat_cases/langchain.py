@@ -1,4 +1,4 @@
-"""LangChain's agents."""
+"""Cases of LangChain's agents."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ server_error = two_turns
 
 
 def rate_limited(task: str) -> str:
-    """By the way that is not async."""
+    """Use the synchronous API."""
     return agent.invoke(asked(task))["messages"][-1].text

@@ -1,4 +1,4 @@
-"""LlamaIndex."""
+"""Cases of LlamaIndex."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from compat_cases import contract
 
-# There the model is asked without an agent.
+# In these cases the program calls the model without an agent.
 NAMELESS = frozenset({"structured_output"})
 llm = OpenAILike(
     model="gpt-5",
@@ -57,7 +57,7 @@ async def structured_output(task: str) -> dict[str, Any]:
 
 
 async def structured_with_tools(task: str) -> dict[str, Any]:
-    """The form is asked for at the end, as a tool that must be called."""
+    """Request the format at the end, as a tool that must be called."""
     chooser = FunctionAgent(
         name="worker", tools=[contract.open_door], llm=llm, output_cls=Choice, streaming=False
     )

@@ -1,4 +1,4 @@
-"""MetaGPT, by the recipe for it: it has no tools but what actions do with the text of an answer, and no formats."""
+"""Cases of MetaGPT with its recipe: actions parse answers, there are no tools and no formats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "contrib" / "recipes" / "metagpt"))
 
-# Imported before anything of MetaGPT, for which it writes a configuration.
+# `program` is imported before MetaGPT, because it writes MetaGPT's configuration.
 import program
 import training
 from metagpt.logs import set_llm_stream_logfunc
@@ -20,7 +20,7 @@ _heard: ContextVar[list[str]] = ContextVar("heard")
 
 
 def _hear(piece: str) -> None:
-    """There is one listener for all episodes."""
+    """Collect streamed pieces by context, because all episodes share one listener."""
     if (pieces := _heard.get(None)) is not None:
         pieces.append(piece)
 
@@ -29,12 +29,12 @@ set_llm_stream_logfunc(_hear)
 
 
 class Look(program.Action):
-    """Opens a door, and says what it found."""
+    """Open a door, and report the result."""
 
     name: str = "Look"
 
     async def run(self, history: list[program.Message]) -> str:
-        """The model's last answer."""
+        """Return the model's last answer."""
         task = history[-1].content
         said = await self._aask(f"{task}\nName the door to open: left, middle or right.")
         (door,) = (door for door in contract.DOORS if door in said)
@@ -42,7 +42,7 @@ class Look(program.Action):
 
 
 class Worker(program.Planner):
-    """Looks."""
+    """Look behind a door."""
 
     name: str = contract.AGENT
     does: type[program.Action] = Look
@@ -53,7 +53,7 @@ async def two_turns(task: str) -> str:
 
 
 async def streaming(task: str) -> str:
-    """As all answers come."""
+    """Collect the pieces of the answers, which MetaGPT always streams."""
     pieces: list[str] = []
     _heard.set(pieces)
     text = await two_turns(task)

@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK: responses by default, and chat completions."""
+"""Cases of the OpenAI Agents SDK: responses by default, and chat completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's SDK, chat completions; of version 2 or 3."""
+"""Cases of OpenAI's SDK, version 2 or 3, with chat completions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORM: Any = {
 
 
 def opened(call: Any) -> str:
-    """What the tool says, or what is wrong with its arguments."""
+    """Return the tool's result, or the error in its arguments."""
     try:
         return open_door(**json.loads(call.function.arguments))
     except (TypeError, ValueError) as error:
@@ -36,7 +36,7 @@ def opened(call: Any) -> str:
 
 
 async def converse(task: str, **options: Any) -> list[Any]:
-    """All messages of an agent with the tool."""
+    """Return all messages of an agent with the tool."""
     messages: list[Any] = [{"role": "user", "content": task}]
     while True:
         answer = await client.chat.completions.create(
@@ -106,7 +106,7 @@ server_error = two_turns
 
 
 def rate_limited(task: str) -> str:
-    """By the client that is not async."""
+    """Use the synchronous client."""
     messages: list[Any] = [{"role": "user", "content": task}]
     while True:
         answer = sync_client.chat.completions.create(model="gpt-5", messages=messages, tools=[TOOL])

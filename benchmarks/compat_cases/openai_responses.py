@@ -1,4 +1,4 @@
-"""OpenAI's SDK, responses."""
+"""Cases of OpenAI's SDK with the responses API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORM: Any = {"type": "json_schema", "name": "door", "strict": True, "schema": SC
 
 
 def outputs(response: Any) -> list[Any]:
-    """What the tool says to each call."""
+    """Return the tool's result for each call."""
     found = []
     for item in response.output:
         if item.type == "function_call":
@@ -35,7 +35,7 @@ def outputs(response: Any) -> list[Any]:
 
 
 async def converse(task: str, **options: Any) -> list[Any]:
-    """All responses of an agent with the tool; each goes on from the one before."""
+    """Return all responses of an agent with the tool; each continues the previous one."""
     asked: dict[str, Any] = {"model": "gpt-5", "tools": [TOOL], **options}
     responses = [await client.responses.create(input=task, **asked)]
     while following := outputs(responses[-1]):

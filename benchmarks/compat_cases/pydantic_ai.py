@@ -1,4 +1,4 @@
-"""Pydantic AI."""
+"""Cases of Pydantic AI."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ server_error = two_turns
 
 
 def rate_limited(task: str) -> str:
-    """By the way that is not async."""
+    """Use the synchronous API."""
     return worker.run_sync(task).output

@@ -1,6 +1,7 @@
-"""Lets the programs of one module do all cases: `run.py MODULE ARGUMENTS`, with `Arguments` as JSON.
+"""Run the programs of one module in all cases: `run.py MODULE ARGUMENTS`, with `Arguments` as JSON.
 
-What became of each episode is written as a list of JSON to the file that they name: some frameworks print.
+The results of the episodes are written as a JSON list to the file that the arguments name, because
+some frameworks print to the terminal.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ Program = Callable[[str], Any]
 
 
 class Arguments(TypedDict):
-    """What is to be done, and where.
+    """What to run, and where.
 
-    :ivar servers: URL and token of each.
-    :ivar first: number of the first task; each has a name of its own.
-    :ivar output: a file for the results.
+    :ivar servers: URL and token of each server.
+    :ivar first: number of the first task; each task has a unique name.
+    :ivar output: file for the results.
     """
 
     servers: dict[str, tuple[str, str]]
@@ -40,7 +41,7 @@ class Arguments(TypedDict):
 
 
 async def main(module: str, arguments: Arguments) -> list[dict[str, Any]]:
-    """Each case that the module has a program for, with its episodes at once."""
+    """Run each case that the module supports, with its episodes in parallel."""
     programs = importlib.import_module(f"compat_cases.{module}")
     found: list[dict[str, Any]] = []
     async with AsyncExitStack() as stack:
@@ -69,7 +70,7 @@ async def main(module: str, arguments: Arguments) -> list[dict[str, Any]]:
 class Case:
     """A case of a framework.
 
-    :param agent: whose its calls are.
+    :param agent: name of the agent that makes its calls.
     """
 
     name: str
@@ -78,7 +79,7 @@ class Case:
 
 
 async def one(client: AsyncSwarmClient, case: Case, name: str) -> dict[str, Any]:
-    """One episode."""
+    """Run one episode."""
     said: dict[str, Any] = {
         "case": case.name,
         "agent": case.agent,

@@ -1,4 +1,4 @@
-"""smolagents, which is not async."""
+"""Cases of smolagents, which is synchronous."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from smolagents import ChatMessageStreamDelta, LogLevel, OpenAIModel, ToolCallin
 
 from compat_cases import contract
 
-# There the model is asked without an agent.
+# In these cases the program calls the model without an agent.
 NAMELESS = frozenset({"structured_output"})
 model = OpenAIModel("gpt-5", api_base=contract.NOWHERE, api_key="sk-real")
 
@@ -25,7 +25,7 @@ def open_door(door: str) -> str:
 
 
 def worker(**options: Any) -> ToolCallingAgent:
-    """One for each run: it remembers."""
+    """Create an agent for one run, because agents keep their conversation."""
     return ToolCallingAgent(
         tools=[open_door], model=model, name="worker", verbosity_level=LogLevel.OFF, **options
     )
@@ -60,7 +60,7 @@ def structured_output(task: str) -> dict[str, Any]:
     return json.loads(str(answer.content))
 
 
-# Its agents answer by tools, or write code.
+# Agents of smolagents answer through tools or with code.
 structured_with_tools = None
 bad_arguments = two_turns
 rate_limited = two_turns

@@ -1,4 +1,4 @@
-"""A planner and a worker of MetaGPT, that know nothing of training."""
+"""A planner and a worker of MetaGPT, without any code for training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# MetaGPT reads its configuration when it is imported, and refuses to be without one.
+# MetaGPT reads its configuration on import, and fails without one.
 if "METAGPT_PROJECT_ROOT" not in os.environ:
     os.environ["METAGPT_PROJECT_ROOT"] = tempfile.mkdtemp(prefix="metagpt-")
 _config = Path(os.environ["METAGPT_PROJECT_ROOT"]) / "config" / "config2.yaml"
@@ -28,7 +28,7 @@ from metagpt.logs import define_log_level, set_llm_stream_logfunc  # noqa: E402
 from metagpt.roles import Role  # noqa: E402
 from metagpt.schema import Message  # noqa: E402
 
-# Else every role says on the terminal what it does, and every model what it answers.
+# Otherwise every role logs its actions to the terminal, and every model its answers.
 define_log_level("ERROR")
 set_llm_stream_logfunc(lambda _text: None)
 
@@ -39,29 +39,29 @@ def open_door(door: str) -> str:
 
 
 class Plan(Action):
-    """Says what to do."""
+    """Say what to do."""
 
     name: str = "Plan"
 
     async def run(self, history: list[Message]) -> str:
-        """A sentence."""
+        """Return the model's sentence."""
         return str(await self._aask(history[-1].content))
 
 
 class Open(Action):
-    """Opens the door that the model names."""
+    """Open the door that the model names."""
 
     name: str = "Open"
 
     async def run(self, history: list[Message]) -> str:
-        """What is behind it."""
+        """Return what is behind the door."""
         asked = f"{history[-1].content}\nName the door to open: left, middle or right."
         named = re.findall("left|middle|right", await self._aask(asked))
         return open_door(named[-1]) if named else "No door was opened."
 
 
 class Planner(Role):
-    """Does one action, and says what came of it."""
+    """Do one action, and report its result."""
 
     name: str = "planner"
     profile: str = "Planner"
@@ -81,7 +81,7 @@ class Planner(Role):
 
 
 class Worker(Planner):
-    """Opens doors."""
+    """Open doors."""
 
     name: str = "worker"
     profile: str = "Worker"
@@ -90,8 +90,8 @@ class Worker(Planner):
 
 
 async def play(task: str) -> list[str]:
-    """The doors that were opened."""
-    # Roles hold their memory, and a context the model: each play has its own.
+    """Return the doors that were opened."""
+    # Roles keep their memory and contexts keep the model, so each play creates its own.
     plan = await Planner(context=Context()).run(task)
     found = await Worker(context=Context()).run(f"{task}\nThe plan: {plan.content}")
     return re.findall(r"Behind the (\w+) door", found.content)

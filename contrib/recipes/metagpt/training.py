@@ -1,4 +1,4 @@
-"""Trains the program: `AJET_URL=... AJET_TOKEN=... python training.py`."""
+"""Train the program: `AJET_URL=... AJET_TOKEN=... python training.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MARK = "__named_for_training__"
 
 
 def name_roles() -> None:
-    """Let the model calls of each role be recorded under its name; a repeat changes nothing."""
+    """Record the model calls of each role under its name; repeated calls have no effect."""
     run = Role.run
     if hasattr(run, _MARK):
         return
@@ -28,17 +28,17 @@ def name_roles() -> None:
 
 
 def score(_task: str, doors: list[str]) -> float:
-    """To open the left door."""
+    """Return 1 if only the left door was opened, otherwise 0."""
     return float(doors == ["left"])
 
 
 name_roles()
-# MetaGPT asks with temperature 0, from which nothing is learned.
+# MetaGPT samples with temperature 0, which gives nothing to learn from.
 solve = trainable(play, reward=score, sampling={"temperature": 1.0})
 
 
 def main() -> Any:
-    """Each of 16 tasks as often as the run's batches want."""
+    """Train on 16 tasks, each as often as the run's batches need."""
     return train(solve, [f"Find the gold in house {i}." for i in range(16)])
 
 
