@@ -188,7 +188,7 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument(

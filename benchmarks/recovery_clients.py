@@ -34,7 +34,7 @@ TOKEN = "recovery-client-token"
 CONCURRENCY = 4
 CALLS = 2
 EPISODES_PER_TASK = 2
-# Longer than any outage of the benchmark. A client that waits longer has missed a message.
+# Longer than any outage of the benchmark, so a longer wait is a failure.
 GIVE_UP_SECONDS = 180.0
 LEASE_SECONDS = 10.0
 RETRIES = 3

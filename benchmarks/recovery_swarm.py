@@ -231,7 +231,7 @@ class Swarm:
     def wait_rolling(self, without: Collection[int] = ()) -> None:
         """Wait until the server is ROLLING without certain workers.
 
-        A run that does not come back without help is counted, printed, and restarted.
+        A run that needs help is counted, printed, and started again or resumed.
         """
         deadline = time.monotonic() + self.patience
         with SwarmClient(self.url, CONTROL, retries=0) as client:

@@ -15,7 +15,7 @@ from ajet_core.interfaces import AgentAdapter
 
 
 class AgentScopeAdapter(AgentAdapter):
-    """The adapter ``agentscope``."""
+    """The agent adapter ``agentscope``."""
 
     def accepts(self, agent: object) -> bool:
         """Return whether `agent` is an AgentScope agent or team."""

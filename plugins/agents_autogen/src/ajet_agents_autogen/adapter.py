@@ -15,7 +15,7 @@ from ajet_core.interfaces import AgentAdapter
 
 
 class AutoGenAdapter(AgentAdapter):
-    """The adapter ``autogen``."""
+    """The agent adapter ``autogen``."""
 
     def accepts(self, agent: object) -> bool:
         """Return whether `agent` is a `ChatAgent` or a `Team`."""

@@ -14,7 +14,7 @@ from ajet_core.interfaces import AgentAdapter
 
 
 class CrewAIAdapter(AgentAdapter):
-    """The adapter ``crewai``."""
+    """The agent adapter ``crewai``."""
 
     def accepts(self, agent: object) -> bool:
         """Return whether `agent` is a `Crew` or an `Agent`."""

@@ -19,7 +19,7 @@ _PATH = "langgraph_checkpoint_ns"
 
 
 class LangChainAdapter(AgentAdapter):
-    """The adapter ``langchain``."""
+    """The agent adapter ``langchain``."""
 
     def accepts(self, agent: object) -> bool:
         """Return whether `agent` is a `Runnable`: an agent, a graph, a chain or a model."""

@@ -27,7 +27,7 @@ _ANSWERED = frozenset({"user_msg", "chat_history", "start_event"})
 
 
 class LlamaIndexAdapter(AgentAdapter):
-    """The adapter ``llamaindex``."""
+    """The agent adapter ``llamaindex``."""
 
     def accepts(self, agent: object) -> bool:
         """Return whether `agent` is a workflow; agents and agent workflows are."""

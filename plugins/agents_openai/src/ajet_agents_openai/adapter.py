@@ -14,7 +14,7 @@ from ajet_core.interfaces import AgentAdapter
 
 
 class OpenAIAgentsAdapter(AgentAdapter):
-    """The adapter ``openai-agents``."""
+    """The agent adapter ``openai-agents``."""
 
     def accepts(self, agent: object) -> bool:
         """Return whether `agent` is an `Agent`."""

@@ -13,7 +13,7 @@ from ajet_core.interfaces import AgentAdapter
 
 
 class PydanticAIAdapter(AgentAdapter):
-    """The adapter ``pydantic-ai``."""
+    """The agent adapter ``pydantic-ai``."""
 
     def accepts(self, agent: object) -> bool:
         """Return whether `agent` is an agent or a wrapper of one."""

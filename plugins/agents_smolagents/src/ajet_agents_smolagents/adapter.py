@@ -16,7 +16,7 @@ from ajet_core.interfaces import AgentAdapter, ComponentSettings
 
 
 class SmolagentsAdapter(AgentAdapter):
-    """The adapter ``smolagents``."""
+    """The agent adapter ``smolagents``."""
 
     def __init__(self, settings: ComponentSettings) -> None:
         super().__init__(settings)

@@ -45,7 +45,7 @@ class Measurements:
     costs: CostModel | None
 
 
-# No cost of one token or pass is an hour; the bound also refuses values that are not finite.
+# No token or pass takes an hour; the bound also refuses values that are not finite.
 _Seconds = Annotated[float, Field(ge=0, le=3600)]
 
 

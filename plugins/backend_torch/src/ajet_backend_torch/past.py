@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 from ajet_training.schedule import Pass
 
 MASK_ALIGNMENT = 16
-"""CUDA's memory-efficient attention copies masks whose rows do not start at multiples."""
+"""CUDA's memory-efficient attention copies a mask whose rows do not start at multiples of this."""
 
 
 @dataclass(slots=True)

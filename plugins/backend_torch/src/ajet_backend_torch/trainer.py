@@ -96,10 +96,11 @@ class TorchTrainer(Trainer):
     def step(self, batch: TrainBatch) -> StepReport:
         """Train on one batch.
 
-        A batch in which every advantage is 0 changes no weights and reports the metric
-        ``no_signal`` 1.0. Metrics besides the common ones: ``advantage_mean``, ``advantage_std``
-        (over calls), ``ratio_mean``, ``ratio_max`` (over tokens, of the clipped ratio: policy over
-        behaviour probability, or over old probability with truncated importance weights).
+        A batch in which no token has anything to learn from changes no weights and reports the
+        metric ``no_signal`` 1.0. Metrics besides the common ones: ``advantage_mean``,
+        ``advantage_std`` (over calls), ``ratio_mean``, ``ratio_max`` (over tokens, of the clipped
+        ratio: policy over behaviour probability, or over old probability with truncated importance
+        weights).
 
         :raises StepRefusedError: a number in the batch, its loss, a gradient or a weight is not
             finite, or exceeds `TorchTrainerSettings.loss_limit` or ``grad_norm_limit``; nothing is

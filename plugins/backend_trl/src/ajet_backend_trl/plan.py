@@ -124,7 +124,7 @@ class Plan:
     """The computation of a batch.
 
     :param rows: all sequences.
-    :param computed: indices of the rows to compute: those that train something.
+    :param computed: indices of the rows to compute, see `Objective.needs_all`.
     :param minibatches: in order, epoch after epoch.
     :param first: number of minibatches in the first epoch.
     :param accumulation: number of micro-batches of each process in every minibatch, a power of two.

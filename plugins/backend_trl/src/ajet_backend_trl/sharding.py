@@ -213,16 +213,16 @@ class WholeState:
         return self.kept.weights
 
     def state_tensors(self) -> Mapping[str, torch.Tensor]:
-        """As `weight_tensors`."""
+        """As `Checkpointed`, with the values at the time of `Distributed.gather`."""
         assert self.kept is not None, "what is written was gathered"
         return self.kept.state
 
     def alike(self) -> Snapshot:
-        """As `Distributed.alike`."""
+        """Return tensors without memory, with shapes and dtypes of the whole tensors."""
         return self.optimiser.alike()
 
     def restore(self, before: Snapshot) -> None:
-        """As `Distributed.restore_whole`."""
+        """Load each process's part from whole tensors."""
         self.optimiser.restore_whole(before)
 
 

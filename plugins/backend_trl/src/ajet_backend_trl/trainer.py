@@ -136,11 +136,11 @@ class TrlTrainer(Trainer):
     def step(self, batch: TrainBatch) -> StepReport:
         """Train on one batch.
 
-        A batch in which every advantage is 0 changes no weights and reports the metric
-        ``no_signal`` 1.0. Metrics besides the common ones: ``advantage_mean``, ``advantage_std``
-        (over calls), ``ratio_mean``, ``ratio_max`` (over tokens, of policy over behaviour
-        probability, or over old probability with truncated importance weights). ``entropy``, ``kl``
-        and ``clip_fraction`` are TRL's measurements.
+        A batch in which no token has anything to learn from changes no weights and reports the
+        metric ``no_signal`` 1.0. Metrics besides the common ones: ``advantage_mean``,
+        ``advantage_std`` (over calls), ``ratio_mean``, ``ratio_max`` (over tokens, of policy over
+        behaviour probability, or over old probability with truncated importance weights).
+        ``entropy``, ``kl`` and ``clip_fraction`` are TRL's measurements.
 
         :raises StepRefusedError: a number in the batch, its loss, a gradient or a weight is not
             finite, or the gradient norm exceeds `TrlTrainerSettings.grad_norm_limit`; nothing is

@@ -67,12 +67,12 @@ class Workers:
             )
 
     def begin(self, max_update_rms: float) -> dict[str, int]:
-        """As `VerlWorker.begin`."""
+        """Call `VerlWorker.begin` on all workers."""
         found: list[dict[str, int]] = self._all("begin", max_update_rms)
         return found[0]
 
     def aim(self, actor: FSDPActorConfig, *, weighs_itself: bool) -> None:
-        """As `VerlWorker.aim`."""
+        """Call `VerlWorker.aim` on all workers."""
         self._all("aim", actor, weighs_itself=weighs_itself)
 
     def score(self, rows: Sequence[TensorDict], *, reference: bool) -> list[Floats]:
@@ -81,7 +81,7 @@ class Workers:
         return found
 
     def shorten(self, share: float) -> None:
-        """As `VerlWorker.shorten`."""
+        """Call `VerlWorker.shorten` on all workers."""
         self._all("shorten", share)
 
     def update(self, rows: Sequence[TensorDict], orders: Orders) -> list[Done]:
@@ -90,11 +90,11 @@ class Workers:
         return found
 
     def keep(self) -> None:
-        """As `VerlWorker.keep`."""
+        """Call `VerlWorker.keep` on all workers."""
         self._all("keep")
 
     def restore(self) -> None:
-        """As `VerlWorker.restore`."""
+        """Call `VerlWorker.restore` on all workers."""
         self._all("restore")
 
     def is_finite(self) -> bool:
@@ -102,11 +102,11 @@ class Workers:
         return all(self._all("is_finite"))
 
     def free(self) -> None:
-        """As `VerlWorker.free`."""
+        """Call `VerlWorker.free` on all workers."""
         self._all("free")
 
     def described(self, kind: Kind | None) -> dict[str, Described]:
-        """As `VerlWorker.describe`."""
+        """Call `VerlWorker.describe` on all workers."""
         found: list[dict[str, Described]] = self._all("describe", kind)
         return found[0]
 

@@ -36,7 +36,7 @@ class Plan:
     """The computation of a batch.
 
     :param rows: all sequences.
-    :param computed: indices of the rows to compute: those that train something.
+    :param computed: indices of the rows to compute, which are those that train something.
     :param minibatches: in order, epoch after epoch.
     :param first: number of minibatches in the first epoch.
     """

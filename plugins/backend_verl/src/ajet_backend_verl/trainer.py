@@ -105,11 +105,11 @@ class VerlTrainer(Trainer):
     def step(self, batch: TrainBatch) -> StepReport:
         """Train on one batch.
 
-        A batch in which every advantage is 0 changes no weights and reports the metric
-        ``no_signal`` 1.0. Metrics besides the common ones: ``advantage_mean``, ``advantage_std``
-        (over calls, of the batch's own advantages), ``ratio_mean``, ``ratio_max`` (over tokens, of
-        policy over behaviour probability, or over old probability with a correction), and the
-        metrics of verl's ``rollout_correction`` if it is used.
+        A batch in which no token has anything to learn from changes no weights and reports the
+        metric ``no_signal`` 1.0. Metrics besides the common ones: ``advantage_mean``,
+        ``advantage_std`` (over calls, of the batch's own advantages), ``ratio_mean``, ``ratio_max``
+        (over tokens, of policy over behaviour probability, or over old probability with a
+        correction), and the metrics of verl's ``rollout_correction`` if it is used.
 
         :raises StepRefusedError: a number in the batch, its loss, a gradient or a weight is not
             finite, or the gradient norm exceeds `VerlTrainerSettings.grad_norm_limit`; nothing is
