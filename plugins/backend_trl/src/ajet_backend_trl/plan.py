@@ -31,7 +31,7 @@ LOSS_OF = {
 
 
 LEAST_WIDTH = 2
-"""Minimum width of completions: TRL takes measurements of one column for one number per row."""
+"""Minimum width of completions: TRL treats a single column as one measurement per row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,7 @@ def _optimizer_config(
             "lr": algorithm.learning_rate,
             "weight_decay": algorithm.weight_decay,
             "betas": algorithm.adam_betas,
-            # verl disables clipping only at infinity.
+            # `AlgorithmConfig.max_grad_norm` 0 disables clipping.
             "clip_grad": algorithm.max_grad_norm or float("inf"),
             # The learning rate is set before every optimiser step.
             "lr_scheduler_type": "constant",

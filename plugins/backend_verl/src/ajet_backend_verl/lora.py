@@ -15,7 +15,7 @@ UP = ".lora_B.default.weight"
 
 
 def merged(weights: Mapping[str, torch.Tensor], lora: LoraConfig) -> dict[str, torch.Tensor]:
-    """Return the weights without adapters: ``W + alpha / rank * B A`` each.
+    """Return the weights with merged adapters: ``W + alpha / rank * B A`` each.
 
     LoRA is Hu et al. 2021, arXiv:2106.09685.
 
