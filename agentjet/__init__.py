@@ -1,11 +1,12 @@
-"""Train LLM agents by reinforcement learning: all that an agent's program imports.
+"""Train LLM agents by reinforcement learning: the public names of agentjet.
 
 ```python
 from agentjet import AsyncSwarmClient, RunConfig, trainable, train
 ```
 
-`agentjet.client` has the clients of swarm servers, and `agentjet.agents` what makes existing agents trainable; it is imported at the
-first use of one of its names. Configurations of runs are `ajet_core.protocol`'s, and errors `ajet_core.errors`'.
+`agentjet.client` has the clients of swarm servers, and `agentjet.agents` makes existing agents
+trainable; the latter is imported when one of its names is first used. Run configurations are in
+`ajet_core.protocol` and errors in `ajet_core.errors`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Train existing agents: put `trainable` on a function or an agent, and `train` it on a dataset.
+"""Train existing agents: decorate a function or an agent with `trainable`, then `train` it.
 
 ```python
 from agentjet import train, trainable

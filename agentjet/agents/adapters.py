@@ -1,4 +1,4 @@
-"""The adapters of installed plugins, for the frameworks that a program uses."""
+"""Agent adapters of installed plugins, for the frameworks that a program uses."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _log = logging.getLogger("ajet.agents")
 
 
 class Adapters:
-    """Adapters by framework; one is made when its framework is seen to be imported.
+    """Adapters by framework. Each is created once its framework is imported.
 
-    :param plugins: where they are registered; by default the plugins of this interpreter, without those that the setting
-        ``plugins.blocked`` names.
+    :param plugins: the manager that the adapters are registered with; by default the plugins of
+        this interpreter, without those listed in the setting ``plugins.blocked``.
     """
 
     def __init__(self, plugins: PluginManager | None = None) -> None:
@@ -29,15 +29,15 @@ class Adapters:
         self._made: dict[str, AgentAdapter | None] = {}
 
     def in_use(self) -> list[AgentAdapter]:
-        """Those whose framework is imported."""
+        """Return the adapters whose framework is imported."""
         specs = self._specs if self._specs is not None else self._find()
         made = [self._adapter(spec) for spec in specs if _is_imported(spec.framework)]
         return [adapter for adapter in made if adapter is not None]
 
     def of(self, agent: object) -> AgentAdapter:
-        """The adapter of an agent's framework.
+        """Return the adapter of an agent's framework.
 
-        :raises ConfigError: no installed plugin knows such agents.
+        :raises ConfigError: no installed adapter accepts the agent.
         """
         for adapter in self.in_use():
             if adapter.accepts(agent):
@@ -50,12 +50,12 @@ class Adapters:
         )
 
     def prepare(self) -> None:
-        """Make the frameworks in use fit for an episode."""
+        """Prepare the frameworks in use for an episode."""
         for adapter in self.in_use():
             adapter.prepare()
 
     def current_agent(self) -> str | None:
-        """Whose turn it is, as the first framework in use says that knows."""
+        """Return the current agent's name, from the first framework in use that knows it."""
         for adapter in self.in_use():
             if (name := adapter.current_agent()) is not None:
                 return name
@@ -65,7 +65,7 @@ class Adapters:
         with self._lock:
             if self._specs is None:
                 if self._plugins is None:
-                    # Programs that train nothing need no settings.
+                    # Imported here because programs that train nothing need no settings.
                     from ajet_installation.interpreters import local_manager
 
                     self._plugins = local_manager()
@@ -82,9 +82,11 @@ class Adapters:
             return self._made[spec.name]
 
     def _make(self, spec: AgentSpec) -> AgentAdapter | None:
-        """None if the plugin is broken: its agents are trained, but not told apart.
+        """Create an adapter, or return None if its plugin is broken.
 
-        :raises ConfigError: the settings of the adapter are wrong.
+        Without an adapter, agents can still be trained, but are not told apart.
+
+        :raises ConfigError: the adapter's settings are invalid.
         """
         from ajet_installation.settings import Settings
 
@@ -95,7 +97,7 @@ class Adapters:
         try:
             adapter = self._plugins.load_target(spec)
             made = adapter(self._plugins.validate_settings(spec, given or {}))
-            # It may have been imported by the program itself, in the middle of an episode.
+            # The program may have imported the framework in the middle of an episode.
             made.prepare()
             return made
         except AjetError as error:
@@ -104,7 +106,7 @@ class Adapters:
 
 
 def _is_imported(name: str) -> bool:
-    """Whether a module is there, and not still on its way."""
+    """Return whether a module is imported completely, not just partially."""
     module = sys.modules.get(name)
     return module is not None and not getattr(module.__spec__, "_initializing", False)
 
@@ -116,6 +118,6 @@ def installed_adapters() -> Adapters:
 
 
 def current_agent() -> str | None:
-    """Name of the agent in whose turn this code runs: what `agent_name` says, or its framework."""
+    """Return the current agent's name, as given by `agent_name` or else by its framework."""
     name = named_agent()
     return name if name is not None else installed_adapters().current_agent()

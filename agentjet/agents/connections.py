@@ -1,7 +1,8 @@
 """Connections of one episode to its server, for rerouted requests.
 
-The program's own clients are not used for them: they have proxies, credentials and hooks for another endpoint, and an asynchronous one that
-has served one event loop fails in the next. Each episode has its own, so that none ends with another.
+The program's own clients cannot be used: they have proxies, credentials and hooks for another
+endpoint, and an asynchronous client that has served one event loop fails in the next. Each episode
+has separate connections, so that closing one does not affect another.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _TRUSTED = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
 class Connections:
-    """Clients of httpx and httpx2 for one episode, made when they are needed."""
+    """Clients of httpx and httpx2 for one episode, created on first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,7 +29,7 @@ class Connections:
         self._of_loop: dict[tuple[str, bool, asyncio.AbstractEventLoop], Any] = {}
 
     def sync(self, library: str, url: str) -> Any:
-        """A ``Client`` of a library, which threads share; a forked process has its own."""
+        """Return a ``Client`` of a library. Threads share it; a forked process gets another."""
         key = (library, _is_here(url), os.getpid())
         with self._lock:
             if key not in self._sync:
@@ -36,7 +37,7 @@ class Connections:
             return self._sync[key]
 
     def asynchronous(self, library: str, url: str) -> Any:
-        """An ``AsyncClient`` of a library, for the event loop that runs."""
+        """Return an ``AsyncClient`` of a library for the running event loop."""
         key = (library, _is_here(url), asyncio.get_running_loop())
         with self._lock:
             if key not in self._of_loop:
@@ -44,7 +45,7 @@ class Connections:
             return self._of_loop[key]
 
     def close(self) -> None:
-        """Close those of threads; those of event loops end with them."""
+        """Close the synchronous clients; asynchronous ones end with their event loops."""
         with self._lock:
             sync, self._sync, self._of_loop = self._sync, {}, {}
         for (_, _, pid), client in sync.items():
@@ -52,7 +53,7 @@ class Connections:
                 client.close()
 
     async def aclose(self) -> None:
-        """Close those of the event loop that runs too."""
+        """Close the synchronous clients and those of the running event loop."""
         loop = asyncio.get_running_loop()
         with self._lock:
             mine = [client for key, client in self._of_loop.items() if key[2] is loop]
@@ -68,7 +69,7 @@ def _is_here(url: str) -> bool:
 def _new(library: str, kind: str, url: str) -> Any:
     module = importlib.import_module(library)
     limits = module.Limits(max_connections=None, keepalive_expiry=3.0)
-    # A proxy of the environment has nothing to do with this machine.
+    # Proxies from the environment must not be used for this machine.
     return getattr(module, kind)(
         limits=limits,
         trust_env=not _is_here(url),
@@ -78,5 +79,5 @@ def _new(library: str, kind: str, url: str) -> Any:
 
 @functools.cache
 def _certificates(library: str, *trusted: str | None) -> Any:  # noqa: ARG001
-    """Read once for each place that they are in: it takes longer than all else."""
+    """Return an SSL context, cached for each location of certificates because loading is slow."""
     return importlib.import_module(library).create_ssl_context()

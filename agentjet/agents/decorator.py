@@ -1,4 +1,4 @@
-"""`trainable`: a decorator for what exists."""
+"""`trainable`: make existing functions and agents trainable."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def trainable(
     lease_seconds: float = 600.0,
     timeout: float | None = None,
 ) -> Any:
-    """Make an existing program trainable: each call of it is an episode.
+    """Make an existing program trainable: each call is an episode.
 
     ```python
     @trainable(client, reward=score)
@@ -49,32 +49,37 @@ def trainable(
     agent = trainable(agent, client, reward=score)
     ```
 
-    The episode is claimed, the program's model calls go to its endpoint whichever clients they are made with, and it is
-    ended with the reward, or aborted with the reason if the program raises. The call returns what the program returns.
-    Without a client nothing changes but that `train` can train it.
+    Each call claims an episode and sends the program's model calls to that episode's endpoint,
+    whichever HTTP client makes them. The episode ends with the reward, or is aborted with the
+    reason if the program raises. The call returns what the program returns. Without a client, calls
+    run the program unchanged, and `train` can train it.
 
-    :param target: the client (as a decorator), a function, or an agent of a framework whose adapter is installed.
-    :param client: `AsyncSwarmClient` or `AsyncSwarm` for what is async, `SwarmClient` or `Swarm` for other functions.
-        An agent is run in the way of its client.
-    :param reward: called with the task and what the program returned; says the reward, an `EpisodeOutcome`, or, with
-        several models, these by role. None if the program itself returns that. Its own model calls are not the
-        episode's.
-    :param models: servers by role (their URLs, or clients of them), instead of a client, if several models are trained
-        together.
-    :param roles: which model a call is for, by the name of the agent that makes it or of the model it asks for. Names
-        that are roles need not be listed.
-    :param passthrough: names of models whose calls are left alone, such as that of a judge.
-    :param agents: names of agents, with a text that the system prompt of each contains; for frameworks without an adapter,
-        whose calls say nothing else of whose they are.
-    :param sampling: overrides parameters of all model calls of episodes, such as ``{"temperature": 1.0}``, where the
-        program's own would leave nothing to learn from; None takes a parameter out.
-    :param task_id: says what a task is called; see `task_of`.
-    :param tag: which part of a mixture the tasks belong to, unless they say so themselves.
-    :param lease_seconds: without a model call for so long the server aborts the episode of a direct call.
+    :param target: the client (when used as a decorator), a function, or an agent of a framework
+        whose adapter is installed.
+    :param client: `AsyncSwarmClient` or `AsyncSwarm` for async functions, `SwarmClient` or `Swarm`
+        for other functions. An agent runs in the mode of its client.
+    :param reward: called with the task and the program's return value; returns the reward, an
+        `EpisodeOutcome`, or, with several models, a mapping of these by role. None if the program
+        itself returns the reward. Model calls that `reward` makes are not part of the episode.
+    :param models: servers by role (their URLs, or clients of them), instead of a client, if several
+        models are trained together.
+    :param roles: the role of each model call, by the name of the calling agent or of the requested
+        model. Names that are roles need not be listed.
+    :param passthrough: names of models whose calls are not rerouted, such as that of a judge.
+    :param agents: agent names, each with a text that the agent's system prompt contains; for
+        frameworks without an adapter, whose calls do not otherwise identify the agent.
+    :param sampling: overrides parameters of all model calls of episodes, such as
+        ``{"temperature": 1.0}``, where the program's own leave nothing to learn from; None removes
+        a parameter.
+    :param task_id: returns the id of a task; see `task_of`.
+    :param tag: the part of a mixture that tasks belong to if they have no tag.
+    :param lease_seconds: the server aborts the episode of a direct call after this time without a
+        model call.
     :param timeout: seconds that a direct call waits for an episode.
-    :return: a decorator if `target` is none or a client, else an `AsyncTrainable` or a `SyncTrainable`.
-    :raises TypeError: client and program do not fit each other.
-    :raises ConfigError: no adapter knows the agent.
+    :return: a decorator if `target` is None or a client, else an `AsyncTrainable` or a
+        `SyncTrainable`.
+    :raises TypeError: client and program do not match.
+    :raises ConfigError: no adapter accepts the agent.
     """
     if target is None or isinstance(target, Client):
         if target is not None and client is not None:
@@ -120,7 +125,7 @@ def trainable(
 
 
 def is_program(target: object) -> bool:
-    """Whether something is to be called, rather than run by an adapter."""
+    """Return whether `target` is called directly rather than run by an adapter."""
     if inspect.isroutine(target) or isinstance(target, partial):
         return True
     if not callable(target):
@@ -133,7 +138,7 @@ def is_program(target: object) -> bool:
 
 
 def is_async(program: Any) -> bool:
-    """Whether a call of a program is awaited."""
+    """Return whether calls of a program must be awaited."""
     if isinstance(program, partial):
         return is_async(program.func)
     return inspect.iscoroutinefunction(program) or inspect.iscoroutinefunction(
@@ -190,7 +195,7 @@ def _sync_client(client: Client | None, models: Models | None) -> SyncClient | N
 def _servers_of(
     models: Mapping[str, str | SwarmClient | AsyncSwarmClient],
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """URLs and known tokens by role, as `Swarm` takes them, of servers given by URL or by a client."""
+    """Return URLs and known tokens by role, as `Swarm` takes them."""
     urls: dict[str, str] = {}
     tokens: dict[str, str] = {}
     for role, model in models.items():

@@ -1,4 +1,4 @@
-"""Passes over a dataset: the tasks of each are groups of their own, which no other pass has used."""
+"""Passes over a dataset: each epoch uses groups that no other epoch has used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ajet_core.errors import RequestError
 from ajet_core.protocol import RunStatus
 
 Asking = Generator[list[Task], Resumption, "Plan"]
-"""Yields tasks, is sent which of them have ended episodes, and returns a plan."""
+"""Yields tasks, receives which of them have ended episodes, and returns a plan."""
 
 _ASKED_AT_ONCE = 1024
 _log = logging.getLogger("ajet.agents")
@@ -22,10 +22,10 @@ _log = logging.getLogger("ajet.agents")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be rolled out.
+    """The episodes to roll out.
 
-    :param tasks: of all epochs, in order.
-    :param size: episodes of each.
+    :param tasks: tasks of all epochs, in order.
+    :param size: episodes of each task.
     :param last: number of the last epoch.
     """
 
@@ -45,12 +45,13 @@ def plan(
     size: int | None,
     shuffle: int | None,
 ) -> Asking:
-    """Number the epochs, from `first` on.
+    """Number the epochs, starting with `first`, and plan their episodes.
 
-    None is the first one that there is to `resume`, else one after which no episode has ended.
+    If `first` is None, start with epoch 1 when `resume` is set, else with the first epoch after
+    those in which episodes have ended.
 
-    Where groups are complete in the open batch, more episodes of them wait until it is trained, for which it may lack
-    just what waits.
+    If a group is complete in the open batch, further episodes of it wait until that batch is
+    trained, and the batch may lack just those episodes.
 
     :raises RequestError: two tasks have the same id, or an argument is out of range.
     """
@@ -77,7 +78,7 @@ def _in_epoch(task: Task, epoch: int) -> Task:
 
 
 def _unused(tasks: Sequence[Task], epochs: int) -> Generator[list[Task], Resumption, int]:
-    """Where `epochs` in a row begin of which no task has an ended episode."""
+    """Return the first of `epochs` consecutive epochs in which no task has an ended episode."""
     step = max(epochs, _ASKED_AT_ONCE // max(1, len(tasks)))
     found, asked = 1, 1
     while asked - found < epochs:
@@ -107,7 +108,7 @@ def _tasks(program: Trainable[Any], items: Sequence[Any]) -> list[Task]:
 
 
 def _size(status: RunStatus, size: int | None) -> int:
-    """Episodes of a task in an epoch."""
+    """Return the number of episodes of a task in an epoch."""
     batch = status.config.batch
     size = batch.episodes_per_task if size is None else size
     if size < 1 or (size > batch.episodes_per_task and batch.full_by != "episodes"):

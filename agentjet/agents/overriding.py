@@ -1,4 +1,4 @@
-"""Methods of a framework's classes that do something besides, for adapters of frameworks that have no hook for it."""
+"""Overriding methods of a framework's classes, for adapters of frameworks without hooks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ _lock = threading.Lock()
 
 
 def override_method(kind: type, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
-    """Let a class that defines a method have what `make` makes of it; a repeat changes nothing, nor does an inherited method.
+    """Replace a method that a class defines by what `make` returns for it.
 
-    What is made has to do what the method did, and outside of episodes nothing else.
+    Repeated calls and inherited methods change nothing. The replacement must do what the method
+    did, and nothing else outside of episodes.
 
-    :raises ConfigError: the class has no such method: the adapter is for another version of the framework.
+    :raises ConfigError: the class has no such method: the adapter is for another version of the
+        framework.
     """
     with _lock:
         if not hasattr(kind, name):
@@ -35,7 +37,7 @@ def override_method(kind: type, name: str, make: Callable[[Callable[..., Any]], 
 
 
 def derived_classes(kind: type[Any]) -> Iterator[type[Any]]:
-    """All classes that are derived from one by now, at any depth."""
+    """Yield all current subclasses of a class, at any depth."""
     for derived in kind.__subclasses__():
         yield derived
         yield from derived_classes(derived)

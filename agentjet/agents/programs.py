@@ -1,4 +1,4 @@
-"""Programs that roll out an episode whenever they are called."""
+"""Programs that roll out an episode on each call."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ Client = SyncClient | AsyncClient
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeRun(Generic[R]):
-    """What became of one call.
+    """The result of one call.
 
-    :param result: what the program returned.
-    :param outcome: what it was said to be worth.
+    :param result: the program's return value.
+    :param outcome: its reward, or rewards by role.
     """
 
     episode: Episode | SwarmEpisode
@@ -46,35 +46,35 @@ class EpisodeRun(Generic[R]):
 
 
 class Trainable(ABC, Generic[R]):
-    """A program that rolls out an episode whenever it is called; `trainable` makes them.
+    """A program that rolls out an episode on each call; created by `trainable`.
 
-    Without a client it is the program as it was, to be trained by `train` or by the runner of a client.
+    Without a client, calls run the program unchanged; `train` or a client's runner can train it.
 
-    :ivar plain: the program as it was.
+    :ivar plain: the unchanged program.
     """
 
     def __init__(self, plain: Callable[..., Any], terms: Terms) -> None:
-        # Not its attributes, which may be called like those here.
+        # Attributes of the program are not copied: their names may be those of attributes here.
         functools.update_wrapper(cast("Callable[..., Any]", self), plain, updated=())
         self.plain = plain
         self.terms = terms
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
-        """A method is trainable too: the task is what follows its object."""
+        """Bind a method, so that the task is the argument after `self`."""
         if instance is None:
             return self
         return self._of(self.plain.__get__(instance, owner))
 
     @abstractmethod
     def _of(self, plain: Callable[..., Any]) -> Self:
-        """The same of another program."""
+        """Return a copy for another program."""
 
     def _task_of(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """What a call is about, which may be named as the program names it, and the other arguments.
+        """Split a call's arguments into the task, which may be a keyword argument, and the others.
 
-        :raises TypeError: it has no first argument.
+        :raises TypeError: the first argument is missing.
         """
         if args:
             return args[0], args[1:], kwargs
@@ -94,7 +94,7 @@ class Trainable(ABC, Generic[R]):
         return self.terms.route(episode)
 
     def _check(self, route: Route) -> None:
-        """:raises RoutingError: nothing happened that could be trained."""
+        """:raises RoutingError: the episode has no call that can be trained."""
         if route.answered:
             return
         name = getattr(self.plain, "__qualname__", self.plain)
@@ -113,7 +113,7 @@ class Trainable(ABC, Generic[R]):
 
 
 class SyncTrainable(Trainable[R]):
-    """A trainable function; hundreds may run at once, in threads."""
+    """A trainable function; hundreds of calls may run at once, in threads."""
 
     def __init__(
         self, plain: Callable[..., R], terms: Terms, client: SyncClient | None = None
@@ -124,7 +124,7 @@ class SyncTrainable(Trainable[R]):
     def __call__(self, /, *args: Any, **kwargs: Any) -> R:
         """Run the program, as an episode if there is a client; the task is its first argument.
 
-        :raises AjetError: there is no episode to be had.
+        :raises AjetError: no episode could be claimed.
         """
         if self.client is None:
             its: R = self.plain(*args, **kwargs)
@@ -132,7 +132,7 @@ class SyncTrainable(Trainable[R]):
         return self.episode(*args, **kwargs).result
 
     def episode(self, /, *args: Any, **kwargs: Any) -> EpisodeRun[R]:
-        """As a call, but says more of it."""
+        """Run the program as an episode, and return the episode and the outcome with the result."""
         if self.client is None:
             raise TypeError("there is no client to claim an episode with")
         task, args, kwargs = self._task_of(args, kwargs)
@@ -149,7 +149,7 @@ class SyncTrainable(Trainable[R]):
         return EpisodeRun(episode=scoped, result=result, outcome=outcome)
 
     def agent(self, task: Task, episode: Any) -> Any:
-        """The program as an agent of `SwarmClient.run_episodes_until_all_complete` or `Swarm`'s."""
+        """Run the program as an agent of a runner of `SwarmClient` or `Swarm`."""
         return self._play(task, episode, (), {})[1]
 
     def _of(self, plain: Callable[..., Any]) -> Self:
@@ -182,7 +182,7 @@ class SyncTrainable(Trainable[R]):
 
 
 class AsyncTrainable(Trainable[R]):
-    """A trainable coroutine function; hundreds may run at once, in tasks."""
+    """A trainable coroutine function; hundreds of calls may run at once, in asyncio tasks."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class AsyncTrainable(Trainable[R]):
     async def __call__(self, /, *args: Any, **kwargs: Any) -> R:
         """Run the program, as an episode if there is a client; the task is its first argument.
 
-        :raises AjetError: there is no episode to be had.
+        :raises AjetError: no episode could be claimed.
         """
         if self.client is None:
             its: R = await self.plain(*args, **kwargs)
@@ -204,7 +204,7 @@ class AsyncTrainable(Trainable[R]):
         return (await self.episode(*args, **kwargs)).result
 
     async def episode(self, /, *args: Any, **kwargs: Any) -> EpisodeRun[R]:
-        """As a call, but says more of it."""
+        """Run the program as an episode, and return the episode and the outcome with the result."""
         if self.client is None:
             raise TypeError("there is no client to claim an episode with")
         task, args, kwargs = self._task_of(args, kwargs)
@@ -221,7 +221,7 @@ class AsyncTrainable(Trainable[R]):
         return EpisodeRun(episode=scoped, result=result, outcome=outcome)
 
     async def agent(self, task: Task, episode: Any) -> Any:
-        """The program as an agent of `AsyncSwarmClient.run_episodes_until_all_complete` or `AsyncSwarm`'s."""
+        """Run the program as an agent of a runner of `AsyncSwarmClient` or `AsyncSwarm`."""
         return (await self._play(task, episode, (), {}))[1]
 
     def _of(self, plain: Callable[..., Any]) -> Self:

@@ -1,4 +1,4 @@
-"""How far a training loop is, on the terminal."""
+"""Progress of a training loop, on the terminal."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _RECENT = 64
 
 
 class Progress:
-    """Shows how many episodes are done and how well the last ones did.
+    """Show how many episodes are done, and the mean reward of the most recent ones.
 
-    :param total: episodes.
-    :param show: None shows it if there is a terminal.
-    :param also: is told of each episode too.
+    :param total: the number of episodes.
+    :param show: whether to show progress; None shows it if standard error is a terminal.
+    :param also: called with each result too.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Progress:
         self._bars.stop()
 
     def note(self, result: EpisodeResult[Any, Any] | EpisodeFailure) -> None:
-        """Take in an episode that ended or was given up."""
+        """Count an episode that ended or was given up."""
         if isinstance(result, EpisodeFailure):
             self._failed += 1
         else:

@@ -1,4 +1,4 @@
-"""Which requests are model calls, and what becomes of them on their way."""
+"""Recognise model calls among HTTP requests, and rewrite them for the episode's endpoint."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ _DIALECTS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     "/v1/messages": (frozenset({"model", "messages"}), frozenset()),
     "/v1/messages/count_tokens": (frozenset({"model", "messages"}), frozenset()),
 }
-"""How the paths of model calls end, what their bodies have, and of what they have one at least. Other requests, such as those of
-tools, pass by."""
+"""Path endings of model calls, with the keys that their bodies must have and the keys of which they
+must have at least one. Other requests, such as those of tools, are not rerouted."""
 
 _STRANGE = re.compile(
     r"(/models/[^/]+:(generateContent|streamGenerateContent)|/api/chat|/responses/compact|/v1/complete|/v2/chat"
     r"|/model/[^/]+/(converse|converse-stream|invoke|invoke-with-response-stream))$"
 )
-"""How the paths of model calls end in dialects that the server does not speak: of Gemini, Ollama, Bedrock, Cohere and so on."""
+"""Path endings of model calls in dialects that the server does not support: Gemini, Ollama,
+Bedrock, Cohere and others."""
 
 _DEPLOYMENT = re.compile(r"/deployments/([^/]+)/")
 _KEPT = (
@@ -40,21 +41,21 @@ _KEPT = (
     "x-ajet-",
     "x-stainless-",
 )
-"""How the names of headers begin that are about the call. All others may be about the endpoint for which it was meant: its
-secrets go to nobody else."""
+"""Prefixes of the names of headers that describe the call. All others are dropped, because they may
+hold secrets for the original endpoint."""
 _LONGEST_NAME = 256
 
 _EPISODE_KEY = re.compile(r"ajet-ep-[^/\s]+")
-"""What keys of episodes look like."""
+"""Matches the keys of episodes."""
 _KEY_HEADERS = ("authorization", "x-api-key", "x-goog-api-key")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """A request that asks a model for something.
+    """A request to a model.
 
-    :param path: what follows the base URL.
-    :param model: that it asks for.
+    :param path: the path after the base URL.
+    :param model: the requested model.
     """
 
     path: str
@@ -63,7 +64,7 @@ class ModelCall:
 
     @property
     def system_prompt(self) -> str:
-        """What it tells the model of who it is, in whichever dialect; "" if it says nothing."""
+        """The system prompt, in whichever dialect; "" if there is none."""
         said = [self.body.get("system"), self.body.get("instructions")]
         messages = self.body.get("messages") or self.body.get("input")
         if isinstance(messages, list):
@@ -79,7 +80,7 @@ _SYSTEM = frozenset({"system", "developer"})
 
 
 def _texts(content: Any) -> Iterator[str]:
-    """The texts of a message's content: a string, or parts."""
+    """Yield the texts of a message's content, which is a string or a list of parts."""
     if isinstance(content, str):
         yield content
     elif isinstance(content, list):
@@ -90,7 +91,7 @@ def _texts(content: Any) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Rerouted:
-    """What is sent instead of a model call."""
+    """The request that is sent instead of a model call."""
 
     url: str
     headers: list[tuple[str, str | bytes]]
@@ -98,12 +99,12 @@ class Rerouted:
 
 
 def may_be_model_call(method: str, path: str) -> bool:
-    """Whether it is worth reading a request's body."""
+    """Return whether a request may be a model call, so that its body must be read."""
     return method == "POST" and path.endswith(tuple(_DIALECTS))
 
 
 def read_model_call(method: str, path: str, content: bytes) -> ModelCall | None:
-    """The model call that a request is; None if it is something else."""
+    """Parse a request as a model call; None if it is not one."""
     ending = next((ending for ending in _DIALECTS if path.endswith(ending)), None)
     if method != "POST" or ending is None:
         return None
@@ -116,7 +117,7 @@ def read_model_call(method: str, path: str, content: bytes) -> ModelCall | None:
     needed, one_of = _DIALECTS[ending]
     if not body.keys() >= needed or (one_of and not body.keys() & one_of):
         return None
-    # Azure has the model in the path.
+    # Azure puts the model in the path.
     deployment = _DEPLOYMENT.search(path)
     model = body.get("model") or (deployment[1] if deployment else None)
     if model is None:
@@ -125,14 +126,14 @@ def read_model_call(method: str, path: str, content: bytes) -> ModelCall | None:
 
 
 def is_unsupported_route(method: str, path: str) -> bool:
-    """Whether a request asks a model in a dialect that the server does not speak, as far as its path tells."""
+    """Return whether a request's path is that of a model call in an unsupported dialect."""
     return method == "POST" and _STRANGE.search(path) is not None
 
 
 def episode_key(path: str, headers: Mapping[str, str]) -> str | None:
-    """The key of the episode of which a request says itself that it is, in its path or in a header.
+    """Return the episode key in a request's path or headers, or None if there is none.
 
-    :param headers: whose names may be written as they are here.
+    :param headers: a mapping with case-insensitive names.
     """
     for text in (path, *(headers.get(name, "") for name in _KEY_HEADERS)):
         if (found := _EPISODE_KEY.search(text)) is not None:
@@ -149,17 +150,18 @@ def reroute(
     agent: str | None,
     sampling: Mapping[str, Any],
 ) -> Rerouted:
-    """The request that goes to `endpoint` instead.
+    """Build the request to send to `endpoint` instead.
 
-    :param content: the body of `call`, which is sent as it is unless `sampling` changes it or it has no model.
-    :param agent: who calls, unless the request says so itself.
+    :param content: the body of `call`, sent unchanged unless `sampling` changes it or it has no
+        model.
+    :param agent: the calling agent, unless the request's headers name one.
     """
     kept: list[tuple[str, str | bytes]] = [
         (name, value) for name, value in headers if name.lower().startswith(_KEPT)
     ]
     kept.append(("authorization", f"Bearer {endpoint.api_key}"))
     if agent and not any(name.lower() == AGENT_HEADER for name, _ in kept):
-        # As bytes: names need not be ASCII.
+        # As bytes, because names need not be ASCII.
         clean = "".join(c if c.isprintable() else " " for c in agent)
         kept.append(
             (AGENT_HEADER, " ".join(clean.split())[:_LONGEST_NAME].encode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Where the model calls of the code that runs go: a context variable, so that threads and tasks do not meet."""
+"""Routes of model calls, kept in a context variable so that threads and tasks do not interfere."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ STRANGE = (
 _log = logging.getLogger("ajet.agents")
 
 SINGLE = ""
-"""The role of the model where there is but one."""
+"""The role of the model if there is only one."""
 
 
 @dataclass(eq=False)
 class Route:
-    """Where the model calls of one episode go.
+    """The destination of the model calls of one episode.
 
-    :param endpoints: by role; `SINGLE` is the only role of an episode with one model.
-    :param roles: the role of the calls that an agent makes, or that ask for a model, by the name of either.
-    :param passthrough: models whose calls are not the episode's: they go where they would go without it.
-    :param agents: what the system prompts of agents contain, by their names, for calls of which nothing else tells whose
-        they are.
-    :param sampling: what request bodies are overridden with; None takes a parameter out.
-    :ivar sent: model calls that went out, each try for itself.
-    :ivar answered: those that were answered with a completion.
-    :ivar strange: hosts and paths of model calls that were left alone, because the server does not speak their dialect.
+    :param endpoints: endpoints by role; `SINGLE` is the only role of an episode with one model.
+    :param roles: the role of a call, by the name of the calling agent or of the requested model.
+    :param passthrough: models whose calls are not part of the episode and are not rerouted.
+    :param agents: texts that the agents' system prompts contain, by agent name, for calls that do
+        not otherwise identify the agent.
+    :param sampling: overrides of parameters in request bodies; None removes a parameter.
+    :ivar sent: the number of model calls sent, counting each retry.
+    :ivar answered: the number of model calls answered with a completion.
+    :ivar strange: hosts and paths of model calls that were not rerouted, because the server does
+        not support their dialect.
     :ivar finished: whether the program has returned.
     """
 
@@ -53,7 +54,7 @@ class Route:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def note_sent(self) -> None:
-        """Count a model call that goes out."""
+        """Count a model call that is sent."""
         with self._lock:
             self.sent += 1
 
@@ -63,7 +64,7 @@ class Route:
             self.answered += 1
 
     def note_strange(self, where: str) -> None:
-        """Say, once, that a model call is left alone."""
+        """Record a model call that is not rerouted, and log each destination once."""
         with self._lock:
             fresh = where not in self.strange
             self.strange.add(where)
@@ -71,20 +72,21 @@ class Route:
             _log.warning("a model call to %s is not the episode's: %s", where, STRANGE)
 
     def agent_of(self, system_prompt: str) -> str | None:
-        """Whose system prompt this is; None if nobody knows."""
+        """Return the agent with this system prompt, or None if it is not known."""
         for name, text in self.agents.items():
             if text in system_prompt:
                 return name
         return None
 
     def has_key(self, key: str) -> bool:
-        """Whether it is the key of this episode, or of a part of it."""
+        """Return whether a key is that of this episode or of one of its parts."""
         return any(endpoint.api_key == key for endpoint in self.endpoints.values())
 
     def endpoint(self, agent: str | None, model: str) -> ModelEndpoint:
-        """Where a call goes.
+        """Return the endpoint for a call.
 
-        :raises RoutingError: there are several models, and nothing says which one is meant; or the episode is over.
+        :raises RoutingError: several models are trained and the call matches no role, or the
+            episode is over.
         """
         if self.finished:
             raise RoutingError(
@@ -108,18 +110,18 @@ _agent: ContextVar[str | None] = ContextVar("ajet_agent", default=None)
 
 
 def current_route() -> Route | None:
-    """The route of the episode in which this code runs; None outside of any."""
+    """Return the route of the episode that this code runs in, or None outside of episodes."""
     return _route.get()
 
 
 def named_agent() -> str | None:
-    """What `agent_name` says here."""
+    """Return the name that `agent_name` has set here, or None."""
     return _agent.get()
 
 
 @contextmanager
 def routed(route: Route | None) -> Iterator[None]:
-    """Send the model calls of the block, and of the tasks that it starts, along a route; None sends them along none."""
+    """Route the model calls of the block and of tasks it starts; None disables routing."""
     before = _route.set(route)
     try:
         yield
@@ -129,9 +131,10 @@ def routed(route: Route | None) -> Iterator[None]:
 
 @contextmanager
 def agent_name(name: str) -> Iterator[None]:
-    """Say whose the model calls of the block are: the name under which they are recorded and rewarded.
+    """Name the agent that makes the block's model calls; they are recorded and rewarded by name.
 
-    Adapters of frameworks say it by themselves; this is for code without one, and goes before them.
+    Framework adapters do this automatically. This is for code without an adapter, and takes
+    precedence over adapters.
     """
     before = _agent.set(name)
     try:
@@ -141,8 +144,8 @@ def agent_name(name: str) -> Iterator[None]:
 
 
 def passthrough() -> Any:
-    """A ``with`` block whose model calls are not the episode's: they go where they would go without it.
+    """Return a context manager whose model calls are not part of the episode and are not rerouted.
 
-    For a judge, or a tool that asks a model of its own.
+    For a judge, or a tool that calls another model.
     """
     return routed(None)

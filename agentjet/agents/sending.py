@@ -1,8 +1,9 @@
-"""Requests of httpx and httpx2 are looked at when they are sent, and model calls of episodes rerouted.
+"""Interception of httpx and httpx2 requests, to reroute the model calls of episodes.
 
-Either is used by the SDKs and so by the frameworks. `instrument` wraps ``Client.send`` and ``AsyncClient.send`` once, as
-tracing libraries do, so that existing clients need not be touched; outside an episode the wrappers do nothing.
-Whoever would rather change nothing for all gives one client a `RoutedTransport` (`routed_transports`).
+SDKs, and so the frameworks, use one of the two libraries. `instrument` wraps ``Client.send`` and
+``AsyncClient.send`` once, as tracing libraries do, so that existing clients need no change; outside
+an episode the wrappers do nothing. To avoid the global change, give a single client the transports
+of `routed_transports`.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ _lock = threading.Lock()
 
 
 def instrument() -> None:
-    """Let requests of all clients of httpx and httpx2 follow the route of their episode; a repeat changes nothing.
+    """Make all clients of httpx and httpx2 follow the route of their episode; idempotent.
 
-    A library that is installed but not imported is imported: later its clients would be missed.
+    A library that is installed but not imported yet is imported, because its clients would be
+    missed later.
     """
     with _lock:
         for name in _LIBRARIES:
@@ -87,12 +89,12 @@ def _sending_async(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
 
 
 def _library(request: Any) -> str:
-    """Which of the libraries a request is of."""
+    """Return the name of the library that a request belongs to."""
     return type(request).__module__.partition(".")[0]
 
 
 def _refusal(request: Any, error: RoutingError) -> Any:
-    """An answer in place of one from a server: SDKs take exceptions for lost connections, and try again."""
+    """Return an error response. SDKs would take an exception for a lost connection and retry."""
     library = sys.modules[_library(request)]
     payload = {"error": error.to_payload(), "type": "error"}
     return library.Response(400, json=payload, request=request)
@@ -100,10 +102,10 @@ def _refusal(request: Any, error: RoutingError) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ReroutedRequest:
-    """A request that goes out instead of another.
+    """A request that is sent instead of another.
 
-    :param request: of the same library.
-    :param counts: whether its answer is a call of the episode.
+    :param request: a request of the same library.
+    :param counts: whether its response is a call of the episode.
     """
 
     route: Route
@@ -112,22 +114,22 @@ class ReroutedRequest:
 
     @property
     def url(self) -> str:
-        """Where it goes."""
+        """The URL of the request."""
         return str(self.request.url)
 
     def noted(self, response: Any) -> Any:
-        """The answer, after it was counted."""
+        """Count the response if it is a call of the episode, and return it."""
         if self.counts and response.status_code < _FIRST_ERROR:
             self.route.note_answered()
         return response
 
 
 def rerouted(request: Any, timeout: Any = None) -> ReroutedRequest | None:
-    """What goes out instead of a request of either library; None if that goes where it is going.
+    """Return the request to send instead of `request`, or None if it is not to be rerouted.
 
-    :param timeout: the client's, for a request that has none.
-    :raises RoutingError: it is a model call of an episode, and nothing says of which of several models, or the episode
-        is over.
+    :param timeout: the client's timeout, for a request that has none.
+    :raises RoutingError: it is a model call of an episode that is over, or that has several models
+        of which none matches.
     """
     route = current_route()
     if route is None or _DONE in request.extensions:
@@ -138,12 +140,12 @@ def rerouted(request: Any, timeout: Any = None) -> ReroutedRequest | None:
         return None
     key = episode_key(request.url.path, request.headers)
     if key is not None and not route.has_key(key):
-        # The program has claimed an episode itself.
+        # The program has claimed this episode itself.
         return None
     try:
         content = request.content
     except RuntimeError:
-        # A body that is made while it is sent: SDKs of models do not do that.
+        # The body is streamed, which SDKs of models do not do.
         return None
     call = read_model_call(request.method, request.url.path, content)
     if call is None or call.model in route.passthrough:
@@ -172,7 +174,7 @@ def rerouted(request: Any, timeout: Any = None) -> ReroutedRequest | None:
 
 
 class RoutedTransports(NamedTuple):
-    """Transports of one HTTP library, for clients that follow routes whether or not `instrument` was called.
+    """Transports of one HTTP library, for clients that follow routes without `instrument`.
 
     :param sync: for its ``Client``.
     :param asynchronous: for its ``AsyncClient``.
@@ -183,14 +185,14 @@ class RoutedTransports(NamedTuple):
 
 
 def routed_transports(library: str = "httpx", **options: Any) -> RoutedTransports:
-    """New transports that send the model calls of an episode along its route.
+    """Create transports that send the model calls of an episode along its route.
 
-    :param library: ``httpx`` or ``httpx2``, whichever the client is of.
-    :param options: as the library's ``HTTPTransport`` takes them.
+    :param library: ``httpx`` or ``httpx2``, according to the client.
+    :param options: options of the library's ``HTTPTransport``.
     """
     module = importlib.import_module(library)
 
-    # Which library's classes they are derived from is known here alone, so that types cannot be checked.
+    # The base classes are known only at run time, so that types cannot be checked.
     class Transport(module.HTTPTransport):  # type: ignore[misc, name-defined]
         def handle_request(self, request: Any) -> Any:
             try:

@@ -1,4 +1,4 @@
-"""Tasks of a dataset, whatever they look like."""
+"""Conversion of dataset items to tasks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _LONGEST = 200
 
 
 def task_of(item: object, task_id: TaskId | None = None) -> Task:
-    """The task that an item of a dataset is, with the item as its payload; a `Task` stays what it is.
+    """Convert a dataset item to a task with the item as its payload; a `Task` is returned as is.
 
-    Its id is what `task_id` says of it, or its own (``id`` or ``task_id``, as a key or an attribute), or a string itself;
-    anything else is named by a digest of its JSON, which is the same in every process.
+    The id is the result of `task_id`, or the item's ``id`` or ``task_id`` (key or attribute), or
+    the item itself if it is a string; otherwise it is a digest of its JSON, which is the same in
+    every process.
 
-    :raises TypeError: nothing of this tells what it is called.
+    :raises TypeError: no id can be derived from the item.
     """
     if isinstance(item, Task):
         return item
@@ -32,14 +33,15 @@ def task_of(item: object, task_id: TaskId | None = None) -> Task:
 
 
 def item_of(task: Task) -> Any:
-    """What the program is given of a task: its payload, or its id if it has none."""
+    """Return what the program receives for a task: its payload, or its id if it has none."""
     return task.id if task.payload is None else task.payload
 
 
 def text_of_task(task: object) -> str:
-    """A task as the text that an agent is given.
+    """Return a task as a text for an agent.
 
-    :raises TypeError: it is no text: written out it would tell the model what only the reward is to know.
+    :raises TypeError: the task is not a string: its other form may contain what only the reward may
+        use.
     """
     if isinstance(task, str):
         return task

@@ -1,4 +1,4 @@
-"""How the calls of a program become episodes, and what they are ended with."""
+"""The terms on which calls of a program become episodes."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from ajet_core.interfaces import ModelEndpoint
 Scoped = ScopedEpisode | ScopedSwarmEpisode | AsyncScopedEpisode | AsyncScopedSwarmEpisode
 
 Reward = Callable[[Any, Any], Any]
-"""Says of a task and what the program made of it how good that is: as agents of the client's runners say it."""
+"""Maps a task and the program's result to a reward, as agents of the client's runners return it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """How a program's calls become episodes.
+    """Settings of the episodes that a program's calls become.
 
-    :param reward: None if what the program returns is its reward.
-    :param roles: the role of the calls that an agent makes, or that ask for a model, by the name of either.
-    :param passthrough: models whose calls are not trained and go where they would go otherwise.
-    :param agents: what the system prompts of agents contain, by their names.
-    :param sampling: what the bodies of model calls are overridden with, such as ``{"temperature": 1.0}``; None takes a
-        parameter out.
-    :param tag: which part of a mixture the tasks belong to, unless they say so themselves.
-    :param lease_seconds: as of `SwarmClient.begin_episode`, and so is `timeout`.
+    :param reward: None if the program returns its reward.
+    :param roles: the role of a call, by the name of the calling agent or of the requested model.
+    :param passthrough: models whose calls are not trained and not rerouted.
+    :param agents: texts that the agents' system prompts contain, by agent name.
+    :param sampling: overrides of parameters in the bodies of model calls, such as
+        ``{"temperature": 1.0}``; None removes a parameter.
+    :param tag: the part of a mixture that tasks belong to if they have no tag.
+    :param lease_seconds: as for `SwarmClient.begin_episode`, as is `timeout`.
     """
 
     reward: Reward | None = None
@@ -51,7 +51,7 @@ class Terms:
     timeout: float | None = None
 
     def route(self, episode: Episode | SwarmEpisode) -> Route:
-        """Where the model calls of an episode go."""
+        """Return the route for the model calls of an episode."""
         parts = episode.parts if isinstance(episode, SwarmEpisode) else {SINGLE: episode}
         endpoints = {
             role: ModelEndpoint(part.base_url, part.api_key, part.model)
@@ -66,15 +66,15 @@ class Terms:
         )
 
     def task(self, item: object) -> Task:
-        """The task that an item of a dataset is."""
+        """Convert an item of a dataset to a task."""
         task = task_of(item, self.task_id)
         return task if task.tag or not self.tag else replace(task, tag=self.tag)
 
 
 def score(scoped: Scoped, outcome: Any) -> None:
-    """Note in a scoped episode what it shall be ended with.
+    """Set the outcome with which a scoped episode will be ended.
 
-    :raises TypeError: `outcome` is no reward.
+    :raises TypeError: `outcome` is not a valid reward.
     """
     if isinstance(scoped, ScopedSwarmEpisode | AsyncScopedSwarmEpisode):
         scoped.rewards = outcome

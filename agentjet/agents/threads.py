@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 
 class Threads(ThreadPoolExecutor):
-    """A thread for each job, a daemon: one that hangs takes no other's place, and keeps no program from ending.
+    """An executor with one daemon thread per job: a hanging job blocks no other job and no exit.
 
-    It is a `ThreadPoolExecutor` because event loops take no other as their default.
+    It is a `ThreadPoolExecutor` because event loops accept only that as their default.
     """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Begin at once."""
+        """Start a job at once, in a new thread."""
         future: Future[T] = Future()
         thread = threading.Thread(
             target=_run, args=(future, fn, args, kwargs), name="ajet-program", daemon=True
@@ -26,7 +26,7 @@ class Threads(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Nothing is waited for: whoever wants a result has it."""
+        """Return without waiting: results are awaited through their futures."""
 
 
 def _run(

@@ -51,30 +51,34 @@ def train(
     progress: bool | None = None,
     on_result: OnResult | None = None,
 ) -> Report:
-    """Roll a program out on a dataset, `group_size` times for each task in each epoch, while the server trains.
+    """Roll a program out on a dataset, `group_size` times per task and epoch, to train its model.
 
     ```python
     report = train(solve, tasks, epochs=3, concurrency=64)
     ```
 
-    An exception in the program aborts its episode, which is tried again up to `retries` times, and no other. To be
-    called where no event loop runs; elsewhere there is `train_async`.
+    An exception in the program aborts only its episode, which is retried up to `retries` times.
+    This cannot be called while an event loop is running; use `train_async` there.
 
-    :param program: made by `trainable`, or what it takes (a function, an agent); functions that are not async run in
-        threads.
+    :param program: made by `trainable`, or anything that it accepts (a function, an agent);
+        functions that are not async run in threads.
     :param tasks: whatever the program takes, or `Task` objects. Their ids (see `task_of`) must differ.
-    :param client: default: the program's own, else one of the server that ``AJET_URL`` names.
-    :param config: what to train and how; the run is started if there is none yet. Needs a control token. None if
-        somebody else has started it.
-    :param epochs: passes over the dataset. Episodes of different epochs are not compared with each other.
-    :param group_size: episodes of a task that are compared with each other; default: as many as the run's batches take.
-    :param concurrency: episodes at a time.
+    :param client: by default the program's own, else one of the server that ``AJET_URL`` names.
+    :param config: what to train and how; the run is started if there is none yet. Needs a control
+        token. None if the run is started elsewhere.
+    :param epochs: passes over the dataset. Episodes of different epochs are not compared with each
+        other.
+    :param group_size: episodes of a task that are compared with each other; by default as many as
+        the run's batches take.
+    :param concurrency: the number of episodes that run at once.
     :param episode_timeout: seconds after which a program that has not finished is given up.
-    :param resume: leave out what has ended before, also by another process with the same arguments.
-    :param first_epoch: number of the first epoch, by which `resume` knows it again: a loop that calls this for each epoch
-        gives it. Default: 1 with `resume`, else what follows the epochs of these tasks in which episodes have ended.
+    :param resume: skip episodes that have already ended, also those of another process with the
+        same arguments.
+    :param first_epoch: number of the first epoch, which identifies it for `resume`; set it in a
+        loop that calls this for each epoch. Default: 1 with `resume`, else the number after the
+        epochs of these tasks in which episodes have ended.
     :param shuffle: seed of the order of the tasks in each epoch; None keeps them in order.
-    :param progress: show it on the terminal; by default if there is one.
+    :param progress: whether to show progress on the terminal; by default if there is one.
     :param on_result: called after each episode that ended or was given up.
     :raises RequestError: two tasks have the same id, or an argument is out of range.
     :raises StateError: there is no run, and no `config`.
@@ -156,7 +160,7 @@ async def train_async(
     progress: bool | None = None,
     on_result: OnResult | None = None,
 ) -> Report:
-    """As `train`, of an async program, in the event loop that runs."""
+    """Train an async program in the running event loop; see `train`."""
     its = _trainable(program)
     if not isinstance(its, AsyncTrainable):
         raise TypeError(
@@ -202,7 +206,7 @@ async def train_async(
 
 
 def _refuse_loop() -> None:
-    """:raises TypeError: an event loop runs here, as in a notebook."""
+    """:raises TypeError: an event loop is running, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -211,7 +215,7 @@ def _refuse_loop() -> None:
 
 
 async def _with_threads(loop_over: Coroutine[Any, Any, Report]) -> Report:
-    """Give the event loop threads without end: frameworks that are not async take one for each episode."""
+    """Give the event loop unlimited threads: synchronous frameworks need one for each episode."""
     loop = asyncio.get_running_loop()
     loop.set_default_executor(Threads())
     return await loop_over
@@ -273,14 +277,14 @@ async def _planned_async(server: AsyncClient, asking: Asking) -> Plan:
 
 
 def _total(todo: Plan, left: Resumption | None) -> int:
-    """Episodes to be rolled out."""
+    """Return the number of episodes to roll out."""
     if left is None:
         return len(todo.tasks) * todo.size
     return sum(lacking for _, lacking in left.remaining)
 
 
 def _tell_what_is_left(status: ServerStatus) -> None:
-    """Log that the last episodes are not trained yet, where they do not fill a batch."""
+    """Log that the last episodes are not trained yet if they do not fill a batch."""
     batch = status.batch
     if batch is None or batch.open_episodes or not 0 < batch.ready < batch.needed:
         return

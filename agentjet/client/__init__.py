@@ -11,7 +11,7 @@ with SwarmClient() as client:
     report = client.run_episodes_until_all_complete(["task-1", "task-2"], agent, episodes_per_task=8)
 ```
 
-Several models that train on the same episodes have a server each, and one client:
+Several models that train on the same episodes have one server each, and share a client:
 
 ```python
 with Swarm({"planner": url1, "executor": url2}) as swarm, swarm.episode("task-1") as ep:
@@ -19,7 +19,8 @@ with Swarm({"planner": url1, "executor": url2}) as swarm, swarm.episode("task-1"
     ep.rewards = {"planner": 1.0, "executor": 0.5}
 ```
 
-Importing this is quick: no tensors, no server, and httpx only at the first request.
+Importing this module is fast: it loads no tensor library and no server code, and httpx only at the
+first request.
 """
 
 from agentjet.client._async import AsyncScopedEpisode, AsyncSwarmClient

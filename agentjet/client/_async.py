@@ -84,7 +84,7 @@ MAX_START_WAIT = 600.0
 BOOT_POLL = 0.5
 IDS_AT_ONCE = 1000
 STEP_POLL = 0.5
-# What the server says when nothing fills its batch any more.
+# Codes of the findings that the server reports when no more episodes arrive for its batch.
 STARVED = frozenset({"no_client", "incomplete_tasks", "no_signal"})
 
 
@@ -118,17 +118,19 @@ class AsyncScopedEpisode(PendingEpisode):
 class AsyncSwarmClient:
     """A client of one swarm server, to be shared by the tasks of an event loop; each loop has connections of its own.
 
-    Requests are repeated, with growing pauses, where that is safe; ``retry_after`` of the server is
-    honoured. Errors are those of `ajet_core.errors`, of the class they had on the server.
+    Requests are repeated with exponential backoff where that is safe, and the server's
+    ``retry_after`` is respected. Errors have the classes in `ajet_core.errors` that they had on the
+    server.
 
     :param url: default ``AJET_URL``, else ``http://127.0.0.1:8642``.
-    :param token: default ``AJET_TOKEN``, else the token that a server of this user on this machine left.
+    :param token: default ``AJET_TOKEN``, else the token file of a server of this user on this
+        machine.
     :param retries: how often a request is repeated before `ServerUnreachableError`.
     :param transport: an `httpx.AsyncBaseTransport` to use instead of the network.
-    :param rng: source of the jitter.
-    :param sleep: waits some seconds.
-    :param clock: monotonic seconds.
-    :raises ConfigError: `url` is none.
+    :param rng: the source of randomness for the jitter.
+    :param sleep: function that waits the given number of seconds.
+    :param clock: function that returns monotonic seconds.
+    :raises ConfigError: `url` is not a valid URL.
     """
 
     def __init__(
@@ -177,18 +179,20 @@ class AsyncSwarmClient:
         heartbeat_seconds: float | None = None,
         timeout: float | None = None,
     ) -> Episode:
-        """Claim an episode; waits until the server has a place for it.
+        """Claim an episode, waiting until the server has a place for it.
 
         :param group: episodes of one group share a baseline; by default those of one task.
         :param kind: ``eval`` episodes are never trained on.
-        :param tag: which part of a mixture the task belongs to.
-        :param lease_seconds: without a model call or heartbeat for so long the server aborts it.
-        :param heartbeat_seconds: a promise to make a model call or send a heartbeat at least so often. If it is
-            broken three times in a row, the place in the batch is given to others long before the lease ends.
+        :param tag: the part of a mixture that the task belongs to.
+        :param lease_seconds: the server aborts the episode after this time without a model call or
+            heartbeat.
+        :param heartbeat_seconds: a promise to make a model call or send a heartbeat at least this
+            often. If three in a row are missed, the place in the batch is freed long before the
+            lease ends.
         :param timeout: seconds to wait for a place; None waits as long as the server says it may help.
-        :raises DeadlineError: no place within `timeout`.
+        :raises DeadlineError: no place became free within `timeout`.
         :raises NotRollingError: no run is active.
-        :raises EpisodeError: the task is set aside, because all its episodes fail.
+        :raises EpisodeError: the task is set aside because all its episodes fail.
         """
         terms = ClaimTerms(
             kind=kind,
@@ -207,17 +211,17 @@ class AsyncSwarmClient:
         poll_seconds: float = LONG_POLL,
         meanwhile: Callable[[], Awaitable[None]] | None = None,
     ) -> Episode:
-        """Claim an episode, asking again for as long as the server says that it may help.
+        """Claim an episode, retrying for as long as the server says that retrying may help.
 
-        An answer that was lost is asked for again under the same claim id: if it was a grant, the server gives the
-        same episode, even if it was killed and started again in between.
+        A claim whose response was lost is repeated with the same claim id: if it had been granted,
+        the server returns the same episode, even if it was killed and restarted in between.
 
-        :param joint: the joint episode that it is a part of.
-        :param poll_seconds: longest time of one request.
-        :param meanwhile: done between two requests.
+        :param joint: the joint episode that the episode is a part of.
+        :param poll_seconds: longest duration of one request.
+        :param meanwhile: called between two requests.
         """
         connection = self._connection
-        # The time to agree on a protocol version does not count.
+        # Agreeing on a protocol version does not count towards the timeout.
         await connection.connect()
         claim_id = secrets.token_urlsafe(24)
         began = connection.clock()
@@ -245,7 +249,7 @@ class AsyncSwarmClient:
                 EpisodeGrant,
                 body,
                 read_timeout=wait + READ_TIMEOUT,
-                # How long to go on asking is said by `timeout`.
+                # `timeout` decides how long to retry.
                 final=True,
             )
             try:
@@ -273,15 +277,15 @@ class AsyncSwarmClient:
         agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> EpisodeStatus:
-        """Report the outcome of an episode. Once this returns it survives a crash of the server.
+        """Report the outcome of an episode. Once this returns, it survives a crash of the server.
 
-        A repeat changes nothing: the first outcome stands and is what the answer shows.
+        Repeats change nothing: the first outcome counts and is returned.
 
         :param components: named parts of the reward, for the logs.
         :param call_rewards: rewards of single calls, by the id of their chat completion.
-        :param agent_rewards: rewards by agent name; for the calls of these agents they take the place of
-            the episode's.
-        :raises EpisodeClosedError: it was aborted before, or its lease ran out.
+        :param agent_rewards: rewards by agent name; they replace the episode's reward for the calls
+            of these agents.
+        :raises EpisodeClosedError: the episode was aborted before, or its lease expired.
         """
         outcome = EpisodeOutcome(
             reward=reward,
@@ -297,7 +301,7 @@ class AsyncSwarmClient:
     ) -> EpisodeStatus:
         """Report the outcome of an episode.
 
-        :param prepare: only until the arbiter of its joint episode has decided.
+        :param prepare: prepare the end only, until the arbiter of the joint episode has decided.
         """
         body = build(
             EndRequest,
@@ -321,10 +325,12 @@ class AsyncSwarmClient:
         final: bool = False,
         retries: int | None = None,
     ) -> EpisodeStatus:
-        """Give an episode up; its place in the batch becomes free.
+        """Give up an episode; its place in the batch becomes free.
 
-        :param cause: the kind of `reason`, by which failures are counted; ``cancelled`` is none.
-        :param final: nobody will try it again, so that its batch goes on with the task's episodes that succeed.
+        :param cause: the kind of failure, by which failures are counted; ``cancelled`` does not
+            count as one.
+        :param final: the task will not be retried, so that its batch continues with those of the
+            task's episodes that succeed.
         :param retries: overrides the client's.
         """
         return await self._abort(
@@ -353,18 +359,18 @@ class AsyncSwarmClient:
         return await self._connection.perform(call, retries=retries)
 
     async def heartbeat(self, episode: Episode, *, retries: int | None = None) -> EpisodeStatus:
-        """Renew the lease of an episode that makes no model calls for long.
+        """Renew the lease of an episode that makes no model calls for a long time.
 
         :param retries: overrides the client's.
-        :raises EpisodeClosedError: it is over.
+        :raises EpisodeClosedError: the episode is over.
         """
         call = Call("POST", episode_path(episode.episode_id, "heartbeat"), EpisodeStatus)
         return await self._connection.perform(call, retries=retries)
 
     async def heartbeats(self, episodes: Sequence[Episode]) -> dict[str, str]:
-        """Renew the leases of many episodes by one request.
+        """Renew the leases of many episodes with one request.
 
-        :return: why those that are over are, by their id.
+        :return: the reasons of the episodes that are over, by their id.
         """
         closed: dict[str, str] = {}
         for start in range(0, len(episodes), IDS_AT_ONCE):
@@ -377,12 +383,12 @@ class AsyncSwarmClient:
         return closed
 
     async def episode_status(self, episode: Episode) -> EpisodeStatus:
-        """How an episode stands."""
+        """Return the status of an episode."""
         call = Call("GET", episode_path(episode.episode_id), EpisodeStatus)
         return await self._connection.perform(call)
 
     async def can_continue_episode(self, episode: Episode) -> bool:
-        """Whether an episode is still open, so that going on with it makes sense."""
+        """Return whether an episode is still open, so that it makes sense to continue it."""
         try:
             status = await self.episode_status(episode)
         except (EpisodeNotFoundError, EpisodeClosedError):
@@ -402,8 +408,9 @@ class AsyncSwarmClient:
     ) -> AsyncIterator[AsyncScopedEpisode]:
         """An episode for the length of an ``async with`` block; parameters as `begin_episode`.
 
-        Set ``ep.reward`` or call ``await ep.end(reward)`` inside. Leaving by an exception aborts the episode
-        with that reason, leaving without a reward aborts it too.
+        Set ``ep.reward`` or call ``await ep.end(reward)`` inside the block. If the block raises,
+        the episode is aborted with the exception as its reason; without a reward, it is aborted
+        too.
         """
         terms = ClaimTerms(kind=kind, lease_seconds=lease_seconds, timeout=timeout)
         claimed = await self._claim(Task(task_id, group=group, tag=tag), terms)
@@ -429,7 +436,7 @@ class AsyncSwarmClient:
             )
 
     async def _abort_after(self, episode: Episode, error: BaseException) -> None:
-        """Abort because of `error`, which matters more than whether that works."""
+        """Abort because of `error`. If that fails too, only add a note to `error`."""
         try:
             await self.abort_episode(
                 episode, abort_reason(error, episode), cause=abort_cause(error), retries=0
@@ -453,19 +460,19 @@ class AsyncSwarmClient:
     ) -> RunnerReport:
         """Roll out many episodes, `concurrency` at a time, each agent in a task of its own.
 
-        An exception in an agent aborts its episode, and the task is tried again with a new one, up to
-        `retries` times. Leases are renewed meanwhile. What concerns all episodes (no server, a wrong
-        token, no run) ends the whole and is raised, and so is a cancellation: open episodes are
-        aborted first.
+        An exception in an agent aborts its episode, and the task is retried with a new episode, up
+        to `retries` times. Leases are renewed meanwhile. An error that concerns all episodes (no
+        server, a wrong token, no run) stops the runner and is raised,
+        and so is a cancellation: open episodes are aborted first.
 
         :param tasks: task ids, or `Task` objects where the agent needs more than the id.
         :param agent: an async function of the task and its episode; returns the reward or an `EpisodeOutcome`.
-        :param lease_seconds: how long the episodes stay open if this program dies; their places are given to others
-            within two seconds.
-        :param episode_timeout: seconds after which an agent that has not finished is given up, which counts as a failed
-            attempt.
-        :param resume: leave out episodes that have ended before, also those of another program or an earlier run of
-            this one; see `resume`.
+        :param lease_seconds: how long the episodes stay open if this program dies; their places in
+            the batch are freed within two seconds.
+        :param episode_timeout: seconds after which an agent that has not finished is given up,
+            which counts as a failed attempt.
+        :param resume: skip episodes that have already ended, also those of another program or an
+            earlier run of this one; see `resume`.
         :param on_result: called after each episode that ended or was given up.
         """
         check_concurrency(concurrency)
@@ -502,13 +509,15 @@ class AsyncSwarmClient:
         episode_timeout: float | None = None,
         on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
     ) -> EvaluationReport:
-        """Roll out evaluation episodes, which are never trained on, and score them as the run says.
+        """Roll out evaluation episodes, which are never trained on, and score them.
 
-        How they are sampled, which reward passes and for which k pass@k is reported is the run's `EvaluationConfig`.
-        Parameters not named here are as for `run_episodes_until_all_complete`.
+        The run's `EvaluationConfig` sets the sampling parameters, the reward that counts as passed,
+        and the values of k for pass@k. Other parameters are as for
+        `run_episodes_until_all_complete`.
 
         :param episodes_per_task: pass@k needs at least k.
-        :param tag: the task set, under which the server counts them too; each task's own by default.
+        :param tag: the task set, by which the server counts the episodes too; by default each
+            task's tag.
         """
         wanted = tagged(tasks, tag)
         run = await self.run_status()
@@ -529,10 +538,11 @@ class AsyncSwarmClient:
     async def resume(
         self, tasks: Sequence[str | Task], *, episodes_per_task: int = 1, kind: Kind = "train"
     ) -> Resumption:
-        """What of a dataset is finished: what this client's token has ended, in whatever process.
+        """Return which tasks of a dataset are finished.
 
-        Episodes are counted by group (by default the task's id), so that each pass over a dataset needs groups of
-        its own, such as ``Task("t1", group="t1@2")``.
+        Episodes that ended with this client's token count, whichever process ran them. They are
+        counted by group (by default the task's id), so that each pass over a dataset needs separate
+        groups, such as ``Task("t1", group="t1@2")``.
         """
         check_episodes_per_task(episodes_per_task)
         wanted = as_tasks(tasks)
@@ -541,7 +551,7 @@ class AsyncSwarmClient:
         return resumption(wanted, episodes_per_task, counts)
 
     async def _group_counts(self, groups: Sequence[str], kind: Kind) -> dict[str, GroupCounts]:
-        """How many episodes of each group there are."""
+        """Return the numbers of episodes of each group."""
         found: dict[str, GroupCounts] = {}
         for start in range(0, len(groups), IDS_AT_ONCE):
             some = list(groups[start : start + IDS_AT_ONCE])
@@ -556,23 +566,24 @@ class AsyncSwarmClient:
     async def sync_train_config(self, config: RunConfig) -> RunStatus:
         """Set what the server trains and how; needs a control token.
 
-        A program that is started again may say the same again while the run is active.
+        Repeating the call with the same configuration is allowed while the run is active, for
+        programs that are restarted.
 
         :raises StateError: a run with another configuration is active.
-        :raises ConfigError: the server cannot use it; nothing has changed then.
+        :raises ConfigError: the server cannot use the configuration; nothing has changed then.
         """
         return await self._connection.perform(Call("PUT", "/v1/run", RunStatus, config))
 
     async def start_engine(self, wait_seconds: float = 600.0) -> RunStatus:
         """Start the configured run and wait until the server has booted.
 
-        A run that is active already is joined, not started twice.
+        If the run is already active, only wait.
 
-        :raises DeadlineError: still booting after `wait_seconds`.
-        :raises AjetError: what made the boot fail, as the class it was on the server.
+        :raises DeadlineError: the server is still booting after `wait_seconds`.
+        :raises AjetError: the boot failed; the error has the class it had on the server.
         """
         connection = self._connection
-        # The time to agree on a protocol version does not count.
+        # Agreeing on a protocol version does not count towards the timeout.
         await connection.connect()
         deadline = connection.clock() + wait_seconds
         wait = min(MAX_START_WAIT, max(0.0, wait_seconds))
@@ -603,14 +614,15 @@ class AsyncSwarmClient:
         return await self.run_status()
 
     async def stop_engine(self, timeout: float = 600.0) -> RunStatus:
-        """Stop the run after the step in progress; the answer's `export_dir` is the trained model.
+        """Stop the run after the step in progress; the returned `export_dir` has the trained model.
 
-        :param timeout: seconds to wait for the answer.
-        :raises DeadlineError: not stopped within `timeout`; the server continues to stop it.
+        :param timeout: seconds to wait for the run to stop.
+        :raises DeadlineError: the run has not stopped within `timeout`; the server continues to
+            stop it.
         :raises StateError: no run is active.
         """
         connection = self._connection
-        # The time to agree on a protocol version does not count.
+        # Agreeing on a protocol version does not count towards the timeout.
         await connection.connect()
         deadline = connection.clock() + timeout
         call = Call("POST", "/v1/run/stop", RunStatus, read_timeout=timeout)
@@ -624,37 +636,37 @@ class AsyncSwarmClient:
                 f"again continues the wait ({error.message})"
             ) from error
         except StateError as error:
-            # Once it is stopped a repeat gives the same answer.
+            # If the run has stopped, repeating the request returns the same status.
             status = await self.run_status()
             if status.state is not ServerState.OFFLINE or status.export_dir is None:
                 raise error from None
             return status
 
     async def mixture(self) -> MixtureStatus:
-        """The mixture of tags that batches are made of.
+        """Return the mixture of tags in batches.
 
         :raises StateError: no run is configured.
         """
         return await self._connection.perform(Call("GET", "/v1/mixture", MixtureStatus))
 
     async def set_mixture(self, mixture: MixtureConfig | Mapping[str, float]) -> MixtureStatus:
-        """Change the mixture from the next batch on; needs a control token.
+        """Change the mixture, starting with the next batch; needs a control token.
 
         :param mixture: ratios by tag, which sum to 1, or a whole configuration with a schedule.
         :raises StateError: no run is configured.
-        :raises RequestError: the ratios make no whole.
+        :raises RequestError: the ratios do not sum to 1.
         """
         if isinstance(mixture, MixtureConfig):
             body = mixture
         else:
-            # Bare ratios keep the rest of it, but for its schedule.
+            # Bare ratios keep the grace period but drop the schedule.
             before = await self.mixture()
             kept = {} if before.config is None else {"grace_seconds": before.config.grace_seconds}
             body = build(MixtureConfig, "set_mixture", ratios=dict(mixture), **kept)
         return await self._connection.perform(Call("PUT", "/v1/mixture", MixtureStatus, body))
 
     async def pause_engine(self, reason: str = "paused by hand") -> RunStatus:
-        """Let no episode begin and train no batch until `resume_engine`; open episodes go on.
+        """Open no episodes and train no batches until `resume_engine`; open episodes continue.
 
         :raises StateError: no run is active.
         """
@@ -662,9 +674,10 @@ class AsyncSwarmClient:
         return await self._connection.perform(Call("POST", "/v1/run/pause", RunStatus, body))
 
     async def preflight(self) -> RunStatus:
-        """Try the next batch before it is trained; starts the run unless it is active. Needs a control token.
+        """Check the next batch before it is trained; needs a control token.
 
-        `ServerStatus.preflight` has the report once the batch is full. If a check fails, the run pauses.
+        The run is started unless it is active. `ServerStatus.preflight` has the report once the
+        batch is full. If a check fails, the run pauses.
 
         :raises StateError: no run is configured.
         """
@@ -675,10 +688,12 @@ class AsyncSwarmClient:
     ) -> RunStatus:
         """Resume a paused run, and retry tasks that were set aside.
 
-        :param from_step: go back to the checkpoint of this step first; 0 is the model that the run began with.
-        :param retrain: train the batches after that step again. Otherwise they are kept for inspection, open train
-            episodes are aborted, and all further batches are rolled out anew.
-        :raises StateError: no run is active, or there is no such checkpoint; the message names those that exist.
+        :param from_step: return to the checkpoint of this step first; 0 is the initial model.
+        :param retrain: train the batches after that step again. Otherwise they are kept for
+            inspection, open training episodes are aborted, and all further batches are rolled out
+            again.
+        :raises StateError: no run is active, or there is no such checkpoint; the message lists the
+            existing ones.
         """
         body = None
         if from_step is not None or retrain:
@@ -686,28 +701,30 @@ class AsyncSwarmClient:
         return await self._connection.perform(Call("POST", "/v1/run/resume", RunStatus, body))
 
     async def run_status(self) -> RunStatus:
-        """The configured run.
+        """Return the status of the configured run.
 
-        :raises StateError: there is none.
+        :raises StateError: no run is configured.
         """
         return await self._connection.perform(Call("GET", "/v1/run", RunStatus))
 
     async def status(self) -> ServerStatus:
-        """What the server is doing."""
+        """Return the status of the server."""
         return await self._connection.perform(Call("GET", "/v1/status", ServerStatus))
 
     async def wait_for_step(self, step: int, *, timeout: float | None = None) -> ServerStatus:
         """Wait until the served weights have been trained for `step` steps.
 
-        :param timeout: seconds; None waits until one of the errors below, however long the run is PAUSED: the log says
-            so, and only its operator can resume it.
-        :raises BatchStarvedError: the batch lacks episodes, and no client is rolling any out: roll out more tasks.
-        :raises DeadlineError: not trained within `timeout`.
+        :param timeout: seconds; None waits until the step is trained or one of the errors below
+            occurs, even while the run is paused, which is logged: only the operator can resume the
+            run.
+        :raises BatchStarvedError: the batch lacks episodes, and no client is rolling any out: roll
+            out more tasks.
+        :raises DeadlineError: the step was not trained within `timeout`.
         :raises StateError: no run is active.
-        :raises AjetError: what ended the run, as the class it was on the server.
+        :raises AjetError: the run failed; the error has the class it had on the server.
         """
         connection = self._connection
-        # The time to agree on a protocol version does not count.
+        # Agreeing on a protocol version does not count towards the timeout.
         await connection.connect()
         began = connection.clock()
         what = f"wait_for_step({step})"
@@ -738,15 +755,18 @@ class AsyncSwarmClient:
             await connection.sleep(STEP_POLL)
 
     async def evaluations(self) -> list[Evaluation]:
-        """What this client's evaluation episodes came to, by task set and step; a control token sees everybody's."""
+        """Return results of evaluation episodes by task set and step.
+
+        They are those of this client's token; a control token returns those of all clients.
+        """
         call = Call("GET", "/v1/evaluations", EvaluationList)
         found = await self._connection.perform(call)
         return found.evaluations
 
     def events(self, since: int | None = None) -> AsyncIterator[Event]:
-        """What happens on the server, as it happens; connects again by itself.
+        """Iterate over the server's events as they happen, reconnecting automatically.
 
         :param since: id of the last event already seen; None starts with the next one.
-        :raises ServerUnreachableError: the server is gone.
+        :raises ServerUnreachableError: the connection was lost and could not be restored.
         """
         return self._connection.events(since)

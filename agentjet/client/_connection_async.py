@@ -1,4 +1,4 @@
-"""The asynchronous connection to one server: calls, repeated where that is safe, and the stream of events."""
+"""The asynchronous connection to one server: calls with safe retries, and the event stream."""
 
 from __future__ import annotations
 
@@ -38,19 +38,22 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound=BaseModel)
 
-# The server sends a comment every 15 s; a stream that is silent for longer is dead.
+# The server sends a comment every 15 s; a stream that is silent for longer than this is dead.
 SILENCE = 60.0
-# How long a client waits before its log says what for, and how often it says so again.
+# How long a client waits before it logs the reason, and how often it logs it again.
 TOLD_EVERY = 60.0
-# Before the server answered once, a wrong URL is as likely as a restart: say so within a second or two, and go on.
+# Until the server has answered once, the URL may be wrong: warn after two failures, and keep
+# trying.
 TOLD_AFTER = 2
 _log = logging.getLogger("ajet.client")
 
 
 class AsyncConnection:
-    """What a client knows of its server, and how it asks it; parameters as of `AsyncSwarmClient`.
+    """A connection to one server, with its protocol version and token.
 
-    :ivar version: of the protocol; None until one is agreed on.
+    Parameters are as for `AsyncSwarmClient`.
+
+    :ivar version: the protocol version; None until one is agreed on.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class AsyncConnection:
         await self._pool.close()
 
     async def connect(self) -> None:
-        """Agree on a protocol version; nothing if that was done.
+        """Agree on a protocol version, unless that was done before.
 
         :raises StateError: the connection is closed.
         :raises VersionError: client and server have no major version in common.
@@ -92,20 +95,20 @@ class AsyncConnection:
     async def perform(
         self, call: Call[A], *, retries: int | None = None, until: float = math.inf
     ) -> A:
-        """Send `call`, again where that is safe, and read the answer.
+        """Send `call`, repeating it where that is safe, and read the answer.
 
-        :param retries: overrides those of the connection.
-        :param until: clock time after which a lost answer is not asked for again.
-        :raises ServerUnreachableError: no answer after all retries.
-        :raises AjetError: the server's error, as the class it was there.
+        :param retries: overrides the connection's number of retries.
+        :param until: clock time after which a call is not repeated.
+        :raises ServerUnreachableError: there was no answer after all retries.
+        :raises AjetError: the server's error, with the class it had there.
         """
         await self.connect()
         return await self._perform(call, self._retries if retries is None else retries, until)
 
     async def events(self, since: int | None) -> AsyncIterator[Event]:
-        """All events after the one with the id `since`, over as many connections as it takes.
+        """Iterate over all events after the one with the id `since`, reconnecting as needed.
 
-        :raises ServerUnreachableError: the server is gone.
+        :raises ServerUnreachableError: the connection was lost and could not be restored.
         """
         failures = 0
         while True:
@@ -148,10 +151,10 @@ class AsyncConnection:
             await self.sleep(delay)
 
     def log_wait(self, what: str, since: float, why: str) -> None:
-        """Log what this client waits for, at most once a minute, however much of it waits.
+        """Log what this client is waiting for, at most once a minute for all its calls together.
 
         :param since: clock time at which the wait began.
-        :param why: the server's words.
+        :param why: the reason, as given by the server.
         """
         now = self.clock()
         if now - max(since, self._told_at) >= TOLD_EVERY:
@@ -194,7 +197,8 @@ class AsyncConnection:
                     return read_answer(call, response)
                 error = read_error(f"{call.method} {self.endpoint.url}{call.path}", response)
                 if self._found_token(error, token):
-                    # Nothing was done, and nothing need be waited for.
+                    # The request was refused without any effect: repeat it at once with the new
+                    # token.
                     continue
                 again = call.repeatable and not call.final
                 if failures >= retries or not (again and may_repeat(error, response.status_code)):
@@ -210,7 +214,7 @@ class AsyncConnection:
     async def _send(self, call: Call[A]) -> httpx.Response:
         headers = self._headers()
         if call.answer is ProtocolInfo:
-            # The token is only for what has said that it is a server of ours.
+            # Send the token only to a server that has answered as an agentjet server.
             headers.pop("authorization", None)
         content = None
         if call.body is not None:
@@ -235,11 +239,14 @@ class AsyncConnection:
         return headers
 
     def _found_token(self, error: AjetError, refused: str | None) -> bool:
-        """Whether there is another token than the one that was refused: a local server left it when it was started again."""
+        """Return whether there is another token than the refused one.
+
+        A local server leaves a new one when it is restarted.
+        """
         if not isinstance(error, AuthError):
             return False
         self.endpoint = self.endpoint.found_anew() or self.endpoint
-        # Another request may have found it.
+        # Another request may have found the new token already.
         return self.endpoint.token != refused
 
     def _unreachable(
@@ -257,7 +264,7 @@ class AsyncConnection:
         )
 
     def _read_events(self, data: list[str]) -> list[Event]:
-        """:raises AjetError: they are none."""
+        """:raises AjetError: the data are not valid events."""
         try:
             return [Event.model_validate_json(text, extra="ignore") for text in data]
         except ValidationError:
@@ -269,9 +276,9 @@ class AsyncConnection:
     def _after_refusal(
         self, response: httpx.Response, token: str | None, failures: int
     ) -> tuple[float, int]:
-        """How long to wait after an answer that is no stream, and how many failures there are by then.
+        """Return the delay after a response that is not a stream, and the new failure count.
 
-        :param token: the one that was sent.
+        :param token: the token that was sent.
         :raises AjetError: the server's error, if waiting does not help.
         """
         error = read_error(f"GET {self.endpoint.url}/v1/events", response)

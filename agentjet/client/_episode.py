@@ -1,4 +1,4 @@
-"""What a caller holds of an episode, and what it says about how the episode ended."""
+"""Episodes as callers see them, and their outcomes."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ _TOO_MANY_REQUESTS = 429
 
 
 class Rollout(Protocol):
-    """What a runner knows of an episode."""
+    """The part of an episode that a runner uses."""
 
     @property
     def episode_id(self) -> str:
-        """What it is called in logs."""
+        """The id of the episode in logs."""
 
     def redact(self, text: str) -> str:
-        """`text` without its keys."""
+        """Return `text` without the episode's keys."""
 
 
 class Scored(Protocol):
-    """What a runner knows of an outcome."""
+    """The part of an outcome that a runner uses."""
 
     @property
     def reward(self) -> float:
-        """One number for the logs."""
+        """One number, for the logs."""
 
 
 @dataclass(kw_only=True)
 class Episode:
-    """An episode that was claimed: where its model calls go.
+    """A claimed episode, with the endpoint for its model calls.
 
     Give `base_url`, `api_key` and `model` to any OpenAI-compatible client.
 
-    :param api_key: opens this episode alone and dies with it.
+    :param api_key: valid only for this episode, while it is open.
     :param policy_version: version of the weights at the time of the claim.
     """
 
@@ -58,11 +58,11 @@ class Episode:
 
     @classmethod
     def from_grant(cls, grant: EpisodeGrant) -> Self:
-        """The handle of a grant."""
+        """Create an episode from a grant."""
         return cls(**grant.model_dump())
 
     def redact(self, text: str) -> str:
-        """`text` without this episode's key, which clients like to quote in their errors."""
+        """Return `text` without this episode's key, which clients often quote in their errors."""
         return text.replace(self.api_key, "***") if self.api_key else text
 
 
@@ -70,8 +70,8 @@ class Episode:
 class PendingEpisode(Episode):
     """An episode inside a ``with`` block, with the outcome to report when the block ends.
 
-    :ivar reward: set it, or call ``end``; an episode without a reward is aborted.
-    :ivar closed: whether it was ended or aborted through this object.
+    :ivar reward: set this, or call ``end``; an episode without a reward is aborted.
+    :ivar closed: whether the episode was ended or aborted through this object.
     """
 
     reward: float | None = None
@@ -84,11 +84,11 @@ class PendingEpisode(Episode):
 
 @dataclass(frozen=True)
 class Task:
-    """Something to roll out.
+    """A task to roll out.
 
-    :param id: episodes of one id share a baseline, unless `group` says otherwise.
-    :param payload: whatever the agent needs; it stays in this process.
-    :param tag: which part of a mixture it belongs to.
+    :param id: episodes with the same id share a baseline, unless `group` is set.
+    :param payload: any data that the agent needs; it is not sent to the server.
+    :param tag: the part of a mixture that the task belongs to.
     """
 
     id: str
@@ -99,7 +99,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimTerms:
-    """How an episode of a task is claimed and kept; see the parameters of `SwarmClient.begin_episode`."""
+    """Terms of a claim; see the parameters of `SwarmClient.begin_episode`."""
 
     kind: Kind
     lease_seconds: float
@@ -109,12 +109,12 @@ class ClaimTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeOutcome:
-    """What an agent may return instead of a bare reward.
+    """An outcome, which an agent may return instead of a bare reward.
 
     :param components: named parts of the reward, for the logs.
     :param call_rewards: rewards of single calls, by the id of their chat completion.
-    :param agent_rewards: rewards by agent name; for the calls of these agents they take the place of
-        the episode's.
+    :param agent_rewards: rewards by agent name; they replace the episode's reward for the calls of
+        these agents.
     """
 
     reward: float
@@ -125,9 +125,9 @@ class EpisodeOutcome:
 
     @classmethod
     def of(cls, value: object) -> EpisodeOutcome:
-        """The outcome that an agent's return value means.
+        """Convert an agent's return value to an outcome.
 
-        :raises TypeError: it is neither a number nor an outcome.
+        :raises TypeError: the value is neither a number nor an outcome.
         """
         if isinstance(value, EpisodeOutcome):
             return value
@@ -159,7 +159,7 @@ class EpisodeResult(Generic[EpisodeT, OutcomeT]):
 class EpisodeFailure:
     """An episode that was given up after all its retries.
 
-    :param attempts: episodes that were tried.
+    :param attempts: the number of attempts.
     :param error: the last exception.
     :param traceback: its traceback as text, without the episode's key.
     """
@@ -172,10 +172,10 @@ class EpisodeFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerReport(Generic[EpisodeT, OutcomeT]):
-    """What became of all episodes of a runner.
+    """The results of all episodes of a runner.
 
-    :param outcomes: in the order in which they ended.
-    :param elapsed: seconds.
+    :param outcomes: episodes in the order in which they ended.
+    :param elapsed: duration in seconds.
     """
 
     outcomes: Sequence[EpisodeResult[EpisodeT, OutcomeT]]
@@ -190,13 +190,13 @@ class RunnerReport(Generic[EpisodeT, OutcomeT]):
         return sum(result.outcome.reward for result in self.outcomes) / len(self.outcomes)
 
     def __str__(self) -> str:
-        """In a line: one that prints it does not want each episode."""
+        """Return a summary in one line, without the single episodes."""
         said = f"{len(self.outcomes)} episodes ended in {self.elapsed:.1f} s"
         if self.outcomes:
             said += f", with a mean reward of {self.reward_mean:.4g}"
         if self.failures:
             first = self.failures[0]
-            # Unlike the exception it does not hold the episode's key.
+            # Unlike the exception, the traceback does not contain the episode's key.
             why = first.traceback.strip().rpartition("\n")[2]
             said += f"; {len(self.failures)} were given up, the first, of task {first.task.id!r}, because of {why}"
         return said
@@ -204,10 +204,10 @@ class RunnerReport(Generic[EpisodeT, OutcomeT]):
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """What is left of a dataset, as the server knows it.
+    """The remaining part of a dataset, according to the server.
 
-    :param finished: tasks that have all their episodes.
-    :param remaining: the others, with the number of episodes that each still lacks.
+    :param finished: tasks all of whose episodes have ended.
+    :param remaining: the other tasks, each with the number of episodes that it still lacks.
     """
 
     finished: Sequence[Task]
@@ -215,25 +215,25 @@ class Resumption:
 
 
 def abort_reason(error: BaseException, episode: Rollout) -> str:
-    """``ValueError: ...`` and where it was raised, fit for the server."""
+    """Describe an error for the server: ``ValueError: ...`` and where it was raised."""
     name = type(error).__name__
     try:
         text = str(error)
-    # An exception may fail even at this; its episode is to be aborted all the same.
+    # An exception's `__str__` may fail; its episode must be aborted all the same.
     except Exception:  # noqa: BLE001
         text = "(its text cannot be shown)"
     reason = f"{name}: {text}" if text else name
-    # Where a program was when it was asked to stop says nothing.
+    # The traceback of a cancellation or an interrupt says nothing useful.
     raised = isinstance(error, Exception)
     frames = traceback.format_tb(error.__traceback__) if raised else []
-    # The innermost frames say the most.
+    # Keep the innermost frames, which say the most.
     while frames and len(reason) + sum(map(len, frames)) + 1 > MAX_REASON:
         frames.pop(0)
     return episode.redact("\n".join([reason, "".join(frames).rstrip()]).rstrip())[:MAX_REASON]
 
 
 def abort_cause(error: BaseException) -> AgentCause:
-    """What kind of failure an exception is, whichever library raised it."""
+    """Classify an exception by its class name and status, whichever library raised it."""
     if not isinstance(error, Exception) or isinstance(error, RunnerStoppedError):
         return "cancelled"
     names = [cls.__name__ for cls in type(error).__mro__]
@@ -253,13 +253,13 @@ class RunnerStoppedError(RuntimeError):
 def resumption(
     tasks: Sequence[Task], episodes_per_task: int, counts: Mapping[str, GroupCounts]
 ) -> Resumption:
-    """What is left of `tasks`.
+    """Return the remaining part of `tasks`.
 
-    :param counts: by group.
+    :param counts: episodes by group.
     """
     finished: list[Task] = []
     remaining: list[tuple[Task, int]] = []
-    # What has ended counts once, also if a task is named twice.
+    # Each ended episode counts once, even if a task is listed twice.
     ended = {group: found.ended for group, found in counts.items()}
     for task in tasks:
         group = task.group or task.id
@@ -274,7 +274,7 @@ def resumption(
 
 
 def traceback_text(error: BaseException, episode: Rollout | None) -> str:
-    """A traceback as Python prints it."""
+    """Return a traceback as Python prints it, without the episode's key."""
     text = "".join(traceback.format_exception(error))
     return text if episode is None else episode.redact(text)
 

@@ -1,4 +1,4 @@
-"""What a client makes of the episodes of an evaluation."""
+"""Reports of evaluations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ajet_core.protocol import EvaluationConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEvaluation:
-    """The episodes of one task that ended."""
+    """The ended episodes of one task."""
 
     task_id: str
     episodes: int
@@ -24,12 +24,14 @@ class TaskEvaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationReport(RunnerReport):
-    """What became of all episodes of an evaluation.
+    """The results of all episodes of an evaluation.
 
-    :param pass_at: pass@k by k, for those k of the run's `EvaluationConfig` for which a task has episodes enough.
-    :param pass_reward: an episode passed with at least this reward.
-    :param steps: the training steps at which episodes were claimed; one, if no step was trained meanwhile.
-    :param tasks: in the order they were given, without those of which no episode ended.
+    :param pass_at: pass@k by k, for those k of the run's `EvaluationConfig` for which a task has
+        enough episodes.
+    :param pass_reward: the reward from which an episode counts as passed.
+    :param steps: the training steps at which episodes were claimed; just one if no step was trained
+        meanwhile.
+    :param tasks: in the given order, without tasks that have no ended episode.
     """
 
     pass_at: Mapping[int, float]
@@ -39,14 +41,14 @@ class EvaluationReport(RunnerReport):
 
 
 def tagged(tasks: Sequence[str | Task], tag: str) -> list[Task]:
-    """`tasks` as those of a task set; each keeps its own tag if `tag` is empty."""
+    """Return `tasks` with the tag of a task set; each keeps its tag if `tag` is empty."""
     return [replace(task, tag=tag or task.tag) for task in as_tasks(tasks)]
 
 
 def evaluation_report(
     report: RunnerReport, tasks: Sequence[Task], config: EvaluationConfig
 ) -> EvaluationReport:
-    """What the episodes of `report` come to under `config`."""
+    """Build the report of an evaluation under `config`."""
     rewards: dict[str, list[float]] = {task.id: [] for task in tasks}
     for result in report.outcomes:
         rewards[result.task.id].append(result.outcome.reward)

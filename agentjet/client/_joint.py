@@ -1,4 +1,4 @@
-"""What a caller holds of a joint episode, and what it says about how the joint episode ended."""
+"""Joint episodes as callers see them, and their outcomes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ajet_core.protocol import RunConfig
 
 @dataclass(kw_only=True)
 class SwarmEpisode:
-    """A joint episode: one part on each server, by role, as ``episode["planner"].base_url``.
+    """A joint episode: one part on each server, accessed by role: ``episode["planner"].base_url``.
 
-    :ivar parts: in the order of their claims, the arbiter's first.
+    :ivar parts: parts in the order of their claims, the arbiter's first.
     """
 
     task_id: str
@@ -30,7 +30,7 @@ class SwarmEpisode:
         return next(iter(self.parts.values())).episode_id
 
     def redact(self, text: str) -> str:
-        """`text` without the keys of all parts."""
+        """Return `text` without the keys of all parts."""
         for part in self.parts.values():
             text = part.redact(text)
         return text
@@ -38,21 +38,23 @@ class SwarmEpisode:
 
 @dataclass(frozen=True, kw_only=True)
 class SwarmOutcome:
-    """What an agent may return of a joint episode: an outcome for each role."""
+    """An outcome for each role, which an agent may return for a joint episode."""
 
     parts: Mapping[str, EpisodeOutcome]
 
     @property
     def reward(self) -> float:
-        """The mean over the roles."""
+        """The mean reward over the roles."""
         return sum(part.reward for part in self.parts.values()) / len(self.parts)
 
     @classmethod
     def of(cls, value: object, roles: Sequence[str]) -> SwarmOutcome:
-        """The outcome that an agent's return value means; one number is the reward of every role.
+        """Convert an agent's return value to an outcome.
 
-        :raises TypeError: it is no number, outcome or mapping of these.
-        :raises RequestError: a mapping has other roles.
+        A single number is the reward of every role.
+
+        :raises TypeError: the value is not a number, an outcome or a mapping of these.
+        :raises RequestError: the roles of a mapping differ from `roles`.
         """
         if isinstance(value, SwarmOutcome):
             value = value.parts
@@ -67,13 +69,13 @@ class SwarmOutcome:
 
 
 Rewards = float | EpisodeOutcome | Mapping[str, float | EpisodeOutcome] | SwarmOutcome
-"""What an agent says of a joint episode: a reward or an outcome for each role, or one for all."""
+"""An agent's result for a joint episode: a reward or an outcome for each role, or one for all."""
 
 
 def check_configs(roles: Sequence[str], configs: Mapping[str, RunConfig]) -> None:
-    """Whether runs of these configurations can be joined.
+    """Check that runs with these configurations can be joined.
 
-    :raises ConfigError: they cannot, or some are missing.
+    :raises ConfigError: they cannot, or a configuration is missing.
     """
     if set(configs) != set(roles):
         raise ConfigError(

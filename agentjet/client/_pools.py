@@ -1,6 +1,6 @@
 """The `httpx` clients behind a connection: one for each process, or one for each event loop.
 
-httpx is imported at the first request: it takes as long to import as all the rest of the client.
+httpx is imported at the first request because its import takes as long as the rest of the client.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ajet_core.errors import StateError
 if TYPE_CHECKING:
     import httpx
 
-# Shorter than the 5 s after which servers (uvicorn) close idle connections: a request must not meet one
-# that is being closed.
+# Shorter than the 5 s after which servers (uvicorn) close idle connections, so that no request uses
+# a connection that is being closed.
 KEEPALIVE_SECONDS = 3.0
-# httpcore looks at every idle connection of its pool (a system call each) for every request: 64 of them
-# cost more than the requests.
+# For every request httpcore checks every idle connection of its pool (a system call each): with 64
+# of them that costs more than the requests.
 MAX_IDLE_CONNECTIONS = 16
 
 
 def timeouts(read: float) -> httpx.Timeout:
-    """The timeouts of a request, given the seconds to wait for its answer."""
+    """Return the timeouts of a request, given the seconds to wait for its answer."""
     import httpx
 
     return httpx.Timeout(CONNECT_TIMEOUT, read=read)
@@ -37,7 +37,7 @@ def timeouts(read: float) -> httpx.Timeout:
 
 @contextlib.contextmanager
 def transport_failures() -> Iterator[None]:
-    """Turn httpx's transport errors into ours."""
+    """Convert httpx's transport errors to `TransportFailure`."""
     import httpx
 
     try:
@@ -51,7 +51,7 @@ def transport_failures() -> Iterator[None]:
 def _limits() -> httpx.Limits:
     import httpx
 
-    # Long polls hold their connections, so the number of connections is that of open requests.
+    # Long polls hold their connections, so there is one connection per open request.
     return httpx.Limits(
         max_connections=None,
         max_keepalive_connections=MAX_IDLE_CONNECTIONS,
@@ -65,9 +65,9 @@ def _closed_error(what: str) -> StateError:
 
 @dataclass(slots=True)
 class _OfProcess:
-    """What belongs to one process.
+    """State of one process.
 
-    :param lock: held while `http` is made.
+    :param lock: held while `http` is created.
     :param connecting: held while a protocol version is agreed on.
     """
 
@@ -78,7 +78,7 @@ class _OfProcess:
 
 
 class Pool:
-    """The `httpx.Client` of this process, for all its threads; a fork makes a new one."""
+    """The `httpx.Client` of this process, shared by all threads; a forked process gets a new one."""
 
     def __init__(self, transport: httpx.BaseTransport | None) -> None:
         self._transport = transport
@@ -86,7 +86,7 @@ class Pool:
         self._mine = _OfProcess()
 
     def client(self) -> httpx.Client:
-        """The client of this process.
+        """Return the client of this process.
 
         :raises StateError: the pool is closed.
         """
@@ -102,7 +102,7 @@ class Pool:
         return mine.http
 
     def connecting(self) -> threading.Lock:
-        """The lock to hold while a protocol version is agreed on.
+        """Return the lock to hold while a protocol version is agreed on.
 
         :raises StateError: the pool is closed.
         """
@@ -119,14 +119,14 @@ class Pool:
         if self._closed:
             raise _closed_error("SwarmClient")
         if self._mine.pid != os.getpid():
-            # The parent's connections (and locks it may have held) are not ours to use or to close.
+            # The parent's connections and locks must be neither used nor closed here.
             self._mine = _OfProcess()
         return self._mine
 
 
 @dataclass(frozen=True, slots=True)
 class _OfLoop:
-    """What belongs to one event loop.
+    """State of one event loop.
 
     :param connecting: held while a protocol version is agreed on.
     """
@@ -136,7 +136,7 @@ class _OfLoop:
 
 
 class AsyncPool:
-    """An `httpx.AsyncClient` for each event loop that asks."""
+    """An `httpx.AsyncClient` for each event loop that uses it."""
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None) -> None:
         self._transport = transport
@@ -144,21 +144,21 @@ class AsyncPool:
         self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = WeakKeyDictionary()
 
     def client(self) -> httpx.AsyncClient:
-        """The client of the event loop that runs.
+        """Return the client of the running event loop.
 
         :raises StateError: the pool is closed.
         """
         return self._ready().http
 
     def connecting(self) -> asyncio.Lock:
-        """The lock to hold while a protocol version is agreed on.
+        """Return the lock to hold while a protocol version is agreed on.
 
         :raises StateError: the pool is closed.
         """
         return self._ready().connecting
 
     async def close(self) -> None:
-        """Close all connections of this event loop; those of another one went with it."""
+        """Close all connections of this event loop; those of other loops ended with them."""
         self._closed = True
         mine = self._of_loop.pop(asyncio.get_running_loop(), None)
         if mine is not None:

@@ -1,4 +1,4 @@
-"""What the sync and the async runner have in common: the jobs, and what becomes of each."""
+"""Parts shared by the synchronous and the asynchronous runner: jobs and their results."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from agentjet.client._episode import (
 )
 from ajet_core.errors import EpisodeError, RequestError
 
-# How long the episodes of a program that died stay open.
+# How long episodes stay open after their program has died.
 RUNNER_LEASE_SECONDS = 60.0
-# A small request now and then tells the server that a program lives; the places of a dead one are given to others, its
-# own successor for one, after three times as long.
+# Frequent small requests show the server that a program is alive. After three missed heartbeats its
+# places are freed, for example for its successor.
 _HEARTBEAT_SECONDS = 0.5
 _BEATS_PER_LEASE = 3
 
@@ -32,24 +32,24 @@ OnResult = Callable[[EpisodeResult[EpisodeT, OutcomeT] | EpisodeFailure], object
 
 @dataclass(slots=True)
 class Job:
-    """One episode to be rolled out, however many attempts that takes."""
+    """One episode to roll out, with as many attempts as needed."""
 
     task: Task
     attempts: int = 0
 
 
 def heartbeat_seconds(lease_seconds: float) -> float:
-    """How often a runner sends heartbeats."""
+    """Return the interval of a runner's heartbeats."""
     return min(_HEARTBEAT_SECONDS, lease_seconds / _BEATS_PER_LEASE)
 
 
 def as_tasks(tasks: Sequence[str | Task]) -> list[Task]:
-    """Bare ids as tasks."""
+    """Convert bare ids to tasks."""
     return [task if isinstance(task, Task) else Task(task) for task in tasks]
 
 
 def check_episodes_per_task(episodes_per_task: int) -> None:
-    """:raises RequestError: it is not positive."""
+    """:raises RequestError: the number is not positive."""
     if episodes_per_task < 1:
         raise RequestError(
             f"episodes_per_task is {episodes_per_task}; it must be at least 1",
@@ -58,12 +58,12 @@ def check_episodes_per_task(episodes_per_task: int) -> None:
 
 
 def make_jobs(remaining: Sequence[tuple[Task, int]]) -> list[Job]:
-    """All jobs, the episodes of a task one after the other, so that groups complete early."""
+    """Create all jobs, with the episodes of a task in sequence, so that groups complete early."""
     return [Job(task) for task, lacking in remaining for _ in range(lacking)]
 
 
 def check_concurrency(concurrency: int) -> None:
-    """:raises RequestError: it is not positive."""
+    """:raises RequestError: the number is not positive."""
     if concurrency < 1:
         raise RequestError(
             f"concurrency is {concurrency}; it must be at least 1", param="concurrency"
@@ -71,7 +71,7 @@ def check_concurrency(concurrency: int) -> None:
 
 
 def concerns_one_episode(error: BaseException) -> bool:
-    """Whether `error`, raised by the server's side of an episode, leaves the others alone.
+    """Return whether a server error concerns one episode only.
 
     A lost server, a refused token or a run that ended concern all of them.
     """
@@ -91,11 +91,11 @@ class Ledger(Generic[EpisodeT, OutcomeT]):
     failures: list[EpisodeFailure] = field(default_factory=list)
 
     def is_last(self, job: Job) -> bool:
-        """Whether a job is given up if its present attempt fails."""
+        """Return whether a job is given up if its current attempt fails."""
         return job.attempts >= self.retries
 
     def ended(self, result: EpisodeResult[EpisodeT, OutcomeT]) -> None:
-        """Note an episode that ended."""
+        """Record an episode that ended."""
         self.outcomes.append(result)
         if self.on_result is not None:
             self.on_result(result)
@@ -103,10 +103,11 @@ class Ledger(Generic[EpisodeT, OutcomeT]):
     def failed(
         self, job: Job, error: BaseException, episode: EpisodeT | None, *, outage: bool = False
     ) -> bool:
-        """Note a failed attempt; True if the job is to be tried again.
+        """Record a failed attempt; return True if the job is to be retried.
 
-        :param outage: the server was out of reach when the attempt failed, which is then no fault of the task and not
-            counted. The next claim ends the runner if the server stays away.
+        :param outage: the server was unreachable when the attempt failed. The attempt is then not
+            counted, because it was not the task's fault. If the server stays away, the next claim
+            ends the runner.
         """
         text = traceback_text(error, episode)
         if outage:
@@ -135,5 +136,5 @@ class Ledger(Generic[EpisodeT, OutcomeT]):
         return False
 
     def report(self, elapsed: float) -> RunnerReport[EpisodeT, OutcomeT]:
-        """All that was noted."""
+        """Return all recorded results."""
         return RunnerReport(outcomes=self.outcomes, failures=self.failures, elapsed=elapsed)

@@ -1,4 +1,4 @@
-"""Many episodes at a time, agents in tasks of one event loop."""
+"""Concurrent episodes with agents in tasks of one event loop."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ T = TypeVar("T")
 
 AsyncAgent = Callable[[Task, Episode], Awaitable[float | EpisodeOutcome]]
 
-# Long enough to reach a living server, short enough for a person who pressed Ctrl-C.
+# Long enough to reach a live server, short enough for a user who pressed Ctrl-C.
 _ABORT_SECONDS = 5.0
 
 
 class AsyncServer(Protocol[EpisodeT_contra]):
-    """What a runner asks of a client, be it of one server or of several."""
+    """The methods that a runner needs of a client of one server or several."""
 
     async def abort_episode(
         self,
@@ -52,10 +52,10 @@ class AsyncServer(Protocol[EpisodeT_contra]):
         final: bool,
         retries: int | None,
     ) -> object:
-        """Give it up."""
+        """Give up an episode."""
 
     async def heartbeats(self, episodes: Sequence[EpisodeT_contra]) -> object:
-        """Say that episodes are worked on; called now and then even if there are none."""
+        """Report that episodes are still running; called regularly even if there are none."""
 
 
 async def run_episodes(
@@ -73,12 +73,12 @@ async def run_episodes(
     on_result: OnResult[EpisodeT, OutcomeT] | None,
     clock: Callable[[], float],
 ) -> RunnerReport[EpisodeT, OutcomeT]:
-    """As `AsyncSwarmClient.run_episodes_until_all_complete`.
+    """Run episodes as described in `AsyncSwarmClient.run_episodes_until_all_complete`.
 
     :param claim: claims an episode.
-    :param outcome_of: what it means that an agent returned something.
+    :param outcome_of: converts an agent's return value to an outcome.
     :param end: reports an outcome to the server.
-    :param terms: of all claims, without the heartbeats, which are the runner's own.
+    :param terms: terms of all claims, without `heartbeat_seconds`, which the runner sets.
     """
     began = clock()
     ledger = Ledger(retries, on_result)
@@ -101,7 +101,7 @@ async def run_episodes(
             for worker in done:
                 worker.result()
     finally:
-        # After an exception or a cancellation the workers abort their episodes, all at once.
+        # After an exception or a cancellation the workers abort their episodes concurrently.
         for running in (heart, *workers):
             running.cancel()
         await asyncio.gather(heart, *workers, return_exceptions=True)
@@ -144,7 +144,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                 pass
 
     async def _attempt(self, job: Job) -> bool:
-        """Roll out one episode; True if that failed and is to be tried again."""
+        """Roll out one episode; return True if that failed and is to be retried."""
         try:
             episode = await self._claim(job.task, self._terms)
         except AjetError as error:
@@ -177,7 +177,8 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         except BaseException as error:
             fatal = not concerns_one_episode(error)
             final = not fatal and self._ledger.is_last(job)
-            # What is over already need not be aborted, but that nobody tries it again is to be known.
+            # A closed episode needs no abort, but the server must learn that the task is not
+            # retried.
             if final or not isinstance(error, EpisodeError):
                 await self._abort(episode, error, final=final)
             if fatal:
@@ -187,9 +188,9 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         return False
 
     async def _in_time(self, rolling: Awaitable[T]) -> T:
-        """The agent's result.
+        """Return the agent's result.
 
-        :raises TimeoutError: it took too long, and was cancelled.
+        :raises TimeoutError: the agent took too long, and was cancelled.
         """
         limit = asyncio.timeout(self._episode_timeout)
         try:
@@ -203,9 +204,10 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             raise
 
     async def _abort(self, episode: EpisodeT, error: BaseException, *, final: bool = False) -> bool:
-        """Abort an episode because of `error`; False if the server is out of reach.
+        """Abort an episode because of `error`; return False if the server is unreachable.
 
-        :param final: the last attempt: it is worth a wait that the server hears of it.
+        :param final: this was the last attempt, so that it is worth waiting until the server
+            receives the abort.
         """
         try:
             async with asyncio.timeout(None if final else _ABORT_SECONDS):
@@ -217,17 +219,17 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                     retries=None if final else 0,
                 )
         except (AjetError, TimeoutError) as second:
-            # The lease ends it, if this did not.
+            # If the abort failed, the expiry of the lease ends the episode.
             error.add_note(f"(aborting episode {episode.episode_id} failed too: {second})")
             answered = isinstance(second, AjetError)
             return answered and not isinstance(second, ServerUnreachableError)
         return True
 
     async def beat(self) -> None:
-        """Tell the server that the open episodes are worked on, until cancelled."""
+        """Send heartbeats for the open episodes until cancelled."""
         while True:
             await asyncio.sleep(self._beat_seconds)
-            # What is over its agent hears at its next model call; and the next beat may get through, long
-            # before the lease ends.
+            # Agents of closed episodes get an error at their next model call; and if this heartbeat
+            # fails, the next one may succeed, long before the lease expires.
             with contextlib.suppress(AjetError):
                 await self._client.heartbeats(list(self._open.values()))

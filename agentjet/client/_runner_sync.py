@@ -1,4 +1,4 @@
-"""Many episodes at a time, agents in threads."""
+"""Concurrent episodes with agents in threads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ABORT_THREADS = 16
 
 
 class SyncServer(Protocol[EpisodeT_contra]):
-    """What a runner asks of a client, be it of one server or of several."""
+    """The methods that a runner needs of a client of one server or several."""
 
     def abort_episode(
         self,
@@ -53,18 +53,18 @@ class SyncServer(Protocol[EpisodeT_contra]):
         final: bool,
         retries: int | None,
     ) -> object:
-        """Give it up."""
+        """Give up an episode."""
 
     def heartbeats(self, episodes: Sequence[EpisodeT_contra]) -> object:
-        """Say that episodes are worked on; called now and then even if there are none."""
+        """Report that episodes are still running; called regularly even if there are none."""
 
 
 @dataclass(slots=True)
 class _Attempt(Generic[EpisodeT, OutcomeT]):
-    """What a thread made of a job.
+    """The result of one attempt at a job.
 
     :param fatal: the error concerns all jobs.
-    :param outage: the server could not be told of it.
+    :param outage: the server was unreachable, so that the abort was not reported.
     """
 
     job: Job
@@ -77,10 +77,10 @@ class _Attempt(Generic[EpisodeT, OutcomeT]):
 
 @dataclass(frozen=True, slots=True)
 class _Rolling(Generic[EpisodeT]):
-    """An episode that an agent is at work on.
+    """An episode whose agent is running.
 
-    :param overdue_at: clock time at which it is given up; None never.
-    :param thread: which thread its agent runs in.
+    :param overdue_at: clock time at which the episode is given up; None means never.
+    :param thread: id of the agent's thread.
     """
 
     job: Job
@@ -104,12 +104,12 @@ def run_episodes(
     on_result: OnResult[EpisodeT, OutcomeT] | None,
     clock: Callable[[], float],
 ) -> RunnerReport[EpisodeT, OutcomeT]:
-    """As `SwarmClient.run_episodes_until_all_complete`.
+    """Run episodes as described in `SwarmClient.run_episodes_until_all_complete`.
 
     :param claim: claims an episode.
-    :param outcome_of: what it means that an agent returned something.
+    :param outcome_of: converts an agent's return value to an outcome.
     :param end: reports an outcome to the server.
-    :param terms: of all claims, without the heartbeats, which are the runner's own.
+    :param terms: terms of all claims, without `heartbeat_seconds`, which the runner sets.
     """
     began = clock()
     ledger = Ledger(retries, on_result)
@@ -144,8 +144,8 @@ def run_episodes(
                 continue
             pending -= 1
     finally:
-        # After an exception, KeyboardInterrupt included, episodes are open: their places must not
-        # stay taken until their leases end.
+        # After an exception (KeyboardInterrupt included) episodes are still open. Abort them, so
+        # that their places are not taken until their leases expire.
         runner.stop()
     return ledger.report(clock() - began)
 
@@ -153,7 +153,7 @@ def run_episodes(
 class _Runner(Generic[EpisodeT, OutcomeT]):
     """The threads of one call of `run_episodes`.
 
-    They are daemons: an agent that hangs must not keep the interpreter from ending.
+    They are daemons, so that a hanging agent does not keep the interpreter from exiting.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         self._workers = 0
 
     def start(self, threads: int, jobs: Sequence[Job]) -> None:
-        """Begin with all jobs."""
+        """Queue all jobs and start the threads."""
         for job in jobs:
             self.jobs.put(job)
         for _ in range(threads):
@@ -195,7 +195,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         threading.Thread(target=self._beat, name="ajet-heartbeat", daemon=True).start()
 
     def stop(self) -> None:
-        """End the threads that are idle, and abort the episodes that are still open."""
+        """End the idle threads, and abort the episodes that are still open."""
         with self._changed:
             self._stopping = True
             still_open = [rolling.episode for rolling in self._open.values()]
@@ -218,16 +218,16 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             attempt: _Attempt[EpisodeT, OutcomeT] | None
             try:
                 attempt = self._attempt(job)
-            # A thread that ended without a word would leave the caller waiting for ever.
+            # Report any error: if the thread ended silently, the caller would wait forever.
             except BaseException as error:  # noqa: BLE001 - it is raised again in the calling thread
                 attempt = _Attempt(job, error=error, fatal=True)
             if attempt is None:
-                # It took so long that another thread has taken this one's place.
+                # The agent took so long that another thread has taken this one's place.
                 return
             self.results.put(attempt)
 
     def _attempt(self, job: Job) -> _Attempt[EpisodeT, OutcomeT] | None:
-        """What became of a job; None if its episode was given up meanwhile."""
+        """Attempt a job; return None if its episode was given up meanwhile."""
         try:
             episode = self._claim(job.task, self._terms)
         except Exception as error:  # noqa: BLE001 - it is raised again in the calling thread
@@ -245,7 +245,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             if not self._finished(episode):
                 return None
             told = self._abort(episode, error, final=self._ledger.is_last(job))
-            # An agent that asks the program to end (SystemExit) is not tried again.
+            # Do not retry after an exception such as SystemExit.
             fatal = not isinstance(error, Exception)
             return _Attempt(job, episode, error=error, fatal=fatal, outage=not told)
         if not self._finished(episode):
@@ -255,14 +255,15 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         except Exception as error:  # noqa: BLE001 - it is raised again in the calling thread
             fatal = not concerns_one_episode(error)
             final = not fatal and self._ledger.is_last(job)
-            # What is over already need not be aborted, but that nobody tries it again is to be known.
+            # A closed episode needs no abort, but the server must learn that the task is not
+            # retried.
             if final or not isinstance(error, EpisodeError):
                 self._abort(episode, error, final=final)
             return _Attempt(job, episode, error=error, fatal=fatal)
         return _Attempt(job, episode, outcome)
 
     def _opened(self, job: Job, episode: EpisodeT) -> bool:
-        """Keep the lease of an episode from now on; False if the runner has stopped meanwhile."""
+        """Start renewing an episode's lease; return False if the runner has stopped meanwhile."""
         limit = self._episode_timeout
         overdue_at = None if limit is None else self._clock() + limit
         with self._changed:
@@ -275,14 +276,15 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             return True
 
     def _finished(self, episode: EpisodeT) -> bool:
-        """Whether it is still this thread that says what becomes of an episode."""
+        """Mark an episode as finished; return False if it was already given up elsewhere."""
         with self._changed:
             return self._open.pop(episode.episode_id, None) is not None
 
     def _abort(self, episode: EpisodeT, error: BaseException, *, final: bool = False) -> bool:
-        """Abort an episode because of `error`; False if the server is out of reach.
+        """Abort an episode because of `error`; return False if the server is unreachable.
 
-        :param final: the last attempt: it is worth a wait that the server hears of it.
+        :param final: this was the last attempt, so that it is worth waiting until the server
+            receives the abort.
         """
         try:
             self._client.abort_episode(
@@ -293,13 +295,13 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                 retries=None if final else 0,
             )
         except AjetError as second:
-            # The lease ends it, if this did not.
+            # If the abort failed, the expiry of the lease ends the episode.
             error.add_note(f"(aborting episode {episode.episode_id} failed too: {second.message})")
             return not isinstance(second, ServerUnreachableError)
         return True
 
     def _beat(self) -> None:
-        """Tell the server that the open episodes are worked on, until the runner stops."""
+        """Send heartbeats for the open episodes until the runner stops."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping, timeout=self._beat_seconds)
@@ -315,17 +317,19 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                     del self._open[rolling.episode.episode_id]
                 beating = [rolling.episode for rolling in self._open.values()]
             for rolling in overdue:
-                # Not in this thread: a server that does not answer must not hold up the heartbeats.
+                # In another thread, so that a server that does not answer cannot delay the
+                # heartbeats.
                 threading.Thread(target=self._give_up, args=(rolling,), daemon=True).start()
-            # What is over its agent hears at its next model call; and the next beat may get through, long
-            # before the lease ends.
+            # Agents of closed episodes get an error at their next model call; and if this heartbeat
+            # fails, the next one may succeed, long before the lease expires.
             with contextlib.suppress(AjetError):
                 self._client.heartbeats(beating)
 
     def _give_up(self, rolling: _Rolling[EpisodeT]) -> None:
         """Abort an episode whose agent takes too long.
 
-        Its thread cannot be ended. Another thread takes its place, and its next model call will fail.
+        Its thread cannot be stopped. Another thread replaces it, and the agent's next model call
+        will fail.
         """
         error = TimeoutError(f"the agent did not finish within {self._episode_timeout:g} s")
         if (frame := sys._current_frames().get(rolling.thread)) is not None:

@@ -8,14 +8,14 @@ MAX_LINE = 1 << 24
 
 
 class SseParser:
-    """Takes a stream apart; `feed` may be given it in any pieces."""
+    """An incremental parser of event streams."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> list[str]:
-        """The data of the events that `chunk` completes."""
+        """Return the data of the events that `chunk` completes; chunks may be split anywhere."""
         self._buffer += chunk
         if len(self._buffer) > MAX_LINE:
             raise AjetError(

@@ -1,9 +1,10 @@
 # Generated from _swarm_async.py by scripts/unasync.py. Edit that file, and run `make generate`.
-"""The synchronous client of several servers: joint episodes are ended on all of them, or aborted on all.
+"""The synchronous client of several servers: joint episodes end on all of them or on none.
 
-Two-phase commit. The server whose role comes first in the alphabet is the arbiter: its part is claimed first, and its
-ordinary end is the moment at which the joint episode has ended. Before it the other parts are prepared, so that nothing
-but its outcome is needed to end them; after it they are committed, now or whenever they can be reached.
+The protocol is a two-phase commit. The server whose role comes first alphabetically is the arbiter:
+its part is claimed first, and the joint episode has ended as soon as its part has. The other parts
+are prepared before, so that ending them needs only the arbiter's outcome; they are committed
+afterwards, as soon as their servers can be reached.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ from ajet_core.protocol import (
 if TYPE_CHECKING:
     import httpx
 
-# How often a runner asks whether parts of earlier programs, or of its own, are in doubt.
+# How often a runner looks for parts in doubt, its own or those of earlier programs.
 RESOLVE_SECONDS = 5.0
-# A claim that waits for one server keeps what it has of the others.
+# A claim that waits for one server renews its leases on the others this often.
 _POLLS_PER_LEASE = 3
 
 _log = logging.getLogger("ajet.client")
@@ -78,8 +79,8 @@ JointAgent = Callable[[Task, SwarmEpisode], Rewards]
 class ScopedSwarmEpisode(SwarmEpisode):
     """The joint episode of a ``with swarm.episode(...)`` block.
 
-    :ivar rewards: set it, or call ``end``; a joint episode without rewards is aborted.
-    :ivar closed: whether it was ended through this object.
+    :ivar rewards: set this, or call ``end``; a joint episode without rewards is aborted.
+    :ivar closed: whether the episode was ended through this object.
     """
 
     swarm: Swarm = field(repr=False)
@@ -93,16 +94,17 @@ class ScopedSwarmEpisode(SwarmEpisode):
 
 
 class Swarm:
-    """A client of several swarm servers, each with a model of its own, that train on the same episodes.
+    """A client of several swarm servers, each with one model, that train on the same episodes.
 
-    A joint episode has a part on each server. It is ended on all of them or aborted on all, whatever dies meanwhile.
+    A joint episode has a part on each server. It ends on all of them or is aborted on all, even if
+    programs or servers crash.
     Safe to share between threads.
 
-    :param servers: the URL of each server, by the role of its model. The role that comes first in the alphabet is the
-        arbiter's: its outcome is that of all.
-    :param tokens: by role; what is missing is found as `SwarmClient` finds it.
-    :param retries: as of `SwarmClient`, and so are the others.
-    :raises ConfigError: there is no server, or a URL is none.
+    :param servers: the URL of each server, by the role of its model. The server whose role comes
+        first alphabetically is the arbiter: its outcome decides that of all.
+    :param tokens: tokens by role; missing ones are looked up as by `SwarmClient`.
+    :param retries: as for `SwarmClient`, as are the remaining parameters.
+    :raises ConfigError: there is no server, or a URL is not valid.
     """
 
     def __init__(
@@ -131,21 +133,22 @@ class Swarm:
             for role, url in sorted(servers.items())
         }
         self._clock = clock
-        # The ids of the runs by role, once they are known to fit together.
+        # Run ids by role, once the runs are known to be compatible.
         self._runs: dict[str, str] = {}
-        # Being claimed or ended: a server that is away keeps the others waiting, with the parts that they have.
+        # Episodes being claimed or ended. If one server is away, the parts on the others must be
+        # kept.
         self._between: dict[str, SwarmEpisode] = {}
         self._resolved_at: float | None = None
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The names of the servers, in the order in which parts are claimed."""
-        # All clients have the same order, so that none waits for another in a circle.
+        """The roles of the servers, in the order in which parts are claimed."""
+        # The order is the same in all clients, which prevents deadlocks between claims.
         return tuple(self.clients)
 
     @property
     def arbiter(self) -> str:
-        """The role whose outcome is that of all."""
+        """The role whose part decides the outcome of the joint episode."""
         return self.roles[0]
 
     def __getitem__(self, role: str) -> SwarmClient:
@@ -179,9 +182,12 @@ class Swarm:
         heartbeat_seconds: float | None = None,
         timeout: float | None = None,
     ) -> SwarmEpisode:
-        """Claim a part on each server; waits until all have a place. Parameters as `SwarmClient.begin_episode`.
+        """Claim a part on each server, waiting until all have a place.
 
-        :raises ConfigError: the servers cannot be joined: they have unequal group sizes, or one is named twice.
+        Parameters are as for `SwarmClient.begin_episode`.
+
+        :raises ConfigError: the servers cannot be joined: their group sizes differ, or one is
+            listed twice.
         """
         terms = ClaimTerms(
             kind=kind,
@@ -192,7 +198,7 @@ class Swarm:
         return self._claim(Task(task_id, group=group, tag=tag), terms)
 
     def _claim(self, task: Task, terms: ClaimTerms) -> SwarmEpisode:
-        """Claim all parts; if it fails those that were claimed are aborted."""
+        """Claim all parts; if that fails, abort those already claimed."""
         episode = SwarmEpisode(task_id=task.id, joint_id=secrets.token_urlsafe(24))
         try:
             self._claim_parts(episode, task, terms)
@@ -225,7 +231,7 @@ class Swarm:
             del self._between[episode.joint_id]
 
     def _keep(self, episode: SwarmEpisode) -> None:
-        """Renew the leases of what is claimed.
+        """Renew the leases of the parts claimed so far.
 
         :raises EpisodeClosedError: a part is over.
         """
@@ -239,23 +245,27 @@ class Swarm:
     def end_episode(self, episode: SwarmEpisode, rewards: Rewards) -> dict[str, EpisodeStatus]:
         """Report the outcome of a joint episode, on all servers or on none.
 
-        Once this returns it has ended, and that survives a crash of any server; one that cannot be reached hears of it
-        later, and its part is still ``prepared`` in the answer.
+        Once this returns, the episode has ended, which survives a crash of any server. A server
+        that cannot be reached is notified later, and its part is still ``prepared`` in the returned
+        statuses.
 
-        :param rewards: by role; one number is the reward of every role.
-        :raises EpisodeClosedError: a part was aborted before, or its lease ran out; all are then aborted.
+        :param rewards: by role; a single number is the reward of every role.
+        :raises EpisodeClosedError: a part was aborted before, or its lease expired; all are then
+            aborted.
         """
         return self._end(episode, self._outcome(rewards))
 
     def _end(self, episode: SwarmEpisode, outcome: SwarmOutcome) -> dict[str, EpisodeStatus]:
-        """End all parts. Once the arbiter's has ended, all have: a server that cannot be reached hears of it later.
+        """End all parts. The joint episode has ended once the arbiter's part has.
+
+        A server that cannot be reached is notified later.
 
         :raises EpisodeError: a part was over before; the others are aborted.
         """
         found: dict[str, EpisodeStatus] = {}
         self._between[episode.joint_id] = episode
         try:
-            # The arbiter's is the first claimed and the last to say.
+            # The arbiter's part is claimed first and ended last.
             for role in reversed(self.roles):
                 found[role] = self.clients[role]._end(
                     episode[role], outcome.parts[role], prepare=role != self.arbiter
@@ -288,7 +298,10 @@ class Swarm:
         final: bool = False,
         retries: int | None = None,
     ) -> dict[str, EpisodeStatus]:
-        """Give a joint episode up on all servers, unless it has ended; parameters as `SwarmClient.abort_episode`."""
+        """Give up a joint episode on all servers, unless it has ended.
+
+        Parameters are as for `SwarmClient.abort_episode`.
+        """
         if self.arbiter not in episode.parts:
             return {}
         arbiters = self.clients[self.arbiter].abort_episode(
@@ -315,12 +328,12 @@ class Swarm:
     def heartbeats(self, episodes: Sequence[SwarmEpisode]) -> dict[str, str]:
         """Renew the leases of all parts of many joint episodes.
 
-        :return: why those that are over are, by the id of their arbiter's part.
-        :raises AjetError: a server did not take it; the others have.
+        :return: the reasons of the episodes that are over, by the id of their arbiter's part.
+        :raises AjetError: a server did not renew its leases; the others did.
         """
         closed: dict[str, str] = {}
         failed: AjetError | None = None
-        # Those that are being claimed or ended as well.
+        # Include the episodes that are being claimed or ended.
         beating = [*episodes, *list(self._between.values())]
         for role, client in self.clients.items():
             of_part = {e.parts[role].episode_id: e for e in beating if role in e.parts}
@@ -337,13 +350,14 @@ class Swarm:
         return closed
 
     def resolve(self) -> int:
-        """End or abort parts that a program of the same token left prepared when it died, as their arbiter decided.
+        """End or abort prepared parts that a crashed program left, as their arbiter decided.
 
-        Runners do it by themselves. A server that cannot be asked is left for the next time.
+        The program must have had the same token. Runners call this automatically. Servers that
+        cannot be reached are left for the next call.
 
-        :return: how many there were.
+        :return: the number of parts that were ended or aborted.
         """
-        # Raises what is wrong with the arbiter's server if that has never been reached.
+        # Raises the error of the arbiter's server if it has never been reached.
         self.clients[self.arbiter]._connection.connect()
         self._resolved_at = self._clock()
         resolved = 0
@@ -355,7 +369,7 @@ class Swarm:
         judges = {run: self.clients[role] for role, run in self._runs.items()}
         for role, client in self.clients.items():
             try:
-                # The next look may get through if this one does not.
+                # Not repeated: the next call of `resolve` may succeed.
                 found = client._connection.perform(
                     Call("GET", "/v1/joint", PreparedParts), retries=0
                 )
@@ -379,8 +393,8 @@ class Swarm:
     ) -> Iterator[ScopedSwarmEpisode]:
         """A joint episode for the length of a ``with`` block; parameters as `begin_episode`.
 
-        Set ``ep.rewards`` or call ``ep.end(rewards)`` inside. Leaving by an exception aborts it with that reason,
-        leaving without rewards aborts it too.
+        Set ``ep.rewards`` or call ``ep.end(rewards)`` inside the block. If the block raises, the
+        episode is aborted with the exception as its reason; without rewards, it is aborted too.
         """
         terms = ClaimTerms(kind=kind, lease_seconds=lease_seconds, timeout=timeout)
         claimed = self._claim(Task(task_id, group=group, tag=tag), terms)
@@ -415,8 +429,8 @@ class Swarm:
     ) -> RunnerReport[SwarmEpisode, SwarmOutcome]:
         """Roll out many joint episodes, each agent in a thread of its own.
 
-        As `SwarmClient.run_episodes_until_all_complete`, but that the agent is given a `SwarmEpisode` and returns
-        rewards by role.
+        Works as `SwarmClient.run_episodes_until_all_complete`, except that the agent receives
+        a `SwarmEpisode` and returns rewards by role.
         """
         check_concurrency(concurrency)
         check_episodes_per_task(episodes_per_task)
@@ -446,13 +460,16 @@ class Swarm:
     def resume(
         self, tasks: Sequence[str | Task], *, episodes_per_task: int = 1, kind: Kind = "train"
     ) -> Resumption:
-        """What of a dataset is finished; see `SwarmClient.resume`. What is in doubt is resolved first."""
+        """Return which tasks of a dataset are finished; see `SwarmClient.resume`.
+
+        Parts in doubt are resolved first.
+        """
         check_episodes_per_task(episodes_per_task)
         wanted = as_tasks(tasks)
         groups = list(dict.fromkeys(task.group or task.id for task in wanted))
         self._join()
         self.resolve()
-        # The arbiter knows of all.
+        # The arbiter has a part of every joint episode.
         counts = self.clients[self.arbiter]._group_counts(groups, kind)
         return resumption(wanted, episodes_per_task, counts)
 
@@ -461,15 +478,18 @@ class Swarm:
     def sync_train_config(self, configs: Mapping[str, RunConfig]) -> dict[str, RunStatus]:
         """Set what each server trains, by role.
 
-        :raises ConfigError: runs of these configurations cannot be joined; nothing has changed then.
+        :raises ConfigError: runs with these configurations cannot be joined; nothing has changed
+            then.
         """
         check_configs(self.roles, configs)
-        # The servers' runs may be others from now on.
+        # The servers may have different runs after this.
         self._runs = {}
         return {role: c.sync_train_config(configs[role]) for role, c in self.clients.items()}
 
     def start_engine(self, wait_seconds: float = 600.0) -> dict[str, RunStatus]:
-        """Start all runs and wait until all servers have booted; see `SwarmClient.start_engine`.
+        """Start all runs and wait until all servers have booted.
+
+        See `SwarmClient.start_engine`.
 
         :raises ConfigError: the runs cannot be joined; none has started then.
         """
@@ -477,23 +497,23 @@ class Swarm:
         return {role: client.start_engine(wait_seconds) for role, client in self.clients.items()}
 
     def stop_engine(self, timeout: float = 600.0) -> dict[str, RunStatus]:
-        """Stop all runs, after what is in doubt was resolved; see `SwarmClient.stop_engine`."""
+        """Stop all runs, after resolving parts in doubt; see `SwarmClient.stop_engine`."""
         self.resolve()
         stopped = {role: client.stop_engine(timeout) for role, client in self.clients.items()}
-        # What was open at the arbiter is aborted by now, also where its other parts were prepared.
+        # Stopping aborts open parts of the arbiter, whose other parts may have been prepared.
         self.resolve()
         return stopped
 
     def status(self) -> dict[str, ServerStatus]:
-        """What the servers are doing."""
+        """Return the status of each server."""
         return {role: client.status() for role, client in self.clients.items()}
 
     def _join(self, *, again: bool = False) -> None:
-        """Compare the servers' runs; nothing if that was done.
+        """Check that the servers' runs can be joined, unless that was done before.
 
-        :param again: also if that was done: a run may have been configured anew.
-        :raises ConfigError: they cannot be joined.
-        :raises StateError: one has no run.
+        :param again: check again, because a run may have been configured since.
+        :raises ConfigError: the runs cannot be joined.
+        :raises StateError: a server has no run.
         """
         if self._runs and not again:
             return
@@ -515,7 +535,7 @@ class Swarm:
         return SwarmOutcome.of(value, self.roles)
 
     def _abort_after(self, episode: SwarmEpisode, error: BaseException, cause: AgentCause) -> None:
-        """Abort because of `error`, which matters more than whether that works."""
+        """Abort because of `error`. If that fails too, only add a note to `error`."""
         if not episode.parts:
             return
         try:
@@ -537,7 +557,7 @@ def _resolve(
     """End or abort prepared parts as their arbiter decided.
 
     :param judge: the client of the arbiter's server, whose run was `run`.
-    :return: how many there were.
+    :return: the number of parts that were ended or aborted.
     """
     body = build(JointOutcomesRequest, "resolve", joint_ids=[part.joint_id for part in parts])
     call = Call("POST", "/v1/joint/outcomes", JointOutcomes, body)
@@ -548,7 +568,7 @@ def _resolve(
     for part in parts:
         outcome = answer.outcomes[part.joint_id]
         if outcome == "open":
-            # Its client lives, or its lease will end.
+            # Either its client is alive, or its lease will expire.
             continue
         resolved += 1
         if outcome == "ended":
@@ -566,5 +586,5 @@ def _resolve(
 
 
 def _log_untold(role: str, error: AjetError) -> None:
-    """Log that a server does not know yet what is decided; that changes nothing."""
+    """Log that a server has not been notified of a decision yet, which does not change it."""
     _log.warning("%r hears later what was decided: %s", role, error.message)

@@ -1,4 +1,4 @@
-"""The tokens of a server, for whoever has control of it."""
+"""Management of a server's tokens, for holders of a control token."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ajet_core.protocol import TokenGrant, TokenInfo, TokenList, TokenRequest
 
 
 class TokenClient:
-    """Makes, lists and revokes tokens of a running server.
+    """A client that creates, lists and revokes tokens of a running server.
 
-    :param url: as of `SwarmClient`, and so is `token`, which must be a control token.
+    :param url: as for `SwarmClient`, as is `token`, which must be a control token.
     """
 
     def __init__(self, url: str | None, token: str | None, *, retries: int) -> None:
         self._connection = Connection(url, token, retries=retries)
 
     def issue(self, request: TokenRequest) -> TokenGrant:
-        """Make a token."""
-        # Not repeated by itself: nobody would know the secret of the first one.
+        """Create a token."""
+        # Not repeatable: if the response were lost, the secret of the first token would be unknown.
         call = Call("POST", "/v1/tokens", TokenGrant, request, repeatable=False)
         return self._connection.perform(call)
 
     def list(self) -> list[TokenInfo]:
-        """All tokens, the oldest first."""
+        """Return all tokens, oldest first."""
         return self._connection.perform(Call("GET", "/v1/tokens", TokenList)).tokens
 
     def revoke(self, token_id: str) -> TokenInfo:

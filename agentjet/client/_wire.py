@@ -1,4 +1,4 @@
-"""Calls, how their answers are read, and when to repeat them; nothing here sends anything."""
+"""Calls, parsing of their answers, and the rules for repeating them; nothing is sent here."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import httpx
 
 DEFAULT_URL = "http://127.0.0.1:8642"
-# With the backoff below 26 to 52 seconds: long enough for a server that is started again, even twice in a row.
+# With the backoff below this takes 26 to 52 s, enough for a server that is restarted even twice.
 DEFAULT_RETRIES = 16
 READ_TIMEOUT = 30.0
 CONNECT_TIMEOUT = 10.0
-# Statuses with which proxies say that the server behind them could not be asked.
+# Statuses by which proxies report that the server behind them could not be reached.
 PROXY_STATUSES = frozenset({502, 503, 504})
 SHOWN_BODY = 200
 
@@ -32,10 +32,10 @@ A = TypeVar("A", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Which server, and with which token.
+    """The URL and token of a server.
 
-    :param url: without ``/v1`` and without a slash at the end.
-    :param given: whether the token was given, rather than looked for where a local server leaves it.
+    :param url: without ``/v1`` and without a trailing slash.
+    :param given: whether the token was given, rather than read from the file of a local server.
     """
 
     url: str
@@ -43,9 +43,11 @@ class Endpoint:
     given: bool = True
 
     def found_anew(self) -> Endpoint | None:
-        """With the token that a local server has left meanwhile; None if it is the same, or was given.
+        """Return this endpoint with a local server's new token.
 
-        A server of this machine makes new tokens whenever it is started.
+        A server on this machine creates new tokens whenever it starts.
+
+        :return: None if the token is unchanged, or was given explicitly.
         """
         local = None if self.given else find_local(self.url)
         if local is None or local.control == self.token:
@@ -54,7 +56,7 @@ class Endpoint:
 
 
 def resolve_endpoint(url: str | None, token: str | None) -> Endpoint:
-    """Fill in what the caller left out.
+    """Determine the URL and token of a server.
 
     The URL comes from the argument, else ``AJET_URL``, else this machine's default port; the token from
     the argument, else ``AJET_TOKEN``, else, for a server of this user on this machine, from its file.
@@ -94,10 +96,10 @@ def resolve_endpoint(url: str | None, token: str | None) -> Endpoint:
 class Call(Generic[A]):
     """One call of a route.
 
-    :param answer: what the body of the answer is read as.
-    :param repeatable: whether it may be sent again when nobody knows if it arrived.
+    :param answer: the model that the body of the answer is parsed as.
+    :param repeatable: whether the call may be repeated when it may have reached the server.
     :param read_timeout: seconds to wait for the answer.
-    :param final: every answer of the server is the result, also one that says that it may help to ask again.
+    :param final: treat every answer of the server as the result, even one that suggests a retry.
     """
 
     method: str
@@ -110,7 +112,7 @@ class Call(Generic[A]):
 
 
 class TransportFailure(Exception):  # noqa: N818 - internal, and not an error of the caller's
-    """No answer came.
+    """The server did not answer.
 
     :param sent: whether the request may have reached the server.
     """
@@ -124,7 +126,8 @@ class TransportFailure(Exception):  # noqa: N818 - internal, and not an error of
 class Backoff:
     """Exponential backoff with equal jitter (Brooker, "Exponential Backoff And Jitter").
 
-    With equal jitter a number of retries also says for how long at least an outage is waited out.
+    Equal jitter also puts a lower bound on the duration of an outage that a number of retries
+    covers.
     """
 
     base: float = 0.25
@@ -132,25 +135,25 @@ class Backoff:
     rng: random.Random = field(default_factory=random.Random, repr=False)
 
     def delay(self, failures: int) -> float:
-        """Seconds to wait after so many failures before (0: none), between half the bound and all of it."""
+        """Return the delay after so many earlier failures, from half the bound to the bound."""
         bound = min(self.cap, self.base * 2.0 ** min(failures, 32))
         return self.rng.uniform(0.5 * bound, bound)
 
     def honour(self, retry_after: float, failures: int) -> float:
-        """Seconds to wait when the server named some: never fewer, and not all clients at once."""
+        """Return the delay for a server's ``retry_after``: never shorter, and jittered."""
         return max(retry_after, 0.0) + self.rng.uniform(0.0, 0.1 * max(retry_after, 0.5 * failures))
 
 
 def episode_path(episode_id: str, verb: str = "") -> str:
-    """The path of an episode, or of what is done to it."""
+    """Return the path of an episode, or of an action on it."""
     path = f"/v1/episodes/{quote(episode_id, safe='')}"
     return f"{path}/{verb}" if verb else path
 
 
 def build(model: type[A], what: str, **fields: Any) -> A:
-    """A message of the protocol from a caller's arguments.
+    """Build a protocol message from a caller's arguments.
 
-    :raises RequestError: a value that the protocol does not allow.
+    :raises RequestError: the protocol does not allow a value.
     """
     try:
         return model(**fields)
@@ -163,15 +166,15 @@ def build(model: type[A], what: str, **fields: Any) -> A:
 
 
 def read_answer(call: Call[A], response: httpx.Response) -> A:
-    """The body of a good answer.
+    """Parse the body of a successful answer.
 
-    :raises AjetError: it is not what the route promises.
+    :raises AjetError: the body is not what the route promises.
     """
     try:
-        # A later minor version of the protocol may add fields; they are not for us.
+        # A later minor version of the protocol may add fields; ignore them.
         return call.answer.model_validate_json(response.content, extra="ignore")
     except ValidationError as error:
-        # The input stays out of the message: a grant holds a key.
+        # Keep the input out of the message: a grant contains a key.
         found = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in found["loc"]) or "body"
         raise AjetError(
@@ -181,9 +184,9 @@ def read_answer(call: Call[A], response: httpx.Response) -> A:
 
 
 def read_error(what: str, response: httpx.Response) -> AjetError:
-    """The error that a bad answer holds, as the class it was on the server.
+    """Parse an error response into the error class that it had on the server.
 
-    An answer that is not the server's own, such as a proxy's page, becomes a plain `AjetError`.
+    A response that is not the server's, such as a proxy's page, becomes a plain `AjetError`.
     """
     try:
         payload = ErrorBody.model_validate_json(response.content, extra="ignore").error
@@ -197,7 +200,7 @@ def read_error(what: str, response: httpx.Response) -> AjetError:
 
 
 def may_repeat(error: AjetError, status: int) -> bool:
-    """Whether the same request may succeed later, as far as the answer says."""
+    """Return whether the answer indicates that the same request may succeed later."""
     own = type(error) is not AjetError
     return error.retry_after is not None or (not own and status in PROXY_STATUSES)
 
