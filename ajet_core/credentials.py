@@ -1,7 +1,7 @@
-"""Where a server leaves its tokens for clients of the same user on the same machine.
+"""Token files, by which a server shares its tokens with local clients of the same user.
 
-The file is readable by its owner alone, so a local client needs no configuration, while another user
-of the machine gets nothing. A remote client is given its token by a person (``AJET_TOKEN``).
+Only the owner can read the file, so a local client needs no configuration, and other users of the
+machine have no access. For a remote client, the user sets the token (``AJET_TOKEN``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 class ServerTokens:
     """The tokens of one server.
 
-    :param control: may configure, start and stop runs, and all that `client` may.
+    :param control: may configure, start and stop runs, and do everything that `client` may.
     :param client: may claim episodes and read status.
     """
 
@@ -30,7 +30,7 @@ class ServerTokens:
 
 
 def state_dir() -> Path:
-    """The directory of the token files: ``$XDG_STATE_HOME/agentjet/servers`` or its usual default."""
+    """Return the directory of token files: ``$XDG_STATE_HOME/agentjet/servers`` or the default."""
     root = os.environ.get("XDG_STATE_HOME")
     return (Path(root) if root else Path.home() / ".local/state") / "agentjet" / "servers"
 
@@ -51,7 +51,7 @@ def withdraw_local(port: int) -> None:
 
 
 def find_local(url: str) -> ServerTokens | None:
-    """The tokens of the server at `url`, if it is on this machine and belongs to this user."""
+    """Return the tokens of the server at `url`, if it is local and belongs to this user."""
     parts = urlsplit(url)
     if parts.hostname not in LOOPBACK_HOSTS:
         return None

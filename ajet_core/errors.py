@@ -1,4 +1,4 @@
-"""Every error agentjet raises, as one tree.
+"""The hierarchy of errors that agentjet raises.
 
 ```
 AjetError                         internal_error          500
@@ -46,8 +46,9 @@ AjetError                         internal_error          500
 └── ServerUnreachableError (ConnectionError)  server_unreachable 503
 ```
 
-An error crosses a process or the network as its ``type``, ``message``, ``param`` and
-``retry_after`` (`AjetError.to_payload`, `error_from_payload`) and arrives as the same class.
+Across processes and the network, an error is represented by its ``type``, ``message``, ``param``
+and ``retry_after`` (`AjetError.to_payload`, `error_from_payload`), and is restored as the same
+class.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ class AjetError(Exception):
     """Base of all agentjet errors.
 
     :param message: what happened, to which object, and what to do next.
-    :param param: the request field or setting that is at fault, if one is.
-    :param retry_after: seconds after which the same request may succeed; None if repeating it is useless.
+    :param param: the request field or setting that caused the error, if any.
+    :param retry_after: seconds after which the same request may succeed; None if repeating it
+        cannot help.
     """
 
     type: ClassVar[str] = "internal_error"
@@ -79,7 +81,7 @@ class AjetError(Exception):
         return (_rebuild, (type(self), self.message, self.param, self.retry_after))
 
     def to_payload(self) -> dict[str, Any]:
-        """The error as plain data: ``{"type", "message", "param", "retry_after"}``."""
+        """Return the error as plain data: ``{"type", "message", "param", "retry_after"}``."""
         return {
             "type": self.type,
             "message": self.message,
@@ -132,7 +134,7 @@ class PluginConflictError(PluginError):
 
 
 class PluginApiError(PluginError):
-    """A plugin was made for a hook API that this version does not offer."""
+    """A plugin was written for a hook API that this version does not offer."""
 
     type = "plugin_api_mismatch"
 
@@ -144,13 +146,13 @@ class PluginLoadError(PluginError):
 
 
 class BackendEnvironmentError(AjetError):
-    """A Python environment for a backend could not be made."""
+    """A Python environment for a backend could not be created."""
 
     type = "environment_error"
 
 
 class RequestError(AjetError, ValueError):
-    """A request that can never succeed as it is."""
+    """A request that cannot succeed without changes."""
 
     type = "invalid_request_error"
     status = 400
@@ -200,7 +202,7 @@ class HeadTooLargeError(RequestError):
 
 
 class SlowRequestError(RequestError):
-    """A request that did not arrive in its time."""
+    """A request that did not arrive in time."""
 
     type = "request_timeout"
     status = 408
@@ -228,14 +230,14 @@ class AuthError(AjetError, PermissionError):
 
 
 class ForbiddenError(AuthError):
-    """A valid token that does not open this route."""
+    """A valid token that does not give access to this route."""
 
     type = "forbidden"
     status = 403
 
 
 class EpisodeError(AjetError):
-    """Something an episode's present condition does not allow."""
+    """An action that the episode's state does not allow."""
 
     type = "episode_error"
     status = 409
@@ -249,7 +251,7 @@ class EpisodeNotFoundError(EpisodeError):
 
 
 class EpisodeClosedError(EpisodeError):
-    """An episode that was ended, aborted or whose lease ran out."""
+    """An episode that was ended or aborted, or whose lease expired."""
 
     type = "episode_closed"
     status = 410
@@ -263,27 +265,27 @@ class StateError(AjetError, RuntimeError):
 
 
 class NotRollingError(StateError):
-    """Episodes cannot be claimed now; ``retry_after`` says when to ask again, if at all."""
+    """Episodes cannot be claimed now; ``retry_after`` says when to retry, if at all."""
 
     type = "not_rolling"
     status = 503
 
 
 class BatchStarvedError(StateError):
-    """A step that is waited for does not come: its batch lacks episodes, and no client is rolling any out."""
+    """An awaited step cannot be trained: its batch lacks episodes, and no client rolls any out."""
 
     type = "batch_starved"
 
 
 class BusyError(StateError):
-    """A limit is reached; the request may be repeated after ``retry_after`` seconds."""
+    """A limit was reached; the request may be repeated after ``retry_after`` seconds."""
 
     type = "busy"
     status = 429
 
 
 class UnreadableFileError(AjetError, ValueError):
-    """A file holds something else than it should; the message names it."""
+    """A file has invalid content or cannot be read; the message names it."""
 
     type = "unreadable_file"
 
@@ -295,7 +297,7 @@ class StoreError(AjetError):
 
 
 class DamagedRecordError(StoreError):
-    """A record in the store is not what was written; others can be read."""
+    """A record in the store differs from what was written; others can still be read."""
 
     type = "damaged_record"
 
@@ -321,7 +323,7 @@ class WorkerDiedError(WorkerError):
 
 
 class WorkerBootError(WorkerError):
-    """A worker process did not come up; the message shows its last lines."""
+    """A worker process failed to start; the message shows the last lines of its output."""
 
     type = "worker_boot_failed"
     status = 500
@@ -335,13 +337,13 @@ class EngineError(AjetError):
 
 
 class WeightsGoneError(EngineError):
-    """Nobody sends the weights of an update any more: there will be others."""
+    """The weights of an update are no longer sent; a newer update will follow."""
 
     type = "weights_gone"
 
 
 class SealError(EngineError):
-    """An engine would serve other weights than the trainer published."""
+    """An engine would serve weights other than those that the trainer published."""
 
     type = "seal_broken"
 
@@ -353,33 +355,33 @@ class TrainerError(AjetError):
 
 
 class StepRefusedError(TrainerError):
-    """The trainer did not apply a batch: weights, optimiser, random numbers and steps are as before it."""
+    """The trainer did not apply a batch: weights, optimiser, RNG state and steps are unchanged."""
 
     type = "step_refused"
 
 
 class WeightsLostError(TrainerError):
-    """Weights or optimiser of the trainer are neither as before a step nor as after it: only a checkpoint helps."""
+    """Weights or optimiser were corrupted during a step; only loading a checkpoint helps."""
 
     type = "weights_lost"
 
 
 class RoutingError(AjetError):
-    """A model call of an episode cannot be told where to go, or none came through."""
+    """A model call of an episode cannot be routed, or none was answered."""
 
     type = "routing_error"
     status = 500
 
 
 class DeadlineError(AjetError, TimeoutError):
-    """Something did not happen in its time."""
+    """An operation did not finish in time."""
 
     type = "deadline_exceeded"
     status = 504
 
 
 class ServerUnreachableError(AjetError, ConnectionError):
-    """The client could not reach the server, after all its retries."""
+    """The client could not reach the server after all retries."""
 
     type = "server_unreachable"
     status = 503
@@ -396,7 +398,7 @@ def _by_type() -> dict[str, type[AjetError]]:
 
 
 def error_from_payload(payload: Mapping[str, Any]) -> AjetError:
-    """The error that `AjetError.to_payload` described; an unknown type becomes `AjetError`."""
+    """Restore an error from `AjetError.to_payload`; unknown types become `AjetError`."""
     cls = _by_type().get(str(payload.get("type")), AjetError)
     retry_after = payload.get("retry_after")
     param = payload.get("param")

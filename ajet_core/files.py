@@ -1,4 +1,4 @@
-"""Files: written as a whole or not at all, locked by one process at a time, and read safely."""
+"""Files: atomic writes, exclusive locks and safe reads."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import pydantic_core
 from ajet_core.errors import UnreadableFileError
 
 MAX_TEXT_BYTES = 64 * 1024 * 1024
-"""Of a file that is read as a whole: larger than any configuration or index of weights."""
+"""Limit for files that are read completely: larger than any configuration or weight index."""
 
 
 def read_bytes(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
-    """The content of a regular file.
+    """Read a regular file.
 
-    :param limit: bytes it may have.
-    :raises FileNotFoundError: there is none.
-    :raises UnreadableFileError: it cannot be read, is no regular file, or is too large.
+    :param limit: maximum size in bytes.
+    :raises FileNotFoundError: there is no such file.
+    :raises UnreadableFileError: the file cannot be read, is not a regular file, or is too large.
     """
     try:
-        # Without waiting: a pipe in the file's place might never have another end.
+        # Non-blocking, because opening a pipe might wait forever for its other end.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -37,7 +37,7 @@ def read_bytes(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
             os.close(descriptor)
     except (FileNotFoundError, UnreadableFileError):
         raise
-    # The path itself may be wrong, such as one with a null character.
+    # ValueError: the path is not valid, for example because it contains a null character.
     except (OSError, ValueError) as error:
         raise UnreadableFileError(f"{path} cannot be read: {error}") from error
     if len(content) > limit:
@@ -48,12 +48,13 @@ def read_bytes(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
 
 
 def read_json(path: Path, limit: int = MAX_TEXT_BYTES) -> dict[str, Any]:
-    """The JSON object in a file, whatever the file may hold instead.
+    """Read the JSON object in a file.
 
-    Nesting is limited to 200 levels, text to valid UTF-8; of a name that comes twice the last value counts.
+    Nesting is limited to 200 levels and text to valid UTF-8; if a key is repeated, its last value
+    counts.
 
-    :raises FileNotFoundError: there is no file.
-    :raises UnreadableFileError: it cannot be read, or holds no JSON object.
+    :raises FileNotFoundError: there is no such file.
+    :raises UnreadableFileError: the file cannot be read or does not contain a JSON object.
     """
     content = read_bytes(path, limit)
     try:
@@ -70,10 +71,10 @@ def read_json(path: Path, limit: int = MAX_TEXT_BYTES) -> dict[str, Any]:
 
 
 def read_toml(path: Path, limit: int = MAX_TEXT_BYTES) -> dict[str, Any]:
-    """The table in a TOML file, whatever the file may hold instead.
+    """Read a TOML file.
 
-    :raises FileNotFoundError: there is no file.
-    :raises UnreadableFileError: it cannot be read, or holds no TOML.
+    :raises FileNotFoundError: there is no such file.
+    :raises UnreadableFileError: the file cannot be read or is not valid TOML.
     """
     content = read_bytes(path, limit)
     try:
@@ -83,10 +84,10 @@ def read_toml(path: Path, limit: int = MAX_TEXT_BYTES) -> dict[str, Any]:
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Give `path` this content: readers see the old file or the new one, and after a crash one of them is there.
+    """Write a file atomically: readers and crashes leave either the old content or the new one.
 
-    :param mode: permissions of the file, whatever the umask.
-    :raises OSError: it could not be written; what was there is untouched.
+    :param mode: permissions of the file, regardless of the umask.
+    :raises OSError: the file could not be written; the old content is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -104,7 +105,7 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or the names in a directory, are on disk."""
+    """Flush a file's content, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -113,13 +114,14 @@ def sync(path: Path) -> None:
 
 
 def lock_file(path: Path) -> int:
-    """Take the exclusive lock of a file at once, and give its open descriptor.
+    """Take the exclusive lock of a file without waiting, and return its open descriptor.
 
-    The kernel releases the lock when the last process that has the descriptor is gone, however it ends.
+    The kernel releases the lock when the last process that holds the descriptor ends, even by a
+    crash.
 
-    :param path: the lock file; it stays behind, as removing it would race with the next process.
-    :raises BlockingIOError: another process has the lock; the message is its id.
-    :raises OSError: the file cannot be made.
+    :param path: the lock file. It is never removed, because that would race with the next process.
+    :raises BlockingIOError: another process holds the lock; the message is its id.
+    :raises OSError: the file cannot be created.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

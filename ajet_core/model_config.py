@@ -1,4 +1,4 @@
-"""The ``config.json`` of a model directory: what is wrong with it in a sentence, before anything loads the model."""
+"""Validation of a model directory's ``config.json``, before anything loads the model."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ _SIZES = (
     "max_position_embeddings",
 )
 _DTYPES = frozenset({"auto", "float64", "float32", "float16", "bfloat16"})
-# Of weights that are quantised, which torch has several of.
+# Prefix of the dtypes of quantised weights, of which torch has several.
 _DTYPE_FAMILY = "float8_"
 
 
 def read_model_config(directory: Path, param: str = "model.path") -> dict[str, Any]:
-    """The configuration of a model, with sizes and types that a model can have.
+    """Read the configuration of a model, and check that its sizes and dtypes are valid.
 
-    Whether there is a model of its architecture and quantisation is for the component to say that loads it.
+    The component that loads the model checks whether its architecture and quantisation are
+    supported.
 
     :param param: the field of the run configuration that names the directory.
-    :raises ModelDirectoryError: it is missing, holds something else, or a size or dtype in it cannot be.
+    :raises ModelDirectoryError: the file is missing, has other content, or has an invalid size or
+        dtype.
     """
     path = directory / "config.json"
     try:

@@ -1,4 +1,4 @@
-"""pass@k: the chance that at least one of k attempts at a task passes."""
+"""pass@k: the probability that at least one of k attempts at a task passes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 
 
 def pass_at_k(episodes: int, passed: int, k: int) -> float:
-    """The unbiased estimate of pass@k for one task (Chen et al. 2021, arXiv:2107.03374, eq. 1).
+    """Return the unbiased estimate of pass@k for one task.
 
-    ``1 - C(n-c, k) / C(n, k)``: the share of the ways to choose k of the n episodes that hold one of the c which
-    passed. Computed in integers and rounded once.
+    Equation 1 of Chen et al. 2021, arXiv:2107.03374: ``1 - C(n-c, k) / C(n, k)``: among the ways to
+    choose k of the n episodes, the share that includes at least one of the c episodes that passed.
+    Computed in integers and rounded once.
 
     :param episodes: n >= k.
     :param passed: 0 <= c <= n.
@@ -21,10 +22,10 @@ def pass_at_k(episodes: int, passed: int, k: int) -> float:
 
 
 def mean_pass_at(tallies: Mapping[tuple[int, int], int], ks: Iterable[int]) -> dict[int, float]:
-    """pass@k of a set of tasks: the mean over those that have at least k episodes.
+    """Return pass@k of a set of tasks: the mean over those that have at least k episodes.
 
-    :param tallies: how many tasks have so many episodes, of which so many passed: ``{(n, c): tasks}``.
-    :return: by k; one for which no task has enough episodes is left out.
+    :param tallies: the number of tasks by episodes and passed episodes: ``{(n, c): tasks}``.
+    :return: by k, without those for which no task has enough episodes.
     """
     found: dict[int, float] = {}
     for k in ks:

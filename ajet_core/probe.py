@@ -1,4 +1,4 @@
-"""The proof of weights by logprobs, for engines that report no checksums: a fixed text, scored by trainer and engine."""
+"""Proof of weights by logprobs of a fixed text, for engines that report no checksums."""
 
 from __future__ import annotations
 
@@ -12,36 +12,38 @@ from ajet_core.errors import SealError
 from ajet_core.interfaces import SealReport, WeightUpdate
 
 _TOKENS = 64
-# Any number without a factor in common with most vocabularies.
+# Any number that has no factor in common with most vocabulary sizes.
 _STRIDE = 2654435761
 
-# Nats. Engines that write logprobs as decimals round them about here.
+# Nats. Engines that write logprobs as decimals round them to about this precision.
 _LEAST_NOISE = 1e-5
-# Proofs whose noise is remembered.
+# The number of proofs whose noise is remembered.
 _REMEMBERED = 8
-# How much more than the noise so far may still be noise, and how much of the trainer's change an engine may be off.
+# How many times the largest remembered noise still counts as noise, and which share of the
+# trainer's change an engine may deviate by.
 _NOISES, _PART = 3.0, 0.25
-# The first weights are of another model if logprobs differ by so much of what they differ by among each other.
+# The initial weights are those of another model if logprobs differ by more than this share of their
+# spread.
 _UNLIKE = 0.5
-# A change is told from noise if what may be noise is as little of it.
+# A change counts as a proof if it is at least this many times the noise.
 _TELLING = _NOISES / _PART
 
 
 def probe_ids(vocab_size: int, max_context: int) -> list[int]:
-    """The token ids of the probe, [T] with T <= 64, the same each time.
+    """Return the token ids of the probe, [T] with T <= 64, always the same.
 
-    They are from the middle of the vocabulary, where no family of models keeps its special tokens.
+    They are from the middle of the vocabulary, where no model family has its special tokens.
     """
     low = vocab_size // 8
     span = max(1, vocab_size // 2 - low)
-    # A server samples a token behind them.
+    # Leave room for the token that a server samples after them.
     length = max(2, min(_TOKENS, max_context - 1))
     return [low + number * _STRIDE % span for number in range(length)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Proven:
-    """What trainer and server said of weights that the server has proven, or of the first ones: [T - 1] logprobs each."""
+    """Logprobs [T - 1] of trainer and server for proven weights, or for the initial ones."""
 
     version: int
     trained: Sequence[float]
@@ -50,11 +52,11 @@ class _Proven:
 
 
 class ProbeWatch:
-    """Judges what one server says to the probe, update after update.
+    """Checks one server's logprobs of the probe over successive updates.
 
-    Engine and trainer never agree to the last digit, so what is compared is by how much their logprobs have changed since
-    the server last proved its weights. What counts against a server is the median over the tokens, which a few odd ones do
-    not move; noise is what three quarters of the tokens stay below.
+    Engine and trainer never agree to the last digit, so the comparison is between the changes of
+    their logprobs since the server last proved its weights. A deviation is the median over the
+    tokens, which is robust to outliers; noise is the third quartile.
     """
 
     def __init__(self) -> None:
@@ -64,12 +66,12 @@ class ProbeWatch:
     def check(self, update: WeightUpdate, served: Sequence[float], who: str) -> SealReport:
         """Compare a server's logprobs with the trainer's.
 
-        :param update: has a probe of T tokens.
-        :param served: [T - 1], by the server that has loaded it.
-        :param who: the server, for the message.
-        :return: with the proof ``probe``, or with ``none`` if the change is too small to be told from noise, and for the
-            first weights, which nothing can be compared with.
-        :raises SealError: it does not serve what was published.
+        :param update: an update that has a probe of T tokens.
+        :param served: [T - 1] logprobs of the server after loading the update.
+        :param who: the server, for messages.
+        :return: a report with the proof ``probe``; with ``none`` if the change is too small to be
+            distinguished from noise, and for the initial weights, which cannot be compared.
+        :raises SealError: the server does not serve the published weights.
         """
         assert update.probe is not None, "the update has a probe"
         trained, version = update.probe.logprobs, update.policy_version
@@ -101,7 +103,7 @@ class ProbeWatch:
                 f"{wrong}since policy version {last.version} the trainer's logprobs of the probe have changed by "
                 f"{size:.2g} nats, and its own are {off:.2g} nats from following, where {noise:.2g} are noise; {found}"
             )
-        # The same weights once more are as proven as they were.
+        # If the weights have not changed, they are proven if they were before.
         same = trained == last.trained
         proven = last.proof if same else size >= _TELLING * noise
         if proven and not same:
@@ -109,7 +111,8 @@ class ProbeWatch:
         return _report(version, proven=proven, change=size, noise=noise)
 
     def _accept(self, proven: _Proven, differences: Sequence[float]) -> None:
-        # Nothing is learnt of noise from what is not proven: a stale server would teach that it is right.
+        # Learn noise only from proven weights: otherwise a stale server would increase the
+        # tolerance.
         self._last = proven
         sizes = sorted(map(abs, differences))
         self._noises.append(max(_LEAST_NOISE, sizes[len(sizes) * 3 // 4]))

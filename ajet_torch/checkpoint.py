@@ -28,10 +28,10 @@ PROGRESS_FILE = "trainer.json"
 class Progress:
     """The trainer's scalars.
 
-    :param steps: steps done, which place the learning rate in its warm-up.
-    :param policy_version: what was published last.
-    :param seed: of shuffling and dropout, which follow from it and `steps` alone: there is no state of
-        a random number generator to keep.
+    :param steps: number of finished steps, which determines the learning rate during warm-up.
+    :param policy_version: the version published last.
+    :param seed: seed of shuffling and dropout, which depend only on it and `steps`: no RNG state
+        needs to be saved.
     """
 
     steps: int
@@ -40,7 +40,7 @@ class Progress:
 
 
 class Checkpointed(Protocol):
-    """Trained weights and their optimiser, wherever they are."""
+    """Trained weights and their optimiser, on any device."""
 
     def weight_tensors(self) -> Mapping[str, torch.Tensor]:
         """The trained weights by name."""
@@ -51,16 +51,16 @@ class Checkpointed(Protocol):
         ...
 
     def alike(self) -> Snapshot:
-        """Tensors of the same shapes and dtypes as both, of whatever values."""
+        """Return tensors of the same shapes and dtypes as both, with any values."""
         ...
 
     def restore(self, before: Snapshot) -> None:
-        """Go back, or on, to other values of both."""
+        """Set weights and state to other values."""
         ...
 
 
 def save_checkpoint(directory: Path, optimiser: Checkpointed, progress: Progress) -> None:
-    """Write a checkpoint; `directory` appears whole or not at all."""
+    """Write a checkpoint atomically."""
     try:
         with whole_directory(directory) as aside:
             save_file(_on_host(optimiser.weight_tensors()), aside / WEIGHTS_FILE)
@@ -74,7 +74,7 @@ def save_checkpoint(directory: Path, optimiser: Checkpointed, progress: Progress
 
 
 def load_checkpoint(directory: Path, optimiser: Checkpointed) -> Progress:
-    """Check a checkpoint, then put weights and state into `optimiser`.
+    """Validate a checkpoint, then load weights and state into `optimiser`.
 
     :raises TrainerError: it is incomplete, damaged or of another model; nothing was changed.
     """
@@ -144,7 +144,7 @@ def _digest(path: Path) -> str:
 
 
 def _own_digest(content: Mapping[str, object]) -> str:
-    """Of all but itself."""
+    """Return the digest of everything but the digest itself."""
     others = {name: value for name, value in content.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 

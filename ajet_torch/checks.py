@@ -1,4 +1,4 @@
-"""Whether a batch is what a trainer can be given."""
+"""Validation of batches before training."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def check_batch(
 ) -> None:
     """Refuse a malformed batch.
 
-    :param units: [episodes] the number of the dealing unit of each, see `ajet_training.minibatches`.
+    :param units: [episodes] the number of each episode's dealing unit, see
+        `ajet_training.minibatches`.
     :param trees: whether trees may have several segments.
-    :param max_tokens: most tokens of a context; None allows any number.
-    :raises TrainerError: what is wrong, and where.
+    :param max_tokens: maximum number of tokens of a context; None allows any number.
+    :raises TrainerError: the batch is malformed; the message says where.
     """
     for number, call in enumerate(batch.calls):
         problem = _call_problem(call, len(batch.episodes))

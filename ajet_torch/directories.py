@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all."""
+"""Directories that are written atomically."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ajet_core.files import sync
 
 @contextmanager
 def whole_directory(target: Path) -> Iterator[Path]:
-    """A directory to write into, which becomes `target` when the block ends without an error.
+    """Yield a directory to write into, which becomes `target` if the block ends without an error.
 
-    Files are on disk before they appear under `target`; what was there is replaced.
+    Files are flushed to disk before they appear under `target`; an existing directory is replaced.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.partial")

@@ -28,7 +28,7 @@ KEPT_VERSIONS = 2
 def publish_directory(
     module: nn.Module, model: ModelConfig, run_dir: Path, policy_version: int
 ) -> Path:
-    """Write the model as `write_model` does, below ``<run_dir>/weights``, where the last two versions are kept.
+    """Write the model to ``<run_dir>/weights``, where the last two versions are kept.
 
     :return: the directory, the location of the weight channel ``safetensors_dir``.
     :raises TrainerError: it cannot be written.
@@ -40,21 +40,21 @@ def publish_directory(
 
 
 def without_adapters(module: nn.Module, model: ModelConfig) -> nn.Module:
-    """The module itself, or another one around its merged weights if it has LoRA layers."""
+    """Return the module itself, or if it has LoRA layers another one with merged weights."""
     if model.lora is None:
         return module
-    # Here, because importing peft takes time that other runs need not spend.
+    # Imported here because importing peft is slow.
     from ajet_torch.lora import merged
 
     return merged(module)
 
 
 def write_model(module: nn.Module, model: ModelConfig, target: Path) -> None:
-    """Write configuration, weights and the tokenizer files of the model's directory; all or nothing.
+    """Write configuration, weights and tokenizer files of a model, atomically.
 
-    :param module: a Hugging Face causal LM, made as `model` says; LoRA layers are merged in what is written,
-        and `module` stays as it is.
-    :raises TrainerError: it cannot be written.
+    :param module: a Hugging Face causal LM, created according to `model`; LoRA layers are merged in
+        the written files, and `module` is unchanged.
+    :raises TrainerError: the directory cannot be written.
     """
     try:
         plain = without_adapters(module, model)
@@ -70,7 +70,7 @@ def write_model(module: nn.Module, model: ModelConfig, target: Path) -> None:
 
 
 def _drop_old_versions(newest: Path) -> None:
-    """Keep `newest` and the version before; later ones are of a run that was set back."""
+    """Keep `newest` and the version before; later ones belong to a run that was set back."""
     versions = sorted(path for path in newest.parent.glob("v*") if path.is_dir())
     before = [path for path in versions if path < newest]
     for path in versions:

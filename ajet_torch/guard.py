@@ -1,4 +1,4 @@
-"""What a trainer refuses: batches, losses, gradients and weights that no training survives."""
+"""Checks that refuse batches, losses, gradients and weights that would ruin the training."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TOO_FAST = "a learning rate that is too high, or too many minibatches and epochs
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """The gradients of a minibatch were added up, with this.
+    """Sums over a minibatch whose gradients were accumulated.
 
-    :param loss: float64 scalar on the device, as `logprob_sum`, of all tokens that were computed.
-    :param expected_loss: the sum over tokens of weight and what multiplies a ratio, divergence or entropy: the loss
-        is at most about this while the policy is close to the one that sampled.
+    :param loss: float64 scalar on the device; likewise `logprob_sum`, over all computed tokens.
+    :param expected_loss: the sum over tokens of the weight times the factors of ratio, divergence
+        and entropy: the loss is at most about this while the policy is close to the sampling one.
     """
 
     loss: torch.Tensor
@@ -33,7 +33,7 @@ class Accumulated:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """As `TorchTrainerSettings.loss_limit` and `grad_norm_limit`; None allows anything finite."""
+    """Limits of `TorchTrainerSettings`: ``loss_limit`` and ``grad_norm_limit``; None means no limit."""
 
     loss: float | None
     grad_norm: float | None
@@ -42,10 +42,10 @@ class Limits:
 def check_finite(batch: TrainBatch) -> None:
     """Refuse a batch with numbers that are not finite in float32.
 
-    :raises StepRefusedError: which, and of which call.
+    :raises StepRefusedError: names the number and its call.
     """
     for call in batch.calls:
-        # What is too large for float32 becomes infinite here, as it would later.
+        # Numbers too large for float32 become infinite here, as they would later.
         with np.errstate(over="ignore"):
             numbers = np.array([call.advantage, *call.logprobs], np.float32)
         wrong = np.flatnonzero(~np.isfinite(numbers))
@@ -68,7 +68,7 @@ def check_finite(batch: TrainBatch) -> None:
 class StepGuard:
     """Checks the optimiser steps of one training step.
 
-    :param steps: optimiser steps that are planned.
+    :param steps: number of planned optimiser steps.
     """
 
     def __init__(self, step: int, steps: int, limits: Limits) -> None:
@@ -77,18 +77,22 @@ class StepGuard:
         self._limits = limits
 
     def check_scores(self, logprob_sum: torch.Tensor) -> None:
-        """Refuse to begin if a logprob of the policy is not finite; waits for the device once.
+        """Refuse to start if a logprob of the policy is not finite.
 
-        :raises StepRefusedError: it says so.
+        Synchronises with the device once.
+
+        :raises StepRefusedError: a logprob is not finite.
         """
         if not math.isfinite(float(logprob_sum)):
             raise self._error("before its first update", NO_LOGPROB, OVERFLOW)
 
     def check(self, number: int, found: Accumulated, norm: torch.Tensor) -> float:
-        """Refuse to apply the gradients of minibatch `number`, counted from 0; waits for the device once.
+        """Refuse to apply the gradients of minibatch `number` (from 0).
+
+        Synchronises with the device once.
 
         :return: the gradient norm.
-        :raises StepRefusedError: what was measured.
+        :raises StepRefusedError: a limit is exceeded; the message has the measured value.
         """
         loss, logprob_sum, grad_norm = torch.stack(
             [found.loss, found.logprob_sum, norm.to(found.loss.dtype)]
@@ -112,7 +116,7 @@ class StepGuard:
         return float(grad_norm)
 
     def weights_refused(self) -> StepRefusedError:
-        """The error if weights are not finite in the end."""
+        """Return the error for weights that are not finite after the step."""
         return self._refused(self._steps - 1, "weights are not finite after its update", TOO_FAST)
 
     def _refused(self, number: int, what: str, cause: str) -> StepRefusedError:

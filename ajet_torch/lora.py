@@ -1,4 +1,4 @@
-"""LoRA adapters, by peft. Imported by runs that train adapters and by no others."""
+"""LoRA adapters with peft. Only imported by runs that train adapters."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ BASE_LAYER = ".base_layer."
 
 
 def add_lora(module: nn.Module, lora: LoraConfig, device: torch.device, seed: int) -> PeftModel:
-    """Put adapters into `module`, which are then what is trained.
+    """Add adapters to `module`; only these are trained.
 
-    :param seed: of their initial weights.
-    :raises ConfigError: the model has no such layers.
+    :param seed: seed of their initial weights.
+    :raises ConfigError: the model does not have the target layers.
     """
     config = PeftLoraConfig(
         task_type="CAUSAL_LM",
@@ -45,7 +45,7 @@ def add_lora(module: nn.Module, lora: LoraConfig, device: torch.device, seed: in
 
 
 def merged(module: nn.Module) -> nn.Module:
-    """`module` without LoRA layers: a model of the same class around merged weights."""
+    """Return a model of the same class with merged weights, without LoRA layers."""
     adapted = {
         name: layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)
     }
@@ -58,7 +58,7 @@ def merged(module: nn.Module) -> nn.Module:
         for name, layer in adapted.items():
             weight = weights[f"{name}.weight"]
             for adapter in layer.active_adapters:
-                # In float32: the sum is rounded once.
+                # In float32, so that the sum is rounded only once.
                 weight = weight.float() + layer.get_delta_weight(adapter).float()
             weights[f"{name}.weight"] = weight.to(weights[f"{name}.weight"].dtype)
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Running out of memory: how it shows, and what can be done about it."""
+"""Detection and handling of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import gc
 import torch
 
 ALWAYS_COPIED = 2**28
-"""Weights in this number are copied before a single optimiser step as well: 3 GiB with the optimiser's state."""
+"""Up to this many, weights are copied even before a single optimiser step: 3 GiB with the
+optimiser's state."""
 LEAST_BUDGET = 16
-"""Below so many tokens a pass takes hardly less memory."""
+"""Smaller passes hardly save memory."""
 
 MESSAGES = (
     "out of memory",
@@ -18,11 +19,11 @@ MESSAGES = (
     "cannot allocate memory",
     "alloc_failed",
 )
-"""What PyTorch, CUDA's libraries and the operating system say, where there is no error class for it."""
+"""Messages of PyTorch, CUDA's libraries and the operating system that have no error class."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was missing, of the device or of the host."""
+    """Return whether an error means that memory of the device or host ran out."""
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return True
     text = str(error).lower()
@@ -30,13 +31,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_memory(device: torch.device) -> None:
-    """Give back what nothing refers to any more. Call it outside of ``except``, whose traceback refers to much."""
+    """Free unreferenced memory. Call it outside of ``except``: a traceback keeps references."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def headline(error: BaseException) -> str:
-    """Class and first line of an error: what follows is often a page of advice on the allocator."""
+    """Return class and first line of an error; the rest is often advice on the allocator."""
     first = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}"

@@ -1,4 +1,4 @@
-"""Model directories: checking, loading, and handing a loaded model from trainer to engine."""
+"""Model directories: validation, loading, and sharing a loaded model between trainer and engine."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True)
 class SharedModel:
-    """A model that trainer and engine of one process use together (weight channel ``in_process``).
+    """A model shared by trainer and engine of one process (weight channel ``in_process``).
 
-    :param path: the directory it came from.
-    :param module: a Hugging Face causal LM; its parameters are the trainer's own tensors.
-    :param policy_version: the version the weights were published as.
+    :param path: the directory it was loaded from.
+    :param module: a Hugging Face causal LM; its parameters are the trainer's tensors.
+    :param policy_version: the version that the weights were published as.
     """
 
     path: str
@@ -42,9 +42,9 @@ class SharedModel:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that a `device` setting names.
+    """Return the device that a `device` setting names.
 
-    :raises ConfigError: CUDA is asked for and not there.
+    :raises ConfigError: the CUDA device does not exist.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -71,7 +71,7 @@ def set_threads(threads: int | None, device: torch.device) -> None:
 def check_model_directory(path: Path) -> None:
     """Check that `path` holds a configuration and readable safetensors weights.
 
-    :raises ModelDirectoryError: it does not; the message says what is missing.
+    :raises ModelDirectoryError: something is missing or damaged; the message says what.
     """
     if not path.is_dir():
         raise ModelDirectoryError(f"model directory {path} does not exist", param="model.path")
@@ -88,22 +88,22 @@ def check_model_directory(path: Path) -> None:
 
 
 def load_config(path: Path) -> Any:
-    """The Hugging Face configuration of a model directory, without running code from it.
+    """Load the Hugging Face configuration of a model directory without running code from it.
 
-    :raises ModelDirectoryError: transformers does not know it.
+    :raises ModelDirectoryError: transformers does not support it.
     """
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         quantised: Any = getattr(config, "quantization_config", None)
         known = quantised is None or AutoHfQuantizer.supports_quant_method(quantised)
-    # transformers checks some fields by assertions, and imports what others name.
+    # transformers checks some fields by assertions, and imports modules named in others.
     except Exception as error:
         raise ModelDirectoryError(
             f"transformers cannot load the configuration of {path} without running code: {in_a_sentence(error)}",
             param="model.path",
         ) from error
     if not known:
-        # transformers would take the weights for unquantised ones.
+        # transformers would treat the weights as unquantised.
         raise ModelDirectoryError(
             f"{path / 'config.json'}: quantization_config.quant_method is {quantised['quant_method']!r}, which "
             "transformers does not know",
@@ -113,7 +113,7 @@ def load_config(path: Path) -> Any:
 
 
 def in_a_sentence(error: Exception) -> str:
-    """What a library raised, with its class if the words alone say too little."""
+    """Return a library's error message, with its class if the message is a single word."""
     said = " ".join(str(error).split())[:_SAID_CHARACTERS]
     return said if " " in said else f"{type(error).__name__}: {said}"
 
@@ -162,13 +162,13 @@ def load_model(
 ) -> nn.Module:
     """Load the causal LM of a model directory in evaluation mode, without running code from it.
 
-    ``ModelConfig.dtype="auto"`` takes the checkpoint's dtype on CUDA and float32 on the CPU, where
+    ``ModelConfig.dtype="auto"`` uses the checkpoint's dtype on CUDA and float32 on the CPU, where
     half precision is slow and many operations lack it.
 
-    :param dtype: use this one, whatever `model` says.
-    :param strict: also refuse weights that the model has no place for.
+    :param dtype: overrides the dtype of `model`.
+    :param strict: also refuse weights that are not part of the model.
 
-    :raises ModelDirectoryError: the directory is incomplete, damaged or of no causal LM.
+    :raises ModelDirectoryError: the directory is incomplete, damaged or not of a causal LM.
     """
     path = Path(model.path)
     check_model_directory(path)
@@ -189,12 +189,12 @@ def load_model(
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
-                # They are refused below, where they can be named.
+                # Mismatches are refused below with their names.
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
-    # Whatever the libraries stumble over, the directory is at fault: they raise anything from an assertion to an
-    # import that an unknown quantisation lacks.
+    # Any error is blamed on the directory: the libraries raise anything from assertions to import
+    # errors for an unknown quantisation.
     except Exception as error:
         if is_out_of_memory(error):
             raise
@@ -223,7 +223,7 @@ def _check_loading_info(path: Path, info: Mapping[str, object], strict: bool) ->
 
 @contextmanager
 def without_progress_bar() -> Iterator[None]:
-    """Silence the progress bars of transformers, which are no log lines."""
+    """Disable the progress bars of transformers, which do not belong into logs."""
     enabled = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:
@@ -234,10 +234,10 @@ def without_progress_bar() -> Iterator[None]:
 
 
 def context_limit(module: nn.Module, model: ModelConfig) -> int:
-    """Tokens a prompt and its completion may have together.
+    """Return the maximum number of tokens of a prompt and its completion together.
 
-    :raises ConfigError: `ModelConfig.max_context` is more than the model has positions for, or is
-        needed because the model names no limit.
+    :raises ConfigError: `ModelConfig.max_context` exceeds the model's positions, or is required
+        because the model has no limit.
     """
     limit = getattr(module.config, "max_position_embeddings", None)
     wanted = model.max_context
@@ -260,7 +260,7 @@ def context_limit(module: nn.Module, model: ModelConfig) -> int:
 
 
 def checked_positions(module: nn.Module, model: ModelConfig) -> int | None:
-    """`exact_positions`, and that `ModelConfig.max_context` does not go beyond.
+    """Return `exact_positions`, after checking that `ModelConfig.max_context` does not exceed it.
 
     :raises ConfigError: it does.
     """
@@ -276,14 +276,14 @@ def checked_positions(module: nn.Module, model: ModelConfig) -> int | None:
 
 
 def exact_positions(module: nn.Module) -> int | None:
-    """Up to which length a token's position means the same in every context; None for any length.
+    """Return the length up to which positions mean the same in every context; None for any length.
 
-    Rotary embeddings of the kinds ``longrope`` and ``dynamic`` rotate all positions of a context otherwise
-    once it is longer than the model was first trained with.
+    Rotary embeddings of the kinds ``longrope`` and ``dynamic`` rotate all positions of a context
+    differently once it is longer than in the model's original training.
     """
     config = module.config
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    # Models with several kinds of layers have one set of parameters for each kind.
+    # Models with several kinds of layers have a set of parameters for each kind.
     for part in (found, *(value for value in found.values() if isinstance(value, dict))):
         if part.get("rope_type", part.get("type")) in {"longrope", "dynamic"}:
             for source in (part.get, lambda name: getattr(config, name, None)):
@@ -296,12 +296,12 @@ def exact_positions(module: nn.Module) -> int | None:
 
 
 def vocabulary_size(module: nn.Module) -> int:
-    """Token ids the causal LM `module` takes, which are as many as it has logits."""
+    """Return the number of token ids, and of logits, of a causal LM."""
     return int(module.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
 
 
 def disable_own_dropout(module: nn.Module) -> None:
-    """Turn off the model's own dropout, under which behaviour and trainer logprobs would never agree."""
+    """Disable the model's dropout, which would make behaviour and trainer logprobs differ."""
     for name, part in module.named_modules():
         if isinstance(part, nn.Dropout) and "lora_dropout" not in name:
             part.p = 0.0

@@ -1,4 +1,4 @@
-"""AdamW over master weights, with a way back."""
+"""AdamW over master weights, with snapshots and partial undo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ajet_torch.update_limit import LastUpdate
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Master weights and optimiser state at one moment, in host memory.
+    """Master weights and optimiser state at one time, in host memory.
 
     :param weights: as `MasterAdamW.weight_tensors`.
     :param state: as `MasterAdamW.state_tensors`.
@@ -28,14 +28,14 @@ class Snapshot:
 class MasterAdamW:
     """AdamW (Loshchilov & Hutter, arXiv:1711.05101) on float32 masters of a model's trainable parameters.
 
-    A parameter that is float32 already is its own master. Gradients are moved to the masters after each
-    micro-batch, so they add up in the masters' precision. Weight decay holds for matrices, not for
-    biases and norms. Updates are clipped, see `UpdateClipping`. All memory of the optimiser is taken at once, so that a model that does not fit fails at
-    the start.
+    A float32 parameter is its own master. Gradients are moved to the masters after each
+    micro-batch, so they accumulate in the masters' precision. Weight decay applies to matrices, not
+    to biases and norms. Updates are clipped, see `UpdateClipping`. All memory of the optimiser is
+    allocated at once, so that a model that does not fit fails at the start.
 
     :param parameters: the trainable parameters by name.
-    :param float32: False makes every parameter its own master.
-    :ivar torn: whether an update failed when it was applied in part, and there is no way back but `restore`.
+    :param float32: if False, every parameter is its own master.
+    :ivar torn: whether an update failed while it was applied, so that only `restore` can recover.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class MasterAdamW:
             ],
             lr=algorithm.learning_rate,
             betas=algorithm.adam_betas,
-            # On CUDA the default needs as much memory again as the masters while it updates them.
+            # On CUDA the default needs as much additional memory as the masters while it updates
+            # them.
             fused=cuda is not None,
         )
         self._last = LastUpdate(self._adamw)
@@ -81,12 +82,12 @@ class MasterAdamW:
 
     @property
     def adamw(self) -> torch.optim.AdamW:
-        """The optimiser of the masters, for a training loop that steps it itself."""
+        """The optimiser of the masters, for training loops that call its `step` themselves."""
         return self._adamw
 
     @property
     def size(self) -> int:
-        """Numbers that are trained."""
+        """The number of trained parameters."""
         return sum(master.numel() for master in self.masters.values())
 
     def collect_gradients(self) -> None:
@@ -100,7 +101,7 @@ class MasterAdamW:
             parameter.grad = None
 
     def clip(self) -> torch.Tensor:
-        """Clip the gradients; returns their norm before, a scalar tensor."""
+        """Clip the gradients and return their previous norm, a scalar tensor."""
         return nn.utils.clip_grad_norm_(list(self.masters.values()), self._max_norm)
 
     def step(self, learning_rate: float) -> None:
@@ -111,9 +112,9 @@ class MasterAdamW:
         self.write_parameters()
 
     def shorten(self, share: float) -> None:
-        """Take a share of the last update back; its moments stay.
+        """Undo a share of the last update; its moments are kept.
 
-        :param share: of what is left of it, in (0, 1].
+        :param share: share of what remains of the update, in (0, 1].
         """
         self._last.shorten(share)
         self.write_parameters()
@@ -131,11 +132,11 @@ class MasterAdamW:
             tensor.grad = None
 
     def weight_tensors(self) -> dict[str, torch.Tensor]:
-        """The masters by parameter name."""
+        """Return the masters by parameter name."""
         return {name: master.detach() for name, master in self.masters.items()}
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """The optimiser's state as ``<parameter>/<key>``."""
+        """Return the optimiser's state as ``<parameter>/<key>``."""
         return {
             f"{name}/{key}": value
             for name, master in self.masters.items()
@@ -143,13 +144,14 @@ class MasterAdamW:
         }
 
     def alike(self) -> Snapshot:
-        """The tensors themselves, for their shapes and dtypes."""
+        """Return the tensors themselves, for their shapes and dtypes."""
         return Snapshot(self.weight_tensors(), self.state_tensors())
 
     @torch.no_grad()
     def is_finite(self) -> bool:
-        """Whether all weights are."""
-        # NaN comes through. On the CPU it is 15 times faster than isfinite() of every weight.
+        """Return whether all weights are finite."""
+        # Extremes propagate NaN. On the CPU this is 15 times faster than isfinite() of every
+        # weight.
         extremes = [bound for master in self.masters.values() for bound in master.aminmax()]
         return bool(torch.stack(extremes).isfinite().all())
 
@@ -157,7 +159,7 @@ class MasterAdamW:
     def snapshot(self) -> Snapshot:
         """Copy weights and state to host memory: three times the trainable weights, in float32.
 
-        The memory is taken once; a snapshot holds until the next is made.
+        The memory is allocated once; a snapshot is valid until the next one.
         """
         weights, state = self.weight_tensors(), self.state_tensors()
         if self._kept is None:
@@ -168,7 +170,7 @@ class MasterAdamW:
 
     @torch.no_grad()
     def restore(self, before: Snapshot) -> None:
-        """Go back, in the same tensors."""
+        """Restore a snapshot, in the same tensors."""
         self.torn = True
         self.zero_grad()
         _copy(before.weights, self.weight_tensors())

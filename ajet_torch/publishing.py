@@ -1,4 +1,4 @@
-"""Publishing a model that is in this process, for every trainer whose weights come to be in one."""
+"""Publishing of a model in this process, for all trainers that can gather their weights in one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ajet_torch.export import publish_directory, without_adapters
 
 
 class Publisher:
-    """Publishes on ``safetensors_dir`` and ``collective``.
+    """Publishes weights on ``safetensors_dir`` and ``collective``.
 
-    :param name: of the trainer.
-    :param channels: all that it has, for the error about others.
+    :param name: name of the trainer.
+    :param channels: all channels of the trainer, for the error about others.
     """
 
     def __init__(self, name: str, channels: tuple[str, ...], context: WorkerContext) -> None:
@@ -32,12 +32,13 @@ class Publisher:
     def publish(
         self, module: nn.Module, model: ModelConfig, channel: str, policy_version: int
     ) -> WeightUpdate:
-        """Publish a Hugging Face causal LM as it is, adapters merged, with a checksum of each tensor.
+        """Publish a Hugging Face causal LM, with merged adapters and a checksum of each tensor.
 
-        ``safetensors_dir`` writes a directory below ``<run_dir>/weights`` and keeps the last two; ``collective``
-        broadcasts a copy to whoever asks for it, until there is another one.
+        ``safetensors_dir`` writes a directory below ``<run_dir>/weights`` and keeps the last two;
+        ``collective`` broadcasts a copy to each receiver that requests it, until the next version.
 
-        :raises TrainerError: there is no such channel, the directory cannot be written, or nothing can be sent.
+        :raises TrainerError: there is no such channel, the directory cannot be written, or nothing
+            can be sent.
         """
         self.check(channel)
         plain = without_adapters(module, model)
@@ -60,5 +61,5 @@ class Publisher:
             )
 
     def close(self) -> None:
-        """Send no more; harmless if nothing was sent."""
+        """Stop sending; does nothing if nothing was sent."""
         self._sender.close()

@@ -1,4 +1,4 @@
-"""Bounds how far one update of AdamW moves the weights."""
+"""A bound on how far one update of AdamW moves the weights."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ class UpdateClipping:
     """Divides the learning rate of each update of an AdamW by ``max(1, R / most)``.
 
     R is the root mean square of ``g / sqrt(v)`` over all weights that have a gradient ``g``; ``v`` is the
-    bias-corrected second moment that counts this ``g`` (StableAdamW: Wortsman et al. 2023, arXiv:2304.13013,
-    there for each tensor by itself; over all of them the update keeps its direction). R is about 1 while
-    gradients are as large as they have been of late. A policy that has nearly converged has small gradients: the first
-    large one would move every weight by several learning rates at once, which can undo in a single update
-    what the model has learnt. Clipping the norm of the gradient does not prevent it, because Adam's update
-    does not depend on the gradient's scale.
+    bias-corrected second moment that includes this ``g`` (StableAdamW: Wortsman et al. 2023,
+    arXiv:2304.13013, there for each tensor separately; over all of them, the update keeps its
+    direction). R is about 1 while gradients are as large as recently. A nearly converged policy has
+    small gradients: the first large one would move every weight by several learning rates at once,
+    which can undo learned behaviour in a single update. Clipping the gradient's norm does not
+    prevent this, because Adam's update does not depend on the gradient's scale.
 
-    :param adamw: whose learning rates stay as they are between updates.
-    :param most: positive.
-    :ivar scale: what the learning rates of the last update were divided by.
-    :param total: of a process's tensor of two sums, the sums over all processes; for an optimiser that has a part
-        of the weights in plain tensors. Parts in distributed tensors are summed up without it.
+    :param adamw: an optimiser whose learning rates do not change between updates.
+    :param most: limit of R, positive.
+    :ivar scale: divisor of the learning rates of the last update.
+    :param total: sums a process's tensor of two sums over all processes; for an optimiser that has
+        a part of the weights in plain tensors. Distributed tensors are summed without it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class UpdateClipping:
             group["lr"] = rate
 
     def _sums(self, adamw: torch.optim.Optimizer) -> torch.Tensor:
-        """The sum of ``g^2 / v`` and the number of weights, float64, (2,)."""
+        """Return the sum of ``g^2 / v`` and the number of weights, float64, (2,)."""
         sums, count = [], 0
         for group in adamw.param_groups:
             decay, tiny = group["betas"][1], group["eps"] ** 2
@@ -62,7 +62,7 @@ class UpdateClipping:
                 squares = weights.grad.float().square()
                 state = adamw.state[weights]
                 if "exp_avg_sq" in state:
-                    # What the update is about to make of it. The bias is 1 - decay^t.
+                    # The value after the coming update. The bias is 1 - decay^t.
                     moment = (decay * state["exp_avg_sq"]).add_(squares, alpha=1 - decay)
                     moment = moment.div_(1 - decay ** (float(state["step"]) + 1)).clamp_(min=tiny)
                 else:

@@ -1,4 +1,4 @@
-"""Bounds how far one update moves the policy: `AlgorithmConfig.max_update_kl`."""
+"""A bound on how far one update moves the policy: `AlgorithmConfig.max_update_kl`."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ import torch
 from ajet_core.protocol.run import AlgorithmConfig
 
 MAX_UPDATE_KL = 0.01
-"""What `AlgorithmConfig.max_update_kl` is if it is not set, in nats a token; TRPO's bound."""
+"""Default of `AlgorithmConfig.max_update_kl`, in nats per token; TRPO's bound."""
 MOVED_TOKENS = 4096
-"""How far an update moves the policy is measured on sequences of about so many tokens."""
+"""The move of an update is measured on sequences with about this many tokens."""
 AIM = 0.8
-"""Updates are shortened to this share of the limit. To the limit itself, rounding would decide whether once is enough."""
+"""Updates are shortened to this share of the limit, because rounding could exceed the limit
+itself."""
 SHORTENED_TIMES = 10
-"""An update that is too large after so many attempts to shorten it is taken back whole."""
+"""An update that is still too large after so many attempts is undone completely."""
 
 
 def limit_of(algorithm: AlgorithmConfig) -> float:
-    """The limit that is in force, in nats a token; 0 for none."""
+    """Return the limit in nats per token; 0 for none."""
     return MAX_UPDATE_KL if algorithm.max_update_kl is None else algorithm.max_update_kl
 
 
 def shorten_to(
     limit: float, divergence: Callable[[], float], shorten: Callable[[float], None]
 ) -> tuple[float, bool]:
-    """Shorten an update that has been applied until it moves the policy by `limit` at most.
+    """Shorten an applied update until it moves the policy by at most `limit`.
 
-    :param divergence: measures how far the policy is from where it was before the update.
-    :param shorten: takes back a share, in (0, 1], of what is left of the update.
-    :return: how far the policy has moved in the end, and whether the update was shortened.
+    :param divergence: measures the distance of the policy from that before the update.
+    :param shorten: undoes a share, in (0, 1], of what remains of the update.
+    :return: the final distance, and whether the update was shortened.
     """
     moved = divergence()
     if moved <= limit:
         return moved, False
     for _ in range(SHORTENED_TIMES):
-        # A divergence grows with the square of the way, at first. Where it is not finite, nothing is known of it.
+        # At first, the divergence grows with the square of the distance. If it is not finite,
+        # guess.
         share = 1 - math.sqrt(AIM * limit / moved) if math.isfinite(moved) else 0.9
         shorten(max(share, 0.1))
         moved = divergence()
@@ -48,20 +50,20 @@ def shorten_to(
 
 
 class LastUpdate:
-    """The last update of an AdamW, which can be taken back in part.
+    """The last update of an AdamW, which can be undone in part.
 
-    What the weights were before is computed from them and the optimiser's state, so that no copy of them is needed:
-    AdamW makes ``(1 - r d) w - r m / (sqrt(v) + eps)`` of ``w``, with bias-corrected moments, rate r and weight
-    decay d.
+    The previous weights are computed from the current ones and the optimiser's state, without a
+    copy: AdamW maps ``w`` to ``(1 - r d) w - r m / (sqrt(v) + eps)``, with bias-corrected moments,
+    rate r and weight decay d.
 
-    :param adamw: all its parameter groups have the same learning rate. If `UpdateClipping` bounds its updates, this
-        object has to be made first, so that it notes the rate that was applied.
+    :param adamw: all its parameter groups have the same learning rate. If `UpdateClipping` bounds
+        its updates, this object must be created first, so that it records the applied rate.
     """
 
     def __init__(self, adamw: torch.optim.Optimizer) -> None:
         self._adamw = adamw
         self._rate = 0.0
-        # Those that had no gradient were not updated.
+        # Weights without a gradient were not updated.
         self._updated: set[torch.Tensor] = set()
         adamw.register_step_post_hook(self._note)
 
@@ -76,9 +78,9 @@ class LastUpdate:
 
     @torch.no_grad()
     def shorten(self, share: float) -> None:
-        """Take a share of it back; the moments stay.
+        """Undo a share of the update; the moments are kept.
 
-        :param share: of what is left of it, in (0, 1].
+        :param share: share of what remains of the update, in (0, 1].
         """
         rate = self._rate
         for group in self._adamw.param_groups:

@@ -1,5 +1,6 @@
-"""What trainers of any framework share: how a batch becomes passes of a model.
+"""Parts shared by trainers of any framework: how a batch becomes passes of a model.
 
-Trees are computed as `schedule` says, at the least cost that `planner` finds; `rows` are for trainers that know sequences alone, and
-`minibatches` deal episodes out; `steps` has the learning rate of each step. Pure: no torch, no I/O.
+`schedule` turns trees into passes, and `planner` finds the plan with the least cost; `rows` are for
+trainers that only support sequences; `minibatches` deals out episodes; `steps` has the learning
+rate of each step. Pure: no torch, no I/O.
 """

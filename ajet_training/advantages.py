@@ -1,4 +1,4 @@
-"""The advantage estimators of this distribution; `ajet_core.timeline.credit` has the formulas."""
+"""The built-in advantage estimators; `ajet_core.timeline.credit` has the formulas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GroupAdvantages(AdvantageEstimator):
     def estimate(
         self, episodes: Sequence[TrainEpisode], calls: Sequence[Sequence[Call]]
     ) -> list[list[float]]:
-        """As `ajet_core.timeline.call_advantages`."""
+        """Compute advantages with `ajet_core.timeline.call_advantages`."""
         algorithm = self.algorithm
         return call_advantages(
             episodes, calls, self.method, algorithm.discount, algorithm.call_credit

@@ -1,8 +1,8 @@
-"""Which episodes share a minibatch.
+"""Assignment of episodes to minibatches.
 
-A minibatch must be the same set of calls however they are laid out, or the loss would depend on the plan. So whole
-groups are dealt if there are enough of them, and whole episodes otherwise; sizes are of sampled tokens, which
-no layout changes.
+A minibatch must have the same calls in every layout, or the loss would depend on the plan.
+Therefore whole groups are dealt if there are enough of them, else whole episodes; sizes are numbers
+of sampled tokens, which no layout changes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ajet_core.timeline.batch import TrainEpisode
 
 
 def deals_groups(episodes: Sequence[TrainEpisode], minibatches: int) -> bool:
-    """Whether groups stay together, so that one tree may hold several episodes of a group."""
+    """Return whether groups stay together, so that a tree may have several episodes of a group."""
     return len({episode.group for episode in episodes}) >= minibatches
 
 
 def dealing_units(episodes: Sequence[TrainEpisode], minibatches: int) -> list[int]:
-    """[len(episodes)] number of the unit that each episode belongs to, counted from 0."""
+    """Return [len(episodes)] the number of each episode's unit, counted from 0."""
     if not deals_groups(episodes, minibatches):
         return list(range(len(episodes)))
     numbers: dict[str, int] = {}
@@ -31,8 +31,8 @@ def deal(sizes: Sequence[int], count: int, rng: random.Random) -> list[list[int]
 
     Units of similar size are dealt to different hands, at random by `rng`.
 
-    :param sizes: of the units.
-    :return: indices of units, none of the hands empty.
+    :param sizes: sizes of the units.
+    :return: indices of units; no hand is empty.
     """
     count = min(count, len(sizes))
     order = list(range(len(sizes)))

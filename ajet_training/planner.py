@@ -1,8 +1,8 @@
-"""Which layout of a batch its trainer computes fastest.
+"""Choice of the layout of a batch that its trainer computes fastest.
 
-The layouts of a batch train the same tokens and differ in how often context is computed, and in how many passes
-(`ajet_core.timeline.layouts`). Each is scheduled as the trainer would, and its passes are priced by the costs that the
-trainer measured of itself.
+The layouts of a batch train the same tokens but differ in how often context is computed, and in the
+number of passes (`ajet_core.timeline.layouts`). Each is scheduled as by the trainer, and the cost
+of its passes is estimated from the trainer's measurements.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from ajet_training.schedule import Schedule, schedule
 SIMPLEST_FIRST = ("separate", "linear", "tree", "group_tree")
 MIXED = "mixed"
 DEFAULT_BUDGET = 16384
-"""For trainers that do not say how many tokens they compute at once."""
+"""For trainers that do not report how many tokens they compute at once."""
 RECOMPUTED = 1 / 3
-"""Price of a second forward pass, as a part of a forward and backward pass."""
+"""Cost of a second forward pass, as a fraction of a forward and backward pass."""
 WORTH_MIXING = 0.98
-"""A mixture must be predicted to take at most this part of the best uniform plan."""
+"""A mixture is chosen if its predicted time is at most this fraction of the best uniform plan's."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanCost:
-    """What a plan takes.
+    """The cost of a plan.
 
-    :param tokens: tokens computed, padding left out.
-    :param passes: forward and backward passes.
-    :param seconds: predicted; None without a cost model.
+    :param tokens: computed tokens, without padding.
+    :param passes: number of forward and backward passes.
+    :param seconds: predicted duration; None without a cost model.
     """
 
     tokens: int
@@ -40,12 +40,12 @@ class PlanCost:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan that was chosen, and what was weighed.
+    """The chosen plan, and the compared costs.
 
     :param chosen: name of the layout of all groups, or ``mixed``.
     :param layouts: [groups] layout of each group.
-    :param trees: what the trainer is given.
-    :param costs: by name, those of all plans that were compared.
+    :param trees: the trees for the trainer.
+    :param costs: costs of all compared plans, by name.
     """
 
     chosen: str
@@ -55,7 +55,7 @@ class Plan:
 
 
 def schedule_seconds(passes: Schedule, costs: CostModel) -> float:
-    """Predicted seconds of a schedule, forward and backward."""
+    """Return the predicted seconds of a schedule, forward and backward."""
     return sum(
         costs.seconds(part.shape) * (1.0 if part.keeps else 1.0 + RECOMPUTED)
         for part in passes.passes
@@ -70,16 +70,16 @@ def choose_plan(
     *,
     divide: bool = True,
 ) -> Plan:
-    """The cheapest plan: one layout for all groups, or for each group its own.
+    """Choose the cheapest plan: one layout for all groups, or one for each group.
 
-    Without costs it is the one that computes the fewest tokens; the simpler layout wins a tie.
+    Without costs, choose the plan that computes the fewest tokens; the simpler layout wins a tie.
 
-    :param candidates: by layout, one of `SIMPLEST_FIRST`, what it makes of each group.
-    :param token_budget: of the trainer; None takes `DEFAULT_BUDGET`.
-    :param trains: whether each call of the batch trains anything, as the trainer will decide it; None if
-        all do.
-    :param divide: whether the trainer divides long segments, which one without trees does not.
-    :raises ValueError: there are no candidates, or they are not of the same groups.
+    :param candidates: the trees of each group, by layout (one of `SIMPLEST_FIRST`).
+    :param token_budget: the trainer's budget; None uses `DEFAULT_BUDGET`.
+    :param trains: whether each call of the batch trains anything, as the trainer will decide; None
+        if all do.
+    :param divide: whether the trainer divides long segments; trainers without trees do not.
+    :raises ValueError: there are no candidates, or they have different numbers of groups.
     """
     names = sorted(candidates, key=SIMPLEST_FIRST.index)
     if not names or len({len(candidates[name]) for name in names}) != 1:

@@ -1,6 +1,6 @@
-"""The sequences of a batch as trainers of padded rows want them: a prompt, and what comes after it.
+"""The sequences of a batch for trainers of padded rows: a prompt and a completion each.
 
-For trainers that know no trees and compute each sequence from its beginning to its last trained token.
+For trainers that do not support trees and compute each sequence up to its last trained token.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from ajet_training.minibatches import deal, dealing_units
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A sequence up to its last trained token. C tokens from the first trained one on are its completion.
+    """A sequence up to its last trained token.
 
-    :param prompt: tokens before.
+    The C tokens from the first trained one on are its completion.
+
+    :param prompt: tokens before the completion.
     :param completion: [C].
     :param mask: [C] True where the token was sampled and is trained.
     :param behaviour: [C] logprobs it was sampled with.
@@ -40,12 +42,12 @@ class Row:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are computed."""
+        """The number of computed tokens."""
         return len(self.prompt) + len(self.completion)
 
     @property
     def sampled(self) -> int:
-        """Tokens that are trained."""
+        """The number of trained tokens."""
         return sum(self.mask)
 
 
@@ -53,8 +55,8 @@ class Row:
 class RowHand:
     """The rows of a minibatch.
 
-    :param every: indices of all of them.
-    :param computed: of those with anything to learn from; one at least.
+    :param every: indices of all rows.
+    :param computed: indices of rows with anything to learn from; at least one.
     """
 
     every: list[int]
@@ -62,9 +64,9 @@ class RowHand:
 
 
 def rows_of(batch: TrainBatch) -> list[Row]:
-    """The sequences of a valid batch; a tree without spans is none.
+    """Return the sequences of a valid batch, without trees that have no spans.
 
-    :raises ValueError: as `TrainBatch.sequences`.
+    :raises ValueError: as for `TrainBatch.sequences`.
     """
     trees = [tree for tree in batch.trees if tree.tokens_trained]
     found = []
@@ -95,15 +97,16 @@ def deal_rows(
     minibatches: int,
     shuffling: random.Random,
 ) -> list[RowHand]:
-    """Deal rows to minibatches as every trainer does (`ajet_training.minibatches`).
+    """Deal rows to minibatches as all trainers do (`ajet_training.minibatches`).
 
-    :param computed: indices of the rows with anything to learn from; a minibatch without such rows is left out.
+    :param computed: indices of the rows with anything to learn from; minibatches without such rows
+        are omitted.
     """
     units = dealing_units(batch.episodes, minibatches)
     sizes = [0] * (max(units) + 1)
     for row in rows:
         sizes[units[row.episode]] += row.sampled
-    # Those without rows would leave a hand empty.
+    # Units without rows would leave a hand empty.
     filled = [unit for unit, size in enumerate(sizes) if size]
     hands = deal([sizes[unit] for unit in filled], minibatches, shuffling)
     kept = set(computed)
@@ -120,7 +123,7 @@ def deal_rows(
 def call_weights(
     batch: TrainBatch, rows: Sequence[Row], every: Sequence[int], aggregation: Aggregation
 ) -> dict[int, float]:
-    """By call, what the loss of each of its tokens is multiplied by in a minibatch of the rows `every`."""
+    """Return the loss weight of tokens by call, for a minibatch of the rows `every`."""
     calls = sorted({span.call for number in every for span in rows[number].spans})
     weights = token_weights([batch.calls[call] for call in calls], aggregation)
     return dict(zip(calls, weights, strict=True))
@@ -129,9 +132,9 @@ def call_weights(
 def logprobs_by_call(
     batch: TrainBatch, rows: Sequence[Row], known: dict[int, list[float]]
 ) -> list[list[float]]:
-    """As `StepReport.logprobs`.
+    """Collect logprobs by call, as in `StepReport.logprobs`.
 
-    :param known: [C] logprobs by row, of those that were computed.
+    :param known: [C] logprobs by row, for the computed rows.
     """
     found: list[list[float | None]] = [[None] * len(call.logprobs) for call in batch.calls]
     for number, values in known.items():

@@ -1,19 +1,20 @@
-"""From token trees to the passes a trainer runs, within a token budget.
+"""Division of token trees into the passes of a trainer, within a token budget.
 
-A pass computes R rows of up to L new tokens; each row goes on from the keys and values of one row of the
-parent pass, so that every token of a tree is computed once. Passes form a forest that is run depth first:
-a pass, then the passes below it, then its own backward pass, which by then knows the gradients of its keys
-and values. What is live is one path of passes. Where even that exceeds the budget, the upper passes keep
-their keys and values alone and are computed again before their backward pass (`Pass.keeps` is False).
+A pass computes R rows of up to L new tokens; each row continues from the keys and values of one row
+of the parent pass, so that every token of a tree is computed once. Passes form a forest that is run
+depth first: a pass, then the passes below it, then its backward pass, which by then has the
+gradients of its keys and values. Only one path of passes is in memory. Where even that exceeds the
+budget, the upper passes keep only their keys and values and are computed again before their
+backward pass (`Pass.keeps` is False).
 
-Rules, all of them independent of measured times, so that the same batch is always run alike:
+The rules do not depend on measured times, so that the same batch always runs the same way:
 
-- Tokens after the last trained one of a path are not computed, and neither is that token itself: nothing
-  is predicted from it.
-- Rows of similar length share a pass (`MAX_PADDING`), as far as the budget goes.
+- Tokens after the last trained one of a path are not computed, and neither is that token itself,
+because nothing is predicted from it.
+- Rows of similar length share a pass (`MAX_PADDING`), within the budget.
 - Rows share a pass only if the heaviest paths below them fit into the budget together, so that their
   graphs can be kept.
-- A segment longer than the budget is divided into pieces that continue each other.
+- A segment longer than the budget is divided into consecutive pieces.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ PADDED_ENOUGH = 1024
 """A pass of this many tokens is closed rather than padded by more than `MAX_PADDING`."""
 MAX_PADDING = 0.1
 MOST_GATHERED = 8
-"""A pass brings together the keys and values of at most this many budgets of tokens, unless one row needs
+"""A pass gathers the keys and values of at most this many budgets of tokens, unless one row needs
 more: they take far less memory than activations, but are copied for every row."""
 LEAST_ROOM = 8
-"""A graph is kept only if this part of the budget, or all that is needed, is left for the passes below."""
+"""A graph is kept only if this part of the budget, or all that is needed, remains for the passes
+below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,10 @@ class Row:
 
     :param tree: index of the tree.
     :param segment: index in `TrainTree.segments`.
-    :param start: of the first token in the segment.
+    :param start: offset of the first token in the segment.
     :param length: tokens, >= 1.
-    :param parent: the row of the parent pass that this one continues, -1 for the start of a tree.
-    :param past: tokens of the tree before the first.
+    :param parent: the row of the parent pass that this row continues, -1 for the start of a tree.
+    :param past: number of tokens of the tree before the first.
     """
 
     tree: int
@@ -57,11 +59,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Keys and values of an earlier pass that a pass goes on from.
+    """Keys and values of an earlier pass that a pass continues from.
 
     :param source: index of that pass.
     :param rows: its row for each row of this pass; a single one if it is the same for all.
-    :param width: tokens of the longest of them; the others are padded.
+    :param width: length of the longest of these rows; the others are padded.
     """
 
     source: int
@@ -75,9 +77,9 @@ class Pass:
 
     :param parent: index in `Schedule.passes`, -1 for a root.
     :param blocks: the past of the rows, oldest first; empty for a root.
-    :param shape: sizes as computed, padding included.
-    :param inner: whether other passes go on from it.
-    :param keeps: whether its graph stays until its backward pass; if not, it is computed again for it.
+    :param shape: sizes including padding.
+    :param inner: whether other passes continue from this one.
+    :param keeps: whether its graph is kept until its backward pass; if not, it is computed again.
     """
 
     rows: list[Row]
@@ -89,31 +91,31 @@ class Pass:
 
     @property
     def tokens(self) -> int:
-        """New tokens, padding left out."""
+        """The number of new tokens, without padding."""
         return sum(row.length for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Passes in the order of their forward passes: each before those below it, a subtree without a gap."""
+    """Passes in the order of their forward passes: parents first, subtrees contiguous."""
 
     passes: list[Pass]
 
     @property
     def subtrees(self) -> list[range]:
-        """The indices of each root and what is below it."""
+        """The indices of each root and the passes below it."""
         roots = [i for i, part in enumerate(self.passes) if part.parent < 0]
         bounds = [*roots, len(self.passes)]
         return [range(start, end) for start, end in pairwise(bounds)]
 
     @property
     def tokens(self) -> int:
-        """Tokens computed, padding and recomputation left out."""
+        """The number of computed tokens, without padding and recomputation."""
         return sum(part.tokens for part in self.passes)
 
     @property
     def peak_tokens(self) -> int:
-        """Most tokens, padding included, whose activations are live at once."""
+        """Maximum number of tokens, including padding, whose activations are in memory at once."""
         live: list[int] = []
         peak = 0
         for part in self.passes:
@@ -126,11 +128,11 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """What is left of a segment, as a candidate for a row.
+    """The rest of a segment, as a candidate for a row.
 
     :param left: tokens of the segment from `start` on.
-    :param heaviest: `left` and the tokens of the longest path below.
-    :param total: `left` and all tokens below.
+    :param heaviest: `left` plus the tokens of the longest path below.
+    :param total: `left` plus all tokens below.
     """
 
     tree: int
@@ -145,7 +147,7 @@ class _Lane:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A pass still to be made."""
+    """A pass to create."""
 
     lanes: list[_Lane]
     parent: int
@@ -156,8 +158,8 @@ class _Job:
 class _Shape:
     """Sizes of a tree's segments, by index.
 
-    :param lengths: tokens to compute, 0 for a segment that is left out.
-    :param heaviest: with the longest path below; `totals` with all that is below.
+    :param lengths: tokens to compute, 0 for an omitted segment.
+    :param heaviest: sizes with the longest path below; `totals` with everything below.
     """
 
     lengths: list[int]
@@ -173,12 +175,13 @@ def schedule(
     *,
     divide: bool = True,
 ) -> Schedule:
-    """The passes for `trees`.
+    """Divide `trees` into passes.
 
-    :param budget: most live tokens, padding included; >= 1.
-    :param trains: whether each call of the batch trains anything; spans of other calls are passed over. None
-        if all do.
-    :param divide: whether segments may be divided; if not, a longer one than the budget is a pass of its own.
+    :param budget: maximum number of tokens in memory at once, including padding; >= 1.
+    :param trains: whether each call of the batch trains anything; spans of other calls are ignored.
+        None if all do.
+    :param divide: whether segments may be divided; if not, a segment longer than the budget is a
+        separate pass.
     """
     shapes = [_shape(tree, trains) for tree in trees]
     first = [
@@ -212,7 +215,7 @@ def _shape(tree: TrainTree, trains: Sequence[bool] | None) -> _Shape:
     for i in reversed(range(count)):
         segment = tree.segments[i]
         if alive[i]:
-            # Something is predicted from its last token, or goes on from it.
+            # A token is predicted from its last one, or another segment continues it.
             lengths[i] = len(segment.token_ids)
         else:
             ends = [
@@ -236,7 +239,7 @@ def _shape(tree: TrainTree, trains: Sequence[bool] | None) -> _Shape:
 
 
 def _row(lane: _Lane, room: int) -> Row:
-    # The odd piece comes first: the last one is not computed twice.
+    # The odd piece comes first, because the last one is not computed twice.
     length = lane.left if lane.left <= room else (lane.left - 1) % room + 1
     return Row(lane.tree, lane.segment, lane.start, length, lane.parent, lane.past)
 
@@ -279,10 +282,10 @@ def _fits(below: Sequence[_Lane], room: int, budget: int) -> bool:
 
 
 def _chunks(lanes: Sequence[_Lane], room: int, budget: int) -> list[list[_Lane]]:
-    """Divide candidates into passes of at most `room` tokens; a single one may exceed it."""
+    """Group candidates into passes of at most `room` tokens; a single candidate may exceed it."""
     found: list[list[_Lane]] = []
     real = heaviest = past = 0
-    # By parent among equals, so that rows which share their past stand together.
+    # Sort equal lengths by parent, so that rows with the same past are adjacent.
     for lane in sorted(lanes, key=lambda lane: (lane.left, lane.parent)):
         if found:
             count = len(found[-1]) + 1
@@ -313,7 +316,7 @@ def _blocks(passes: Sequence[Pass], parent: int, rows: Sequence[Row]) -> tuple[B
     wanted = [row.parent for row in rows]
     own = Block(parent, tuple(range(len(above.rows))), above.shape.width)
     if len(set(wanted)) == 1:
-        # The usual case, and without a new block for every pass above in a deep tree.
+        # The usual case, which avoids a new block for every pass above in a deep tree.
         return tuple(
             block
             if len(block.rows) == 1

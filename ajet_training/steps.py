@@ -1,4 +1,4 @@
-"""The learning rate of a training step, and what is reported of the advantages it trains with."""
+"""The learning rate of a training step, and metrics of its advantages."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ajet_core.timeline.batch import TrainCall
 
 
 def learning_rate(algorithm: AlgorithmConfig, steps_done: int) -> float:
-    """The learning rate of the step after `steps_done` steps."""
+    """Return the learning rate of the step after `steps_done` steps."""
     if not algorithm.warmup_steps:
         return algorithm.learning_rate
     return algorithm.learning_rate * min(1.0, (steps_done + 1) / algorithm.warmup_steps)
 
 
 def advantage_metrics(calls: Sequence[TrainCall]) -> dict[str, float]:
-    """Mean and standard deviation over the calls of a batch."""
+    """Return mean and standard deviation over the calls of a batch."""
     advantages = [call.advantage for call in calls]
     count = len(advantages)
     mean = math.fsum(advantages) / count if count else 0.0

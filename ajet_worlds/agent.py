@@ -1,6 +1,6 @@
-"""The agent that plays a world with a served model, over the official OpenAI SDK.
+"""An agent that plays a world with a served model, using the official OpenAI SDK.
 
-Nothing in it knows of training. It gets a base URL, a key and a model name, as any agent does.
+It has no code for training. Like any agent, it gets a base URL, a key and a model name.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ TIMEOUT_SECONDS = 600.0
 class WorldAgent:
     """Plays one task of a world per call; one instance serves any number of concurrent episodes.
 
-    All episodes share one `AsyncOpenAI` and its connections: making one per episode costs far more than
-    the calls of an episode.
+    All episodes share one `AsyncOpenAI` and its connections: creating one per episode would cost
+    far more than the episode's calls.
 
-    :param temperature: of every model call.
-    :param http_client: an async client of the HTTP library the installed SDK uses, instead of one made here.
+    :param temperature: temperature of every model call.
+    :param http_client: an async client of the HTTP library that the installed SDK uses, instead of
+        a new one.
     :raises ConfigError: the SDK is not installed.
     """
 
@@ -41,12 +42,12 @@ class WorldAgent:
         return episode_outcome(await self._world.play(task.id, self.chat(episode)))
 
     async def success(self, task: Task, episode: Episode) -> EpisodeOutcome:
-        """The same with the world's success as the reward, for `AsyncSwarmClient.evaluate`."""
+        """Play a task, with success as the reward, for `AsyncSwarmClient.evaluate`."""
         outcome = await self._world.play(task.id, self.chat(episode))
         return EpisodeOutcome(reward=outcome.success, components=outcome.components)
 
     def chat(self, episode: Episode) -> Chat:
-        """The model of `episode`."""
+        """Return a chat with the model of `episode`."""
         return OpenAIChat(self._openai, episode, self._temperature)
 
     async def close(self) -> None:
@@ -61,7 +62,7 @@ class WorldAgent:
 
 
 class OpenAIChat(Chat):
-    """The model of an episode, through its chat completions.
+    """The model of an episode, called through its chat completions.
 
     :param openai: a client of `shared_client`.
     """
@@ -72,7 +73,7 @@ class OpenAIChat(Chat):
         self._temperature = temperature
 
     async def ask(self, prompt: WorldPrompt) -> WorldAnswer:
-        # The SDK has a type for every message; those of a world are plain dictionaries.
+        # The SDK has a type for every message; a world uses plain dictionaries.
         request: dict[str, Any] = {"messages": list(prompt.messages)}
         if prompt.tools:
             request["tools"] = list(prompt.tools)
@@ -97,7 +98,7 @@ class OpenAIChat(Chat):
 
 
 def episode_outcome(outcome: WorldOutcome) -> EpisodeOutcome:
-    """What a client reports; ``success`` is among the components."""
+    """Convert an outcome to the one that a client reports; ``success`` is among its components."""
     return EpisodeOutcome(
         reward=outcome.reward,
         components={"success": outcome.success, **outcome.components},
@@ -107,7 +108,7 @@ def episode_outcome(outcome: WorldOutcome) -> EpisodeOutcome:
 
 
 def shared_client(http_client: Any = None) -> AsyncOpenAI:
-    """A client for all episodes, each of which gives it its own address and key.
+    """Create a client for all episodes, each of which sets its base URL and key.
 
     :raises ConfigError: the SDK is not installed.
     """
@@ -119,13 +120,14 @@ def shared_client(http_client: Any = None) -> AsyncOpenAI:
         ) from error
     if http_client is None:
         try:
-            # The SDK's own client for many requests at a time: half the CPU time of its default one.
+            # This client is for many concurrent requests: it needs half the CPU time of the default
+            # one.
             http_client = openai.DefaultAioHttpClient()
         except RuntimeError as error:
             raise ConfigError(
                 "playing a world needs aiohttp, which is not installed: pip install 'agentjet[demo]'"
             ) from error
-    # Base URL and key are those of each episode; these never reach the network.
+    # Placeholders that never reach the network: each episode sets its base URL and key.
     return openai.AsyncOpenAI(
         base_url="http://episode.invalid/v1",
         api_key="of-each-episode",

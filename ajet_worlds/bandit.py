@@ -1,7 +1,8 @@
-"""The world ``bandit``: one turn; which arm pays for which lamp can only be found out by pulling.
+"""The world ``bandit``: one turn; only pulling shows which arm pays for which lamp.
 
-Eight lamps and four arms. Each lamp has a best arm, by a rule that no prompt states. The best arm pays
-in nine tasks of ten, any other in one of ten. What an arm pays depends on task and arm alone.
+There are eight lamps and four arms. Each lamp has a best arm, by a rule that no prompt states. The
+best arm pays in nine of ten tasks, the others in one of ten. Whether an arm pays depends only on
+the task and the arm.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ from ajet_core.protocol import BatchConfig
 from ajet_worlds.tiny_grpo import TINY_GRPO
 
 BEST_ARM = (2, 0, 3, 1, 1, 3, 0, 2)
-"""The best arm by lamp. No formula, so that every lamp has to be learned."""
+"""The best arm by lamp, without a formula, so that every lamp has to be learned."""
 ARMS = 4
 BEST_PAYS, OTHERS_PAY = 0.9, 0.1
 HABIT_SHARE = 0.3
-"""How often the novice pulls the arm of its habit, which is the best one of no lamp. It makes a model that is
-warmed up on it look at the lamp: without it, one model in four pulls the same arms for all lamps forever."""
+"""How often the novice pulls its habitual arm for a lamp, which is never the best one. This makes a
+model that is warmed up on it look at the lamp: otherwise one model in four would always pull the
+same arms for all lamps."""
 PAY = 1.0
 INVALID_REWARD = -0.5
 
 
 class BanditWorld(World):
-    """See this module's description."""
+    """A world with one turn and hidden payouts; see the module's docstring."""
 
     recipe = WorldRecipe(
         steps=80, algorithm=TINY_GRPO, batch=BatchConfig(tasks=16, episodes_per_task=8)

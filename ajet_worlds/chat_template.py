@@ -1,7 +1,7 @@
-"""Qwen3's chat template, as far as it concerns text conversations with tools.
+"""Qwen3's chat template, reduced to text conversations with tools.
 
 It gives the same tokens as the renderer ``qwen3`` of the `renderers` library, so the model also
-works where a chat template is all there is: in `transformers`, vLLM or SGLang by themselves.
+works with tools that only support chat templates: `transformers`, vLLM or SGLang.
 """
 
 QWEN3_CHAT_TEMPLATE = r"""

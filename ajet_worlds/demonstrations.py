@@ -1,9 +1,9 @@
-"""Episodes of a novice as tokens: they train a tokenizer and warm up a tiny model.
+"""Tokens of a novice's episodes, to train a tokenizer and to warm up a tiny model.
 
-They go through the same renderer, message by message, as the conversations that the gateway serves
-later: a first prompt is rendered as a whole, and a conversation that goes on is extended by
-`bridge_to_next_turn` on its exact tokens. So the model meets in its rollouts the very token stream that
-it was warmed up on.
+They are rendered by the same renderer, message by message, as the conversations that the gateway
+serves later: a first prompt is rendered as a whole, and a continued conversation is extended by
+`bridge_to_next_turn` on its exact tokens. In its rollouts the model therefore sees exactly the
+tokens that it was warmed up on.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Demonstration:
     """One rendered conversation.
 
     :ivar token_ids: the conversation.
-    :ivar sampled: True where the token is the assistant's; as many as `token_ids`.
-    :ivar messages: what was said so far, the last answer included.
+    :ivar sampled: True for the assistant's tokens; as long as `token_ids`.
+    :ivar messages: the messages so far, including the last answer.
     """
 
     token_ids: list[int]
@@ -33,7 +33,7 @@ class Demonstration:
     agent: str
 
     def is_continued_by(self, prompt: WorldPrompt) -> bool:
-        """Whether `prompt` extends this conversation by messages that are not the assistant's."""
+        """Return whether `prompt` extends this conversation by non-assistant messages."""
         return (
             prompt.agent == self.agent
             and list(prompt.tools) == self.tools
@@ -43,7 +43,7 @@ class Demonstration:
 
 
 def assistant_turn(answer: WorldAnswer) -> str:
-    """What the model writes, in the form that Qwen3's template gives an answer."""
+    """Return the model's text for an answer, in the form of Qwen3's template."""
     calls = [
         f'<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n</tool_call>'
         for call in answer.calls
@@ -54,10 +54,10 @@ def assistant_turn(answer: WorldAnswer) -> str:
 def demonstrate(
     renderer: Any, tokenizer: Any, world: World, task_id: str, rng: random.Random
 ) -> list[Demonstration]:
-    """Let the novice of `world` play a task, and render its conversations.
+    """Play a task with the novice of `world`, and render its conversations.
 
     :param renderer: a `renderers.qwen3.Qwen3Renderer` over `tokenizer`.
-    :return: one for each conversation; an agent that rewrites its history has several.
+    :return: the conversations; an agent that rewrites its history has several.
     """
     conversations: list[Demonstration] = []
     for exchange in rehearse(world, task_id, world.novice, rng).exchanges:
@@ -73,7 +73,7 @@ def demonstrate(
                     list(prompt.messages), tools=tools or None, add_generation_prompt=True
                 )
             )
-            # The renderer bridges no question of a user, though mostly it renders the same tokens.
+            # The renderer does not bridge to a user's message, but usually renders the same tokens.
             if conversation is None or not _begins_with(token_ids, conversation.token_ids):
                 conversation = Demonstration([], [], [], tools, prompt.agent)
                 conversations.append(conversation)
@@ -86,7 +86,7 @@ def demonstrate(
 
 
 def _bridged(renderer: Any, conversation: Demonstration, prompt: WorldPrompt) -> list[int] | None:
-    """The tokens of `prompt` as an extension of what was said; None where they cannot be extended."""
+    """Return the tokens of `prompt` that extend a conversation; None if that is impossible."""
     last = len(conversation.sampled) - conversation.sampled[::-1].index(False)
     bridged = renderer.bridge_to_next_turn(
         conversation.token_ids[:last],
@@ -102,15 +102,15 @@ def _begins_with(token_ids: list[int], beginning: list[int]) -> bool:
 
 
 def encode_turn(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of an assistant's turn.
+    """Encode an assistant's turn.
 
-    What stands between special tokens is encoded by itself, as the renderer does it.
+    Text between special tokens is encoded separately, as by the renderer.
     """
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def plain_texts(tokenizer: Any, token_ids: Sequence[int], special: frozenset[int]) -> Iterator[str]:
-    """The stretches of text between the special tokens: what a tokenizer has merges to learn for."""
+    """Yield the texts between special tokens, from which a tokenizer learns its merges."""
     run: list[int] = []
     for token in token_ids:
         if token in special:

@@ -1,4 +1,4 @@
-"""The worlds ``grid`` and ``slow-grid``: walks on a grid, with the tool `move`."""
+"""The worlds ``grid`` and ``slow-grid``: walks on a grid with the tool `move`."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from ajet_worlds.tiny_grpo import TINY_GRPO
 from ajet_worlds.turns import UseTool, use_tools
 
 GOOD_MOVE_SHARE = 0.2
-"""How often the novice moves on purpose; else at random. After the warm-up a model has picked up about
-half of that: it hardly succeeds more often than a random walk, but it looks at the observation. With
-0.1 some seeds never start to learn."""
+"""How often the novice moves towards the goal; otherwise it moves at random. After the warm-up a
+model has learned about half of that: it hardly succeeds more often than a random walk, but it uses
+the observation. With 0.1, models of some seeds never start to learn."""
 
 
 class GridWorld(World):
-    """Walk to a goal whose direction every reply states; the reward comes at the end."""
+    """Walk to a goal whose direction is in every reply; the reward comes at the end."""
 
     recipe = WorldRecipe(
         steps=30,
@@ -59,7 +59,7 @@ class GridWorld(World):
         return grid_outcome(walk)
 
     def delays(self, task_id: str) -> Iterator[float]:  # noqa: ARG002 - for slower grids
-        """How many seconds each reply of the tool takes, in an episode that begins now."""
+        """Yield the seconds that each reply of the tool takes, for a new episode."""
         return itertools.repeat(0.0)
 
     def expert(self, prompt: WorldPrompt, rng: random.Random) -> WorldAnswer:
@@ -71,7 +71,7 @@ class GridWorld(World):
 
 
 class SlowGridSettings(ComponentSettings):
-    """How long a reply of the tool takes: a Pareto distribution, cut off at the top.
+    """Duration of the tool's replies: a truncated Pareto distribution.
 
     :param shortest: seconds.
     :param longest: seconds.
@@ -84,7 +84,7 @@ class SlowGridSettings(ComponentSettings):
 
 
 class SlowGridWorld(GridWorld):
-    """The grid with delays, the same for the same move of the same rollout of a task."""
+    """The grid with delays, which are the same for the same move of the same rollout of a task."""
 
     def __init__(self, settings: ComponentSettings | None = None) -> None:
         super().__init__(settings or SlowGridSettings())
@@ -100,14 +100,14 @@ class SlowGridWorld(GridWorld):
 
 
 async def walk_with(walk: GridWalk, chat: Chat, use_tool: UseTool) -> None:
-    """Ask the model for moves until `walk` is over; an answer without one ends it."""
+    """Request moves from the model until `walk` is over; an answer without a move ends it."""
     last = await use_tools(chat, walk.messages(), TOOLS, use_tool, lambda: walk.done)
     if last is not None:
         walk.reject()
 
 
 def grid_outcome(walk: GridWalk) -> WorldOutcome:
-    """What a walk came to."""
+    """Convert the outcome of a walk."""
     outcome = walk.outcome()
     return WorldOutcome(
         reward=outcome.reward,

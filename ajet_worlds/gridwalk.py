@@ -1,9 +1,9 @@
-"""GridWalk: a walk that a tiny model learns from nothing on one CPU core.
+"""GridWalk: a walk that a tiny model learns from scratch on one CPU core.
 
-An agent stands on a 4 x 4 grid and walks to a goal with one tool, ``move(direction)``. Every reply
-says where the goal is from here ("goal is 2 down and 1 left"), so the right move can always be read
-off the last message. That is also what makes it a test of multi-turn training: the reward comes at
-the end, but the moves that earned it are spread over the conversation.
+An agent on a 4 x 4 grid walks to a goal with one tool, ``move(direction)``. Every reply states the
+relative position of the goal ("goal is 2 down and 1 left"), so a right move can always be read off
+the last message. This also tests multi-turn training: the reward comes at the end, but the moves
+that earned it are spread over the conversation.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ Cell = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a walk ended.
+    """The outcome of a walk.
 
-    :param reward: 1 on the goal, -0.5 after an answer without a usable move, else 0.
-    :param success: whether the goal was reached; unlike the reward it does not tell apart why not.
-    :param moves: moves made.
-    :param invalid: whether the walk ended with an answer that was no usable move.
+    :param reward: 1 on the goal, -0.5 after an answer without a valid move, else 0.
+    :param success: whether the goal was reached.
+    :param moves: number of moves.
+    :param invalid: whether the walk ended with an answer without a valid move.
     """
 
     reward: float
@@ -66,7 +66,7 @@ class Outcome:
 
 
 class GridWalk:
-    """One walk. The same task id gives the same start and goal, in any process.
+    """One walk. A task id gives the same start and goal in any process.
 
     :ivar done: whether the walk is over: goal reached, moves used up, or an invalid answer.
     """
@@ -87,14 +87,14 @@ class GridWalk:
         self._invalid = False
 
     def messages(self) -> list[dict[str, Any]]:
-        """The first messages of the conversation."""
+        """Return the first messages of the conversation."""
         return [
             {"role": "system", "content": SYSTEM_PROMPT},
             {"role": "user", "content": self.observation()},
         ]
 
     def observation(self) -> str:
-        """Where the goal is, seen from the present position."""
+        """Return the position of the goal relative to the current position."""
         down = self.goal[0] - self.position[0]
         right = self.goal[1] - self.position[1]
         parts = []
@@ -105,15 +105,15 @@ class GridWalk:
         return "goal is " + " and ".join(parts)
 
     def good_directions(self) -> list[str]:
-        """The directions that lead nearer to the goal."""
+        """Return the directions that lead closer to the goal."""
         here = distance(self.position, self.goal)
         return [d for d in DIRECTIONS if distance(self._after(d), self.goal) < here]
 
     def call(self, name: str, arguments: str) -> str:
-        """Carry out one tool call as the model wrote it; returns the tool's reply.
+        """Execute a tool call of the model, and return the tool's reply.
 
-        A call of another tool, arguments that are not JSON, or an unknown direction end the walk. Calls
-        after its end, which one answer with several calls may hold, change nothing.
+        A call of another tool, arguments that are not JSON, or an unknown direction end the walk.
+        Later calls of the same answer change nothing.
         """
         if self.done:
             return "the walk is over"
@@ -124,7 +124,7 @@ class GridWalk:
         return self.move(direction)
 
     def move(self, direction: str) -> str:
-        """Move one cell, or stay where the grid ends; returns the tool's reply.
+        """Move one cell, or stay at the edge of the grid, and return the tool's reply.
 
         :raises RuntimeError: the walk is over.
         """
@@ -139,12 +139,12 @@ class GridWalk:
         return self.observation()
 
     def reject(self) -> None:
-        """End the walk because the model's answer held no usable move."""
+        """End the walk because the model's answer has no valid move."""
         self.done = True
         self._invalid = True
 
     def outcome(self) -> Outcome:
-        """Reward and success so far."""
+        """Return reward and success so far."""
         success = self.position == self.goal
         reward = INVALID_REWARD if self._invalid else GOAL_REWARD if success else 0.0
         return Outcome(reward=reward, success=success, moves=self.moves, invalid=self._invalid)
@@ -156,7 +156,7 @@ class GridWalk:
 
 
 def read_direction(name: str, arguments: str) -> str | None:
-    """The direction of a call of the tool as a model wrote it, None if there is no usable one."""
+    """Return the direction of a tool call, or None if it is not valid."""
     try:
         parsed = json.loads(arguments)
     except ValueError:
@@ -167,11 +167,11 @@ def read_direction(name: str, arguments: str) -> str | None:
 
 
 def directions_in(observation: str) -> list[str]:
-    """The directions that an observation of the goal names, in the order of `DIRECTIONS`."""
+    """Return the directions in an observation, in the order of `DIRECTIONS`."""
     words = observation.split()
     return [direction for direction in DIRECTIONS if direction in words]
 
 
 def distance(a: Cell, b: Cell) -> int:
-    """Moves between two cells."""
+    """Return the number of moves between two cells."""
     return abs(a[0] - b[0]) + abs(a[1] - b[1])

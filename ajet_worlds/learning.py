@@ -1,4 +1,4 @@
-"""A world learned on a running server: what a client does, and what it measures."""
+"""Learning a world on a running server, with measurements."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ PAUSE_POLL_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What came of a run.
+    """The result of a run.
 
-    :param before: mean success on held-out tasks, before the first step.
+    :param before: mean success on held-out tasks before the first step.
     :param after: the same with the weights of the last step.
-    :param curve: mean success of the training episodes, by the policy version they began with, from 0 on; a version
-        that began none repeats the value before.
-    :param seconds: from the first claim of a training episode until the weights of the last step are served.
+    :param curve: mean success of the training episodes by the policy version at their claim, from 0
+        on; versions without episodes repeat the previous value.
+    :param seconds: time from the first claim of a training episode until the last weights are
+        served.
     """
 
     before: float
@@ -52,12 +53,13 @@ async def learn(
     eval_tasks: int = EVAL_TASKS,
     progress: Callable[[int, float], object] | None = None,
 ) -> Learned:
-    """Train `steps` steps on a run that is rolling, and evaluate before and after.
+    """Train `steps` steps of a rolling run, and evaluate before and after.
 
-    :param observer: with the control token.
-    :param seed: of the tasks.
-    :param batches_at_once: as many batches of episodes are open at a time.
-    :param progress: called with policy version and mean success whenever another version's episodes come in.
+    :param observer: a client with the control token.
+    :param seed: seed of the tasks.
+    :param batches_at_once: number of batches whose episodes are open at the same time.
+    :param progress: called with policy version and mean success whenever episodes of a new version
+        arrive.
     :raises AjetError: the server paused the run, or episodes failed.
     """
     batch = world.recipe.batch
@@ -92,7 +94,7 @@ async def learn(
                 await asyncio.sleep(POLL_SECONDS)
             if status.step >= steps:
                 return
-            # Where heartbeats come late, tasks lose places and get more episodes than they need.
+            # If heartbeats are late, tasks lose their places and get more episodes than they need.
             await roll_out(world.task_ids("train", seed, 1, start=extra))
 
     async def evaluate() -> float:
@@ -120,7 +122,7 @@ def _curve(by_version: dict[int, list[float]], steps: int) -> tuple[float, ...]:
 
 
 async def _unless_paused(working: Coroutine[object, object, T], observer: SwarmClient) -> T:
-    """The result of `working`, whose claims would wait for ever on a run that is paused."""
+    """Return the result of `working`; fail if the run is paused, when claims would wait forever."""
 
     async def pause() -> str:
         while True:
@@ -142,7 +144,7 @@ async def _unless_paused(working: Coroutine[object, object, T], observer: SwarmC
 
 
 def _lacks_tasks(status: ServerStatus) -> bool:
-    """Whether the batch will not be full without more tasks."""
+    """Return whether the batch cannot be filled without more tasks."""
     batch, rollout = status.batch, status.rollout
     if batch is None or rollout is None:
         return False

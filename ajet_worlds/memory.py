@@ -1,8 +1,9 @@
-"""The world ``memory``: a key that is shown once and asked for 20 turns later, with a history that is compacted.
+"""The world ``memory``: a key shown once and requested 20 turns later, with a compacted history.
 
-The agent keeps its prompts short. Every fourth turn it asks the model for a note, drops all turns so far,
-and goes on from the note alone, so its timelines branch. Other numbers come by meanwhile. Only a model
-that writes the key into each note, and reads it from the last one, can name it in the end.
+The agent keeps its prompts short. Every fourth turn it asks the model for a note, drops all turns
+so far, and continues from the note only, so its timelines branch. Other numbers appear in between.
+Only a model that writes the key into each note, and reads it from the last one, can name it at the
+end.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ MAX_TOKENS = 4
 ASKS_FOR_NOTE, ASKS_FOR_KEY = "note", "open"
 WALKS_ON = "on"
 KEPT_SHARE = 0.65
-"""How often the novice writes down the key it can read; else any number. A model learns to copy from these
-alone, and needs more steps for it than for a form."""
+"""How often the novice writes the key that it can read; otherwise it writes any number. A model
+learns copying only from these examples, and needs more steps for it than for a form."""
 
 
 class MemoryWorld(World):
-    """See this module's description."""
+    """A world that requires keeping a key in notes; see the module's docstring."""
 
     recipe = WorldRecipe(
         steps=30,
@@ -64,7 +65,7 @@ class MemoryWorld(World):
 
 
 def _history(note: str) -> list[Any]:
-    """A history of nothing but a note."""
+    """Return a history that consists of a note only."""
     return [
         {"role": "system", "content": "Keep the key."},
         {"role": "user", "content": f"key {note}"},
@@ -72,7 +73,7 @@ def _history(note: str) -> list[Any]:
 
 
 async def _say(chat: Chat, history: list[Any], text: str) -> str:
-    """Say something and keep it in `history`, together with the answer, which is returned."""
+    """Send a text, append it and the answer to `history`, and return the answer."""
     history.append({"role": "user", "content": text})
     answer = await chat.ask(WorldPrompt(history, max_tokens=MAX_TOKENS))
     history.append(answer.message())

@@ -1,9 +1,10 @@
-"""The world ``mine``: the right tool for each rock, at a cost per call, and to stop when digging no longer pays.
+"""The world ``mine``: choose the right tool for each rock at a cost per call, and stop in time.
 
-Rich layers lie above poor ones. Soft rock takes the pick, hard rock the drill; the wrong tool costs as
-much and breaks nothing. Every use costs 0.2; a rich layer holds 0.8, a poor one 0.1. So the best
-policy digs through the rich layers and stops at the first poor one. Every call is rewarded by itself
-(`WorldOutcome.call_rewards`), the episode is not: without credit by call nothing is learned.
+Rich layers are above poor ones. Soft rock needs the pick, hard rock the drill; the wrong tool costs
+the same and breaks nothing. Every use costs 0.2; a rich layer contains 0.8, a poor one 0.1. The
+best policy therefore digs through the rich layers and stops at the first poor one. Every call has a
+separate reward (`WorldOutcome.call_rewards`), but the episode has none: without credit by call
+nothing is learned.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MOST_RICH = 3
 MAX_CALLS = 6
 INVALID_REWARD = -0.5
 GOOD_CHOICE_SHARE = 0.35
-"""How often the novice chooses on purpose. With 0.2 a model looks at nothing but rich or poor."""
+"""How often the novice chooses on purpose. With 0.2 a model only considers rich or poor."""
 
 SYSTEM_PROMPT = "Dig while it pays."
 TOOLS: list[dict[str, Any]] = [
@@ -50,7 +51,7 @@ TOOLS: list[dict[str, Any]] = [
 class Mine:
     """One shaft.
 
-    :ivar rewards: of calls, by the id of their answer.
+    :ivar rewards: rewards of calls, by the id of their answer.
     """
 
     layers: Sequence[tuple[str, str]]
@@ -62,7 +63,7 @@ class Mine:
 
     @classmethod
     def of(cls, task_id: str) -> Mine:
-        """The shaft of a task: some rich layers, then poor ones."""
+        """Create the shaft of a task: some rich layers, then poor ones."""
         rng = random.Random(f"mine/{task_id}")  # noqa: S311 - a puzzle, not a secret
         rich = rng.randrange(MOST_RICH + 1)
         kinds = ["rich"] * rich + ["poor"] * MAX_CALLS
@@ -70,17 +71,17 @@ class Mine:
 
     @property
     def observation(self) -> str:
-        """The rock in front."""
+        """The next layer of rock."""
         kind, rock = self.layers[self.depth]
         return f"{kind} {rock} rock"
 
     @property
     def best(self) -> float:
-        """The most that all calls of an episode can be worth."""
+        """The maximum total reward of an episode's calls."""
         return sum(WORTH[kind] - COST for kind, _ in self.layers if WORTH[kind] > COST)
 
     def use(self, tool: str, answer_id: str) -> str:
-        """Use a tool, and say what is in front afterwards. An answer with several calls earns their sum."""
+        """Use a tool and return the new observation. Rewards of calls in one answer are summed."""
         if self.done:
             return "the shift is over"
         if tool not in NAMES:
@@ -102,7 +103,7 @@ class Mine:
 
 
 class MineWorld(World):
-    """See this module's description."""
+    """A world with rewards per call; see the module's docstring."""
 
     recipe = WorldRecipe(steps=30, algorithm=TINY_GRPO)
     # An answer may hold several calls.

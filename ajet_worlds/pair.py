@@ -1,9 +1,9 @@
-"""The world ``pair``: two agents of one model, each with a reward of its own.
+"""The world ``pair``: two agents of one model, with separate rewards.
 
-The guide sees a lamp and names it. The follower hears the guide's word alone and answers with the next
-number, by a rule that no prompt states. Each is rewarded for its own part: the guide for the right
-word, the follower for the right answer to whatever it heard. The episode as a whole is not rewarded, so
-nothing is learned unless `WorldOutcome.agent_rewards` reach the calls of their agents.
+The guide sees a lamp and names it. The follower only sees the guide's word and answers with the
+next number, by a rule that no prompt states. Each is rewarded for its part: the guide for the right
+word, the follower for the right answer to the word it got. The episode as a whole is not rewarded,
+so nothing is learned unless `WorldOutcome.agent_rewards` are credited to the calls of their agents.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ROUNDS = 2
 MAX_TOKENS = 4
 INVALID_REWARD = -0.5
 GOOD_ANSWER_SHARE = 0.2
-"""How often the novice answers on purpose, so that a model warmed up on it looks at what it is shown."""
+"""How often the novice answers on purpose, so that a model warmed up on it uses its prompt."""
 
 
 class PairWorld(World):
-    """See this module's description."""
+    """A world of two agents with separate rewards; see the module's docstring."""
 
     recipe = WorldRecipe(
         steps=60, algorithm=TINY_GRPO, batch=BatchConfig(tasks=16, episodes_per_task=8)
@@ -69,7 +69,7 @@ class PairWorld(World):
 
 
 def follow(word: int) -> int:
-    """The follower's right answer."""
+    """Return the follower's right answer."""
     return (word + 1) % LAMPS
 
 

@@ -1,4 +1,4 @@
-"""The run that a world's recipe suggests."""
+"""The run configuration for a world's recipe."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ CHECKPOINT_EVERY = 5
 
 
 def engine_choice(name: str, episodes: int) -> ComponentChoice:
-    """What a tiny model needs of an engine; the others' defaults are for large ones.
+    """Return engine settings for a tiny model; the defaults are for large ones.
 
-    :param episodes: at a time.
+    :param episodes: number of concurrent episodes.
     """
     settings: dict[str, dict[str, object]] = {
         "sglang": {"max_running_requests": episodes, "threads": 1},
@@ -33,12 +33,12 @@ def run_config(
     trainer: str = "torch",
     mode: Literal["sync", "async"] = "sync",
 ) -> RunConfig:
-    """The run in which `model` learns `world`.
+    """Return the configuration of a run in which `model` learns `world`.
 
     :param model: a directory made by `create_tiny_model`, inside a model root of the server.
-    :param name: what the model is called.
-    :param engine: name of the engine, as `trainer` of the trainer.
-    :param mode: of the rollouts, with their defaults.
+    :param name: name of the model.
+    :param engine: name of the engine; likewise `trainer`.
+    :param mode: mode of the rollouts, with its defaults.
     """
     recipe = world.recipe
     return RunConfig(

@@ -13,13 +13,13 @@ from ajet_installation.interpreters import default_manager
 def load_world(
     name: str, settings: Mapping[str, Any] | None = None, plugins: PluginManager | None = None
 ) -> World:
-    """The world registered as `name`.
+    """Load the world registered as `name`.
 
-    :param settings: of the world, checked by its settings type.
-    :param plugins: where to look; None takes those of this process.
-    :raises UnknownComponentError: no installed plugin has it; the message lists those that exist.
-    :raises PluginError: its plugin cannot be used, or several plugins claim the name.
-    :raises ConfigError: `settings` are wrong.
+    :param settings: settings of the world, validated by its settings class.
+    :param plugins: the plugin manager to use; None uses that of this process.
+    :raises UnknownComponentError: no installed plugin has it; the message lists the existing ones.
+    :raises PluginError: its plugin cannot be used, or several plugins register the name.
+    :raises ConfigError: `settings` are invalid.
     """
     manager = plugins or default_manager()
     spec = manager.world(name)
@@ -29,6 +29,6 @@ def load_world(
 
 
 def world_specs(plugins: PluginManager | None = None) -> list[WorldSpec]:
-    """The worlds that can be used, sorted by name; imports none of them."""
+    """Return the usable worlds, sorted by name, without importing them."""
     manager = plugins or default_manager()
     return [manager.world(name) for name in manager.names("world")]

@@ -1,4 +1,4 @@
-"""Worlds played by a policy instead of a model: no server, no network, no time."""
+"""Worlds played by a policy instead of a model, without server, network or delays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ajet_core.interfaces import Chat, World, WorldAnswer, WorldOutcome, WorldPr
 T = TypeVar("T")
 
 Policy = Callable[[WorldPrompt, random.Random], WorldAnswer]
-"""From what a model would see to what it would say, such as `World.expert`."""
+"""Maps a prompt to an answer, such as `World.expert`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Rehearsal:
     """An episode that a policy played.
 
     :param exchanges: all calls, in order.
-    :param seconds: what slow tools would have taken.
+    :param seconds: time that slow tools would have taken.
     """
 
     outcome: WorldOutcome
@@ -57,7 +57,7 @@ class _Rehearsing(Chat):
     async def ask(self, prompt: WorldPrompt) -> WorldAnswer:
         said = self.policy(prompt, self.rng)
         answer = WorldAnswer(said.text, said.calls, id=f"answer-{len(self.exchanges)}")
-        # Worlds append to their history, and a prompt is what was asked at the time.
+        # Copy the prompt, because worlds append to their history.
         asked = WorldPrompt(
             tuple(prompt.messages), tuple(prompt.tools), prompt.agent, prompt.max_tokens
         )
@@ -69,7 +69,7 @@ class _Rehearsing(Chat):
 
 
 def _finish(playing: Coroutine[Any, Any, T], world: World) -> T:
-    """The result of a coroutine that never suspends; needs no event loop, so it runs inside one too."""
+    """Run a coroutine that never suspends; needs no event loop, so it also works inside one."""
     try:
         playing.send(None)
     except StopIteration as stop:

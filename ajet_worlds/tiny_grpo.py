@@ -1,4 +1,4 @@
-"""The algorithm by which a tiny model learns."""
+"""The algorithm settings for tiny models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TINY_GRPO = AlgorithmConfig(
     clip_high=0.3,
     minibatches=4,
     learning_rate=1e-3,
-    # Without it the first steps destroy the form of the tool call.
+    # Without a warm-up the first steps destroy the form of the tool call.
     warmup_steps=5,
     adam_betas=(0.9, 0.99),
     max_grad_norm=1.0,

@@ -1,8 +1,8 @@
-"""A model for worlds: 0.14 million parameters and a tokenizer, both made on the spot in seconds.
+"""A model for worlds: 0.14 million parameters and a tokenizer, both created in seconds.
 
 It is a real Hugging Face directory (Llama architecture, ChatML with Qwen3's tool format), so every
-engine and trainer loads it as any other model. A short supervised warm-up on the episodes of novices
-teaches it the form of an answer; the ability itself has to be learned by reinforcement.
+engine and trainer can load it. A short supervised warm-up on novices' episodes teaches it the form
+of an answer; the ability itself has to be learned by reinforcement.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ SPECIAL_TOKENS = (
     "</think>",
 )
 
-# A renderer encodes the opening of a turn by itself, a chat template leaves it joined to what follows.
-# No merge crosses this seam, so that both give the same tokens. \G is where the last match ended.
-# A last newline stands alone too, or the same direction would be one token in the middle of an
-# observation and an unrelated one at its end, and twice as hard to learn.
+# A renderer encodes the opening of a turn separately, a chat template together with what follows.
+# No merge crosses this boundary, so that both give the same tokens. \G is the end of the last
+# match. A last newline is separate too. Otherwise the same direction would be one token in the
+# middle of an observation and an unrelated one at its end, and twice as hard to learn.
 TURN_OPENING = r"\G(?:user|assistant\n)|\n\z"
 
 VOCABULARY = 512
@@ -54,13 +54,13 @@ HIDDEN = 64
 LAYERS = 2
 HEADS = 2
 MAX_CONTEXT = 2048
-# The usual 0.02 leaves so small a model blind to the observation for the whole warm-up.
+# With the usual 0.02, so small a model ignores the observation during the whole warm-up.
 INITIALIZER_RANGE = 0.1
 
 WARMUP_EPISODES = 512
 WARMUP_BATCH = 8
 WARMUP_LEARNING_RATE = 2e-3
-# Predicting the observations too, a little, teaches the model what their words have in common.
+# A small loss on observations teaches the model the similarities of their words.
 CONTEXT_LOSS_WEIGHT = 0.1
 
 
@@ -75,7 +75,7 @@ class WarmupProgress:
 
 @dataclass(frozen=True, slots=True)
 class TinyModelReport:
-    """What `create_tiny_model` made.
+    """The result of `create_tiny_model`.
 
     :param loss: loss of the last step of the warm-up; None if it had no steps.
     """
@@ -98,15 +98,15 @@ def create_tiny_model(
     warmup_steps: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> TinyModelReport:
-    """Make tokenizer and model, warm the model up, and write both to `directory`.
+    """Create tokenizer and model, warm the model up, and write both to `directory`.
 
-    The same worlds, seed, size and number of steps give the same files. The directory appears complete or
-    not at all.
+    The same worlds, seed, size and number of steps give the same files. The directory is created
+    atomically.
 
-    :param worlds: whose novices the model imitates, in equal parts.
+    :param worlds: worlds whose novices the model imitates, in equal parts.
     :param hidden: width of the model.
-    :param warmup_steps: None takes those of the worlds' recipes, added up.
-    :raises ConfigError: `directory` exists, or the packages to make a model are not installed.
+    :param warmup_steps: None uses the sum of the worlds' recipes.
+    :raises ConfigError: `directory` exists, or required packages are not installed.
     """
     if directory.exists():
         raise ConfigError(f"{directory} exists; a new model is not written over it")
@@ -126,7 +126,7 @@ def create_tiny_model(
 
 
 def require_packages() -> None:
-    """Import what a model needs.
+    """Import the packages that are needed to create a model.
 
     :raises ConfigError: a package is missing; the message names the extra to install.
     """
@@ -143,7 +143,7 @@ def require_packages() -> None:
 
 
 def qwen3_renderer(tokenizer: Any) -> Any:
-    """The renderer that the gateway uses for a tiny model (``renderer: qwen3``)."""
+    """Return the renderer that the gateway uses for a tiny model (``renderer: qwen3``)."""
     from renderers.configs import Qwen3RendererConfig
     from renderers.qwen3 import Qwen3Renderer
 
@@ -151,14 +151,14 @@ def qwen3_renderer(tokenizer: Any) -> Any:
 
 
 def build_tokenizer(worlds: Sequence[World]) -> Any:
-    """A byte-level BPE tokenizer trained on rendered episodes (a `PreTrainedTokenizerFast`).
+    """Train a byte-level BPE tokenizer on rendered episodes (a `PreTrainedTokenizerFast`).
 
     It does not depend on a seed, so that runs can be compared.
     """
     from tokenizers import pre_tokenizers, trainers
 
-    # Rendering needs a tokenizer and training a tokenizer needs rendered text: one without merges
-    # comes first.
+    # Rendering needs a tokenizer, and training a tokenizer needs rendered text: start with a
+    # tokenizer without merges.
     bootstrap = _bare_tokenizer()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     bootstrap.train_from_iterator(
@@ -190,7 +190,7 @@ def build_tokenizer(worlds: Sequence[World]) -> Any:
 def _episodes(
     tokenizer: Any, worlds: Sequence[World], prefix: str, count: int, rng: random.Random
 ) -> Iterator[Demonstration]:
-    """Conversations of `count` episodes of each world."""
+    """Yield the conversations of `count` episodes of each world."""
     renderer = qwen3_renderer(tokenizer)
     for number in range(count):
         for world in worlds:
@@ -201,7 +201,7 @@ def _bare_tokenizer() -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE())
-    # Digits stand alone, or "2 down" and "1 down" would be unrelated tokens to the model.
+    # Digits are separate tokens. Otherwise "2 down" and "1 down" would be unrelated tokens.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(TURN_OPENING), behavior="isolated"),
@@ -228,10 +228,10 @@ def _wrap(tokenizer: Any) -> Any:
 
 
 def build_model(tokenizer: Any, seed: int, hidden: int = HIDDEN) -> Any:
-    """The untrained model (a `LlamaForCausalLM`); its weights depend on `seed` alone.
+    """Create the untrained model (a `LlamaForCausalLM`); its weights depend only on `seed`.
 
-    It is no Qwen model, though it speaks Qwen3's format: for ``qwen2`` transformers 5 ignores how the
-    tokenizer of a directory splits text and does it its own way, which gives other tokens.
+    It is not a Qwen model, although it uses Qwen3's format: for ``qwen2``, transformers 5 ignores
+    the pre-tokenizer of the directory and uses its own, which gives other tokens.
     """
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -272,10 +272,10 @@ def warm_up(
     steps: int,
     progress: ProgressCallback | None = None,
 ) -> float | None:
-    """Supervised steps on demonstrations, in place; returns the last loss.
+    """Train on demonstrations, in place, and return the last loss.
 
-    Runs on one thread: the model is too small to gain from more, and with several cores contended
-    more are slower.
+    Runs on one thread: the model is too small to benefit from more, and on a busy machine more are
+    slower.
     """
     import torch
 
@@ -307,7 +307,7 @@ def warm_up(
 
 
 def _loss(model: Any, shown: list[Demonstration]) -> torch.Tensor:
-    """Weighted mean cross entropy of the next token over all conversations."""
+    """Return the weighted mean cross entropy of the next token over all conversations."""
     import torch
     from torch.nn import functional
 
@@ -318,7 +318,7 @@ def _loss(model: Any, shown: list[Demonstration]) -> torch.Tensor:
         here = len(one.token_ids)
         ids[row, :here] = torch.tensor(one.token_ids)
         weights[row, :here] = torch.where(torch.tensor(one.sampled), 1.0, CONTEXT_LOSS_WEIGHT)
-    # Right padding needs no attention mask: attention is causal, and the padding has no loss.
+    # Right padding needs no attention mask, because attention is causal and padding has no loss.
     logits = model(input_ids=ids).logits[:, :-1]
     losses = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     targets = weights[:, 1:].flatten()
@@ -326,7 +326,7 @@ def _loss(model: Any, shown: list[Demonstration]) -> torch.Tensor:
 
 
 def save(model: Any, tokenizer: Any, directory: Path) -> None:
-    """Write a Hugging Face directory; it appears complete or not at all."""
+    """Write a Hugging Face directory atomically."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
@@ -342,7 +342,7 @@ def save(model: Any, tokenizer: Any, directory: Path) -> None:
 
 
 def _name_tokenizer_class(path: Path) -> None:
-    """Name the class as transformers 4 and 5 both know it; 5 writes a name that 4 does not."""
+    """Set the class name that transformers 4 and 5 both know; 5 writes a name that 4 does not."""
     config = read_json(path)
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -350,7 +350,7 @@ def _name_tokenizer_class(path: Path) -> None:
 
 @contextlib.contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """Transformers draws one for the single file it writes, into whatever the demo is showing."""
+    """Disable progress bars, which transformers would draw into the demo's output."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

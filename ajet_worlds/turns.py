@@ -1,4 +1,4 @@
-"""The loop of an agent with tools, as several worlds use it."""
+"""The loop of an agent with tools, shared by several worlds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ajet_core.interfaces import Chat, WorldAnswer, WorldCall, WorldPrompt
 
 UseTool = Callable[[WorldCall, WorldAnswer], Awaitable[str]]
-"""Carries out one call of an answer and returns the tool's reply."""
+"""Executes one call of an answer and returns the tool's reply."""
 
 
 async def use_tools(
@@ -20,8 +20,8 @@ async def use_tools(
 ) -> WorldAnswer | None:
     """Let the model call tools until the episode is over.
 
-    :param messages: the beginning of the conversation.
-    :return: the answer that called no tool and so ended the conversation; None if `is_over` ended it.
+    :param messages: the first messages of the conversation.
+    :return: the answer without a tool call that ended the conversation; None if `is_over` ended it.
     """
     history = list(messages)
     while not is_over():

@@ -78,7 +78,7 @@ class _OfProcess:
 
 
 class Pool:
-    """The `httpx.Client` of this process, shared by all threads; a forked process gets a new one."""
+    """The `httpx.Client` of this process, shared by its threads; a forked process gets another."""
 
     def __init__(self, transport: httpx.BaseTransport | None) -> None:
         self._transport = transport

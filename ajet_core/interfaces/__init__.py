@@ -1,4 +1,4 @@
-"""The contracts that plugins implement: one abstract base class a file."""
+"""The interfaces that plugins implement: one abstract base class per module."""
 
 from ajet_core.interfaces.advantage import AdvantageEstimator
 from ajet_core.interfaces.agent import AgentAdapter, ModelEndpoint

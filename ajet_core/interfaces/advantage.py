@@ -11,13 +11,14 @@ from ajet_core.timeline import Call, TrainEpisode
 
 
 class AdvantageEstimator(ABC):
-    """Turns the rewards of a batch into advantages.
+    """Computes advantages from the rewards of a batch.
 
-    The server makes one for each run and calls it before each step, in its own process: an
-    estimator needs no weights and imports no heavy packages. It is pure: the same batch gives the
-    same advantages, also after a restart.
+    The server creates one estimator per run and calls it before each step, in the server's process:
+    an estimator needs no weights and must not import heavy packages. It is pure: the same batch
+    gives the same advantages, also after a restart.
 
-    :param algorithm: of the run; ``discount`` and ``call_credit`` are for estimators.
+    :param algorithm: configuration of the run's algorithm; ``discount`` and ``call_credit`` are
+        meant for estimators.
     """
 
     def __init__(self, settings: ComponentSettings, algorithm: AlgorithmConfig) -> None:
@@ -28,9 +29,10 @@ class AdvantageEstimator(ABC):
     def estimate(
         self, episodes: Sequence[TrainEpisode], calls: Sequence[Sequence[Call]]
     ) -> Sequence[Sequence[float]]:
-        """One advantage per call, which all its sampled tokens share.
+        """Compute one advantage per call, shared by all its sampled tokens.
 
-        :param episodes: of the batch; those with the same `TrainEpisode.group` are rollouts of one task.
-        :param calls: of each episode, in the order they were made.
+        :param episodes: episodes of the batch; those with the same `TrainEpisode.group` are
+            rollouts of one task.
+        :param calls: calls of each episode, in the order in which they were made.
         :return: finite numbers, in the shape of `calls`.
         """

@@ -1,4 +1,4 @@
-"""The agent adapter: what agentjet must know of a framework to train agents that are made with it."""
+"""The agent adapter: support for training agents of one framework."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ajet_core.interfaces.context import ComponentSettings
 
 @dataclass(frozen=True, slots=True)
 class ModelEndpoint:
-    """Where an agent's model calls go.
+    """The endpoint for an agent's model calls.
 
-    :param base_url: OpenAI-compatible, with the ``/v1``.
-    :param api_key: opens one episode alone and dies with it.
+    :param base_url: URL of an OpenAI-compatible API, including ``/v1``.
+    :param api_key: valid only for one episode, while it is open.
     """
 
     base_url: str
@@ -25,11 +25,12 @@ class ModelEndpoint:
 class AgentAdapter(ABC):
     """Adapter for one agent framework.
 
-    That model calls of an episode reach its endpoint is none of an adapter's business: requests are rerouted as they
-    are sent (`agentjet.agents`), whichever framework made them. An adapter says what a request does not show. One
-    object serves all episodes of a process, in any thread, and keeps nothing of them.
+    An adapter need not route model calls: requests are rerouted when they are sent
+    (`agentjet.agents`), whichever framework makes them. It provides what requests do not show. One
+    adapter serves all episodes of a process, in any thread, and keeps no state of them.
 
-    An adapter implements `run` or `run_sync`, whichever is the framework's own way; the other follows from it.
+    An adapter implements `run` or `run_sync`, whichever fits the framework; the other is derived
+    from it.
     """
 
     def __init__(self, settings: ComponentSettings) -> None:
@@ -37,40 +38,40 @@ class AgentAdapter(ABC):
 
     @abstractmethod
     def accepts(self, agent: object) -> bool:
-        """Whether `agent` is one of this framework's; must not import the framework."""
+        """Return whether `agent` belongs to this framework; must not import the framework."""
 
     @abstractmethod
     def fresh(self, agent: object) -> object:
-        """An agent like `agent` that no other episode sees and that remembers nothing.
+        """Return a copy of `agent` without memory, for one episode only.
 
         :return: `agent` itself if it keeps no state between runs.
         """
 
     def current_agent(self) -> str | None:
-        """Name of the framework's agent in whose turn this code runs; None if there is none.
+        """Return the name of the framework's agent that is currently running, or None.
 
-        Asked where a request is sent, in the thread and the context of the one who sends it.
+        Called where a request is sent, in the thread and context of the sender.
         """
         return None
 
     def prepare(self) -> None:  # noqa: B027 - there may be nothing to do
-        """Make the framework fit for training: no telemetry, no answers out of caches.
+        """Prepare the framework for training: disable telemetry and caches of answers.
 
-        Called before each episode in whose program the framework is imported, possibly by several threads at once.
-        What runs outside episodes must be left as it is.
+        Called before each episode whose program has imported the framework, possibly by several
+        threads at once. Must not affect code that runs outside episodes.
         """
 
     async def run(self, agent: object, task: object) -> object:
-        """Let a fresh agent do a task, and return what the framework returns.
+        """Run a fresh agent on a task, and return the framework's result.
 
-        :raises TypeError: the task is nothing that the agent can be told as it is; no model was asked.
+        :raises TypeError: the task cannot be passed to the agent unchanged; no model was called.
         """
         if type(self).run_sync is AgentAdapter.run_sync:
             raise NotImplementedError(f"{type(self).__name__} has neither run nor run_sync")
         return await asyncio.to_thread(self.run_sync, agent, task)
 
     def run_sync(self, agent: object, task: object) -> object:
-        """As `run`, for programs without an event loop."""
+        """Run a fresh agent as `run` does, for programs without an event loop."""
         if type(self).run is AgentAdapter.run:
             raise NotImplementedError(f"{type(self).__name__} has neither run nor run_sync")
         return asyncio.run(self.run(agent, task))

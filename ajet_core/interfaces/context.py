@@ -1,4 +1,4 @@
-"""What every component is handed when it is made."""
+"""Arguments that every component receives when it is created."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ LOOPBACK = "127.0.0.1"
 
 
 class ComponentSettings(BaseModel):
-    """Base of a component's settings: typed, unknown keys refused."""
+    """Base class of components' settings: typed, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
-    """Marks a field of `ComponentSettings` that names a model directory, as ``Annotated[str, ModelDirectory()]``.
+    """Marks a settings field as a model directory, as in ``Annotated[str, ModelDirectory()]``.
 
-    The server holds it to the rules of ``model.path``: it has to be complete and inside a model root, and the component is
-    given its absolute path.
+    The rules of ``model.path`` apply: the server checks that the directory is complete and inside a
+    model root, and passes its absolute path to the component.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ModelServers:
-    """What the operator says of the model servers behind an engine; never part of a run's configuration.
+    """The operator's settings for an engine's model servers; not part of run configurations.
 
-    :param python: interpreter to start them with; None lets the engine look for one.
+    :param python: interpreter to start them with; if None, the engine looks for one.
     :param arguments: added to their command line.
-    :param urls: servers that run already; none are started then.
-    :param api_key: what those ask for.
+    :param urls: servers that are already running; if set, none are started.
+    :param api_key: key for the servers in `urls`.
     """
 
     python: str | None = None
@@ -43,14 +43,14 @@ class ModelServers:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """The surroundings of a component.
+    """The environment of a component.
 
-    :param run_dir: the run's directory; a component writes nowhere else.
+    :param run_dir: the run's directory; a component must not write anywhere else.
     :param seed: the run's seed.
-    :param shared: objects that components in the same process hand to each other (in-process
-        weights); keys start with the component's name.
-    :param servers: for an engine that serves a model by processes of their own.
-    :param collective_host: address that a trainer listens at which sends weights over the network.
+    :param shared: objects shared by components in the same process (in-process weights); keys start
+        with the component's name.
+    :param servers: settings of an engine that serves a model in separate processes.
+    :param collective_host: address at which a trainer listens that sends weights over the network.
     """
 
     run_dir: Path

@@ -16,23 +16,24 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample one completion.
+    """Parameters for sampling one completion.
 
     :param max_tokens: sample at most this many tokens, >= 1.
-    :param temperature: >= 0; 0 takes the most likely token.
-    :param top_p: 0 < top_p <= 1, 1 is off.
-    :param top_k: 0 is off.
+    :param temperature: >= 0; 0 means greedy.
+    :param top_p: 0 < top_p <= 1; 1 disables it.
+    :param top_k: 0 disables it.
     :param seed: the same seed, prompt and weights give the same tokens.
     :param stop_token_ids: sampling one of them ends the completion; it is part of the sampled ids.
     :param top_logprobs: also return the logprobs of this many most likely tokens per position.
-    :param frequency_penalty: taken off a token's logit for each time it was sampled, before the temperature.
-    :param presence_penalty: taken off once if it was sampled at all.
-    :param logit_bias: (token id, what is added to its logit) pairs.
-    :param grammar: the completion matches it, and ends where it ends: a Lark grammar as ``llguidance`` reads it;
-        "" allows anything.
+    :param frequency_penalty: subtracted from a token's logit for each time it was sampled, before
+        the temperature is applied.
+    :param presence_penalty: subtracted once if the token was sampled at all.
+    :param logit_bias: pairs of a token id and the number added to its logit.
+    :param grammar: a Lark grammar in the syntax of ``llguidance``; the completion matches it and
+        ends with it. "" allows anything. "" allows anything.
 
-    What tokens are drawn from may differ from the policy by top-p, top-k, penalties, bias and grammar; logprobs are always
-    those of the policy at the temperature, which is what is trained.
+    Top-p, top-k, penalties, bias and grammar change the distribution that tokens are sampled from.
+    Logprobs are always those of the policy at the temperature, which are the ones that are trained.
     """
 
     max_tokens: int
@@ -49,18 +50,21 @@ class SamplingParams:
 
     @property
     def is_penalised(self) -> bool:
-        """Whether penalties or a bias change what is drawn from."""
+        """Whether penalties or a bias change the sampling distribution."""
         return bool(self.frequency_penalty or self.presence_penalty or self.logit_bias)
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One completion to sample.
+    """A request to sample one completion.
 
     :param prompt_ids: [P], P >= 1.
-    :param stream: True asks for chunks as tokens are made; False allows to hold them back to the end.
-    :param sampled: 0 <= S < P: so many tokens at the end of the prompt are of the same completion, sampled by an engine that
-        could not end it. Penalties count them, a grammar and a seed go on behind them, and ``max_tokens`` is what is left.
+    :param stream: if True, return chunks as tokens are sampled; if False, the engine may return all
+        of them at the end.
+    :param sampled: 0 <= S < P: the number of tokens at the end of the prompt that belong to the
+        same completion, sampled by an engine that could not finish it. Penalties count them, a
+        grammar and a seed continue after them, and ``max_tokens`` is the number of remaining
+        tokens.
     """
 
     request_id: str
@@ -70,7 +74,7 @@ class GenerateRequest:
     sampled: int = 0
 
     def continued(self, token_ids: list[int]) -> GenerateRequest:
-        """What is left to do after these tokens [T]; T may be ``max_tokens``, and then there is nothing."""
+        """Return the rest of the request after these tokens [T], with T <= ``max_tokens``."""
         if not token_ids:
             return self
         return replace(
@@ -85,11 +89,11 @@ class GenerateRequest:
 class GenerateChunk:
     """The next T >= 0 tokens of a completion, all sampled by the same weights.
 
-    :param token_ids: [T] sampled ids, a stop token included.
-    :param logprobs: [T] as `ajet_core.timeline.Call.logprobs` defines them.
+    :param token_ids: [T] sampled ids, including a stop token.
+    :param logprobs: [T] as defined for `ajet_core.timeline.Call.logprobs`.
     :param policy_version: version of the weights that sampled these tokens.
-    :param finish_reason: set in the last chunk, which alone may hold no tokens.
-    :param top_logprobs: [T][K] (token id, logprob) pairs, most likely first, when asked for.
+    :param finish_reason: set in the last chunk, which may have no tokens; all others have some.
+    :param top_logprobs: [T][K] pairs of token id and logprob, most likely first, if requested.
     """
 
     token_ids: list[int]
@@ -101,16 +105,16 @@ class GenerateChunk:
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities:
-    """What an engine can do; the gateway refuses requests that need more.
+    """Features of an engine; the gateway refuses requests that need others.
 
-    :param weight_channels: names of the weight channels it accepts, best first.
-    :param max_top_logprobs: the most `SamplingParams.top_logprobs` it answers.
-    :param seed: whether `SamplingParams.seed` is honoured.
+    :param weight_channels: names of the accepted weight channels, best first.
+    :param max_top_logprobs: the maximum of `SamplingParams.top_logprobs`.
+    :param seed: whether `SamplingParams.seed` is supported.
     :param sleep: whether `sleep` and `wake` free and regain device memory.
-    :param penalties: whether the two penalties and `SamplingParams.logit_bias` are honoured.
-    :param grammar: whether `SamplingParams.grammar` is.
-    :param seals: whether it proves that what it serves is what was published, by checksums (`ajet_engines.seal`) or by a probe
-        (`ajet_core.probe`), see `Engine.seal`.
+    :param penalties: whether the two penalties and `SamplingParams.logit_bias` are supported.
+    :param grammar: whether `SamplingParams.grammar` is supported.
+    :param seals: whether the engine proves that it serves the published weights, by checksums
+        (`ajet_engines.seal`) or a probe (`ajet_core.probe`); see `Engine.seal`.
     """
 
     weight_channels: tuple[str, ...]
@@ -124,10 +128,11 @@ class EngineCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Facts known once an engine has started.
+    """Properties of a started engine.
 
-    :param max_context: most tokens a prompt and its completion may have together.
-    :param needs_probe: a server of it reports no checksums, so that weights are proven by `WeightUpdate.probe`.
+    :param max_context: maximum number of tokens of a prompt and its completion together.
+    :param needs_probe: a server of the engine reports no checksums, so that weights are proven by
+        `WeightUpdate.probe`.
     """
 
     max_context: int
@@ -137,11 +142,11 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since the engine started (seconds, tokens) and present load (requests).
+    """Counters since the engine started (seconds, tokens) and current load (requests).
 
     :param forward_seconds: wall seconds spent in forward passes and sampling.
     :param prompt_tokens: prompt tokens of all requests.
-    :param cached_tokens: those of them that were not computed again.
+    :param cached_tokens: prompt tokens that were read from a cache instead of computed.
     """
 
     running: int = 0
@@ -155,10 +160,11 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A fixed text and what the trainer's weights say of it.
+    """A fixed text with its logprobs under the trainer's weights.
 
     :param token_ids: [T].
-    :param logprobs: [T - 1] of the second token to the last, over the full vocabulary, at temperature 1.
+    :param logprobs: [T - 1] of the second to the last token, over the full vocabulary, at
+        temperature 1.
     """
 
     token_ids: list[int]
@@ -167,16 +173,17 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """Says where the next weights are.
+    """The location of new weights.
 
-    :param channel: name of a weight channel both sides declared, such as ``in_process`` or
+    :param channel: name of a weight channel that both sides declared, such as ``in_process`` or
         ``safetensors_dir``.
-    :param policy_version: the version these weights are.
+    :param policy_version: the version of these weights.
     :param location: a key of `WorkerContext.shared`, or a directory, as the channel defines it.
-    :param checksums: by the name that a tensor has in files, the checksums that it may have where it is served
-        (`ajet_engines.in_server.ajet_checksums`); empty if the trainer does not say, or shares its tensors.
-    :param probe: by which weights are proven where there are no checksums to compare (`ajet_core.probe`).
-    :param seal_seconds: that checksums and probe took.
+    :param checksums: by the name that a tensor has in files, the checksums that it may have where
+        it is served (`ajet_engines.in_server.ajet_checksums`); empty if the trainer does not
+        provide them or shares its tensors.
+    :param probe: proves the weights where there are no checksums to compare (`ajet_core.probe`).
+    :param seal_seconds: seconds that checksums and probe took.
     """
 
     channel: str
@@ -190,18 +197,21 @@ class WeightUpdate:
 
 @dataclass(frozen=True, slots=True)
 class SealReport:
-    """How an engine has proven that what it serves is what was published.
+    """The proof that an engine serves the published weights.
 
-    :param policy_version: of the weights it serves.
-    :param proof: ``checksums``, of each tensor; ``shared``, the tensors are the trainer's own; ``probe``, its logprobs of
-        a fixed text have changed as the trainer's; ``none``, because nothing could be compared, or the change was too
-        small to be told from noise.
-    :param tensors: that were compared, on each server.
-    :param servers: that have proven it.
+    :param policy_version: version of the served weights.
+    :param proof: ``checksums`` of each tensor; ``shared`` if the tensors are the trainer's;
+        ``probe`` if the engine's logprobs of a fixed text changed as the trainer's did; ``none`` if
+        nothing could be compared, or the change was too small to be distinguished from noise.
+    :param tensors: the number of tensors compared on each server.
+    :param servers: the number of servers that have proven their weights.
     :param seconds: wall seconds that proofs took since the last report.
-    :param breaches: a sentence for each server that failed a proof since the last report and was replaced.
-    :param change: of the trainer's logprobs of the probe since the last proof, nats; the least of all servers.
-    :param noise: by which engine and trainer differ otherwise, nats; the most of all servers, 0 if none was probed.
+    :param breaches: a sentence for each server that failed a proof since the last report and was
+        replaced.
+    :param change: change of the trainer's logprobs of the probe since the last proof, in nats; the
+        minimum over all servers.
+    :param noise: other differences between engine and trainer, in nats; the maximum over all
+        servers, 0 if none was probed.
     """
 
     policy_version: int
@@ -215,7 +225,7 @@ class SealReport:
 
 
 class ServingEngine(ABC):
-    """What can be asked of an engine that has started, in this process or another.
+    """The interface of a started engine, in this process or another.
 
     All methods run on one asyncio event loop and must not block it. Failures raise
     `ajet_core.errors.EngineError`; a prompt that does not fit raises
@@ -224,23 +234,25 @@ class ServingEngine(ABC):
 
     @abstractmethod
     def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
-        """Sample one completion, an async generator of chunks whose last has a finish reason.
+        """Sample one completion, as an async generator of chunks; the last one has a finish reason.
 
         Closing the generator cancels the request. Requests that are running when the engine is
-        paused or its weights change go on afterwards, with the new weights.
+        paused or its weights change continue afterwards, with the new weights.
         """
 
     @abstractmethod
     async def update_weights(self, update: WeightUpdate) -> None:
-        """Serve `update`'s weights from the next sampled token on, with no stale cache.
+        """Serve the weights of `update` from the next sampled token on, without stale caches.
 
-        With the capability `seals`, an update that has checksums or a probe is proven before anything is sampled with it.
+        With the capability `seals`, the weights of an update that has checksums or a probe are
+        proven before any token is sampled with them.
 
-        :raises SealError: what would be served is not what was published. Nothing is sampled with it.
+        :raises SealError: the loaded weights are not the published ones. No token is sampled with
+            them.
         """
 
     async def seal(self) -> SealReport:
-        """How the last `update_weights` was proven. Needs the capability `seals`."""
+        """Return the proof of the last `update_weights`. Needs the capability `seals`."""
         raise EngineError(f"{type(self).__name__} cannot prove its weights")
 
     @abstractmethod
@@ -249,7 +261,7 @@ class ServingEngine(ABC):
 
     @abstractmethod
     async def resume(self) -> None:
-        """Go on sampling."""
+        """Continue sampling."""
 
     async def sleep(self) -> None:
         """Free device memory while a colocated trainer works. Needs the capability `sleep`."""
@@ -261,15 +273,15 @@ class ServingEngine(ABC):
 
     @abstractmethod
     async def stats(self) -> EngineStats:
-        """Counters; answering at all says the engine is healthy."""
+        """Return counters. An engine that answers at all is healthy."""
 
     async def metrics(self) -> str:
-        """What the engine measures beyond `stats`, in the text format of Prometheus; "" if nothing."""
+        """Return further metrics in the text format of Prometheus, or "" if there are none."""
         return ""
 
 
 class Engine(ServingEngine):
-    """An inference engine, which the process that makes it also starts and closes."""
+    """An inference engine, which is started and closed by the process that creates it."""
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         self.settings = settings
@@ -277,8 +289,8 @@ class Engine(ServingEngine):
 
     @abstractmethod
     async def start(self, model: ModelConfig) -> EngineInfo:
-        """Load `model` and get ready to serve; called once."""
+        """Load `model` and prepare to serve it; called once."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Free everything; requests that are running end with finish reason "abort"."""
+        """Free all resources; running requests end with finish reason "abort"."""

@@ -1,4 +1,4 @@
-"""The metrics logger: sends what a run measures somewhere."""
+"""The metrics logger: exports a run's metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ajet_core.protocol import Evaluation
 
 
 class MetricsLogger(ABC):
-    """Receives the metrics of every finished step, in order, and evaluations; one call at a time."""
+    """Receives metrics of every finished step, in order, and evaluations, one call at a time."""
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         self.settings = settings
@@ -18,14 +18,15 @@ class MetricsLogger(ABC):
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record one step; a step may come again when a run is resumed from a checkpoint."""
+        """Record one step; a step may be repeated when a run is resumed from a checkpoint."""
 
     def log_evaluation(self, evaluation: Evaluation) -> None:  # noqa: B027 - not every logger has a place for it
-        """Record what evaluation episodes came to; those of the same client, tag and step may come again with more of them.
+        """Record results of evaluation episodes.
 
-        The default does nothing.
+        The same client, tag and step may be repeated with results of more episodes. The default
+        does nothing.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is pending."""
+        """Write pending metrics."""

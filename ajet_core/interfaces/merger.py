@@ -1,4 +1,4 @@
-"""The merger: an episode's calls become one token tree."""
+"""The merger: combines an episode's calls into one token tree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["MergePolicy", "Merger"]
 
 
 class Merger(ABC):
-    """A merger. Pure: the same calls give the same tree, whatever was merged before."""
+    """A merger. It is pure: the same calls give the same tree, whatever was merged before."""
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         self.settings = settings
@@ -22,10 +22,12 @@ class Merger(ABC):
     def merge(self, episode_id: str, calls: Sequence[Call], policy: MergePolicy) -> TokenTree:
         """Merge the calls of one episode.
 
-        ``exact`` means: every call's prompt and sampled tokens are the tokens of one root-to-node path,
-        so that training on the tree gives the logprobs and gradients of training on every call. What the
-        relaxed policies give up is counted in `TokenTree.tokens_altered`.
+        With ``exact``, every call's prompt and sampled tokens are the tokens of one root-to-node
+        path, so that training on the tree gives the logprobs and gradients of training on every
+        call. Deviations from this under the relaxed policies are counted in
+        `TokenTree.tokens_altered`.
 
-        :param calls: all of `episode_id`. Their order makes no difference with the policy ``exact``; with the
-            others it is that of `Call.index`, in which the first to say something decides on its tokens.
+        :param calls: all calls of `episode_id`. With the policy ``exact`` their order does not
+            matter; the others use the order of `Call.index`, in which the first call with a text
+            decides on its tokens.
         """

@@ -1,4 +1,4 @@
-"""Requests that no engine can answer, refused by all of them in the same words."""
+"""Checks for requests that no engine can answer, with the same errors in all engines."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ def check_request(
     penalties: bool = False,
     grammar: bool = False,
 ) -> None:
-    """Refuse a request that makes no sense, or does not fit the model.
+    """Refuse a request that is invalid or does not fit the model.
 
-    :param max_top_logprobs: as `EngineCapabilities.max_top_logprobs`, and `penalties` and `grammar` as there.
+    :param max_top_logprobs: as `EngineCapabilities.max_top_logprobs`; likewise `penalties` and
+        `grammar`.
     :raises ContextLengthError: the prompt leaves no room for a token.
-    :raises UnsupportedError: more top logprobs than the engine answers.
-    :raises RequestError: a token id or parameter that the model does not have.
+    :raises UnsupportedError: the request needs a feature that the engine does not have.
+    :raises RequestError: a token id or parameter is out of range.
     """
     prompt, sampling = request.prompt_ids, request.sampling
     if not prompt:

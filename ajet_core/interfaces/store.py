@@ -17,12 +17,12 @@ EpisodeKind = Literal["train", "eval"]
 
 @dataclass(frozen=True, slots=True)
 class JointRecord:
-    """Which part of a joint episode, one over several servers, an episode is.
+    """The part of a joint episode (one over several servers) that an episode is.
 
     :param joint_id: the same on all servers, and unique on each.
-    :param role: what its client calls this server.
-    :param arbiter: the role of the server whose outcome is that of all.
-    :param arbiter_run: the id of the arbiter's run, by which nobody takes another server for it.
+    :param role: the client's name for this server.
+    :param arbiter: the role of the server whose outcome decides that of all.
+    :param arbiter_run: id of the arbiter's run, which prevents confusion with another server.
     """
 
     joint_id: str = field(repr=False)
@@ -40,19 +40,21 @@ class JointRecord:
 class EpisodeRecord:
     """One episode.
 
-    :param key_hash: hex SHA-256 of the episode's API key; the key itself is stored nowhere.
-    :param client_id: who claimed it (id of the client token).
-    :param claim_version: policy version when it was claimed.
-    :param lease_seconds: silence after which it is aborted.
-    :param heartbeat_seconds: how often its client promised to be heard of, None if it did not.
-    :param reason: why it was aborted, "" otherwise.
-    :param cause: the kind of `reason`, "" unless it was aborted.
-    :param batch_id: the batch that consumed it, or in whose time it was aborted, if there is one.
+    :param key_hash: hex SHA-256 of the episode's API key; the key itself is not stored.
+    :param client_id: id of the token of the client that claimed the episode.
+    :param claim_version: policy version when the episode was claimed.
+    :param lease_seconds: seconds without activity after which the episode is aborted.
+    :param heartbeat_seconds: interval of heartbeats promised by the client, None if it promised
+        none.
+    :param reason: why the episode was aborted, "" otherwise.
+    :param cause: the kind of `reason`, "" unless the episode was aborted.
+    :param batch_id: the batch that consumed the episode, or that was open when it was aborted, if
+        any.
     :param claim_hash: hex SHA-256 of the claim's id, "" if it had none; unique otherwise.
-    :param final: it was aborted, and nobody will try it again.
+    :param final: the episode was aborted, and its task will not be retried.
     :param created_at: unix seconds.
-    :param mixed: an evaluation episode that was answered by other weights than those it was claimed with, too.
-    :param joint: None unless it is a part of a joint episode.
+    :param mixed: an evaluation episode with answers of other weights than those at its claim.
+    :param joint: None unless the episode is part of a joint episode.
     """
 
     episode_id: str
@@ -86,9 +88,11 @@ class EpisodeRecord:
 class BatchRecord:
     """Episodes that are trained together; `step` is the step that consumes them (1-based).
 
-    :param refused: why it could not be trained, "" if it can be; a refused batch is kept and never trained.
-    :param aborted_ids: episodes that were aborted while it was filled; they are not trained.
-    :param credit: by tag of the mixture, the part of a place that rounding owes it after this batch.
+    :param refused: why the batch could not be trained, "" if it can; refused batches are kept but
+        never trained.
+    :param aborted_ids: episodes that were aborted while the batch was filled; they are not trained.
+    :param credit: by tag of the mixture, the fraction of a place that rounding owes it after this
+        batch.
     """
 
     batch_id: str
@@ -102,10 +106,10 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True)
 class CallScore:
-    """What training made of one call with T sampled tokens.
+    """Training results of one call with T sampled tokens.
 
-    :param advantage: of each of its tokens.
-    :param logprobs: [T] the trainer's, as `StepReport.logprobs`; empty if it computed none.
+    :param advantage: advantage of each of its tokens.
+    :param logprobs: [T] the trainer's logprobs, as `StepReport.logprobs`; empty if not computed.
     """
 
     call_id: str
@@ -117,7 +121,7 @@ class CallScore:
 class StepRecord:
     """One finished training step.
 
-    :param scores: what it made of its calls; `SampleStore.steps` leaves them out.
+    :param scores: training results of its calls; `SampleStore.steps` omits them.
     """
 
     step: int
@@ -129,7 +133,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class RewindRecord:
-    """The weights are those of `step` again: the steps after it are forgotten, with their scores."""
+    """A return to the weights of `step`: later steps are removed, with their scores."""
 
     step: int
 
@@ -138,11 +142,11 @@ class RewindRecord:
 class RunRecord:
     """The run of a store.
 
-    :param config_json: the `RunConfig` it was configured with.
-    :param active: it was started and not stopped: it goes on when its server is started again.
-    :param paused: why it is paused, "" if it is not.
-    :param back_to: the step whose checkpoint it is about to go back to; None unless it was asked to and has not done it.
-    :param retrains: it trains the batches after that step again.
+    :param config_json: the `RunConfig` of the run.
+    :param active: the run was started and not stopped; it continues when its server is restarted.
+    :param paused: why the run is paused, "" if it is not.
+    :param back_to: the step to whose checkpoint the run is to return; None if no return is pending.
+    :param retrains: whether the run trains the batches after that step again.
     """
 
     run_id: str
@@ -155,7 +159,7 @@ class RunRecord:
 
 
 Record = RunRecord | EpisodeRecord | Call | BatchRecord | StepRecord | RewindRecord
-"""What is appended to a store."""
+"""The types of records in a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +176,10 @@ class CallTotals:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeQuery:
-    """Which episodes, and in which order; None and "" mean any.
+    """A filter and order of episodes; None and "" match any.
 
-    :param prefix: of their ids.
-    :param newest_first: in the reverse order of their claims.
+    :param prefix: prefix of the ids.
+    :param newest_first: sort in the reverse order of the claims.
     """
 
     state: EpisodeState | None = None
@@ -185,7 +189,7 @@ class EpisodeQuery:
     newest_first: bool = False
 
     def matches(self, episode: EpisodeRecord) -> bool:
-        """Whether an episode is one of them."""
+        """Return whether an episode matches."""
         return (
             self.state in (None, episode.state)
             and self.kind in (None, episode.kind)
@@ -200,13 +204,12 @@ ALL_EPISODES = EpisodeQuery()
 class SampleStore(ABC):
     """Durable records of a run.
 
-    A store keeps records and knows little about them. What follows from them (which claims were
-    granted, how many episodes a group has, which outcome stands) is the server's business.
+    A store only keeps records. The server derives everything else from them: which claims were
+    granted, how many episodes a group has, which outcome counts.
 
-    Each fact is in one record. `Call` and `RunRecord` stand for themselves. An `EpisodeRecord` says
-    who claimed an episode and what became of it. A `BatchRecord` says which episodes it has, and
-    the store derives `EpisodeRecord.batch_id` from that. A `StepRecord` has the scores of the calls
-    that were trained.
+    Each fact is in one record. `Call` and `RunRecord` are independent. An `EpisodeRecord` has the
+    claim and the outcome of an episode. A `BatchRecord` lists its episodes, from which the store
+    derives `EpisodeRecord.batch_id`. A `StepRecord` has the scores of the calls that were trained.
     """
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
@@ -217,82 +220,83 @@ class SampleStore(ABC):
     async def open(self, *, read_only: bool = False) -> None:
         """Open the store in `context.run_dir`, or create it.
 
-        :param read_only: neither create, lock nor change it: a server may have it open for writing.
-        :raises StoreError: another process writes to it, it cannot be used, or it is to be read and
-            there is none.
+        :param read_only: do not create, lock or change the store: a server may have it open for
+            writing.
+        :raises StoreError: another process writes to the store, it cannot be used, or it is opened
+            read-only and does not exist.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish pending writes and release the files; without effect if it is not open."""
+        """Finish pending writes and release the files; does nothing if the store is not open."""
 
     @abstractmethod
     async def append(self, *records: Record) -> None:
-        """Write records, in their order; all of them are on disk when this returns, or none.
+        """Write records in the given order; when this returns, either all or none are on disk.
 
-        A record replaces the one of its id, or of its step:
+        A record replaces the one with the same id or step:
 
-        - `RunRecord`: there is one.
-        - `EpisodeRecord`: what it was claimed with never changes, and it keeps its place in the order
-          of claims, and its batch. `batch_id` is ignored. One that is open is new.
-        - `Call`: always new. The store may keep its prompt as the difference to its base.
-        - `BatchRecord`: takes its episodes from the batch that had them, and gives back those that
-          it has no longer.
+        - `RunRecord`: there is only one.
+        - `EpisodeRecord`: the fields of the claim never change, and an episode keeps its place in
+        the order of claims, and its batch. `batch_id` is ignored. An open episode must be new.
+        - `Call`: always new. The store may keep the prompt as the difference to its base.
+        - `BatchRecord`: takes its episodes from the batches that had them, and releases those that
+        it no longer has.
         - `StepRecord`: replaces all scores of the step, too.
         - `RewindRecord`: removes later steps and their scores.
 
-        Writes of concurrent callers may be committed together. A write that was requested earlier is
-        never durable later than one that was requested after it, and once it is requested it happens,
+        Writes of concurrent callers may be committed together. A write requested earlier never
+        becomes durable later than one requested after it. Once requested, a write is carried out
         even if its caller is cancelled.
 
-        :raises StoreFullError: disk or quota is full; nothing of these records was written.
-        :raises StoreError: one of them cannot be written: a call or an open episode whose id is
-            there already, a call of an unknown episode, a score of an unknown call, or a batch with
-            an episode that has not ended (not been aborted, for `aborted_ids`).
+        :raises StoreFullError: the disk or quota is full; none of these records was written.
+        :raises StoreError: a record cannot be written: a call or open episode with an existing id,
+            a call of an unknown episode, a score of an unknown call, or a batch with an episode
+            that has not ended (for `aborted_ids`: that was not aborted).
         """
 
     @abstractmethod
     async def get_run(self) -> RunRecord | None:
-        """The run, if one was configured."""
+        """Return the run, or None if none was configured."""
 
     @abstractmethod
     async def get_episode(self, episode_id: str) -> EpisodeRecord | None:
-        """One episode.
+        """Return one episode, or None if it does not exist.
 
         :raises DamagedRecordError: its record cannot be read.
         """
 
     @abstractmethod
     def episodes(self, query: EpisodeQuery = ALL_EPISODES) -> AsyncIterator[EpisodeRecord]:
-        """Episodes in the order of their claims, one after the other.
+        """Iterate over episodes in the order of their claims.
 
-        Nothing is held between two of them, so the caller may take its time. Records that cannot be
-        read are logged and left out.
+        No lock or transaction is held between two episodes, so the caller may be slow. Records that
+        cannot be read are logged and skipped.
         """
 
     @abstractmethod
     async def calls(self, episode_ids: Sequence[str]) -> dict[str, list[Call]]:
-        """Calls of episodes, each list in order of `Call.index`; an unknown id has an empty list."""
+        """Return the calls of episodes, ordered by `Call.index`; unknown ids have empty lists."""
 
     @abstractmethod
     async def scores(self, episode_id: str) -> dict[str, CallScore]:
-        """The latest score of each call of an episode that has been trained on, by call id."""
+        """Return the latest score of each trained call of an episode, by call id."""
 
     @abstractmethod
     async def batches(self, *, after_step: int, refused: bool = False) -> list[BatchRecord]:
-        """Batches for steps after `after_step`, in order of step.
+        """Return batches for steps after `after_step`, ordered by step.
 
-        :param refused: those that were refused, instead of those to train.
+        :param refused: return refused batches instead of those to train.
         """
 
     @abstractmethod
     async def steps(self) -> list[StepRecord]:
-        """All finished steps, in order, without their scores."""
+        """Return all finished steps, in order, without their scores."""
 
     async def call_totals(self) -> CallTotals:
-        """Totals over all calls. Each status asks for them.
+        """Return totals over all calls; requested for each status.
 
-        A store that keeps them overrides this: the default reads every call.
+        The default reads every call. Override it in stores that keep the totals.
         """
         calls = tokens_raw = tokens_sampled = 0
         async for episode in self.episodes():

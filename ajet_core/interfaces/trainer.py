@@ -15,16 +15,16 @@ from ajet_core.timeline import CostModel, TrainBatch
 
 @dataclass(frozen=True, slots=True)
 class TrainerCapabilities:
-    """What a trainer can do.
+    """Features of a trainer.
 
-    :param weight_channels: names of the weight channels it offers, best first.
-    :param algorithm_fields: names of the `AlgorithmConfig` fields it honours; any other field that
+    :param weight_channels: names of the offered weight channels, best first.
+    :param algorithm_fields: names of the supported `AlgorithmConfig` fields; any other field that
         differs from its default is refused before the trainer starts.
-    :param trees: whether it computes trees of several segments; if not, every `TrainTree` it is given is
-        a linear sequence, and `TrainBatch.sequences` holds them with masks.
-    :param reloads: whether ``load`` can put it back to a checkpoint at any time, not only after ``start``: then
-        a server that was killed and started again goes on with the worker that it had.
-    :param rehearses: whether it has `Trainer.rehearse`.
+    :param trees: whether the trainer computes trees of several segments. If not, every `TrainTree`
+        it receives is a linear sequence, and `TrainBatch.sequences` has them with masks.
+    :param reloads: whether ``load`` can restore a checkpoint at any time, not only after ``start``.
+        If so, a server that was killed and restarted continues with its old worker.
+    :param rehearses: whether the trainer implements `Trainer.rehearse`.
     """
 
     weight_channels: tuple[str, ...]
@@ -37,12 +37,13 @@ class TrainerCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class TrainerInfo:
-    """Facts known once a trainer has started.
+    """Properties of a started trainer.
 
-    :param trees: as `TrainerCapabilities.trees`, for this model: some cannot go on from the keys and values
-        of other tokens.
-    :param token_budget: tokens it computes at once, padding included; None if it does not say.
-    :param costs: how long its passes take, as it measured; None if it does not say.
+    :param trees: as `TrainerCapabilities.trees`, for this model: some models cannot continue from
+        the keys and values of other tokens.
+    :param token_budget: maximum number of tokens computed at once, including padding; None if
+        unknown.
+    :param costs: the measured durations of its passes; None if unknown.
     """
 
     parameters: int
@@ -55,25 +56,25 @@ class TrainerInfo:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step did.
+    """The result of one step.
 
-    :param metrics: named numbers. Common names: ``loss``, ``entropy`` (nats), ``kl`` (to the reference,
-        nats; only if it is computed), ``clip_fraction``, ``grad_norm`` (before clipping),
-        ``logprob_gap`` (largest absolute difference of behaviour and trainer logprob before the step,
-        for tokens of the current policy version; missing if there are none) and ``logprob_gap_mean`` (the
-        mean of the same), ``importance_mean``,
-        ``importance_max`` (over trained tokens, of old over behaviour probability, not truncated) and
+    :param metrics: numbers by name. Common names: ``loss``, ``entropy`` (nats), ``kl`` (to the
+        reference, nats; only if it is computed), ``clip_fraction``, ``grad_norm`` (before
+        clipping), ``logprob_gap`` (largest absolute difference between behaviour and trainer
+        logprobs before the step, for tokens of the current policy version; missing if there are
+        none), ``logprob_gap_mean`` (the mean of the same), ``importance_mean``, ``importance_max``
+        (over trained tokens, of old over behaviour probability, not truncated) and
         ``importance_capped`` (share of tokens whose weight was truncated; the three only with
-        `AlgorithmConfig.importance` ``truncated``), ``learning_rate``,
-        ``token_budget`` (the one the step was computed with) and ``oom_retries`` (how often this step ran out of
+        `AlgorithmConfig.importance` ``truncated``), ``learning_rate``, ``token_budget`` (the budget
+        that the step was computed with) and ``oom_retries`` (how often this step ran out of
         memory).
     :param tokens_trained: tokens with a loss.
-    :param tokens_processed: tokens that went through the forward pass of the policy, padding left out; once more if
-        their old logprobs took a pass of their own.
+    :param tokens_processed: tokens in forward passes of the policy, without padding; they count
+        twice if their old logprobs needed a separate pass.
     :param seconds: wall seconds of the step.
-    :param logprobs: [len(batch.calls)], each [T] the trainer's logprobs of the call's tokens at the sampling
-        temperature, as first computed in this step; an empty list for a call that was not computed. Empty
-        altogether if the trainer does not report them.
+    :param logprobs: [len(batch.calls)], each [T] the trainer's logprobs of the call's tokens at the
+        sampling temperature, as first computed in this step; an empty list for a call that was not
+        computed. Completely empty if the trainer does not report them.
     """
 
     step: int
@@ -86,7 +87,7 @@ class StepReport:
 
 
 class Trainer(ABC):
-    """A trainer. All methods are called from one thread, one after the other.
+    """A trainer. All methods are called from one thread, one at a time.
 
     Failures raise `ajet_core.errors.TrainerError`.
     """
@@ -97,60 +98,62 @@ class Trainer(ABC):
 
     @abstractmethod
     def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
-        """Load `model` and make the optimiser; called once."""
+        """Load `model` and create the optimiser; called once."""
 
     @abstractmethod
     def step(self, batch: TrainBatch) -> StepReport:
         """Train on one batch.
 
-        Weights served by an engine do not change before `publish`, except through the channel
-        ``in_process``, for which the engine is paused meanwhile.
+        Weights served by an engine do not change before `publish`, except with the channel
+        ``in_process``, for which the engine is paused during the step.
 
-        A trainer that runs out of memory tries again with a smaller token budget by itself, and reports the
-        budget it got through with.
+        A trainer that runs out of memory retries with a smaller token budget, and reports the
+        budget that worked.
 
         :raises StepRefusedError: the batch would have damaged the weights: a loss, gradient or weight is not
-            finite, or an update is beyond all measure. Weights, optimiser, schedule, random numbers and the
-            number of steps are as before, in the same tensors, so that the next batch is trained as if this
-            one had never been there. The message says what was measured and what may have caused it.
-        :raises WeightsLostError: weights or optimiser are neither as before nor as after the step. Until something
-            is loaded the trainer refuses to train, publish and save with this error too; the run goes on from
-            the last checkpoint in another worker.
-        :raises TrainerError: the batch cannot be computed: it is malformed, too long, or there is too little memory for
-            the smallest budget; the message says what to set. Weights and optimiser are as before. It is treated like a
-            batch that is refused.
+            finite, or an update is far too large. Weights, optimiser, schedule, RNG state and the
+            number of steps are unchanged, in the same tensors, so that the next batch is trained as
+            if this one had not existed. The message has the measured values and possible causes.
+        :raises WeightsLostError: weights or optimiser are neither those before nor those after the
+            step. Until a checkpoint is loaded, the trainer refuses to train, publish and save with
+            this error. The run continues from the last checkpoint in another worker.
+        :raises TrainerError: the batch cannot be computed: it is malformed, too long, or there is
+            too little memory for the smallest budget; the message says what to set. Weights and
+            optimiser are unchanged. It is treated like a refused batch.
         """
 
     def rehearse(self, batch: TrainBatch) -> StepReport:
-        """Compute all forward and backward passes of `step`, and apply none of them. Needs the capability `rehearses`.
+        """Compute all forward and backward passes of `step` without applying any update.
 
-        Weights, optimiser, schedule, random numbers and the number of steps are bit by bit as before, and the next
-        `step` does what it would have done.
+        Needs the capability `rehearses`. Weights, optimiser, schedule, RNG state and the number of
+        steps stay bitwise unchanged, so that the next `step` gives the same result as without the
+        rehearsal.
 
         :raises StepRefusedError: `step` would refuse the batch before its first update.
-        :raises TrainerError: as `step`.
+        :raises TrainerError: as for `step`.
         """
         raise TrainerError(f"{type(self).__name__} cannot rehearse batch {batch.batch_id}")
 
     @abstractmethod
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
-        """Make the present weights available on `channel` as `policy_version`.
+        """Make the current weights available on `channel` as `policy_version`.
 
-        On ``in_process`` this is also called before the engine starts, which then takes them over.
+        With ``in_process`` this is also called before the engine starts, which then uses these
+        tensors.
         """
 
     @abstractmethod
     def save(self, directory: Path) -> None:
-        """Write all that `load` needs to go on bit by bit: weights, optimiser, RNG, step."""
+        """Write all that `load` needs to continue bitwise: weights, optimiser, RNG state, step."""
 
     @abstractmethod
     def load(self, directory: Path) -> None:
-        """Go on from what `save` wrote."""
+        """Restore a state written by `save`."""
 
     @abstractmethod
     def export(self, directory: Path) -> None:
-        """Write the model as a Hugging Face directory (adapters merged in)."""
+        """Write the model as a Hugging Face directory, with adapters merged in."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything."""
+        """Free all resources."""

@@ -1,7 +1,7 @@
 """The world: a small environment in which an agent can be trained and measured.
 
-A world holds no connection and no model. It asks a `Chat` for answers, so the same program is played by
-a served model, by its own expert, or by a novice whose games warm a model up.
+A world has no connection and no model. It sends prompts to a `Chat`, so that the same program can
+be played by a served model, by its expert, or by a novice whose games warm a model up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Message = Mapping[str, Any]
 class WorldCall:
     """A tool call as the model wrote it.
 
-    :param arguments: JSON, if the model wrote valid JSON.
+    :param arguments: JSON if the model wrote valid JSON, otherwise its text.
     """
 
     name: str
@@ -34,15 +34,15 @@ class WorldCall:
 
     @classmethod
     def of(cls, name: str, **arguments: object) -> WorldCall:
-        """A call with these arguments."""
+        """Create a call with the given arguments."""
         return cls(name, json.dumps(arguments))
 
 
 @dataclass(frozen=True, slots=True)
 class WorldAnswer:
-    """What the model answered.
+    """An answer of the model.
 
-    :param id: of the completion; the key of `WorldOutcome.call_rewards`.
+    :param id: id of the completion, which is the key in `WorldOutcome.call_rewards`.
     """
 
     text: str = ""
@@ -50,7 +50,7 @@ class WorldAnswer:
     id: str = ""
 
     def message(self) -> Message:
-        """The answer as a message of the history."""
+        """Return the answer as a message for the history."""
         if not self.calls:
             return {"role": "assistant", "content": self.text}
         calls = [
@@ -66,10 +66,10 @@ class WorldAnswer:
 
 @dataclass(frozen=True, slots=True)
 class WorldPrompt:
-    """What the model is asked.
+    """A prompt for the model.
 
-    :param agent: who speaks, in a world of several agents; sent as ``x-ajet-agent``.
-    :param max_tokens: most tokens of the answer.
+    :param agent: name of the agent in a world of several agents; sent as ``x-ajet-agent``.
+    :param max_tokens: maximum number of tokens of the answer.
     """
 
     messages: Sequence[Message]
@@ -83,20 +83,20 @@ class Chat(ABC):
 
     @abstractmethod
     async def ask(self, prompt: WorldPrompt) -> WorldAnswer:
-        """The model's answer to `prompt`."""
+        """Return the model's answer to `prompt`."""
 
     @abstractmethod
     async def wait(self, seconds: float) -> None:
-        """Let time pass, as a slow tool does; a rehearsal only counts it."""
+        """Wait, as a slow tool does; a rehearsal only counts the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorldOutcome:
-    """How an episode ended.
+    """The outcome of an episode.
 
-    :param reward: what the model is trained on, within `World.reward_range`.
-    :param success: 0 to 1; what the world is measured by. The reward may hold more, such as a penalty for
-        an answer in the wrong form.
+    :param reward: the training reward, within `World.reward_range`.
+    :param success: 0 to 1; the measure of the world. The reward may include more, such as a penalty
+        for an answer in the wrong form.
     :param components: further numbers for the logs.
     :param call_rewards: rewards of single calls, by `WorldAnswer.id`.
     :param agent_rewards: rewards by agent, for worlds of several agents.
@@ -111,11 +111,11 @@ class WorldOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldRecipe:
-    """How a tiny model learns a world on two CPU cores.
+    """Settings with which a tiny model learns a world on two CPU cores.
 
     :param steps: training steps after which a healthy trainer has reached `target`.
-    :param target: mean success that counts as learned.
-    :param warmup_steps: supervised steps on the novice's games, before training.
+    :param target: the mean success that counts as learned.
+    :param warmup_steps: supervised steps on the novice's games before training.
     """
 
     steps: int
@@ -129,11 +129,11 @@ class WorldRecipe:
 class World(ABC):
     """A small environment.
 
-    One object serves any number of concurrent episodes. All chance in an episode comes from its task, so
-    that the same task and the same answers give the same prompts and the same outcome, in any process.
+    One object serves any number of concurrent episodes. All randomness of an episode derives from
+    its task, so that the same task and answers give the same prompts and outcome in any process.
 
-    :cvar recipe: how it is learned.
-    :cvar reward_range: least and greatest reward of an episode, of an agent and of a call.
+    :cvar recipe: training settings with which a tiny model learns the world.
+    :cvar reward_range: minimum and maximum reward of an episode, an agent and a call.
     """
 
     recipe: ClassVar[WorldRecipe]
@@ -143,17 +143,17 @@ class World(ABC):
         self.settings = settings or ComponentSettings()
 
     def task_ids(self, split: Split, seed: int, count: int, start: int = 0) -> list[str]:
-        """Ids of `count` tasks from number `start` on. Splits and seeds have no task in common."""
+        """Return ids of `count` tasks from `start` on. Splits and seeds share no tasks."""
         return [f"{split}-{seed}-{number}" for number in range(start, start + count)]
 
     @abstractmethod
     async def play(self, task_id: str, chat: Chat) -> WorldOutcome:
-        """Play one episode. It awaits nothing but `chat`."""
+        """Play one episode. Must not await anything but `chat`."""
 
     @abstractmethod
     def expert(self, prompt: WorldPrompt, rng: random.Random) -> WorldAnswer:
-        """The best answer to what the prompt shows; what else it takes can be learned from rewards alone."""
+        """Return the best answer given the prompt; anything else must be learned from rewards."""
 
     @abstractmethod
     def novice(self, prompt: WorldPrompt, rng: random.Random) -> WorldAnswer:
-        """An answer in the right form that mostly lacks the ability; a model is warmed up on these."""
+        """Return an answer of the right form that is mostly wrong; used to warm up a model."""

@@ -1,6 +1,6 @@
-"""The hook API version, and which plugins and weight channels fit together.
+"""The hook API version, and compatibility of plugins and weight channels.
 
-Everything here works on declared data: a plugin that does not fit is refused before it is imported.
+This module uses declared data only: an incompatible plugin is refused before it is imported.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from ajet_core.plugin.components import EngineSpec, TrainerSpec
 HOOK_API: tuple[int, int] = (1, 1)
 """(major, minor) of the hook specifications in `ajet_core.plugin.spec`.
 
-The minor rises when a hook, a hook argument or a spec field is added; the major when one is changed or
-removed. A plugin therefore runs with its own major and any minor that is not older than its own.
+The minor version increases when a hook, a hook argument or a spec field is added, the major version
+when one is changed or removed. A plugin therefore works with its major version and any minor
+version that is not older than its own.
 """
 
 
 DEPRECATED_HOOKS: dict[str, str] = {}
-"""By name, hooks that the next major version removes: since when they are deprecated, and what replaces them."""
+"""Hooks that the next major version removes, by name: when they were deprecated, and what replaces
+them."""
 
 
 def parse_hook_api(text: str) -> tuple[int, int] | None:
-    """``"1.0"`` as (1, 0); None if it is not two decimal numbers joined by a dot."""
+    """Parse ``"1.0"`` as (1, 0); None if the text is not two decimal numbers joined by a dot."""
     major, dot, minor = text.partition(".")
     if not (dot and text.isascii() and major.isdigit() and minor.isdigit()):
         return None
@@ -31,14 +33,14 @@ def parse_hook_api(text: str) -> tuple[int, int] | None:
 
 
 def format_hook_api(version: tuple[int, int]) -> str:
-    """(1, 0) as ``"1.0"``."""
+    """Format (1, 0) as ``"1.0"``."""
     return f"{version[0]}.{version[1]}"
 
 
 def hook_api_problem(
     declared: Sequence[str], module: str, offered: tuple[int, int] = HOOK_API
 ) -> str:
-    """Why a plugin that declares these hook API versions is refused, and the way out; "" if it fits.
+    """Explain why a plugin with these hook API versions is refused, and what to do; "" if it fits.
 
     A plugin may declare several versions; one that fits is enough.
 
@@ -71,9 +73,9 @@ def hook_api_problem(
 
 
 def negotiate_channel(trainer: TrainerSpec, engine: EngineSpec, wanted: str | None = None) -> str:
-    """The weight channel to use: the one that is wanted, or the first that the trainer offers and the engine accepts.
+    """Return the weight channel to use: `wanted`, or the trainer's first that the engine accepts.
 
-    :raises ChannelError: they have none in common, or not this one.
+    :raises ChannelError: trainer and engine have no channel in common, or not the wanted one.
     """
     offered = trainer.capabilities.weight_channels
     accepted = engine.capabilities.weight_channels

@@ -1,8 +1,8 @@
-"""What a plugin says of its components: plain data, nothing heavy imported.
+"""Specs, by which plugins describe their components: plain data without heavy imports.
 
-`target` and `settings` are ``"package.module:Name"``. The module of `settings` must be light: the server
-validates settings in its own process, while `target` is imported where the component runs, which
-may be another interpreter.
+`target` and `settings` are ``"package.module:Name"``. The module of `settings` must be light,
+because the server validates settings in its process. `target` is imported where the component runs,
+which may be another interpreter.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ NO_SETTINGS = "ajet_core.interfaces:ComponentSettings"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentSpec:
-    """A component under its unique name.
+    """A component with its unique name.
 
-    :param name: what settings and run configurations call it; unique among its kind.
+    :param name: the name in settings and run configurations; unique among components of its kind.
     :param target: the class, a subclass of the kind's interface.
-    :param settings: its settings type, a subclass of `ajet_core.interfaces.ComponentSettings`.
+    :param settings: the settings class, a subclass of `ajet_core.interfaces.ComponentSettings`.
     :param summary: one line for ``ajet plugins``.
     """
 
@@ -34,7 +34,7 @@ class ComponentSpec:
 class EngineSpec(ComponentSpec):
     """An `ajet_core.interfaces.Engine`.
 
-    :param sleep_setting: the boolean setting without which it cannot sleep, if there is one.
+    :param sleep_setting: the boolean setting that enables sleeping, if there is one.
     """
 
     capabilities: EngineCapabilities
@@ -67,8 +67,8 @@ class AdvantageSpec(ComponentSpec):
 class AgentSpec(ComponentSpec):
     """An `ajet_core.interfaces.AgentAdapter`.
 
-    :param framework: the module whose import tells that a program uses the framework, such as ``langchain_core``;
-        before that `target` is not imported.
+    :param framework: a module that programs import if they use the framework, such as
+        ``langchain_core``; `target` is not imported before it.
     """
 
     framework: str
@@ -76,14 +76,14 @@ class AgentSpec(ComponentSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggerSpec(ComponentSpec):
-    """A `ajet_core.interfaces.MetricsLogger`: receives every step's metrics."""
+    """An `ajet_core.interfaces.MetricsLogger`, which receives every step's metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSpec(ComponentSpec):
     """An `ajet_core.interfaces.World`.
 
-    :param ability: what an agent must be able to do, in a few words.
+    :param ability: the ability that an agent needs, in a few words.
     """
 
     ability: str
@@ -96,12 +96,12 @@ class CommandSpec(ComponentSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginInfo:
-    """One installed plugin, known from metadata alone unless it was loaded.
+    """One installed plugin, known from its metadata only unless it was loaded.
 
     :param name: entry-point name.
-    :param hook_api: the (major, minor) it was made for; None if it declares none.
+    :param hook_api: the (major, minor) version it was written for; None if it declares none.
     :param hooks: names of the hooks it implements, once loaded.
-    :param components: "kind:name" of what it registers, once loaded.
+    :param components: "kind:name" of the components it registers, once loaded.
     :param problem: why it cannot be used, "" if it can.
     """
 

@@ -1,4 +1,4 @@
-"""Finds plugins from the metadata of installed distributions; imports none of them."""
+"""Discovery of plugins from the metadata of installed distributions, without importing them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOOK_API_GROUP = "agentjet.hook_api"
 class FoundPlugin:
     """An entry point of the group ``agentjet``.
 
-    :param refusal: why it will not be imported; None if it may be.
+    :param refusal: why it must not be imported; None if it may be.
     """
 
     entry_point: EntryPoint
@@ -28,12 +28,12 @@ class FoundPlugin:
 
 
 def describe(info: PluginInfo) -> str:
-    """How messages name a plugin: with its distribution and version."""
+    """Return a plugin's name for messages, with its distribution and version."""
     return f"plugin {info.name!r} (distribution {info.distribution} {info.version})"
 
 
 def way_out(info: PluginInfo) -> str:
-    """What a user can do about a plugin that cannot be used."""
+    """Return advice for a plugin that cannot be used."""
     return (
         f"upgrade it (pip install --upgrade {info.distribution}), uninstall it "
         f"(pip uninstall {info.distribution}), or block it (plugins.blocked in ajet.toml: "
@@ -42,12 +42,12 @@ def way_out(info: PluginInfo) -> str:
 
 
 def installed_entry_points() -> list[EntryPoint]:
-    """The entry points of both groups, of every installed distribution."""
+    """Return the entry points of both groups from all installed distributions."""
     return [*entry_points(group=PLUGIN_GROUP), *entry_points(group=HOOK_API_GROUP)]
 
 
 def discover(found: Iterable[EntryPoint], blocked: Iterable[str] = ()) -> list[FoundPlugin]:
-    """What is known of each plugin from metadata alone, sorted by name.
+    """Return all plugins, sorted by name, as known from metadata only.
 
     :param blocked: plugin names; ``name@distribution`` blocks one of several plugins of that name.
     """

@@ -1,4 +1,4 @@
-"""The kinds of components: which hook registers them, and which interface they implement."""
+"""The kinds of components, with their hooks and interfaces."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class Kind:
     """One kind of component.
 
     :param hook: the hook that registers components of this kind.
-    :param spec: what the hook returns.
-    :param interface: what the target is a subclass of; None for commands, whose target is an object.
-    :param chosen_by: the field of a configuration that names the component; "" for ``NAME.name``.
+    :param spec: the type of the specs that the hook returns.
+    :param interface: the base class of targets; None for commands, whose target is an object.
+    :param chosen_by: the configuration field that names the component; "" for ``NAME.name``.
     :param set_by: the field with its settings; "" for ``NAME.settings``.
     """
 
@@ -93,9 +93,9 @@ BY_NAME: dict[KindName, Kind] = {kind.name: kind for kind in KINDS}
 
 
 def kind_of(spec: ComponentSpec) -> Kind:
-    """The kind a spec belongs to.
+    """Return the kind of a spec.
 
-    :raises TypeError: it is a bare `ComponentSpec`, which belongs to none.
+    :raises TypeError: it is a plain `ComponentSpec`, which has no kind.
     """
     for kind in KINDS:
         if isinstance(spec, kind.spec):

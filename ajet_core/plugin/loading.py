@@ -1,7 +1,7 @@
-"""Imports one plugin and asks it for its components, so that its faults stay its own.
+"""Import of one plugin and collection of its components, isolated from other plugins.
 
-Each plugin has a `pluggy.PluginManager` to itself: a plugin that fails validation leaves nothing behind
-in a manager that others share, and every error is known to be its own.
+Each plugin has its own `pluggy.PluginManager`: a plugin that fails validation leaves nothing in a
+shared manager, and every error can be attributed to its plugin.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OBSERVERS: tuple[str, ...] = tuple(
 class LoadedPlugin:
     """A plugin that was imported and validated.
 
-    :param components: what it registers, by kind.
+    :param components: the registered components, by kind.
     """
 
     info: PluginInfo
@@ -45,13 +45,14 @@ class LoadedPlugin:
 def load_plugin(found: FoundPlugin) -> LoadedPlugin:
     """Import a plugin, validate its hooks and collect its components.
 
-    :raises PluginLoadError: anything went wrong; the message names plugin, distribution, version, the
-        hook where one is to blame, and the way out.
+    :raises PluginLoadError: something went wrong; the message names the plugin, distribution,
+        version, hook (if one failed), and what to do.
     """
     info = found.info
     try:
         module = found.entry_point.load()
-    # A plugin's module may raise anything, SystemExit too; whatever it is, it must not stop the others.
+    # A plugin's module may raise anything, including SystemExit, which must not affect other
+    # plugins.
     except (Exception, SystemExit) as error:
         raise _broken(
             info, f"its module {info.module} cannot be imported: {_shown(error)}"
@@ -108,10 +109,10 @@ def _refuse_silent_mistakes(
 def _ask(info: PluginInfo, hooks: pluggy.PluginManager, kind: Kind) -> list[ComponentSpec]:
     try:
         results = _hook(hooks, kind.hook)()
-    # As above: a hook may raise anything, and only what needs this plugin may suffer.
+    # A hook may raise anything; only users of this plugin may be affected.
     except (Exception, SystemExit) as error:
         raise _broken(info, f"hook {kind.hook} raised {_shown(error)}") from error
-    # pluggy leaves out the answer None.
+    # pluggy drops results that are None.
     if not results:
         raise _wrong(info, kind, "None")
     specs: list[ComponentSpec] = []

@@ -1,4 +1,4 @@
-"""The plugin manager: finds components by name and keeps broken plugins apart from the rest."""
+"""The plugin manager: looks up components by name and isolates broken plugins."""
 
 from __future__ import annotations
 
@@ -61,14 +61,15 @@ _BUILT_IN = PluginInfo(
 
 
 class PluginManager:
-    """Gives components by kind and name.
+    """Registry of components by kind and name.
 
-    Making one reads metadata only. The first question about components imports the light hooks module
-    of every plugin that fits, each on its own: all of them, because two plugins that claim one name
-    are in conflict whichever is asked first.
+    Creating a manager only reads metadata. The first query about components imports the light hook
+    modules of all compatible plugins, each in isolation. All are needed because plugins that
+    register the same name conflict, whichever is queried first.
 
-    :param blocked: names of plugins that are never imported; ``name@distribution`` picks one of several.
-    :param entry_points: what to look at instead of the installed distributions.
+    :param blocked: names of plugins that are never imported; ``name@distribution`` selects one of
+        several.
+    :param entry_points: entry points to use instead of those of the installed distributions.
     """
 
     def __init__(
@@ -85,9 +86,10 @@ class PluginManager:
         ] = defaultdict(list)
 
     def plugins(self, *, load: bool = False) -> list[PluginInfo]:
-        """Every installed plugin, sorted by name, with what keeps it from being used.
+        """Return every installed plugin, sorted by name, with problems that prevent its use.
 
-        :param load: import them, to know their hooks and components and whether they work at all.
+        :param load: import the plugins, to find their hooks and components and to check that they
+            work.
         """
         if load:
             self._load()
@@ -104,53 +106,53 @@ class PluginManager:
         return infos
 
     def engine(self, name: str) -> EngineSpec:
-        """The engine registered as `name`; errors as in `component`."""
+        """Return the engine registered as `name`; errors as in `component`."""
         return self._component("engine", name, EngineSpec)
 
     def trainer(self, name: str) -> TrainerSpec:
-        """The trainer registered as `name`; errors as in `component`."""
+        """Return the trainer registered as `name`; errors as in `component`."""
         return self._component("trainer", name, TrainerSpec)
 
     def store(self, name: str) -> StoreSpec:
-        """The sample store registered as `name`; errors as in `component`."""
+        """Return the sample store registered as `name`; errors as in `component`."""
         return self._component("store", name, StoreSpec)
 
     def merger(self, name: str) -> MergerSpec:
-        """The merger registered as `name`; errors as in `component`."""
+        """Return the merger registered as `name`; errors as in `component`."""
         return self._component("merger", name, MergerSpec)
 
     def advantage(self, name: str) -> AdvantageSpec:
-        """The advantage estimator registered as `name`; errors as in `component`."""
+        """Return the advantage estimator registered as `name`; errors as in `component`."""
         return self._component("advantage", name, AdvantageSpec)
 
     def agent(self, name: str) -> AgentSpec:
-        """The agent adapter registered as `name`; errors as in `component`."""
+        """Return the agent adapter registered as `name`; errors as in `component`."""
         return self._component("agent", name, AgentSpec)
 
     def logger(self, name: str) -> LoggerSpec:
-        """The metrics logger registered as `name`; errors as in `component`."""
+        """Return the metrics logger registered as `name`; errors as in `component`."""
         return self._component("logger", name, LoggerSpec)
 
     def world(self, name: str) -> WorldSpec:
-        """The world registered as `name`; errors as in `component`."""
+        """Return the world registered as `name`; errors as in `component`."""
         return self._component("world", name, WorldSpec)
 
     def command(self, name: str) -> CommandSpec:
-        """The subcommand registered as `name`; errors as in `component`."""
+        """Return the subcommand registered as `name`; errors as in `component`."""
         return self._component("command", name, CommandSpec)
 
     def component(self, kind: KindName, name: str) -> ComponentSpec:
-        """The component of `kind` registered as `name`.
+        """Return the component of `kind` registered as `name`.
 
-        :raises UnknownComponentError: no usable plugin has it; the message lists those that exist, and
-            the plugins that could not be used.
-        :raises PluginConflictError: several plugins claim it.
-        :raises PluginError: the plugin of that very name is broken or refused.
+        :raises UnknownComponentError: no usable plugin has it; the message lists the existing ones
+            and the plugins that cannot be used.
+        :raises PluginConflictError: several plugins register it.
+        :raises PluginError: the plugin with this name is broken or refused.
         """
         return self._component(kind, name, BY_NAME[kind].spec)
 
     def names(self, kind: KindName) -> list[str]:
-        """Names of the components of `kind` that can be used, sorted."""
+        """Return the names of usable components of `kind`, sorted."""
         self._load()
         return sorted(
             name
@@ -185,7 +187,7 @@ class PluginManager:
     def load_command(self, spec: CommandSpec) -> click.Command:
         """Import a plugin's subcommand.
 
-        :raises PluginLoadError: it cannot be imported, or is no `click.Command`.
+        :raises PluginLoadError: it cannot be imported, or is not a `click.Command`.
         """
         owner, hint = self._owner_and_hint(spec)
         found = targets.import_target(spec.target, f"command {spec.name!r} of {owner}", hint)
@@ -198,14 +200,14 @@ class PluginManager:
     def validate_settings(
         self, spec: ComponentSpec, values: Mapping[str, Any]
     ) -> ComponentSettings:
-        """Check a component's settings against its settings type.
+        """Validate a component's settings with its settings class.
 
-        :raises ConfigError: as `ajet_core.plugin.targets.check_settings`.
+        :raises ConfigError: as for `ajet_core.plugin.targets.check_settings`.
         """
         return targets.check_settings(spec, values, *self._owner_and_hint(spec))
 
     def owner(self, spec: ComponentSpec) -> str | None:
-        """The distribution that registers a component; None if it is registered no more."""
+        """Return the distribution that registers a component, or None if it is not registered."""
         self._load()
         providers = self._providers.get((kind_of(spec).name, spec.name), [])
         return next((info.distribution for info, its in providers if its == spec), None)
@@ -213,7 +215,7 @@ class PluginManager:
     def notify(self, hook_name: str, **kwargs: object) -> None:
         """Call an observer hook of every plugin that implements it.
 
-        Exceptions are logged with the plugin's name and go no further.
+        Exceptions are logged with the plugin's name and not propagated.
 
         :raises ValueError: `hook_name` is not an observer hook.
         """
@@ -223,8 +225,8 @@ class PluginManager:
         for plugin in self._loaded:
             try:
                 getattr(plugin.hooks.hook, hook_name)(**kwargs)
-            # The one place where errors are swallowed on purpose: what is observed has already
-            # happened and is durable, so a faulty observer must not stop training or other observers.
+            # Errors are suppressed on purpose: the observed event has already happened and is
+            # durable, so a faulty observer must not stop training or other observers.
             except Exception:
                 logger.exception(
                     "%s: its hook %s raised; training continues",

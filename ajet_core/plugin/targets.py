@@ -1,4 +1,4 @@
-"""From a spec to the real thing: imports component classes and checks their settings."""
+"""Import of component classes and validation of their settings."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ CORE_DISTRIBUTION = "agentjet"
 
 
 def install_hint(distribution: str) -> str:
-    """The pip command that installs what the components of `distribution` need.
+    """Return the pip command that installs the dependencies of `distribution`'s components.
 
-    The extra is looked up in agentjet's own metadata, so that a new one needs no entry here.
+    The extra is looked up in agentjet's metadata, so that new extras need no entry here.
     """
     if canonicalize_name(distribution) == CORE_DISTRIBUTION:
         return "pip install 'agentjet[server]'"
@@ -46,15 +46,16 @@ def _extras_with(distribution: str) -> list[str]:
         marker = str(requirement.marker or "")
         if canonicalize_name(requirement.name) == wanted and "extra ==" in marker:
             extras.append(marker.rpartition("extra ==")[2].strip().strip("\"'"))
-    # Build tools spell out extras that include others, so a wider one may also name the distribution.
+    # Build tools expand extras that include others, so a wider extra may also list the
+    # distribution.
     return sorted(extras, key=lambda extra: (not wanted.endswith(f"-{extra}"), extra))
 
 
 def import_target(target: str, what: str, hint: str) -> Any:
-    """The object that ``"package.module:Name"`` names.
+    """Import the object with the path ``"package.module:Name"``.
 
     :param what: the component, for messages.
-    :param hint: the pip command that would help when a module is missing.
+    :param hint: the pip command to suggest if a module is missing.
     :raises PluginLoadError: it cannot be imported.
     """
     module_name, _, name = target.partition(":")
@@ -64,7 +65,7 @@ def import_target(target: str, what: str, hint: str) -> Any:
         raise PluginLoadError(
             f"{what} cannot be imported from {target}: {error}; what it needs comes with: {hint}"
         ) from error
-    # Backends raise anything while they are imported (drivers, binary mismatches).
+    # Backends may raise any error while they are imported (drivers, binary mismatches).
     except Exception as error:
         raise PluginLoadError(
             f"{what} cannot be imported from {target}: {type(error).__name__}: {error}"
@@ -78,10 +79,10 @@ def import_target(target: str, what: str, hint: str) -> Any:
 
 
 def import_component(spec: ComponentSpec, owner: str, hint: str) -> type:
-    """The component's class.
+    """Import a component's class.
 
-    :param owner: how messages name the plugin.
-    :raises PluginLoadError: it cannot be imported, or is no subclass of the kind's interface.
+    :param owner: the plugin's name in messages.
+    :raises PluginLoadError: it cannot be imported, or is not a subclass of the kind's interface.
     """
     kind = kind_of(spec)
     if kind.interface is None:
@@ -98,10 +99,11 @@ def import_component(spec: ComponentSpec, owner: str, hint: str) -> type:
 def check_settings(
     spec: ComponentSpec, values: Mapping[str, Any], owner: str, hint: str
 ) -> ComponentSettings:
-    """The component's settings, typed.
+    """Validate a component's settings.
 
-    :raises ConfigError: a value is wrong or a key unknown; its `param` is the dotted path of the first.
-    :raises PluginLoadError: the settings type cannot be imported.
+    :raises ConfigError: a value is invalid or a key unknown; `param` is the dotted path of the
+        first.
+    :raises PluginLoadError: the settings class cannot be imported.
     """
     kind = kind_of(spec)
     what = f"{kind.name} {spec.name!r} of {owner}"
@@ -118,7 +120,7 @@ def check_settings(
         known = ", ".join(settings_type.model_fields) or "none"
         problems = []
         paths = []
-        # Inputs stay out of the message: a setting may be a secret.
+        # Keep inputs out of the message: a setting may be a secret.
         for detail in error.errors(include_input=False, include_url=False):
             path = ".".join([prefix, *map(str, detail["loc"])])
             paths.append(path)

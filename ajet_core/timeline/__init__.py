@@ -1,4 +1,4 @@
-"""From recorded calls to training data. Pure: no torch, no I/O, nothing of the rest of agentjet."""
+"""Conversion of recorded calls to training data: pure, without torch or other agentjet code."""
 
 from ajet_core.timeline.batch import (
     TrainBatch,

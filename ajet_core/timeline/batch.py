@@ -1,4 +1,4 @@
-"""What a trainer is given: calls with their advantages, and the token trees to compute them on."""
+"""The input of a trainer: calls with their advantages, and token trees to compute them on."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class TrainEpisode:
     """One finished episode of a batch.
 
     :param group: episodes of one group are rollouts of the same task and share a baseline.
-    :param reward: the reward its client reported.
-    :param call_rewards: rewards of single calls, by call id, on top of `reward`.
-    :param agent_rewards: rewards of agents, by agent name; for their calls they take the place of `reward`.
+    :param reward: the reward that the client reported.
+    :param call_rewards: rewards of single calls, by call id, in addition to `reward`.
+    :param agent_rewards: rewards of agents, by agent name; they replace `reward` for their calls.
     """
 
     episode_id: str
@@ -32,9 +32,9 @@ class TrainCall:
     """One model call whose T sampled tokens are trained.
 
     :param episode: index into `TrainBatch.episodes`.
-    :param advantage: of each of its tokens, see `ajet_core.timeline.credit`.
+    :param advantage: advantage of each of its tokens, see `ajet_core.timeline.credit`.
     :param temperature: > 0; trainers divide their logits by it before they compare logprobs. 1.0 for a
-        greedy call, whose logprobs are of the undivided logits.
+        greedy call, whose logprobs are those of the undivided logits.
     :param logprobs: [T] behaviour logprobs, as `Call.logprobs`.
     :param policy_versions: [T] version of the weights that sampled each token.
     :param agent: name of the agent that made the call, "" if unknown.
@@ -50,7 +50,7 @@ class TrainCall:
 
     @classmethod
     def of(cls, call: Call, episode: int, advantage: float) -> TrainCall:
-        """What training needs of `call`."""
+        """Extract the training data of `call`."""
         return cls(
             call_id=call.call_id,
             episode=episode,
@@ -66,11 +66,11 @@ class TrainCall:
 class TrainSpan:
     """Tokens of a segment that a call sampled and that are trained for it.
 
-    Several spans may cover the same tokens: calls that sampled the same. Each adds its own loss.
+    Several spans may cover the same tokens, if several calls sampled them. Each adds its own loss.
 
-    :param offset: of the first token in `TrainSegment.token_ids`.
+    :param offset: offset of the first token in `TrainSegment.token_ids`.
     :param call: index into `TrainBatch.calls`.
-    :param start: of the first token in the call's sampled tokens.
+    :param start: offset of the first token in the call's sampled tokens.
     :param length: number of tokens, >= 1.
     """
 
@@ -84,11 +84,11 @@ class TrainSpan:
 class TrainSegment:
     """A run of N tokens that is computed once, after the tokens of its ancestors.
 
-    The logits for its first token come from the last token of its parent. The first token of a root has no
-    context; no span covers it.
+    The logits for its first token come from the last token of its parent. The first token of a root
+    has no context; no span covers it.
 
-    :param parent: index in `TrainTree.segments` of the segment it continues, -1 for a root; a parent stands
-        before its children.
+    :param parent: index in `TrainTree.segments` of the segment that it continues, -1 for a root;
+        parents precede their children.
     :param token_ids: [N], N >= 1.
     """
 
@@ -99,29 +99,29 @@ class TrainSegment:
 
 @dataclass(frozen=True, slots=True)
 class TrainTree:
-    """Segments that share context: one root, every other segment continues one before it.
+    """Segments that share context: one root, and segments that each continue an earlier one.
 
     A tree of one segment is a linear sequence.
 
-    :ivar tokens: computed tokens.
+    :ivar tokens: number of computed tokens.
     """
 
     segments: list[TrainSegment]
 
     @property
     def tokens(self) -> int:
-        """Tokens that are computed."""
+        """The number of computed tokens."""
         return sum(len(segment.token_ids) for segment in self.segments)
 
     @property
     def tokens_trained(self) -> int:
-        """Tokens with a loss; one that two calls sampled counts twice."""
+        """The number of tokens with a loss; a token sampled by two calls counts twice."""
         return sum(span.length for segment in self.segments for span in segment.spans)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSequence:
-    """A linear token sequence of T tokens with masks, for trainers that know no trees.
+    """A linear sequence of T tokens with masks, for trainers that do not support trees.
 
     :param episode: index into `TrainBatch.episodes`.
     :param token_ids: [T].
@@ -145,10 +145,11 @@ class TrainSequence:
 class TrainBatch:
     """The input of one training step.
 
-    Every sampled token of every call is trained exactly once: by one span of one tree. A trainer whose
-    `TrainerCapabilities.trees` is False is given trees of one segment whose spans do not overlap.
+    Every sampled token of every call is trained exactly once: by one span of one tree. (The very
+    first token of a path has no context and is not trained.) A trainer whose
+    `TrainerCapabilities.trees` is False receives trees of one segment whose spans do not overlap.
 
-    :param tokens_raw: tokens the calls hold when each is a sample of its own.
+    :param tokens_raw: number of tokens of all calls if each is a separate sample.
     """
 
     batch_id: str
@@ -162,7 +163,8 @@ class TrainBatch:
     def sequences(self) -> list[TrainSequence]:
         """The trees as sequences with masks.
 
-        :raises ValueError: a tree has more than one segment, or spans of one overlap or are of several episodes.
+        :raises ValueError: a tree has several segments, or its spans overlap or belong to several
+            episodes.
         """
         return [self._sequence(number, tree) for number, tree in enumerate(self.trees)]
 

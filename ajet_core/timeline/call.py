@@ -1,4 +1,4 @@
-"""What the gateway records of one model call."""
+"""The gateway's record of one model call."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from ajet_core.timeline.message import MessageText, PlacedMessage
 class Call:
     """One model call, token by token.
 
-    A prompt of P tokens is held as what is new in it: `shared` tokens that `base` has as well, and S tokens of
-    its own. So the calls of a conversation take room and time linear in its length. T tokens were sampled.
-    Calls are equal if they say the same, however they are held.
+    A prompt of P tokens is stored as the difference to `base`: the number of tokens `shared` with
+    it, and S further tokens. The calls of a conversation therefore take space and time linear in
+    its length. T tokens were sampled. Calls are equal if their content is, however it is stored.
 
     :param call_id: unique in the store.
-    :param episode_id: the episode whose key paid for the call.
+    :param episode_id: the episode whose key was used for the call.
     :param index: 0-based order of the call's completion within its episode.
-    :param suffix_ids: [S] token ids of the prompt after the shared ones; all of it without a base.
-    :param sampled_ids: [T] the token ids it sampled, the stop token included.
-    :param logprobs: [T] natural-log probability of each sampled token under the distribution that
-        was sampled from: logits divided by `temperature` (by 1 if that is 0), over the full
-        vocabulary, before top-p or top-k cut it.
+    :param suffix_ids: [S] token ids of the prompt after the shared ones; the whole prompt if there
+        is no base.
+    :param sampled_ids: [T] sampled token ids, including the stop token.
+    :param logprobs: [T] natural-log probability of each sampled token under the sampling
+        distribution: logits divided by `temperature` (by 1 if that is 0), over the full vocabulary,
+        before top-p or top-k.
     :param policy_versions: [T] version of the weights that sampled each token.
     :param temperature: 0 means greedy.
-    :param finish_reason: "stop", "length", or "abort" (the client went away).
+    :param finish_reason: "stop", "length", or "abort" (the client disconnected).
     :param base: an earlier call of the episode.
-    :param shared: tokens of `base`, prompt and sampled, that the prompt begins with.
+    :param shared: number of tokens of `base`, prompt and sampled, that the prompt begins with.
     :param agent: name of the agent that made the call, "" if it gave none.
     :param created_at: unix seconds.
-    :param messages: the messages of the prompt that do not stand in the shared tokens as a whole, in order.
-    :param answer: what the client was told, None if nobody was (an aborted call).
-    :param tools: JSON text of the tools that were offered, "" if none were.
+    :param messages: the messages of the prompt that are not completely in the shared tokens, in
+        order.
+    :param answer: the answer sent to the client; None if none was sent (an aborted call).
+    :param tools: JSON text of the offered tools, "" if there were none.
     """
 
     call_id: str
@@ -76,17 +78,17 @@ class Call:
 
     @property
     def prompt_length(self) -> int:
-        """P."""
+        """Number P of prompt tokens."""
         return self.shared + len(self.suffix_ids)
 
     @property
     def length(self) -> int:
-        """P + T."""
+        """Number P + T of prompt and sampled tokens."""
         return self.shared + len(self.suffix_ids) + len(self.sampled_ids)
 
     @property
     def prompt_ids(self) -> list[int]:
-        """[P] the exact token ids the engine was given; made anew each time."""
+        """[P] the exact token ids that the engine received; a new list each time."""
         parts = [self.suffix_ids]
         base, wanted = self.base, self.shared
         while base is not None and wanted:
@@ -105,17 +107,18 @@ class Call:
 
     @property
     def token_ids(self) -> list[int]:
-        """[P + T] prompt and sampled tokens; made anew each time."""
+        """[P + T] prompt and sampled tokens; a new list each time."""
         ids = self.prompt_ids
         ids += self.sampled_ids
         return ids
 
     @property
     def parent_call_id(self) -> str | None:
-        """The latest known call all of whose tokens the prompt begins with: the one it goes on from."""
+        """The latest call all of whose tokens the prompt begins with: the one it continues."""
         base, shared = self.base, self.shared
         while base is not None and shared < base.length:
-            # Of two answers to one prompt the second has the first as its base, and the same parent.
+            # If two calls have the same prompt, the second has the first as its base, and the same
+            # parent.
             shared = min(shared, base.shared)
             base = base.base
         return None if base is None else base.call_id
@@ -133,7 +136,7 @@ class Call:
         return hash(self.call_id)
 
     def conversation(self) -> list[PlacedMessage]:
-        """All messages of the prompt, in order: those of the base, answers included, and its own."""
+        """Return all messages of the prompt, in order, including those of the base."""
         chain: list[tuple[Call, int]] = []
         call, wanted = self.base, self.shared
         while call is not None and wanted:
@@ -145,7 +148,7 @@ class Call:
             found += link.messages
             if limit == link.length and link.answer is not None:
                 found.append(PlacedMessage(link.prompt_length, link.length, link.answer))
-            # One that reaches beyond the shared tokens is another one in the call that shares them.
+            # A message that extends beyond the shared tokens differs in the call that shares them.
             while found and found[-1].end > limit:
                 found.pop()
         return [*found, *self.messages]

@@ -1,4 +1,4 @@
-"""How long a trainer's forward and backward passes take: what the planner weighs plans with."""
+"""The duration of a trainer's forward and backward passes, by which the planner compares plans."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """One pass: R rows of up to L new tokens after up to P tokens that are computed already.
+    """One pass: R rows of up to L new tokens after up to P already computed tokens.
 
-    Sizes are as computed, padding included.
+    Sizes include padding.
     """
 
     rows: int
@@ -18,17 +18,17 @@ class PassShape:
 
     @property
     def tokens(self) -> int:
-        """New tokens, R * L."""
+        """Number of new tokens, R * L."""
         return self.rows * self.width
 
     @property
     def pairs(self) -> int:
-        """Pairs of query and key, R * L * (P + L)."""
+        """Number of pairs of query and key, R * L * (P + L)."""
         return self.tokens * (self.past + self.width)
 
     @property
     def gathered(self) -> int:
-        """Tokens whose keys and values are brought together for the rows, R * (P + L); 0 without a past."""
+        """Number of tokens whose keys and values are gathered, R * (P + L); 0 without a past."""
         return self.rows * (self.past + self.width) if self.past else 0
 
 
@@ -36,10 +36,10 @@ class PassShape:
 class CostModel:
     """Seconds of a pass, forward and backward, as a sum of non-negative terms measured by the trainer.
 
-    :param per_pass: s.
-    :param per_token: s for each new token.
-    :param per_pair: s for each pair of query and key.
-    :param per_gathered: s for each token of `PassShape.gathered`.
+    :param per_pass: seconds per pass.
+    :param per_token: seconds per new token.
+    :param per_pair: seconds per pair of query and key.
+    :param per_gathered: seconds per token of `PassShape.gathered`.
     """
 
     per_pass: float
@@ -48,7 +48,7 @@ class CostModel:
     per_gathered: float = 0.0
 
     def seconds(self, shape: PassShape) -> float:
-        """Seconds of one pass."""
+        """Return the duration of one pass in seconds."""
         return (
             self.per_pass
             + self.per_token * shape.tokens

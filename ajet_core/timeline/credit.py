@@ -1,4 +1,4 @@
-"""From rewards to advantages and weights: which tokens a reward is about, and how much each counts.
+"""Conversion of rewards to advantages of calls and weights of tokens.
 
 Every call has one advantage, shared by its sampled tokens. It is the sum of two parts:
 
@@ -8,18 +8,19 @@ Every call has one advantage, shared by its sampled tokens. It is the sum of two
 - **Process**: rewards for single calls (`TrainEpisode.call_rewards`), credited in one of two ways:
 
   - ``return_to_go``: the call's discounted return-to-go, ``G_k = sum over j >= k of
-    discount^(j-k) * r_j`` over this call and the later ones of its episode, relative to the mean of
-    G at the same call number of the same agent in the other episodes of the group. An episode that
-    ended before that call counts 0. The baseline of a call depends on other episodes alone, so it
-    adds no bias, however the agent decides how many calls to make (Williams 1992, REINFORCE with a
-    baseline; leave-one-out: Kool et al. 2019, "Buy 4 REINFORCE Samples, Get a Baseline for Free!").
+        discount^(j-k) * r_j`` over this call and the later ones of its episode, relative to the
+        mean of G at the same call number of the same agent in the other episodes of the group. An
+        episode that ended before that call counts as 0. The baseline of a call depends only on
+        other episodes, so it adds no bias, however the agent chooses its number of calls (Williams
+        1992, REINFORCE with a baseline; leave-one-out: Kool et al. 2019, "Buy 4 REINFORCE Samples,
+        Get a Baseline for Free!").
   - ``process_supervision``: each reward relative to all call rewards of the group, summed over this
     call and the later ones with the discount. With ``group_std`` and no discount this is GRPO with
     process supervision (Shao et al. 2024, arXiv:2402.03300, section 4.1.3). It assumes that all
     episodes make the same number of calls. Where the agent chooses the number, the sum of baselines
     depends on that choice: the estimate is biased and can have the wrong sign.
 
-Without a division by the standard deviation, the expected policy gradient with ``return_to_go`` is
+Without division by the standard deviation, the expected policy gradient with ``return_to_go`` is
 exactly that of the expected return (``leave_one_out``), or (n-1)/n of it in groups of n episodes
 (``group_mean``).
 """
@@ -49,16 +50,18 @@ def call_advantages(
     discount: float = 1.0,
     credit: CallCredit = "return_to_go",
 ) -> list[list[float]]:
-    """One advantage per call, as this module's description says.
+    """Compute one advantage per call, as described in the module's docstring.
 
-    With ``group_std`` and ``return_to_go`` both parts are divided by one scale, so that rewards of
-    episodes and of calls keep their proportion: ``sqrt(V_o + V_p) + 1e-4`` with the unbiased
-    variances of the outcomes and of the centred returns-to-go of all calls of the group. A reward
-    for the only call of each episode trains the same as a reward for the episodes.
+    With ``group_std`` and ``return_to_go`` both parts are divided by the same scale, so that
+    rewards of episodes and of calls keep their proportion: ``sqrt(V_o + V_p) + 1e-4`` with the
+    unbiased variances of the outcomes and of the centred returns-to-go of all calls of the group.
+    If each episode has only one call, a reward for that call has the same effect as a reward for
+    the episode.
 
-    :param calls: of each episode, in the order they were made.
-    :param discount: of a call's reward, per call between it and the call it is credited to.
-    :return: in the shape of `calls`.
+    :param calls: calls of each episode, in the order in which they were made.
+    :param discount: discount of a call's reward, per call between it and the call it is credited
+        to.
+    :return: advantages in the shape of `calls`.
     """
     if credit == "process_supervision":
         outcomes = _outcomes(episodes, method)
@@ -84,18 +87,18 @@ def call_advantages(
 def group_advantages(
     values: Sequence[float], groups: Sequence[Hashable], method: AdvantageMethod
 ) -> list[float]:
-    """Each value relative to the values of the same group.
+    """Compute each value relative to the values of its group.
 
-    With the n values r of a group:
+    For the n values r of a group:
 
     - ``group_std``: ``(r - mean(r)) / (std(r) + 1e-4)``, with the unbiased std (n - 1) and the epsilon
       that TRL's GRPOTrainer uses (GRPO, Shao et al. 2024, arXiv:2402.03300, eq. in section 4.1.2).
     - ``group_mean``: ``r - mean(r)`` (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
     - ``leave_one_out``: ``r_i - mean of the others`` (RLOO, Ahmadian et al. 2024, arXiv:2402.14740).
 
-    A group of one, and a group whose values are all equal, has advantages of exactly 0.0.
+    In a group of one, and in a group whose values are all equal, all advantages are exactly 0.0.
 
-    :return: [len(values)], in their order.
+    :return: [len(values)], in the order of `values`.
     """
     members: dict[Hashable, list[int]] = {}
     for i, group in enumerate(groups):
@@ -111,12 +114,12 @@ def group_advantages(
 def rewards_differ(
     outcomes: Iterable[tuple[float, Mapping[str, float], Mapping[str, float]]],
 ) -> bool:
-    """Whether the rewards say that one episode of a group was better than another.
+    """Return whether rewards distinguish the episodes of a group.
 
-    The rewards of single calls differ if the sorted lists of those other than 0 do: an episode of
-    three calls that cost 0.1 each is better than one of five.
+    Rewards of single calls differ if their sorted lists without zeros do: an episode of three calls
+    that cost 0.1 each is better than one of five.
 
-    :param outcomes: of each episode its reward, call rewards and agent rewards.
+    :param outcomes: reward, call rewards and agent rewards of each episode.
     """
     first: dict[str, float] = {}
     firsts: tuple[float, list[float]] | None = None
@@ -129,13 +132,13 @@ def rewards_differ(
 
 
 def token_weights(calls: Sequence[TrainCall], aggregation: Aggregation) -> list[float]:
-    """The weight of each token of each call, so that the weighted sum of all token losses is the aggregate.
+    """Return the weight of each call's tokens; the loss is the weighted sum of token losses.
 
     With N tokens in C calls of E episodes: ``token_mean`` 1 / N, ``call_mean`` 1 / (C * tokens of the
     call), ``episode_mean`` 1 / (E * tokens of the episode's calls), ``episode_sum`` 1 / E. Calls without
     tokens do not count.
 
-    :param calls: those of one minibatch, zero advantages included.
+    :param calls: calls of one minibatch, including those with zero advantage.
     :return: [len(calls)].
     """
     sizes = [len(call.logprobs) for call in calls]
@@ -161,16 +164,18 @@ def token_weights(calls: Sequence[TrainCall], aggregation: Aggregation) -> list[
 def balanced(
     calls: Sequence[TrainCall], episodes: Sequence[TrainEpisode], aggregation: Aggregation
 ) -> list[TrainCall]:
-    """`calls` with the advantages of each group shifted so that their token losses sum to 0 where the policy is unchanged.
+    """Return `calls` with advantages shifted so that each group's token losses sum to 0.
 
-    Episodes that fail are often longer than those that succeed, so that relative to the mean over episodes the trained tokens of a
-    group have a negative advantage on average. On-policy that adds noise but no bias: the expected gradient of the
-    logprob of what is sampled is 0. Of tokens that earlier weights sampled it is not, and the policy unlearns whatever
-    these tokens have in common, such as the form of a tool call. Relative to the mean over token losses nothing is left of this.
-    With ``token_mean`` that is the mean of rewards weighed by length, the baseline of least variance
-    for gradients of like norm per token (OPO, Hao et al. 2025, arXiv:2505.23585).
+    The sum is 0 where the policy is unchanged. Episodes that fail are often longer than those that
+    succeed, so that relative to the mean over episodes the trained tokens of a group have a
+    negative advantage on average. On-policy this adds noise but no bias, because the expected
+    gradient of the logprobs of sampled tokens is 0. For tokens sampled by earlier weights it is not
+    0, and the policy unlearns whatever these tokens have in common, such as the form of a tool
+    call. Relative to the mean over token losses this effect vanishes. With ``token_mean`` the
+    baseline is the mean of rewards weighted by length, which has the least variance for gradients
+    of similar norm per token (OPO, Hao et al. 2025, arXiv:2505.23585).
 
-    An agent with rewards of its own is balanced by itself.
+    Agents with separate rewards are balanced separately.
     """
     own = {(episode.group, agent) for episode in episodes for agent in episode.agent_rewards}
     keys: list[tuple[str, str | None]] = []
@@ -194,7 +199,7 @@ def balanced(
 def _outcomes(
     episodes: Sequence[TrainEpisode], method: AdvantageMethod
 ) -> dict[tuple[int, str | None], float]:
-    """Outcome advantage by episode and agent; the agent None is every agent without a reward of its own."""
+    """Return outcome advantages by episode and agent; None means agents without own rewards."""
     plain = group_advantages([e.reward for e in episodes], [e.group for e in episodes], method)
     found: dict[tuple[int, str | None], float] = {
         (i, None): advantage for i, advantage in enumerate(plain)
@@ -217,7 +222,7 @@ def _outcomes(
 def _rewards(
     episodes: Sequence[TrainEpisode], calls: Sequence[Sequence[Call]]
 ) -> list[list[float]]:
-    """The reward of each call, 0.0 where it has none."""
+    """Return the reward of each call, 0.0 if it has none."""
     return [
         [episode.call_rewards.get(call.call_id, 0.0) for call in made]
         for episode, made in zip(episodes, calls, strict=True)
@@ -227,7 +232,7 @@ def _rewards(
 def _normalised_rewards(
     episodes: Sequence[TrainEpisode], calls: Sequence[Sequence[Call]], method: AdvantageMethod
 ) -> list[list[float]]:
-    """The reward of each call relative to all call rewards of its group, 0.0 where it has none."""
+    """Return each call's reward relative to all call rewards of its group, 0.0 if it has none."""
     found = [[0.0] * len(made) for made in calls]
     places = [
         (i, number)
@@ -246,7 +251,7 @@ def _normalised_rewards(
 
 
 def _summed(rewards: Sequence[Sequence[float]], discount: float) -> list[list[float]]:
-    """The discounted sum of each value and those after it in its episode."""
+    """Return the discounted sum of each value and the later ones in its episode."""
     sums = []
     for made in rewards:
         following = 0.0
@@ -264,13 +269,13 @@ def _relative_returns(
     returns: Sequence[Sequence[float]],
     method: AdvantageMethod,
 ) -> list[list[float]]:
-    """Each return-to-go relative to those of the same agent at the same number of its calls in the group."""
+    """Return returns-to-go relative to the group's at the same call number of an agent."""
     groups: dict[str, list[int]] = {}
     for i, episode in enumerate(episodes):
         groups.setdefault(episode.group, []).append(i)
     relative = [[0.0] * len(made) for made in calls]
     for members in groups.values():
-        # By agent and number of its call: which call that is of each episode that made it.
+        # By agent and call number: the index of that call in each episode that has it.
         slots: dict[tuple[str, int], dict[int, int]] = {}
         for i in members:
             made_by: Counter[str] = Counter()
@@ -290,10 +295,10 @@ def _scales(
     outcomes: Mapping[tuple[int, str | None], float],
     process: Sequence[Sequence[float]],
 ) -> dict[tuple[int, str | None], float]:
-    """What advantages are divided by, in the keys of `outcomes`.
+    """Return the divisors of advantages, by the keys of `outcomes`.
 
-    :param outcomes: relative to the mean of their population.
-    :param process: likewise.
+    :param outcomes: outcomes relative to the mean of their population.
+    :param process: returns relative to their mean.
     """
     populations: dict[tuple[str, str | None], list[float]] = {}
     for (i, agent), value in outcomes.items():
@@ -311,13 +316,13 @@ def _scales(
 
 
 def _std(centred: Sequence[float]) -> float:
-    """The unbiased standard deviation of values given relative to their mean."""
+    """Return the unbiased standard deviation of centred values."""
     return math.sqrt(math.fsum(c * c for c in centred) / max(1, len(centred) - 1))
 
 
 def _relative(values: list[float], method: AdvantageMethod) -> list[float]:
     n = len(values)
-    # Tested on the values: rounding in the mean could leave a tiny difference that std would blow up.
+    # Compare the values: rounding in the mean could leave a tiny difference that std would amplify.
     if all(value == values[0] for value in values):
         return [0.0] * n
     mean = math.fsum(values) / n
@@ -325,7 +330,7 @@ def _relative(values: list[float], method: AdvantageMethod) -> list[float]:
     if method == "group_mean":
         return centred
     if method == "leave_one_out":
-        # r_i - (sum - r_i) / (n - 1), written with the centred values.
+        # Equal to r_i - (sum - r_i) / (n - 1).
         return [c * n / (n - 1) for c in centred]
     scale = _std(centred) + STD_EPSILON
     return [c / scale for c in centred]

@@ -1,16 +1,16 @@
-"""The ways to lay out token trees for a trainer: pure functions from trees to `TrainTree`s.
+"""Layouts of token trees for a trainer: pure functions from trees to `TrainTree`s.
 
-All are exact: each sampled token of each call is trained once, after the context it was sampled in. They differ
-in how often context is computed.
+All are exact: each sampled token of each call is trained once, after the context it was sampled in.
+They differ in how often context is computed.
 
 | layout | a trained unit | context |
 |---|---|---|
-| ``separate`` | one call | as often as there are calls |
-| ``linear`` | a path from root to leaf, with the calls that end on it | once for each path |
+| ``separate`` | one call | once per call |
+| ``linear`` | a path from root to leaf, with the calls that end on it | once per path |
 | ``tree`` | the tree of an episode | once |
-| ``group_tree`` | the trees of a group, put into one | once for all rollouts of a task |
+| ``group_tree`` | the trees of a group, merged into one | once for all rollouts of a task |
 
-The very first token of a path has no context, so nothing can be trained there.
+The very first token of a path has no context and cannot be trained.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ajet_core.timeline.tree import TokenNode, TokenTree
 Layout = Literal["separate", "linear", "tree", "group_tree"]
 LAYOUTS: tuple[Layout, ...] = ("separate", "linear", "tree", "group_tree")
 LINEAR_LAYOUTS: tuple[Layout, ...] = ("separate", "linear")
-"""Those whose trees have one segment, for trainers that know no others."""
+"""Layouts whose trees have one segment, for trainers that do not support others."""
 
 
 def lay_out(
     layout: Layout, trees: Sequence[TokenTree], first_calls: Sequence[int]
 ) -> list[TrainTree]:
-    """The trained units of the trees of one group.
+    """Lay out the trees of one group as units for training.
 
-    :param first_calls: of each tree, the index in `TrainBatch.calls` of its first call; the others follow in
-        the order of `TokenTree.calls`.
+    :param first_calls: for each tree, the index in `TrainBatch.calls` of its first call; the others
+        follow in the order of `TokenTree.calls`.
     """
     if layout == "group_tree":
         return list(_group_trees(trees, first_calls))
@@ -56,9 +56,9 @@ def _separate(tree: TokenTree, first_call: int) -> Iterator[TrainTree]:
 
 
 def _linear(tree: TokenTree, first_call: int) -> Iterator[TrainTree]:
-    """Path after path, each with the calls that end on it and on none before.
+    """Yield the paths, each with the calls that end on it and on no earlier path.
 
-    So no path is longer than the calls trained on it. Calls that sampled the same tokens have a path each.
+    No path is longer than its trained calls. Calls that sampled the same tokens have a path each.
     """
     pieces: list[list[tuple[int, int]]] = [[] for _ in tree.calls]
     for index, node in enumerate(tree.nodes):
@@ -88,9 +88,9 @@ def _linear(tree: TokenTree, first_call: int) -> Iterator[TrainTree]:
 def _sequence(
     tree: TokenTree, path: Sequence[int], trained: Mapping[int, tuple[int, int]], first_call: int
 ) -> TrainTree | None:
-    """The path up to its last trained node; None if nothing of it can be trained.
+    """Return the path up to its last trained node; None if nothing on it can be trained.
 
-    :param trained: call and start of the sampling that is trained, by node.
+    :param trained: call and start of the trained sampling, by node.
     """
     ids: list[int] = []
     spans: list[TrainSpan] = []
@@ -138,7 +138,7 @@ def _insert(radix: RadixTree, after: Run, node: TokenNode, first_call: int) -> R
 
 
 def _ranks(radix: RadixTree) -> dict[int, int]:
-    """An order of siblings: as their first tokens were inserted."""
+    """Rank runs in depth-first order, with siblings in the order of insertion."""
     ranks: dict[int, int] = {}
     stack = [radix.root]
     while stack:
@@ -149,9 +149,9 @@ def _ranks(radix: RadixTree) -> dict[int, int]:
 
 
 def _segmented(flat: Sequence[FlatRun]) -> Iterator[TrainTree]:
-    """One tree for each root.
+    """Yield one tree for each root.
 
-    Runs between which nothing branches off become one segment. What trains nothing is left out at the ends.
+    Runs without branches between them become one segment. Ends without trained tokens are omitted.
     """
     needed = [bool(run.sampled) for run in flat]
     children = [0] * len(flat)
@@ -187,22 +187,22 @@ def _segmented(flat: Sequence[FlatRun]) -> Iterator[TrainTree]:
 
 
 def _trainable(span: TrainSpan) -> TrainSpan | None:
-    """A span at a root without the token that nothing comes before; None if nothing is left."""
+    """Return a root's span without the first token, which has no context; None if it is empty."""
     if span.offset == 0 and span.length:
         span = TrainSpan(1, span.call, span.start + 1, span.length - 1)
     return span if span.length else None
 
 
 class _Spans:
-    """The spans of a segment; one that just goes on where another ended becomes one with it."""
+    """The spans of a segment; adjacent spans of a call are merged."""
 
     def __init__(self, spans: list[TrainSpan]) -> None:
         self._spans = spans
-        # By call, and where in segment and call the span ends.
+        # Index of a span by its call and its ends in the segment and the call.
         self._at: dict[tuple[int, int, int], int] = {}
 
     def add(self, span: TrainSpan | None) -> None:
-        """Add a span; those of a call come in their order."""
+        """Add a span; the spans of a call must be added in order."""
         if span is None:
             return
         number = self._at.pop((span.call, span.offset, span.start), None)

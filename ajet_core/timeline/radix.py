@@ -1,4 +1,4 @@
-"""A radix tree of token ids that remembers who sampled which of them."""
+"""A radix tree of token ids that records which calls sampled them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 Sampled = tuple[int, int]
-"""(call, start): the run's first token is token `start` of what the call sampled."""
+"""(call, start): the run's first token is token `start` of the call's sampled tokens."""
 
 _CHUNK = 64
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Tokens without a branch in between; `start` is the depth of the first one in the tree.
+    """Tokens without a branch between them; `start` is the depth of the first one in the tree.
 
-    :param children: by their first token.
-    :param sampled: who sampled these very tokens, none for context.
+    :param children: child runs by their first token.
+    :param sampled: the calls that sampled exactly these tokens, none for context.
     """
 
     parent: Run | None
@@ -31,7 +31,7 @@ class Run:
         return self.start + len(self.ids)
 
     def path_ids(self) -> list[int]:
-        """[end] all tokens from the root on."""
+        """Return [end] all tokens from the root on."""
         parts = []
         run: Run | None = self
         while run is not None:
@@ -56,18 +56,19 @@ class FlatRun:
 
 
 class RadixTree:
-    """Grows by sequences of tokens. A place in it is the end of a run; the root is an empty run.
+    """A tree that grows by sequences of tokens. A place in it is the end of a run.
 
-    Inserting takes time linear in the inserted tokens, which are compared with what is there, and in the tokens
-    of the run that it ends in: at most one is divided, and then copied.
+    The root is an empty run. Insertion takes time linear in the inserted tokens, which are compared
+    with those in the tree, and in the tokens of the run in which it ends: at most one run is
+    divided and copied.
     """
 
     def __init__(self) -> None:
         self.root = Run(None, 0, [])
 
     def __del__(self) -> None:
-        # Runs point at each other. The collector of cycles counts them, not the thousands of tokens that each may
-        # hold, and would leave many batches of them lying about.
+        # Runs refer to each other. The garbage collector counts objects, not the thousands of
+        # tokens that each may hold, and would keep the runs of many batches.
         left = [self.root]
         while left:
             run = left.pop()
@@ -77,10 +78,10 @@ class RadixTree:
     def insert(
         self, after: Run, ids: Sequence[int], call: int | None = None, start: int = 0
     ) -> Run:
-        """Add `ids` after a place and return the place behind them.
+        """Add `ids` after a place and return the place at their end.
 
-        :param call: who sampled them, None for context.
-        :param start: of the first token in what `call` sampled.
+        :param call: the call that sampled them, None for context.
+        :param start: offset of the first token in the call's sampled tokens.
         """
         run, at, total = after, 0, len(ids)
         while at < total:
@@ -100,14 +101,14 @@ class RadixTree:
         return run
 
     def place(self, below: Run, depth: int) -> Run:
-        """The place at `depth` on the way from the root to `below`."""
+        """Return the place at `depth` on the path from the root to `below`."""
         run = below
         while run.parent is not None and run.start >= depth:
             run = run.parent
         return self._divide(run, depth - run.start) if depth < run.end else run
 
     def match(self, ids: Sequence[int]) -> tuple[Run, int]:
-        """The run in which the longest prefix of `ids` that is in the tree ends, and its length."""
+        """Return the run in which the longest prefix of `ids` in the tree ends, and its length."""
         run, at, total = self.root, 0, len(ids)
         while at < total and (child := run.children.get(ids[at])) is not None:
             same = common_prefix(child.ids, ids, at)
@@ -118,12 +119,13 @@ class RadixTree:
         return run, at
 
     def flat(self, order: Callable[[Run], int]) -> tuple[list[FlatRun], dict[int, int]]:
-        """The runs as a list, parents first, joined where nothing sets them apart.
+        """Return the runs as a list, parents first, with runs joined where nothing separates them.
 
-        The same sequences, inserted in any order, give the same list if `order` gives each run the same.
+        The same sequences give the same list in any order of insertion, if `order` ranks each run
+        the same.
 
         :param order: ranks siblings; unique among them.
-        :return: the list, and the index in it by ``id(run)`` of each run.
+        :return: the list, and by ``id(run)`` the index of each run in it.
         """
         flat: list[FlatRun] = []
         index: dict[int, int] = {id(self.root): -1}
@@ -146,7 +148,7 @@ class RadixTree:
         return flat, index
 
     def _divide(self, run: Run, count: int) -> Run:
-        """Divide a run after `count` tokens; `run` becomes the lower part, the upper one is returned."""
+        """Divide a run after `count` tokens; `run` becomes the lower part, return the upper."""
         upper = Run(run.parent, run.start, run.ids[:count], {run.ids[count]: run}, run.sampled)
         if run.parent is not None:
             run.parent.children[run.ids[0]] = upper
@@ -158,7 +160,7 @@ class RadixTree:
 
 
 def _continues(run: Run, child: Run) -> bool:
-    """Whether the same calls sampled the child right after the run, or nobody sampled either."""
+    """Return whether the same calls sampled the child right after the run, or none did."""
     size = len(run.ids)
     if len(run.sampled) != len(child.sampled):
         return False
@@ -171,7 +173,7 @@ def _extended(ids: list[int], more: list[int]) -> list[int]:
 
 
 def common_prefix(ids: Sequence[int], other: Sequence[int], at: int) -> int:
-    """How many of `ids` are the tokens of `other` from `at` on."""
+    """Return how many of `ids` equal the tokens of `other` from `at` on."""
     limit = min(len(ids), len(other) - at)
     if ids[:limit] == other[at : at + limit]:
         return limit

@@ -1,15 +1,15 @@
-r"""What was said in an episode, and where it stands in the tree: for merging by text instead of by tokens.
+r"""The messages of an episode and their places in the tree, for merging by text instead of tokens.
 
-A call goes on behind what says the same as its own first messages. Tokens that differ do not tell where a text
-is whole, so that each place must be proven:
+A call continues after messages with the same text as its own first messages. Where tokens differ,
+they do not show where a text is complete, so each place must be proven:
 
-- A message that the template wrote ends alike in both: its last two tokens are the same.
-- An answer that was sampled ends with its stop token, and the call's own prompt writes the same two last tokens
-  at the end of that message. The call goes on right behind them: what a template writes behind a stop token
-  ("\n", say) was not sampled. This fails for answers that were ended by their length or by a stop string, and
-  where a template ends history with another token.
-- So do all sampled answers before the place. Then nothing comes into a call's context that its own prompt does
-  not say but reasoning, which templates leave out of history.
+- A message written by the template ends with the same last two tokens in both.
+- A sampled answer ends with its stop token, and the call's prompt has the same last two tokens at the
+  end of that message. The call continues right after them: what a template adds after a stop token
+  ("\n", say) was not sampled. This fails for answers that ended by length or by a stop string, and
+  where a template ends messages of the history with another token.
+- The same holds for all sampled answers before the place. A call's context then contains nothing that
+  its prompt does not, except reasoning, which templates drop from the history.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ajet_core.timeline.call import Call
 from ajet_core.timeline.message import MessageText, PlacedMessage
 from ajet_core.timeline.radix import common_prefix
 
-# The token that closes a message, and one that it closes.
+# The token that closes a message, and the one before it.
 _ENDING = 2
-# How many tokens of a message a template may write behind the stop token.
+# How many tokens of a message a template may add after the stop token.
 _BEHIND_STOP = 2
 
 
@@ -32,11 +32,11 @@ _BEHIND_STOP = 2
 class Place:
     """The end of a message in the tree.
 
-    :param before: the end of the message before it, on the same way from the root.
-    :param call_id: a call whose way from the root passes it.
+    :param before: the end of the previous message on the same path from the root.
+    :param call_id: a call whose path from the root includes it.
     :param end: its depth in the tree.
-    :param ending: the last two tokens; none of an answer that has no proper end.
-    :param sampled: the message is an answer where it was sampled.
+    :param ending: the last two tokens; empty for an answer without a proper end.
+    :param sampled: whether the message is an answer at the place where it was sampled.
     """
 
     before: Place | None
@@ -46,7 +46,7 @@ class Place:
     sampled: bool = False
 
     def way(self) -> list[Place]:
-        """The ends of all messages from the root to this one."""
+        """Return the ends of all messages from the root to this one."""
         found = [self]
         while (before := found[-1].before) is not None:
             found.append(before)
@@ -56,14 +56,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What a call says, or what it says behind the call that it goes on from.
+    """The messages of a call, or those after the call that it continues.
 
-    :param before: where that call's last message ends.
-    :param start: digest of what was said before `messages`, tools included; None if that is not known.
-    :param messages: with their places in the call's prompt.
-    :param keys: [messages] digests of all that was said up to and including each message.
+    :param before: the end of that call's last message.
+    :param start: digest of everything before `messages`, including tools; None if unknown.
+    :param messages: messages with their positions in the call's prompt.
+    :param keys: [messages] digests of everything up to and including each message.
     :param ids: tokens of the prompt from `offset` on.
-    :param answers: by their end in the prompt, the calls that sampled messages of it.
+    :param answers: the calls that sampled messages of the prompt, by their end in it.
     """
 
     before: Place | None
@@ -76,25 +76,29 @@ class Words:
 
     @property
     def key(self) -> bytes | None:
-        """Digest of all that the prompt says."""
+        """Digest of the whole prompt."""
         return self.keys[-1] if self.keys else self.start
 
     def ends(self, index: int) -> bool:
-        """Whether message `index` ends where its span does.
+        """Return whether message `index` ends where its span does.
 
-        Where a template does not tell, a span reaches to the end of the next one or of the prompt.
+        If the template does not show the end, a span reaches to the end of the next one or of the
+        prompt.
         """
         following = self.messages[index + 1 : index + 2]
         limit = following[0].end if following else self.offset + len(self.ids)
         return self.messages[index].end < limit
 
     def ending(self, end: int) -> tuple[int, ...]:
-        """The last tokens before `end`."""
+        """Return the last tokens before `end`."""
         at = end - self.offset
         return tuple(self.ids[max(0, at - _ENDING) : at])
 
     def proven(self, index: int, place: Place) -> int | None:
-        """Where in the prompt ends what message `index` has in common with the one that ends at `place`."""
+        """Return where message `index` matches the one that ends at `place`, or None if unproven.
+
+        The position is the end of the common part in the prompt.
+        """
         end = self.messages[index].end
         if not place.sampled:
             return end if self.ending(end) == place.ending else None
@@ -106,10 +110,10 @@ class Words:
     def placed(
         self, call_id: str, first: int, before: Place | None, shift: int
     ) -> list[tuple[bytes, Place, bool]]:
-        """The ends of the messages from `first` on: key, place, and whether a call may go on there.
+        """Return ends of messages from `first` on: key, place, and whether a call may continue.
 
-        :param before: the place of the message before.
-        :param shift: by how much the call's tokens stand deeper in the tree than in its prompt.
+        :param before: the place of the previous message.
+        :param shift: how much deeper the call's tokens are in the tree than in its prompt.
         """
         found: list[tuple[bytes, Place, bool]] = []
         for index in range(first, len(self.keys)):
@@ -126,10 +130,11 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class SameText:
-    """A place where the same is said as in the first messages of a call.
+    """A place after messages with the same text as the first messages of a call.
 
-    :param count: how many messages.
-    :param lengths: [count] where in the call's prompt ends what each of them has in common with the tree.
+    :param count: number of messages.
+    :param lengths: [count] for each message, the end of its common part with the tree in the call's
+        prompt.
     """
 
     place: Place
@@ -138,13 +143,13 @@ class SameText:
 
     @property
     def length(self) -> int:
-        """How many tokens of the prompt are replaced."""
+        """Number of replaced tokens of the prompt."""
         return self.lengths[-1]
 
     def altered(self, known: list[int], own: list[int]) -> int:
-        """How many tokens differ, see `TokenTree.tokens_altered`.
+        """Return how many tokens differ, see `TokenTree.tokens_altered`.
 
-        :param known: [place.end] the tokens of the tree.
+        :param known: [place.end] tokens of the tree.
         :param own: the prompt.
         """
         altered = at = own_at = 0
@@ -156,9 +161,9 @@ class SameText:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Where a call ends.
+    """The end of a call.
 
-    :param key: digest of all that was said, its answer included; None if that is not known.
+    :param key: digest of the conversation including the answer; None if unknown.
     :param ending: its last tokens.
     """
 
@@ -169,11 +174,11 @@ class _End:
 
 
 class Spoken:
-    """All that was said in an episode so far.
+    """The conversations of an episode so far.
 
-    Of a call that goes on from another one only what is new is looked at and kept.
+    For a call that continues another, only the new part is processed and kept.
 
-    :param ignore_tools: whether conversations with other tools are the same.
+    :param ignore_tools: whether conversations with different tools can be the same.
     """
 
     def __init__(self, *, ignore_tools: bool) -> None:
@@ -182,11 +187,11 @@ class Spoken:
         self._ends: dict[str, _End] = {}
 
     def goes_on(self, call: Call) -> bool:
-        """Whether a call goes on from the end of one that is known."""
+        """Return whether a call continues from the end of a known call."""
         return self._base_end(call) is not None
 
     def words(self, call: Call) -> Words:
-        """What a call says; all of it if it does not go on from a known one."""
+        """Return the messages of a call: the new ones if it continues a known call, else all."""
         end = self._base_end(call)
         if end is not None:
             messages = call.messages if end.key is not None else ()
@@ -198,7 +203,8 @@ class Spoken:
         while root.base is not None and root.shared:
             root = root.base
             answers[root.length] = root
-        # What a call without a message was asked is not known, nor what calls on top of it were.
+        # The prompt of a call without messages is unknown, and so are those of calls that continue
+        # it.
         told = bool(root.messages) or not root.prompt_length
         conversation = call.conversation() if told else []
         tools = "" if self._ignore_tools else call.tools
@@ -207,7 +213,7 @@ class Spoken:
         return Words(None, start, conversation, keys, call.prompt_ids, 0, answers)
 
     def find(self, words: Words) -> SameText | None:
-        """The place that has the most messages in common with a whole prompt."""
+        """Return the place that has the most messages in common with a whole prompt, or None."""
         count = len(words.keys)
         while count:
             place = self._places.get(words.keys[count - 1])
@@ -218,15 +224,15 @@ class Spoken:
             lengths, proven = _common_ends(words, place)
             if proven == count:
                 return SameText(place, count, lengths)
-            # Other places behind this answer are hardly any better.
+            # Other places after this answer are unlikely to be better.
             count = proven
         return None
 
     def add(self, call: Call, words: Words, same: SameText | None, prompt_depth: int) -> None:
-        """Note where a call says what.
+        """Record the places of a call's messages.
 
-        :param same: where it goes on in the tree, None if it has its own tokens.
-        :param prompt_depth: where its prompt ends in the tree.
+        :param same: the place where the call continues in the tree, None if it has its own tokens.
+        :param prompt_depth: depth of the end of its prompt in the tree.
         """
         first, before = (same.count, same.place) if same is not None else (0, words.before)
         shift = prompt_depth - call.prompt_length
@@ -269,7 +275,7 @@ def _chained(key: bytes, text: MessageText) -> bytes:
 
 
 def _common_ends(words: Words, place: Place) -> tuple[list[int], int]:
-    """Where the messages up to `place` end in a prompt, and how many of them are proven to say the same."""
+    """Return the ends of the messages up to `place` in a prompt, and how many are proven equal."""
     lengths: list[int] = []
     at = 0
     way = place.way()
@@ -279,14 +285,14 @@ def _common_ends(words: Words, place: Place) -> tuple[list[int], int]:
             end = words.proven(index, passed)
         if end is None:
             return lengths, index
-        # Spans whose ends are not known may end behind the next one's.
+        # Spans whose ends are unknown may extend beyond the end of the next one.
         at = max(at, end)
         lengths.append(at)
     return lengths, len(way)
 
 
 def _differing(known: list[int], own: list[int]) -> int:
-    """The tokens that stand in the place of one another, of the longer side: 0 for the same ones."""
+    """Return the number of tokens that replace each other, of the longer side; 0 if equal."""
     if known == own:
         return 0
     start = common_prefix(known, own, 0)

@@ -1,4 +1,4 @@
-"""The token tree of an episode: every distinct context once."""
+"""The token tree of an episode, which stores every distinct context once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Sampling:
     """A call that sampled the tokens of a node.
 
     :param call: index into `TokenTree.calls`.
-    :param start: of the node's first token in `Call.sampled_ids`.
+    :param start: offset of the node's first token in `Call.sampled_ids`.
     """
 
     call: int
@@ -21,14 +21,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class TokenNode:
-    """A run of N tokens without a branch that the same calls sampled, or none did.
+    """A run of N tokens without a branch, sampled by the same calls or by none.
 
-    Their behaviour logprobs and policy versions are in the calls, since two calls that sampled the same
-    tokens may have done so with different weights.
+    Behaviour logprobs and policy versions are in the calls, because two calls may have sampled the
+    same tokens with different weights.
 
-    :param parent: index of the node it continues in `TokenTree.nodes`, -1 for a root.
+    :param parent: index in `TokenTree.nodes` of the node that it continues, -1 for a root.
     :param token_ids: [N], N >= 1.
-    :param samplings: in order of their calls; none for context.
+    :param samplings: in the order of their calls; empty for context.
     """
 
     parent: int
@@ -43,18 +43,19 @@ class TokenNode:
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """All calls of one episode. A parent stands before its children in `nodes`.
+    """All calls of one episode. Parents precede their children in `nodes`.
 
-    With the policy ``exact`` the same calls give the same tree, in whatever order they were added. With the
-    relaxed ones the first call to say something decides on its tokens.
+    With the policy ``exact`` the same calls give the same tree, in whatever order they were added.
+    With the relaxed ones, the first call with a text decides on its tokens.
 
-    :param calls: in order of their index.
-    :param ends: [len(calls)] the node in which each call ends; -1 for a call without a token.
-    :param tokens_altered: what a relaxed policy changed in the contexts of calls; 0 if and only if each call
-        stands behind the very tokens of its own prompt. Counted for each call that goes on in other tokens than
-        its own, up to the place where it does: message by message (with what the template writes before it),
-        the tokens between those that both begin and end with, in the prompt or in the tree, whichever are more.
-        Calls that go on from such a call stand behind the same tokens and are not counted again.
+    :param calls: calls in the order of their index.
+    :param ends: [len(calls)] the node in which each call ends; -1 for a call without tokens.
+    :param tokens_altered: changes of calls' contexts by a relaxed policy; 0 if and only if each
+        call follows exactly the tokens of its own prompt. Counted for each call that continues
+        other tokens than its own, up to the place where it does: message by message (with what the
+        template writes before it), the tokens without the common prefix and suffix, in the prompt
+        or in the tree, whichever are more. Calls that continue such a call follow the same tokens
+        and are not counted again.
     """
 
     episode_id: str
@@ -65,26 +66,26 @@ class TokenTree:
 
     @property
     def tokens_raw(self) -> int:
-        """Tokens the calls hold when each is a sample of its own (prompt + sampled, summed)."""
+        """Number of tokens of all calls if each is a separate sample (prompt + sampled, summed)."""
         return sum(call.length for call in self.calls)
 
     @property
     def tokens(self) -> int:
-        """Tokens the tree holds."""
+        """Number of tokens of the tree."""
         return sum(len(node.token_ids) for node in self.nodes)
 
     @property
     def tokens_sampled(self) -> int:
-        """Sampled tokens the tree holds; those that two calls sampled count once."""
+        """Number of sampled tokens of the tree; those sampled by two calls count once."""
         return sum(len(node.token_ids) for node in self.nodes if node.sampled)
 
     def leaves(self) -> list[int]:
-        """Indices of the nodes without children, in order."""
+        """Return the indices of nodes without children, in order."""
         parents = {node.parent for node in self.nodes}
         return [i for i in range(len(self.nodes)) if i not in parents]
 
     def path(self, node: int) -> list[int]:
-        """Node indices from the root to `node`; empty for -1."""
+        """Return the node indices from the root to `node`; empty for -1."""
         found = []
         while node >= 0:
             found.append(node)
@@ -93,5 +94,5 @@ class TokenTree:
         return found
 
     def path_ids(self, node: int) -> list[int]:
-        """Token ids from the root to the end of `node`."""
+        """Return the token ids from the root to the end of `node`."""
         return [token for i in self.path(node) for token in self.nodes[i].token_ids]

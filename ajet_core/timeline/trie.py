@@ -1,4 +1,4 @@
-"""Calls enter an episode's token tree one by one, as they arrive."""
+"""Incremental construction of an episode's token tree, call by call."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ajet_core.timeline.relaxed import Spoken
 from ajet_core.timeline.tree import Sampling, TokenNode, TokenTree
 
 MergePolicy = Literal["exact", "text", "ignore_tools"]
-"""When a call goes on in a context that is there:
+"""When a call continues an existing context:
 
 - ``exact``: the tokens are the same.
-- ``text``: the messages say the same, whatever their tokens.
-- ``ignore_tools``: likewise, and the tools that are offered do not matter either.
+- ``text``: the messages have the same text, whatever their tokens.
+- ``ignore_tools``: likewise, and offered tools may differ.
 
-With the relaxed policies a call may be trained in a context it was not sampled in; `relaxed` says when.
+With the relaxed policies a call may be trained in a context it was not sampled in; see `relaxed`.
 """
 
 _REMEMBERED = 8
@@ -26,9 +26,9 @@ _REMEMBERED = 8
 class TokenTrie:
     """The growing tree of one episode.
 
-    A call takes time linear in what is new in it: the tokens it shares with its base are not looked at. A
-    call without a base is compared with the tree from its root on; so is, with the relaxed policies, one that
-    does not go on from all of its base.
+    Adding a call takes time linear in its new part: tokens shared with its base are skipped. A call
+    without a base is compared with the tree from its root on; with the relaxed policies, so is one
+    that does not continue from the end of its base.
     """
 
     def __init__(self, episode_id: str, policy: MergePolicy = "exact") -> None:
@@ -41,17 +41,17 @@ class TokenTrie:
         self._altered = 0
         relaxed = policy != "exact"
         self._spoken = Spoken(ignore_tools=policy == "ignore_tools") if relaxed else None
-        # The latest calls that came with a whole prompt: the next whole prompt often begins with one of
-        # them, which a comparison of two lists finds faster than a walk through the tree.
+        # The latest calls with a whole prompt: the next whole prompt often begins with one of them,
+        # and comparing two lists is faster than traversing the tree.
         self._whole: list[Call] = []
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def add(self, call: Call) -> None:
-        """Take up a call.
+        """Add a call.
 
-        :raises ValueError: it is of another episode, or was added before.
+        :raises ValueError: it belongs to another episode, or was added before.
         """
         if call.episode_id != self.episode_id:
             raise ValueError(
@@ -70,10 +70,10 @@ class TokenTrie:
         self._calls.append(call)
 
     def nearest(self, ids: Sequence[int]) -> tuple[Call | None, int]:
-        """A call that `ids` share the most first tokens with, and how many.
+        """Return a call that shares the longest prefix with `ids`, and the length of the prefix.
 
-        Of several it is one on the branch that was added last at each fork behind these tokens.
-        Only with the policy ``exact`` are the tokens in the tree those of the calls.
+        If there are several, choose the branch added last at each fork after the prefix. Only with
+        the policy ``exact`` are the tokens in the tree those of the calls.
         """
         run, shared = self._radix.match(ids)
         if not shared:
@@ -83,7 +83,7 @@ class TokenTrie:
         return self._by_end[id(run)], shared
 
     def tree(self) -> TokenTree:
-        """The tree so far."""
+        """Return the tree so far."""
         order = sorted(
             range(len(self._calls)), key=lambda i: (self._calls[i].index, self._calls[i].call_id)
         )
@@ -103,7 +103,7 @@ class TokenTrie:
         return TokenTree(self.episode_id, nodes, calls, ends, self._altered)
 
     def _first_calls(self, calls: list[Call]) -> dict[int, int]:
-        """By ``id(run)``, the position of the first call that passes through each run."""
+        """Return the position of the first call that passes through each run, by ``id(run)``."""
         first: dict[int, int] = {}
         for position, call in enumerate(calls):
             run: Run | None = self._ends[call.call_id]
@@ -113,7 +113,7 @@ class TokenTrie:
         return first
 
     def _begin(self, call: Call) -> tuple[Run, list[int]]:
-        """Where the call goes on in the tree, and the tokens of its prompt that follow."""
+        """Return where the call continues in the tree, and the remaining tokens of its prompt."""
         base = call.base
         if base is None:
             place = self._after_remembered(call.suffix_ids)
@@ -124,7 +124,7 @@ class TokenTrie:
         return self._radix.root, call.prompt_ids
 
     def _insert_relaxed(self, spoken: Spoken, call: Call) -> Run:
-        """The end of the call's prompt, which a relaxed policy may put behind other tokens than it says."""
+        """Insert a call's prompt, possibly after other tokens than its own, and return its end."""
         words = spoken.words(call)
         same = None
         if call.base is not None and spoken.goes_on(call):
@@ -132,7 +132,7 @@ class TokenTrie:
         else:
             same = spoken.find(words)
             if same is not None and self._radix.match(words.ids)[1] >= same.length:
-                # Nothing needs to be replaced.
+                # The tokens are the same, so nothing needs to be replaced.
                 same = None
             place, rest = self._radix.root, words.ids
             if same is not None:
@@ -144,7 +144,7 @@ class TokenTrie:
         return end
 
     def _after_remembered(self, prompt: list[int]) -> Run:
-        """The place behind the longest remembered call that `prompt` begins with, or the root."""
+        """Return the place after the longest remembered call that begins `prompt`, or the root."""
         for call in sorted(self._whole, key=lambda call: call.length, reverse=True):
             known, end = len(call.suffix_ids), self._ends[call.call_id]
             if not known or prompt[:known] != call.suffix_ids:
