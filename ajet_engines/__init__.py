@@ -1,1 +1,1 @@
-"""What engines share that serve a model by processes of their own."""
+"""Parts shared by engines that serve a model in separate processes."""

@@ -1,4 +1,4 @@
-"""The proof that an engine serves what its trainer published: checksums of each tensor at both ends."""
+"""Proof that an engine serves the published weights, by checksums of each tensor at both ends."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def check_seal(
     who: str,
     before: WeightUpdate | None = None,
 ) -> None:
-    """Compare the checksums of what is served with those that were published.
+    """Compare the checksums of served and published tensors.
 
-    :param served: by the name that a tensor has in files.
-    :param who: serves it, for the message.
-    :param before: the update before, which a server that took nothing still serves.
-    :raises SealError: names the tensors that differ, and says what they look like.
+    :param served: checksums by the names of tensors in files.
+    :param who: the server, for the message.
+    :param before: the previous update, which a server that loaded nothing still serves.
+    :raises SealError: tensors differ; the message names them and a likely cause.
     """
     expected = update.checksums
     wrong = [name for name in expected if served.get(name) not in expected[name]]
@@ -42,7 +42,7 @@ def _diagnosis(
     wrong: list[str],
     before: WeightUpdate | None,
 ) -> str:
-    """What the tensors that differ look like."""
+    """Return a likely cause of differences."""
     missing = [name for name in wrong if name not in served]
     if missing:
         return f"{len(missing)} of them were never loaded"

@@ -1,4 +1,4 @@
-"""What tokens are drawn from where that is not the policy: what engines make of a request's `SamplingParams`."""
+"""Shaping of sampling distributions by the penalties, bias and grammar of `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ __all__ = ["Shaping", "Shapings", "is_shaped", "sampling_overrides"]
 
 
 class Shapings:
-    """Makes the shaping of requests over a model's tokens. Needs numpy, and llguidance for grammars.
+    """Creates the shaping of requests over a model's tokens.
+
+    Needs numpy, and llguidance for grammars.
 
     :param model: the model's directory.
-    :param size: of the vocabulary.
+    :param size: size of the vocabulary.
     """
 
     def __init__(self, model: str, size: int) -> None:
         self._grammars = Grammars(model, size)
 
     def begin(self, request: GenerateRequest) -> Shaping | None:
-        """The shaping of a request's next token; None if the policy is drawn from.
+        """Create the shaping of a request; None if tokens are sampled from the policy.
 
-        With a grammar it takes milliseconds, the first time perhaps a second.
+        With a grammar this takes milliseconds, the first time perhaps a second.
 
-        :raises UnsupportedError: a grammar, and the model has no tokenizer file, or the request no stop token.
-        :raises RequestError: the grammar is none, or says what cannot be enforced.
+        :raises UnsupportedError: the request has a grammar, but the model has no tokenizer file or
+            the request no stop token.
+        :raises RequestError: the grammar is invalid or cannot be enforced.
         """
         sampling = request.sampling
         if not is_shaped(sampling):
@@ -46,7 +49,7 @@ class Shapings:
         return shaping
 
     async def prepared(self, request: GenerateRequest) -> Shaping | None:
-        """`begin`, in a thread if it takes its time."""
+        """Create the shaping as `begin` does, in a thread if there is a grammar."""
         if request.sampling.grammar:
             return await asyncio.to_thread(self.begin, request)
         return self.begin(request)
@@ -70,12 +73,12 @@ class Shapings:
 
 
 def is_shaped(sampling: SamplingParams) -> bool:
-    """Whether penalties, a bias or a grammar change what is drawn from."""
+    """Return whether penalties, a bias or a grammar change the sampling distribution."""
     return sampling.is_penalised or bool(sampling.grammar)
 
 
 def sampling_overrides(request: GenerateRequest) -> str:
-    """For `ajet_engines.in_server.ajet_shaping.Followed`; "" if the policy is drawn from."""
+    """Encode a request's shaping for `Followed`; "" if tokens are sampled from the policy."""
     sampling = request.sampling
     if not is_shaped(sampling):
         return ""

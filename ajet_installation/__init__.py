@@ -1,8 +1,8 @@
-"""Python environments for backends: the way out where their requirements conflict.
+"""Python environments for backends whose requirements conflict.
 
-Engines and trainers pin different versions of the same packages, so each may run in an interpreter of
-its own. A recipe (`recipes`) says what an environment is made of, `create` makes one, `environment` finds
-it again, `interpreters` says which worker runs in which, and `doctor` what is wrong with any of them.
+Engines and trainers pin different versions of the same packages, so each may run in a separate
+interpreter. `recipes` describe environments, `create` creates them, `environment` finds them,
+`interpreters` assigns workers to them, and `doctor` finds problems.
 """
 
 from ajet_installation.environment import Environment, Interpreter, find_environments

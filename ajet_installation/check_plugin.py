@@ -1,4 +1,4 @@
-"""``python -m ajet_installation.check_plugin DISTRIBUTION``: whether all that a plugin registers can be imported."""
+"""``python -m ajet_installation.check_plugin DISTRIBUTION``: check a plugin's imports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ajet_core.plugin.targets import import_target
 
 
 def main(distribution: str) -> str:
-    """What is wrong with the plugin of a distribution; "" if nothing is."""
+    """Return the first problem of a distribution's plugin, "" if there is none."""
     manager = PluginManager()
     infos = [info for info in manager.plugins(load=True) if info.distribution == distribution]
     if not infos:

@@ -1,4 +1,4 @@
-"""Distributions that are installed together and do not accept each other: which two, over what, and what mends it."""
+"""Conflicts between installed distributions, with causes and fixes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Packages = Mapping[NormalizedName, Distribution]
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What a distribution accepts of another one.
+    """A requirement of one distribution on another.
 
-    :param name: of the distribution that has the requirement.
-    :param by: it, with its version.
+    :param name: the distribution that has the requirement.
+    :param by: its name and version.
     """
 
     name: NormalizedName
@@ -38,8 +38,8 @@ class Want:
 class Conflict:
     """A distribution that is installed in a version that another one does not accept.
 
-    :param unmet: who does not accept it.
-    :param wants: all who have something to say of it, those among them.
+    :param unmet: the requirements that do not accept it.
+    :param wants: all requirements on the distribution, including those.
     """
 
     package: NormalizedName
@@ -49,7 +49,7 @@ class Conflict:
 
     @property
     def accepted(self) -> SpecifierSet:
-        """What all of them accept; it may be nothing."""
+        """The versions that all of them accept; may be empty."""
         both = SpecifierSet()
         for want in self.wants:
             both &= want.accepted
@@ -57,9 +57,9 @@ class Conflict:
 
     @property
     def exclusive(self) -> tuple[Want, Want] | None:
-        """Two of them that no version suits, one of which is not content; None if there is a version for all."""
+        """Two requirements that no version meets, the first of them unmet; None if one meets all."""
         pairs = [pair for pair in combinations(self.wants, 2) if not _share(*pair)]
-        # The backends themselves say more than our plugins for them.
+        # Prefer the requirements of the backends themselves to those of our plugins.
         pairs.sort(
             key=lambda pair: (
                 not set(pair) & set(self.unmet),
@@ -79,16 +79,17 @@ class Conflict:
 
     @property
     def pip_argument(self) -> str:
-        """What pip is told to install, if there is a version for all."""
+        """The requirement to pass to pip, if a version meets all."""
         pins = [one for one in self.accepted if one.operator == "==" and "*" not in one.version]
         return f"{self.package}{pins[0] if pins else self.accepted}"
 
 
 def find_conflicts(packages: Packages, as_made: Mapping[str, str] | None = None) -> list[Conflict]:
-    """The conflicts among agentjet, its plugins, their backends, and all that these need.
+    """Find conflicts among agentjet, its plugins, their backends, and their dependencies.
 
-    :param packages: what is installed.
-    :param as_made: versions by name that were tried together when an environment was made, whatever they say of each other.
+    :param packages: the installed distributions.
+    :param as_made: versions by name that were tested together when an environment was created,
+        whatever requirements they declare.
     """
     tried = {
         name for name, version in (as_made or {}).items() if _version(name, packages) == version
@@ -119,7 +120,7 @@ def _version(name: str, packages: Packages) -> str | None:
 
 
 def backends_of(want: Want, packages: Packages) -> list[Recipe]:
-    """The backends that need the distribution which has the requirement; none if agentjet itself does."""
+    """Return the backends that need the distribution; none if agentjet itself does."""
     reached = _reach(packages)
     if any(recipe is None and want.name in its for recipe, its in reached):
         return []
@@ -127,8 +128,8 @@ def backends_of(want: Want, packages: Packages) -> list[Recipe]:
 
 
 def backend_distributions(recipe: Recipe, packages: Packages) -> list[NormalizedName]:
-    """What a backend itself is called where it is installed, the plugin left out."""
-    # Others need torch too.
+    """Return the names under which a backend is installed, without the plugin."""
+    # Other distributions need torch too.
     if recipe.name == "torch":
         return []
     names = {recipe.name, recipe.cpu.provides.get(recipe.name, recipe.name)}
@@ -140,7 +141,7 @@ def _share(first: Want, second: Want) -> bool:
 
 
 def _reach(packages: Packages) -> list[tuple[Recipe | None, set[NormalizedName]]]:
-    """All that agentjet needs, as None, and all that each backend needs with its plugin; what is not installed is left out."""
+    """Return installed dependencies of agentjet, as None, and of each backend with its plugin."""
     core = canonicalize_name(CORE_DISTRIBUTION)
     found: list[tuple[Recipe | None, set[NormalizedName]]] = [(None, _closure([core], packages))]
     for recipe in recipes().values():
@@ -173,7 +174,7 @@ def _wants_of(name: NormalizedName, packages: Packages) -> list[Want]:
 
 
 def _called(name: str, packages: Packages) -> NormalizedName:
-    """What a distribution is called here: some builds have names of their own."""
+    """Return the installed name of a distribution: some builds have other names."""
     usual = canonicalize_name(name)
     if usual in packages:
         return usual

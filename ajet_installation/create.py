@@ -1,4 +1,4 @@
-"""Makes an environment for a backend."""
+"""Creation of environments for backends."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _GIGABYTE = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be made.
+    """The description of an environment to create.
 
-    :param directory: where.
-    :param python: the interpreter it is made with.
-    :param force: put it in the place of an environment that is there.
-    :param pinned: install the very versions of the recipe's constraints.
-    :param installer: what installs, if it is not to be found out.
+    :param directory: its directory.
+    :param python: the interpreter to create it with.
+    :param force: replace an existing environment.
+    :param pinned: install exactly the versions of the recipe's constraints.
+    :param installer: the installer to use; None chooses one.
     """
 
     recipe: Recipe
@@ -61,10 +61,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Who is told how it goes on.
+    """Callbacks for progress.
 
-    :param step: a new step begins.
-    :param line: the running step has said something.
+    :param step: called at the start of each step.
+    :param line: called with each line of output of the current step.
     """
 
     step: Callable[[str], None]
@@ -73,9 +73,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class _Making:
-    """An order that is carried out.
+    """The state of creating an environment.
 
-    :param installer: found when the environment has pip, whose configuration it follows.
+    :param installer: chosen once the environment has pip, whose configuration it follows.
     """
 
     order: Order
@@ -85,7 +85,7 @@ class _Making:
 
     @classmethod
     def begin(cls, order: Order, runner: Runner, progress: Progress) -> _Making:
-        """Find what installs; the environment has pip by now."""
+        """Choose the installer; the environment must have pip."""
         installer = find_installer(order.installer, _python(order))
         progress.step(
             f"{installer.name} installs" + (f": {installer.why}" if installer.why else "")
@@ -93,7 +93,7 @@ class _Making:
         return cls(order, runner, progress, installer)
 
     def install(self, what: str, *arguments: str) -> None:
-        """Install something in the environment, with the recipe's versions."""
+        """Install packages in the environment, in the recipe's versions."""
         order = self.order
         command = self.installer.install(_python(order))
         if order.pinned and order.build.constraints is not None:
@@ -102,13 +102,14 @@ class _Making:
 
 
 def create_environment(order: Order, progress: Progress) -> Environment:
-    """Make an environment, or finish one: what is there and was made by the same recipe is only completed.
+    """Create an environment, or complete one that was created by the same recipe.
 
-    It counts as made when its record is there, which is written last. A failure leaves nothing but a log
-    beside the directory; an environment that was to be replaced is as before then.
+    An environment is finished when its record exists, which is written last. A failure leaves only
+    a log next to the directory; an environment that was to be replaced is then unchanged.
 
-    :raises BackendEnvironmentError: it could not be made; the message says what to do.
-    :raises ConfigError: there is something else in the directory.
+    :raises BackendEnvironmentError: the environment could not be created; the message says what to
+        do.
+    :raises ConfigError: the directory has other content.
     """
     with locked(order.directory) as descriptor:
         log = order.directory.with_name(f"{order.directory.name}.log")
@@ -123,9 +124,9 @@ def create_environment(order: Order, progress: Progress) -> Environment:
 
 
 def _what_is_there(order: Order) -> Environment | None:
-    """The finished environment; what another process left half-made is removed.
+    """Return the finished environment, after removing what other processes left unfinished.
 
-    :raises ConfigError: the directory holds something else.
+    :raises ConfigError: the directory has other content.
     """
     directory, there = order.directory, recover(order.directory)
     if there is not None and not order.force:
@@ -192,7 +193,7 @@ def _made(order: Order, runner: Runner, progress: Progress) -> Environment:
 
 
 def _completed(there: Environment, order: Order, runner: Runner, progress: Progress) -> Environment:
-    """The environment with the plugin, if it lacks it and there is one by now."""
+    """Add the plugin to an environment without it, if it is available now."""
     if there.record.plugins or not order.source.plugin:
         return there
     plugins = _install_agentjet(_Making.begin(order, runner, progress))
@@ -222,7 +223,7 @@ def _arguments(order: Order, step: Step) -> list[str]:
 
 
 def _install_agentjet(making: _Making) -> list[str]:
-    """Install agentjet and the plugin; gives the distributions of plugins."""
+    """Install agentjet and the plugin, and return the distributions of plugins."""
     order = making.order
     source, name = order.source, order.recipe.plugin
     if source.core:
@@ -231,7 +232,7 @@ def _install_agentjet(making: _Making) -> list[str]:
     if not source.plugin:
         return []
     making.progress.step(f"the plugin {name}")
-    # Its own requirements may name a distribution that goes by another name here.
+    # The plugin's requirements may contain distributions that have other names here.
     making.install(name, "--no-deps", *source.plugin)
     if missing := _unmet(making):
         making.install(f"what {name} needs", *missing)

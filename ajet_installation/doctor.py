@@ -1,4 +1,4 @@
-"""What is installed, what is wrong with it, and the line that mends it."""
+"""Diagnosis of the installation, with commands that fix problems."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found of one thing.
+    """The result of one check.
 
-    :param state: ``ok``; ``absent``: it is not installed, which is no fault; ``wrong``: it is there and does not work.
-    :param remedy: the command that mends it, "" if there is nothing to mend.
+    :param state: ``ok``; ``absent``: not installed, which is no problem; ``wrong``: installed but
+        not working.
+    :param remedy: the command that fixes it, "" if nothing needs fixing.
     """
 
     what: str
@@ -54,9 +55,9 @@ class Finding:
 
 
 def examine(settings: Settings, plugins: PluginManager, device: Device) -> list[Finding]:
-    """Look at Python, agentjet, every plugin and every environment.
+    """Check Python, agentjet, every plugin and every environment.
 
-    :param device: what environments would be made for.
+    :param device: the device for which environments would be created.
     """
     environments = find_environments(settings)
     packages = installed_here()
@@ -114,7 +115,7 @@ def _core(mending: Mending) -> Finding:
 
 
 def _extras(packages: Packages) -> tuple[list[str], list[str]]:
-    """The extras of agentjet that are complete here, and the others."""
+    """Return the extras of agentjet that are complete here, and the others."""
     there: list[str] = []
     missing: list[str] = []
     for extra in sorted(metadata(CORE_DISTRIBUTION).get_all("Provides-Extra") or []):
@@ -209,7 +210,7 @@ print(json.dumps([platform.python_version(), __version__]))
 
 
 def _broken(environment: Environment) -> str:
-    """What has changed since all of it could be imported."""
+    """Return what has changed since everything could be imported, "" if nothing has."""
     record = environment.record
     try:
         done = subprocess.run(  # noqa: S603

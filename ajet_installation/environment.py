@@ -1,4 +1,4 @@
-"""An environment on disk, and how it is found again."""
+"""Environments on disk, and how to find them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ RECORD = "agentjet-environment.json"
 UNFINISHED = "agentjet-environment.unfinished"
 PLUGINS = "agentjet-plugins"
 BESIDE = Path(sys.prefix).parent if sys.prefix != sys.base_prefix else None
-"""The directory with the virtual environment that this process runs in, if it runs in one."""
+"""The directory that contains this process's virtual environment, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A Python to run a worker in.
+    """A Python interpreter for a worker.
 
-    :param variables: environment variables it needs.
-    :param programs: the directory of programs that belong to it.
-    :param remedy: the command that makes it anew, "" if ajet has not made it.
+    :param variables: environment variables that it needs.
+    :param programs: the directory of its programs.
+    :param remedy: the command that recreates it, "" if ajet has not created it.
     """
 
     python: str
@@ -41,7 +41,7 @@ class Interpreter:
     remedy: str = ""
 
     def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """What a process in it gets: `inherited`, which wins over what the recipe says, its programs first."""
+        """Return a process's environment: `inherited` overrides the recipe; its programs come first."""
         given = {**self.variables, **inherited}
         if self.programs is not None:
             path = inherited.get("PATH", os.defpath)
@@ -51,14 +51,14 @@ class Interpreter:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentRecord:
-    """What is written down of an environment when it is ready.
+    """The record written when an environment is finished.
 
-    :param digest: of the recipe it was made by.
-    :param packages: version by name of all that was installed, agentjet's own distributions left out.
+    :param digest: digest of its recipe.
+    :param packages: versions of installed packages by name, without agentjet's distributions.
     :param provides: as in the recipe.
     :param plugins: distributions of agentjet's plugins in it.
-    :param note: why there are none.
-    :param seconds: that it took to make.
+    :param note: why there are no plugins.
+    :param seconds: duration of its creation.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Environment:
 
     @classmethod
     def read(cls, directory: Path) -> Environment | None:
-        """The environment in `directory`; None if there is none, or it was not finished."""
+        """Read the environment in `directory`; None if there is none or it is unfinished."""
         try:
             record = _record.validate_python(read_json(directory / RECORD))
             return cls(directory.absolute(), record)
@@ -95,13 +95,13 @@ class Environment:
             return None
 
     def write(self) -> None:
-        """Declare it finished."""
+        """Write the record, which marks the environment as finished."""
         content = json.dumps(asdict(self.record), indent=1).encode()
         write_whole(self.directory / RECORD, content, mode=0o644)
 
     @property
     def name(self) -> str:
-        """The backend it was made for."""
+        """The name of its backend."""
         return self.record.name
 
     @property
@@ -111,12 +111,12 @@ class Environment:
 
     @property
     def plugin_directory(self) -> Path:
-        """Its plugins on their own, without what they need: the server reads their hooks from there."""
+        """Its plugins without their dependencies, from which the server reads hooks."""
         return self.directory / PLUGINS
 
     @property
     def interpreter(self) -> Interpreter:
-        """How to run a worker in it."""
+        """The interpreter with which workers run in it."""
         return Interpreter(
             str(self.python),
             self.record.variables,
@@ -126,25 +126,25 @@ class Environment:
 
     @classmethod
     def of_python(cls, python: str) -> Environment | None:
-        """The environment that an interpreter is of; None if ajet has not made it."""
-        # Not resolved: the link in an environment is what makes it that environment's interpreter.
+        """Return the environment of an interpreter; None if ajet has not created it."""
+        # Do not resolve links: the interpreter of an environment is a link.
         return cls.read(Path(python).absolute().parent.parent)
 
     def installed(self) -> dict[str, str]:
-        """Version by name of what is installed in it now."""
+        """Return the current versions of installed packages by name."""
         return installed_in(self.directory)
 
     def create_command(self, *, force: bool = False) -> str:
-        """The command that makes it anew."""
+        """Return the command that recreates it."""
         return create_command(self.name, self.record.device, self.directory, force=force)
 
 
 def create_command(
     name: str, device: Device | None, directory: Path | None = None, *, force: bool = False
 ) -> str:
-    """The command that makes an environment.
+    """Return the command that creates an environment.
 
-    :param device: None for what the machine has.
+    :param device: None for the device of this machine.
     """
     words = ["ajet", "env", "create", name, *([f"--{device}"] if device is not None else [])]
     if directory is not None and directory != default_directory(name):
@@ -153,12 +153,12 @@ def create_command(
 
 
 def default_directory(name: str) -> Path:
-    """Where an environment is made if nothing else is said."""
+    """Return the default directory of an environment."""
     return Path.cwd() / DIRECTORY / name
 
 
 def installed_in(directory: Path) -> dict[str, str]:
-    """Version by normalised name of the distributions in a virtual environment, those of agentjet left out."""
+    """Return versions by normalised name in a virtual environment, without agentjet's."""
     found = {}
     for distribution in distributions(path=[str(path) for path in site_packages(directory)]):
         name = canonicalize_name(distribution.name or "unknown")
@@ -168,15 +168,16 @@ def installed_in(directory: Path) -> dict[str, str]:
 
 
 def site_packages(directory: Path) -> list[Path]:
-    """Where a virtual environment has its packages."""
+    """Return the site-packages directories of a virtual environment."""
     return sorted(directory.glob("lib/python3.*/site-packages"))
 
 
 def environment_roots(settings: Settings) -> list[Path]:
-    """The directories that environments are looked for in, in this order.
+    """Return the directories in which environments are searched, in order.
 
-    The setting `workers.environments` alone if it is set; else ``.venvs`` of the working directory, of each directory
-    above the run directory, and beside the virtual environment that this process runs in.
+    If the setting `workers.environments` is set, this is the only one; otherwise ``.venvs`` of the
+    working directory, of each directory above the run directory, and next to this process's virtual
+    environment.
     """
     if settings.workers.environments is not None:
         return [settings.workers.environments.absolute()]
@@ -184,7 +185,7 @@ def environment_roots(settings: Settings) -> list[Path]:
 
 
 def implied_roots(run_dir: Path) -> list[Path]:
-    """Where environments are looked for if no setting says it."""
+    """Return the directories in which environments are searched without a setting."""
     places = [Path.cwd(), *run_dir.absolute().parents]
     if BESIDE is not None:
         places.append(BESIDE)
@@ -192,9 +193,9 @@ def implied_roots(run_dir: Path) -> list[Path]:
 
 
 def find_environments(settings: Settings) -> dict[str, Environment]:
-    """The environments there are, by name; of several with one name the nearest.
+    """Return the existing environments by name; the first of those with the same name.
 
-    What another user made is not run, unless the setting `workers.environments` names it.
+    Environments of other users are ignored, unless the setting `workers.environments` is set.
     """
     return environments_in(
         environment_roots(settings), trusted=settings.workers.environments is not None
@@ -202,14 +203,14 @@ def find_environments(settings: Settings) -> dict[str, Environment]:
 
 
 def environments_in(roots: Iterable[Path], *, trusted: bool = False) -> dict[str, Environment]:
-    """As `find_environments`.
+    """Return the environments in `roots`, as `find_environments` does.
 
-    :param trusted: also those that another user made.
+    :param trusted: also accept environments of other users.
     """
     found: dict[str, Environment] = {}
     for root in roots:
         for environment in _read_all(root):
-            # Who owns the directory above can put another one in its place.
+            # The owner of the parent directory can replace an environment.
             ours = trusted or (_is_ours(root) and _is_ours(environment.directory))
             if ours and environment.directory.name == environment.name:
                 found.setdefault(environment.name, environment)
@@ -231,10 +232,10 @@ def _is_ours(directory: Path) -> bool:
 
 
 def is_unfinished(directory: Path) -> bool:
-    """Whether the making of an environment goes on there, or was killed."""
+    """Return whether an environment is being created there, or its creation was killed."""
     return (directory / UNFINISHED).exists() and Environment.read(directory) is None
 
 
 def python_version() -> str:
-    """Of this interpreter, as records have it."""
+    """Return this interpreter's version in the form used by records."""
     return ".".join(map(str, sys.version_info[:3]))

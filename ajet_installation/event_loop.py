@@ -1,4 +1,4 @@
-"""Which asyncio event loop the processes of agentjet run on."""
+"""The asyncio event loop of agentjet's processes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Uvloop's event loop where it is installed, asyncio's own elsewhere.
+    """Return uvloop's event loop factory if it is installed, else asyncio's.
 
-    uvloop has no wheels for some platforms; everything works without it, only slower.
+    uvloop has no wheels for some platforms; without it everything works, but slower.
     """
     try:
         import uvloop

@@ -1,8 +1,8 @@
-"""What installs packages in an environment: pip, or uv, which does the same in a tenth of the time.
+"""Package installers: pip, or uv, which does the same in a tenth of the time.
 
-Whoever has configured pip (an index of the house, a directory of wheels, builds of torch for a CPU) means every
-installer. uv reads no configuration of pip's, so it is told it here; where something in it has no counterpart, it is
-left to pip.
+A configuration of pip (a company index, a directory of wheels, CPU builds of torch) is meant for
+every installer. uv does not read it, so it is translated to uv's options here; if a setting has no
+counterpart, pip is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ajet_core.errors import BackendEnvironmentError, ConfigError
 InstallerName = Literal["pip", "uv"]
 
 _SECONDS = 60
-# About how pip talks, or what uv does anyhow.
+# Settings about pip's output, or that are uv's default.
 _IGNORED = frozenset(
     {
         *(
@@ -52,7 +52,7 @@ _UV_INDEXES = (
     "UV_EXTRA_INDEX_URL",
     "UV_FIND_LINKS",
 )
-# Lists, whose parts pip separates by white space, with the variable of uv and what separates its parts.
+# Lists, separated by white space in pip, with the variable of uv and its separator.
 _LISTS: Mapping[str, tuple[str, str]] = {
     "trusted-host": ("UV_INSECURE_HOST", " "),
 }
@@ -63,7 +63,7 @@ _VARIABLES: Mapping[str, str] = {
     "timeout": "UV_HTTP_TIMEOUT",
     "default-timeout": "UV_HTTP_TIMEOUT",
 }
-# What uv takes any number of.
+# Options that uv accepts repeatedly.
 _OPTIONS: Mapping[str, str] = {"find-links": "--find-links", "constraint": "--constraint"}
 _SWITCHES: Mapping[str, str] = {"no-index": "--no-index", "pre": "--prerelease=allow"}
 _NO = frozenset({"", "0", "off", "false", "n", "no"})
@@ -71,12 +71,13 @@ _NO = frozenset({"", "0", "off", "false", "n", "no"})
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """How packages are installed.
+    """A command that installs packages.
 
-    :param command: installs what is appended to it, once it has been told for which interpreter.
-    :param target: the option that tells it, before the interpreter's path; none if it runs in it.
-    :param variables: set for it.
-    :param why: why it was taken, where one would have expected another.
+    :param command: arguments before the packages.
+    :param target: the option for the interpreter's path; None if the command runs in that
+        interpreter.
+    :param variables: environment variables for the command.
+    :param why: why it was chosen instead of the expected one.
     """
 
     name: InstallerName
@@ -86,7 +87,7 @@ class Installer:
     why: str = ""
 
     def install(self, python: Path) -> list[str]:
-        """The command that installs for an interpreter what is appended to it."""
+        """Return the command for an interpreter, to which packages are appended."""
         if self.target is None:
             return [str(python), *self.command]
         return [*self.command, self.target, str(python)]
@@ -99,11 +100,11 @@ PIP = Installer(
 
 
 def find_installer(name: InstallerName | None, python: Path) -> Installer:
-    """Uv if it is here and can do as pip is configured, else pip; or the one that is named.
+    """Choose uv if it is installed and supports pip's configuration, else pip; or the named one.
 
     :param python: the environment's interpreter, which has pip.
-    :raises ConfigError: uv is wanted and is not here, or something in pip's configuration cannot be said to it.
-    :raises BackendEnvironmentError: pip does not tell its configuration.
+    :raises ConfigError: uv is requested but not installed, or does not support pip's configuration.
+    :raises BackendEnvironmentError: pip's configuration cannot be read.
     """
     if name == "pip":
         return PIP
@@ -125,15 +126,15 @@ def find_installer(name: InstallerName | None, python: Path) -> Installer:
 
 
 def pip_configuration(python: Path) -> dict[str, str]:
-    """Pip's settings, from its files and from variables, by name without its section.
+    """Return pip's settings from files and variables, by name without section.
 
-    :raises BackendEnvironmentError: pip does not tell them.
+    :raises BackendEnvironmentError: they cannot be read.
     """
     return configuration_from(_pip(python, "config", "list"))
 
 
 def configuration_from(listed: str) -> dict[str, str]:
-    """What ``pip config list`` printed: the variable before the command's section before the global one."""
+    """Parse ``pip config list``; variables override the command's section, which overrides global."""
     ranks = {":env:": 0, "install": 1, "global": 2}
     found: dict[str, tuple[int, str]] = {}
     for line in listed.splitlines():
@@ -149,9 +150,11 @@ def configuration_from(listed: str) -> dict[str, str]:
 def uv_settings(
     configured: Mapping[str, str], environ: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str], list[str]]:
-    """Options and variables that have uv do as pip is configured, and the names of what has no counterpart.
+    """Translate pip's configuration to uv's options and variables, and list what cannot be.
 
-    What may hold a password, as an index's address may, is no option: commands are written to a log. What uv itself has been told in ``environ`` stands; if that is where packages are, pip's word for it is left aside.
+    Settings that may contain a password, such as the URL of an index, become variables, because
+    commands are logged. Settings of uv in ``environ`` take precedence; if they name indexes, pip's
+    indexes are ignored.
     """
     told = any(environ.get(name) for name in _UV_INDEXES)
     options: list[str] = []
@@ -159,13 +162,14 @@ def uv_settings(
     left: list[str] = []
     indexes = [configured.get("index-url", ""), *configured.get("extra-index-url", "").split()]
     if not told and any(indexes):
-        # Of one version uv looks only at what the first index has; pip looks at all. The extra ones may have less.
+        # For a version, uv only looks at the first index that has it; pip looks at all. Extra
+        # indexes may have fewer files.
         variables["UV_INDEX"], variables["UV_DEFAULT_INDEX"] = " ".join(indexes[:-1]), indexes[-1]
     for name, value in configured.items():
         if name in _IGNORED or name in _URLS or (told and name == "find-links"):
             continue
         if name in _OPTIONS and "@" not in value:
-            # Variables would not count beside the same options of a command.
+            # Variables would be ignored if a command has the same options.
             options += [part for one in value.split() for part in (_OPTIONS[name], one)]
             continue
         if name in _LISTS:
@@ -179,14 +183,14 @@ def uv_settings(
             else:
                 left.append(name)
     if not told and (_URLS | {"find-links"}) & configured.keys():
-        # pip takes the best version that any of its indexes has.
+        # pip takes the best version of all its indexes.
         variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     unset = {name: value for name, value in variables.items() if value and not environ.get(name)}
     return options, unset, left
 
 
 def _default_index(python: Path) -> str:
-    """Where pip takes packages from if it is configured with no ``index-url``, which only its help says."""
+    """Return the index that pip uses without ``index-url``, which only its help states."""
     found = re.search(
         r"--index-url <url>.*?\(default\s+([^\s)]+)\)", _pip(python, "install", "--help"), re.DOTALL
     )
@@ -212,7 +216,7 @@ def _pip(python: Path, *arguments: str) -> str:
 
 
 def _uv() -> str | None:
-    """Uv of this environment before one on the path."""
+    """Return uv of this environment, else one on the path, else None."""
     try:
         return str(import_module("uv").find_uv_bin())
     except (ImportError, OSError):

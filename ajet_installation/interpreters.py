@@ -1,4 +1,4 @@
-"""Which interpreter a component's worker runs in."""
+"""The choice of interpreters for the workers of components."""
 
 from __future__ import annotations
 
@@ -30,36 +30,37 @@ from ajet_installation.settings import Settings
 _log = logging.getLogger("ajet.server")
 
 PREFIX = "env:"
-"""How the setting `workers.python` names an environment."""
+"""Prefix by which the setting `workers.python` names environments."""
 
 
 def plugin_manager(settings: Settings) -> PluginManager:
-    """The plugins that are installed here, and those that are installed in environments alone.
+    """Create a manager of the plugins installed here or only in environments.
 
-    Of an environment only the directory with its plugins is put on the path, last: its other packages stay unseen.
-    Environments whose interpreter the setting `workers.python` names come first.
+    Of an environment, only the directory with its plugins is added to the path, at the end: its
+    other packages are not visible. Environments whose interpreters the setting `workers.python`
+    names come first.
     """
     for environment in [*_named_by_path(settings), *find_environments(settings).values()]:
         if environment.plugin_directory.is_dir():
-            # Packages that are installed in place are found by a file that plain entries of sys.path are not read for.
+            # Editable installs use .pth files, which are not read for plain entries of sys.path.
             site.addsitedir(str(environment.plugin_directory))
     return PluginManager(blocked=settings.plugins.blocked)
 
 
 @functools.cache
 def local_manager() -> PluginManager:
-    """The plugins of this interpreter alone, without those that the settings block; made once.
+    """Return a manager of this interpreter's plugins, without blocked ones; created once.
 
-    :raises ConfigError: the settings are wrong.
+    :raises ConfigError: the settings are invalid.
     """
     return PluginManager(blocked=Settings().plugins.blocked)
 
 
 @functools.cache
 def default_manager() -> PluginManager:
-    """The plugin manager of this process, by the settings that it finds; made once.
+    """Return the plugin manager of this process, according to the settings; created once.
 
-    :raises ConfigError: the settings are wrong.
+    :raises ConfigError: the settings are invalid.
     """
     return plugin_manager(Settings())
 
@@ -71,16 +72,16 @@ def _named_by_path(settings: Settings) -> list[Environment]:
 
 
 def find_engine(plugins: PluginManager, name: str) -> EngineSpec:
-    """The engine registered as `name`.
+    """Return the engine registered as `name`.
 
-    :raises UnknownComponentError: there is none; the message says how to make the environment it comes with.
+    :raises UnknownComponentError: there is none; the message says how to create its environment.
     """
     with _telling_the_environment(name):
         return plugins.engine(name)
 
 
 def find_trainer(plugins: PluginManager, name: str) -> TrainerSpec:
-    """The trainer registered as `name`; as `find_engine`."""
+    """Return the trainer registered as `name`, as `find_engine` does."""
     with _telling_the_environment(name):
         return plugins.trainer(name)
 
@@ -103,12 +104,13 @@ def _telling_the_environment(name: str) -> Iterator[None]:
 def choose_interpreters(
     settings: Settings, plugins: PluginManager, engine: EngineSpec, trainer: TrainerSpec
 ) -> dict[str, Interpreter]:
-    """The interpreter by kind, for the kinds that do not run in this one.
+    """Return interpreters by kind, for the kinds that do not run in this one.
 
-    The setting `workers.python` decides. Without it a component whose plugin lacks something here, and is
-    complete in an environment, runs there.
+    The setting `workers.python` decides. Without it, a component whose plugin lacks dependencies
+    here runs in an environment where the plugin is complete.
 
-    :raises ConfigError: the setting names an environment that there is not, or an environment has no Python any more.
+    :raises ConfigError: the setting names an environment that does not exist, or an environment's
+        Python is missing.
     """
     environments = find_environments(settings)
     found: dict[str, Interpreter] = {}
@@ -146,7 +148,7 @@ def _named(python: str, environments: dict[str, Environment]) -> Interpreter:
 
 
 def _usable(environment: Environment) -> Interpreter:
-    # A link to nowhere if the Python it was made with is gone.
+    # The interpreter is a broken link if the original Python was removed.
     if not os.access(environment.python, os.X_OK):
         raise ConfigError(
             f"the environment {environment.directory} has no Python that can be run: make it anew with: "
@@ -166,7 +168,7 @@ def _environment_of(
 
 
 def is_installed_here(plugin: str) -> bool:
-    """Whether the distribution of a plugin is installed in this interpreter, and not in an environment alone."""
+    """Return whether a plugin is installed in this interpreter, not only in an environment."""
     try:
         return _is_here(distribution(plugin))
     except PackageNotFoundError:
@@ -174,7 +176,7 @@ def is_installed_here(plugin: str) -> bool:
 
 
 def installed_here() -> dict[NormalizedName, Distribution]:
-    """What is installed in this interpreter, by name; what only environments have is left out."""
+    """Return the distributions of this interpreter by name, without those of environments."""
     return by_name(found for found in distributions() if _is_here(found))
 
 
@@ -183,13 +185,13 @@ def _is_here(found: Distribution) -> bool:
 
 
 def why_not_here(plugin: str) -> str:
-    """What keeps the components of a plugin's distribution from running in this interpreter; "" if nothing does."""
+    """Return why a plugin's components cannot run in this interpreter; "" if they can."""
     if not is_installed_here(plugin):
         return f"{plugin} is not installed in this one"
     recipe = recipe_of_plugin(plugin)
     provides = recipe.cpu.provides if recipe is not None else {}
     problems = [str(one) for one in unmet(plugin, installed_here(), provides=provides)]
-    # A plugin that only starts its backend's own server need not name it among its requirements.
+    # A plugin that only starts its backend's server may not list the backend as a requirement.
     imports = recipe.cpu.imports if recipe is not None else ()
     for module in dict.fromkeys(name.partition(".")[0] for name in imports):
         if find_spec(module) is None:

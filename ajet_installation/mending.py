@@ -1,4 +1,4 @@
-"""The lines that mend what `ajet doctor` finds."""
+"""The commands that fix the problems found by `ajet doctor`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ajet_installation.requirements import Unmet, compatible
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """What is known when a line has to be found.
+    """The facts from which fixes are derived.
 
-    :param packages: what is installed here.
-    :param environments: those there are, by name.
-    :param device: what environments would be made for.
+    :param packages: distributions installed here.
+    :param environments: existing environments by name.
+    :param device: the device for which environments would be created.
     """
 
     packages: Packages
@@ -37,11 +37,11 @@ class Mending:
     device: Device
 
     def of_conflict(self, conflict: Conflict) -> str:
-        """A version for all, versions of two backends that fit, or one backend moves into an environment."""
+        """Return a fix: a version for all, compatible backends, or a backend's move to an environment."""
         pair = conflict.exclusive
         if pair is not None:
             return self._of_pair(pair)
-        # Whoever moves out for another reason need not be suited here.
+        # A distribution that moves out because of another conflict need not be considered here.
         unsuited = {want.name for want in conflict.unmet}
         for other in self.conflicts:
             if other.exclusive is not None and unsuited <= {other.exclusive[0].name}:
@@ -63,7 +63,7 @@ class Mending:
         return f"pip install --upgrade {' '.join(dict.fromkeys(want.name for want in pair))}"
 
     def of_unmet(self, problems: Iterable[Unmet]) -> str:
-        """One line for all requirements of a distribution that are not met."""
+        """Return one command for all unmet requirements of a distribution."""
         conflicts = {conflict.package: conflict for conflict in self.conflicts}
         wanted = []
         for problem in problems:
@@ -75,7 +75,7 @@ class Mending:
 
 
 def cannot_share(chosen: Iterable[Recipe], device: Device) -> list[str]:
-    """Why backends cannot be installed in one environment, for each pair that cannot."""
+    """Return why backends cannot share an environment, for each such pair."""
     reasons = []
     for first, second in combinations(chosen, 2):
         one, other = first.build(device).needs, second.build(device).needs
@@ -93,5 +93,5 @@ def cannot_share(chosen: Iterable[Recipe], device: Device) -> list[str]:
 
 
 def pip_line(wanted: Iterable[str]) -> str:
-    """The command that installs requirements."""
+    """Return the command that installs requirements."""
     return "pip install " + " ".join(f"'{requirement}'" for requirement in dict.fromkeys(wanted))

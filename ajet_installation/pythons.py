@@ -1,4 +1,4 @@
-"""Finds an interpreter of a version that an environment can be made with."""
+"""Search for an interpreter to create an environment with."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Python:
 
 
 def find_python(wanted: str, given: str | None = None) -> Python:
-    """An interpreter whose version is in the range `wanted`: this one if it fits, else one on the path.
+    """Return an interpreter with a version in `wanted`: this one if it fits, else one on the path.
 
-    :param given: the only one to look at.
+    :param given: only consider this one.
     :raises ConfigError: there is none.
     """
     looked_at = []
@@ -57,7 +57,7 @@ def _on_path(names: Iterable[str]) -> Iterator[str]:
 
 
 def _version(path: str) -> str | None:
-    """None if it does not run: version managers leave such programs on the path."""
+    """Return the version, or None if it does not run, such as shims of version managers."""
     if path == sys.executable:
         return python_version()
     command = [path, "-c", "import platform; print(platform.python_version())"]

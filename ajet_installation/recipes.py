@@ -1,7 +1,8 @@
-"""What an environment for a backend is made of: one TOML file a backend, shipped with the core.
+"""Recipes of environments for backends: one TOML file per backend, included in the core.
 
-They are data of the core and not of the backends' plugins, because an environment is made where the plugin
-is not installed. Constraints are what was really installed and used, so an environment is the same tomorrow.
+They are in the core, not in the backends' plugins, because an environment is created where the
+plugin is not installed. Constraints are versions that were installed and tested, so that
+environments are reproducible.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def _checked_range(text: str) -> str:
 class Step(_Part):
     """One ``pip install``.
 
-    :param requirements: a file of requirements beside the recipe.
-    :param no_deps: install exactly these, without what they ask for.
+    :param requirements: a requirements file next to the recipe.
+    :param no_deps: install exactly these packages, without dependencies.
     """
 
     packages: tuple[str, ...] = ()
@@ -54,13 +55,14 @@ class Step(_Part):
 class Build(_Part):
     """A backend on one kind of device.
 
-    :param python: the range of Python versions.
-    :param gigabytes: free disk space that it takes.
-    :param imports: modules that must be importable when it is ready.
-    :param needs: ranges of packages that other backends need too, which say whether both fit into one environment.
-    :param prepare: Python that has to run before they are imported.
-    :param provides: distributions that go by another name here, as their usual name and that name.
-    :param constraints: a file of pinned versions beside the recipe.
+    :param python: the supported range of Python versions.
+    :param gigabytes: required free disk space.
+    :param imports: modules that must be importable in a finished environment.
+    :param needs: version ranges of packages that other backends need too, to find out whether both
+        fit into one environment.
+    :param prepare: Python code to run before the imports.
+    :param provides: distributions with other names here, by their usual name.
+    :param constraints: a file of pinned versions next to the recipe.
     :param variables: environment variables of workers that run in it.
     """
 
@@ -88,8 +90,9 @@ class Recipe(_Part):
     :param plugin: the distribution of its plugin.
     :param source: directory of that plugin in agentjet's source tree.
     :param components: names of the engines and trainers that the plugin registers.
-    :param with_backend: the extra of agentjet that installs the backend itself, on a GPU, beside the server.
-    :param directory: where the files it names are.
+    :param with_backend: the extra of agentjet that installs the backend itself, on a GPU, together
+        with the server.
+    :param directory: directory of the files that the recipe names.
     """
 
     name: str
@@ -103,11 +106,11 @@ class Recipe(_Part):
     gpu: Build
 
     def build(self, device: Device) -> Build:
-        """The backend on `device`."""
+        """Return the build for `device`."""
         return self.cpu if device == "cpu" else self.gpu
 
     def digest(self, device: Device) -> str:
-        """Changes with whatever `device`'s environment is made of."""
+        """Return a digest of everything that determines `device`'s environment."""
         build = self.build(device)
         sha = hashlib.sha256(build.model_dump_json(exclude={"needs"}).encode())
         for name in (build.constraints, *(step.requirements for step in build.steps)):
@@ -117,9 +120,9 @@ class Recipe(_Part):
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe in a TOML file; its name is that of the file.
+    """Read a recipe from a TOML file, whose name is the recipe's.
 
-    :raises ConfigError: the file cannot be read, or is no recipe.
+    :raises ConfigError: the file cannot be read, or is not a valid recipe.
     """
     try:
         table = read_toml(path)
@@ -130,14 +133,14 @@ def read_recipe(path: Path) -> Recipe:
 
 @cache
 def recipes() -> dict[str, Recipe]:
-    """The recipes of this version by name."""
+    """Return all recipes by name."""
     return {path.stem: read_recipe(path) for path in sorted(RECIPES.glob("*.toml"))}
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of a backend.
+    """Return the recipe of a backend.
 
-    :raises ConfigError: there is none; the message lists those there are.
+    :raises ConfigError: there is none; the message lists the existing ones.
     """
     known = recipes()
     if name not in known:
@@ -146,10 +149,10 @@ def recipe(name: str) -> Recipe:
 
 
 def recipe_of_plugin(distribution: str) -> Recipe | None:
-    """The recipe whose plugin is this distribution."""
+    """Return the recipe with this plugin distribution, or None."""
     return next((known for known in recipes().values() if known.plugin == distribution), None)
 
 
 def recipe_of_component(name: str) -> Recipe | None:
-    """The recipe whose plugin registers an engine or a trainer of this name."""
+    """Return the recipe whose plugin registers this engine or trainer, or None."""
     return next((known for known in recipes().values() if name in known.components), None)

@@ -1,4 +1,4 @@
-"""What a distribution asks for and what is installed, compared."""
+"""Comparison of requirements with installed distributions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from packaging.version import InvalidVersion, Version
 class Unmet:
     """A requirement that is not met.
 
-    :param by: the distribution that has it.
-    :param wanted: the requirement, as pip takes it.
-    :param found: the version there is, None if there is none.
+    :param by: the distribution that has the requirement.
+    :param wanted: the requirement, in pip's syntax.
+    :param found: the installed version, None if it is not installed.
     """
 
     by: str
@@ -33,7 +33,7 @@ class Unmet:
 
 
 def by_name(distributions: Iterable[Distribution]) -> dict[NormalizedName, Distribution]:
-    """Distributions by normalised name; the first of a name is the one that is imported."""
+    """Index distributions by normalised name; the first one of a name is the one imported."""
     found: dict[NormalizedName, Distribution] = {}
     for distribution in distributions:
         # A distribution whose metadata is damaged has no name.
@@ -50,12 +50,12 @@ def unmet(
     provides: Mapping[str, str] | None = None,
     deep: bool = False,
 ) -> list[Unmet]:
-    """The requirements of a distribution that `installed` does not meet.
+    """Return the requirements of a distribution that `installed` does not meet.
 
     :param root: its name; it must be installed.
-    :param extras: those of its extras that are wanted too.
-    :param provides: distributions that go by another name, as usual name and that name.
-    :param deep: also those of all that it needs.
+    :param extras: extras to include.
+    :param provides: distributions with other names, by usual name.
+    :param deep: also check its dependencies.
     """
     names = {canonicalize_name(usual): other for usual, other in (provides or {}).items()}
     problems: list[Unmet] = []
@@ -81,7 +81,7 @@ def unmet(
 def needs(
     root: NormalizedName, installed: Mapping[NormalizedName, Distribution]
 ) -> set[NormalizedName]:
-    """A distribution that is installed, and all that it needs and is installed."""
+    """Return an installed distribution and all its installed dependencies."""
     seen: set[tuple[NormalizedName, frozenset[str]]] = set()
     queue: list[tuple[NormalizedName, frozenset[str]]] = [(root, frozenset())]
     while queue:
@@ -97,9 +97,9 @@ def needs(
 def requirements_of(
     distribution: Distribution, extras: frozenset[str] = frozenset()
 ) -> list[Requirement]:
-    """The requirements of a distribution that apply here; what cannot be read is left out.
+    """Return the requirements of a distribution that apply here, skipping invalid ones.
 
-    :param extras: those of its extras that are wanted too.
+    :param extras: extras to include.
     """
     return [
         requirement
@@ -108,7 +108,7 @@ def requirements_of(
     ]
 
 
-# Reading them takes milliseconds, and they are asked for again and again.
+# Cached, because parsing takes milliseconds and is repeated often.
 @lru_cache(maxsize=2048)
 def _parsed(distribution: Distribution) -> list[tuple[Requirement, Marker | None]]:
     found = []
@@ -122,11 +122,11 @@ def _parsed(distribution: Distribution) -> list[tuple[Requirement, Marker | None
 
 
 def fits(version: str, wanted: SpecifierSet) -> bool:
-    """Whether a version is in a range."""
+    """Return whether a version is in a range."""
     try:
         return wanted.contains(version, prereleases=True)
     except InvalidVersion:
-        # Nothing can be said of a version such as "unknown".
+        # A version such as "unknown" cannot be compared.
         return True
 
 
@@ -136,10 +136,10 @@ def _as_pip_takes_it(requirement: Requirement) -> str:
 
 
 def compatible(first: str, second: str) -> bool:
-    """Whether some version is in both ranges.
+    """Return whether any version is in both ranges.
 
-    Only the versions at the ends of the ranges are tried, and those right below and above them: between two
-    neighbours of these a range does not change.
+    Only the ends of the ranges are tried, and the versions right below and above them, because
+    membership does not change between two such neighbours.
     """
     both = SpecifierSet(first) & SpecifierSet(second)
     ends = [Version(clause.version.removesuffix(".*")) for clause in both]

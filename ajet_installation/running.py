@@ -1,4 +1,4 @@
-"""Runs installers and other programs while an environment is made; what they say goes to a log."""
+"""Execution of installers and other programs, with their output in a log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from ajet_core.errors import BackendEnvironmentError
 
 _TAIL_LINES = 12
-# They would have pip install elsewhere, or take packages of this process for installed.
+# With these, pip would install elsewhere or consider packages of this process as installed.
 _UNWANTED = frozenset({"PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER"})
 _CAUSES = (
     (("No space left on device", "Disk quota exceeded"), "the disk is full"),
@@ -38,9 +38,9 @@ _CAUSES = (
 class Runner:
     """Runs programs with their output in a log.
 
-    :param say: told each line of output.
-    :param descriptor: the open lock of what is worked on; programs inherit it, so that it is held as long as one of
-        them runs, even if this process is killed.
+    :param say: called with each line of output.
+    :param descriptor: the open lock; programs inherit it, so that it is held as long as one of them
+        runs, even if this process is killed.
     """
 
     log: Path
@@ -50,10 +50,11 @@ class Runner:
     def run(
         self, what: str, command: Sequence[str], variables: Mapping[str, str] | None = None
     ) -> None:
-        """Run a program to its end.
+        """Run a program and wait for its end.
 
-        :param what: what it does, for the error.
-        :raises BackendEnvironmentError: it failed; the message has the cause if it is known, and the last lines.
+        :param what: description for the error.
+        :raises BackendEnvironmentError: it failed; the message has the cause, if known, and the
+            last lines.
         """
         kept = {name: value for name, value in os.environ.items() if name not in _UNWANTED}
         try:
@@ -68,7 +69,7 @@ class Runner:
     def _output(
         self, command: Sequence[str], environ: Mapping[str, str], write: Callable[[str], object]
     ) -> list[str] | None:
-        """The lines of a program that failed."""
+        """Return the lines of a program that failed, else None."""
         process = subprocess.Popen(  # noqa: S603
             command,
             stdin=subprocess.DEVNULL,

@@ -34,7 +34,7 @@ from ajet_installation.settings_layers import ENV_PREFIX, Layers, config_error, 
 
 SECRET_KEY = re.compile(r"password|secret|token|credential|dsn|api_?key", re.IGNORECASE)
 MASK = "**********"
-"""What is shown of a secret."""
+"""Displayed instead of a secret."""
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -44,10 +44,10 @@ class _Section(BaseModel):
 
 
 class PeerSettings(_Section):
-    """Another swarm server, which this one asks how joint episodes ended.
+    """Another swarm server, which this one queries for the outcomes of joint episodes.
 
-    :param token: any token of it, of the scope ``view`` best; not needed for a server of the same user on the same
-        machine.
+    :param token: any of its tokens, preferably of the scope ``view``; not needed for a server of
+        the same user on the same machine.
     :param insecure: allow a host that is not loopback without TLS.
     """
 
@@ -71,39 +71,40 @@ class PeerSettings(_Section):
 class ServerSettings(_Section):
     """The swarm server.
 
-    :param port: 0 takes any free port.
-    :param run_dir: everything a run writes; relative to the working directory.
-    :param model_roots: directories a run's model may be in, besides `run_dir`.
-    :param public_url: what episodes get as base URL, if the server is behind a proxy.
+    :param port: 0 uses any free port.
+    :param run_dir: directory for everything that a run writes; relative to the working directory.
+    :param model_roots: directories that a run's model may be in, besides `run_dir`.
+    :param public_url: the base URL for episodes if the server is behind a proxy.
     :param insecure: allow a host that is not loopback without TLS.
-    :param control_token: made at random if not set, and so is `client_token`.
+    :param control_token: random if not set; likewise `client_token`.
     :param max_body_bytes: larger requests are refused with 413.
-    :param max_open_episodes: claims beyond are refused with 429, and so are waiting claims beyond
+    :param max_open_episodes: further claims are refused with 429, as are waiting claims beyond
         `max_waiting_claims`.
-    :param max_calls_at_once: model calls of one episode being answered; more are refused with 429, and so are
-        those beyond `max_calls_per_episode`.
-    :param max_episode_seconds: longest time an episode may be open, since its claim; then it is aborted, with the cause
-        ``timeout``.
-    :param max_reward: largest absolute value of a reward, of one of its components, and of rewards for calls and
-        agents; an end with a larger one is refused with 400.
-    :param max_event_streams: readers of events at once.
-    :param max_connections: open connections, of anybody.
-    :param max_bytes_in_flight: bytes of request bodies being read or answered, of all requests together.
-    :param request_seconds: longest time a client may take to send the head of a request; to send a body, with a
-        second more for every 16 KiB of it; to read the next 64 KiB of an answer.
-    :param call_deadline_seconds: longest time a model call may take, waiting for weights included.
-    :param stream_heartbeat_seconds: longest time a stream of a model call sends nothing; then it sends a heartbeat,
-        because programs hang up on streams that are silent. 0 sends none.
-    :param boot_timeout_seconds: longest time a worker may take to load its model.
-    :param step_timeout_seconds: longest time a training step, a checkpoint or an export may take before its worker
-        is replaced.
-    :param engine_stall_seconds: longest time an engine may do nothing while calls wait for it.
-    :param stuck_seconds: time without progress after which the cause is logged and told in the events.
-    :param orphan_seconds: how long workers wait to be found by a server that is started again after it was killed,
-        so that it need not load libraries and model anew; 0 ends them at once.
-    :param peers: the other servers of joint episodes, by the names that clients give them; what is in doubt about a
-        joint episode is asked of them.
-    :param worker_restarts: deaths in a row of a worker after which the run fails.
+    :param max_calls_at_once: concurrent model calls of one episode; more are refused with 429, as
+        are those beyond `max_calls_per_episode`.
+    :param max_episode_seconds: maximum time from an episode's claim; then it is aborted with the
+        cause ``timeout``.
+    :param max_reward: maximum absolute value of a reward, of its components, and of rewards for
+        calls and agents; an end with a larger one is refused with 400.
+    :param max_event_streams: maximum number of concurrent readers of events.
+    :param max_connections: maximum number of open connections of all clients.
+    :param max_bytes_in_flight: maximum total size of request bodies being read or answered.
+    :param request_seconds: maximum time for a client to send the head of a request; to send a body,
+        plus a second for every 16 KiB of it; to read the next 64 KiB of an answer.
+    :param call_deadline_seconds: maximum duration of a model call, including waits for weights.
+    :param stream_heartbeat_seconds: maximum silence of a model call's stream before a heartbeat is
+        sent, because clients close silent streams. 0 disables heartbeats.
+    :param boot_timeout_seconds: maximum time for a worker to load its model.
+    :param step_timeout_seconds: maximum duration of a training step, a checkpoint or an export
+        before the worker is replaced.
+    :param engine_stall_seconds: maximum time without progress of an engine while calls wait for it.
+    :param stuck_seconds: time without progress after which the cause is logged and sent as an
+        event.
+    :param orphan_seconds: how long workers wait for a server that is restarted after it was killed,
+        so that it need not load libraries and the model again; 0 ends them at once.
+    :param peers: the other servers of joint episodes, by the names that clients give them; they are
+        queried about joint episodes in doubt.
+    :param worker_restarts: consecutive deaths of a worker after which the run fails.
     """
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
@@ -152,7 +153,7 @@ class ServerSettings(_Section):
 
 
 class StoreSettings(_Section):
-    """The sample store, a component by its registered name, with its own settings."""
+    """The sample store: a component by its registered name, with its settings."""
 
     name: Annotated[str, Field(min_length=1)] = "sqlite"
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -161,13 +162,14 @@ class StoreSettings(_Section):
 class WorkerSettings(_Section):
     """Worker processes.
 
-    :param python: interpreter by component, as ``engine:NAME``, ``trainer:NAME``, or ``NAME`` for both; ``env:NAME``
-        is that of an environment made by ``ajet env create``. Only here, never in a run's configuration: a
-        client must not choose what the server executes.
-    :param environments: the directory such environments are in; ``.venvs`` of the working directory, of those above
-        the run directory, and beside the virtual environment the server runs in, if it is not set.
-    :param collective_host: address of this machine that a trainer listens at for the weight channel ``collective``. Model
-        servers of other machines need one they can reach, in a network you trust: weights go over it in the clear.
+    :param python: interpreter by component, as ``engine:NAME``, ``trainer:NAME``, or ``NAME`` for
+        both; ``env:NAME`` is that of an environment made by ``ajet env create``. Not allowed in a
+        run's configuration, because a client must not choose what the server executes.
+    :param environments: the directory of such environments; by default ``.venvs`` of the working
+        directory, of those above the run directory, and next to the server's virtual environment.
+    :param collective_host: address of this machine at which a trainer listens for the weight
+        channel ``collective``. Model servers on other machines must be able to reach it, in a
+        network you trust, because weights are sent unencrypted.
     """
 
     python: dict[str, str] = Field(default_factory=dict)
@@ -178,13 +180,14 @@ class WorkerSettings(_Section):
 class ModelServerSettings(_Section):
     """The model servers behind one engine, such as ``vllm``.
 
-    Only here, never in a run's configuration: a client must not choose what the server executes, nor whom it talks to.
+    Not allowed in a run's configuration, because a client must not choose what the server executes
+    or connects to.
 
-    :param python: interpreter to start them with; if not set, the worker's own interpreter if it has the engine, or an
-        environment named after the engine.
-    :param arguments: added to their command line; what agentjet itself decides is refused.
-    :param urls: servers that run already, one a replica; none are started then.
-    :param api_key: what those ask for.
+    :param python: interpreter to start them with; by default the worker's interpreter if it has the
+        engine, or an environment named after the engine.
+    :param arguments: added to their command line; arguments that agentjet sets are refused.
+    :param urls: servers that are already running, one per replica; if set, none are started.
+    :param api_key: key for the servers in `urls`.
     """
 
     python: Annotated[str, Field(min_length=1)] | None = None
@@ -196,7 +199,7 @@ class ModelServerSettings(_Section):
 class PluginSettings(_Section):
     """Plugins.
 
-    :param blocked: names of plugins that are never imported; ``name@distribution`` picks one of
+    :param blocked: names of plugins that are never imported; ``name@distribution`` selects one of
         several distributions.
     """
 
@@ -230,11 +233,13 @@ class SettingOrigin:
 class Settings(BaseSettings):
     """All settings. Keyword arguments are flags: nested mappings that override everything else.
 
-    :param config: the TOML file; ``ajet.toml`` of the working directory if there is one.
-    :param servers: model servers by name of the engine that uses them, as in ``[servers.vllm]``.
-    :param loggers: metrics loggers by name, with their settings, as in ``[loggers.wandb]``; ``jsonl`` is always on.
+    :param config: the TOML file; by default ``ajet.toml`` in the working directory, if it exists.
+    :param servers: model servers by the name of the engine that uses them, as in
+        ``[servers.vllm]``.
+    :param loggers: metrics loggers by name, with their settings, as in ``[loggers.wandb]``;
+        ``jsonl`` is always enabled.
     :param agents: settings of agent adapters by name, as in ``[agents.langchain]``.
-    :raises ConfigError: an unknown key, a wrong value, or a file that cannot be read.
+    :raises ConfigError: there is an unknown key, an invalid value, or an unreadable file.
     """
 
     model_config = SettingsConfigDict(
@@ -274,11 +279,11 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What `Layers` has merged, and nothing more: it alone knows where each value came from."""
+        """Use only what `Layers` has merged, because it records the source of each value."""
         return (init_settings,)
 
     def explain(self) -> list[SettingOrigin]:
-        """Every effective setting and where it came from, in the order of the classes above."""
+        """Return every effective setting and its source, in the order of the classes above."""
         origins = []
         for path, value in leaves(self.model_dump(mode="json")):
             shown = MASK if value is not None and SECRET_KEY.search(path[-1]) else value

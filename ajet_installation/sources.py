@@ -1,4 +1,4 @@
-"""Where agentjet itself and a backend's plugin are installed from."""
+"""The sources from which agentjet and a backend's plugin are installed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ajet_installation.recipes import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What pip is given.
+    """Arguments for pip.
 
-    :param core: arguments that install agentjet; none leave it out.
+    :param core: arguments that install agentjet; empty to omit it.
     :param plugin: arguments that install the plugin.
-    :param distributions: what these install.
+    :param distributions: the plugin distributions that these install.
     :param note: why there is no plugin.
     """
 
@@ -28,17 +28,17 @@ class Source:
 
 
 def source_tree() -> Path | None:
-    """The source tree this agentjet runs from, if it does."""
+    """Return the source tree that this agentjet runs from, if any."""
     directory = Path(ajet_core.__file__).parents[1]
     return directory if _is_tree(directory) else None
 
 
 def source_of(wanted: Recipe, tree: Path | None, find_links: Path | None) -> Source:
-    """Agentjet and the plugin of a recipe: of a source tree, else as wheels.
+    """Return the source of agentjet and a recipe's plugin: a source tree, or wheels.
 
-    :param tree: a source tree; packages are installed in place, so that changes to it are seen.
+    :param tree: a source tree; packages are installed in editable mode.
     :param find_links: a directory of wheels.
-    :raises ConfigError: `tree` is none.
+    :raises ConfigError: `tree` is not a source tree.
     """
     names = (wanted.plugin,)
     if tree is not None:

@@ -33,7 +33,7 @@ class Accumulated:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of `TorchTrainerSettings`: ``loss_limit`` and ``grad_norm_limit``; None means no limit."""
+    """``loss_limit`` and ``grad_norm_limit`` of `TorchTrainerSettings`; None means no limit."""
 
     loss: float | None
     grad_norm: float | None

@@ -1,8 +1,8 @@
-"""The weight channel ``collective``: a trainer broadcasts its weights into the memory of model servers.
+"""The weight channel ``collective``: a trainer broadcasts weights into the memory of model servers.
 
-The trainer has a `WeightSender`. Its updates say where it listens; for each server, a `WeightReceiver` in the engine talks
-to it, and has the server join a group with it (``torch.distributed``: NCCL between GPUs, gloo otherwise). The engine needs
-no torch for it.
+The trainer has a `WeightSender`, whose updates contain its address. For each server, a
+`WeightReceiver` in the engine connects to it and makes the server join a group with it
+(``torch.distributed``: NCCL between GPUs, gloo otherwise). The engine does not need torch.
 """
 
 from ajet_engines.collective.receiver import GroupMember, WeightReceiver

@@ -1,4 +1,4 @@
-"""The engine's end of the weight channel ``collective``: it tells a model server to join a sender's group and to receive."""
+"""The engine's end of the channel ``collective``: it makes model servers join and receive."""
 
 from __future__ import annotations
 
@@ -34,41 +34,41 @@ T = TypeVar("T")
 _CONNECT_SECONDS = 10.0
 _JOIN_SECONDS = 60.0
 _LEAVE_SECONDS = 5.0
-# The sender answers at once whether it has the weights.
+# The sender answers immediately whether it has the weights.
 _ASK_SECONDS = 60.0
 
 
 class GroupMember(ABC):
-    """A model server, as the one who is sent weights.
+    """A model server as a receiver of weights.
 
     Its methods raise `EngineError` and `ajet_engines.served.http.ServerGoneError`.
     """
 
     @abstractmethod
     def ranks(self) -> int:
-        """How many of its processes receive."""
+        """Return the number of its processes that receive weights."""
 
     @abstractmethod
     def backends(self) -> list[Backend]:
-        """Collectives that they can use, best first."""
+        """Return the collective backends that they support, best first."""
 
     @abstractmethod
     async def join(self, group: Group) -> None:
-        """Have the processes join as the ranks from 1 on; returns when all have met."""
+        """Make the processes join as the ranks from 1 on; return when all have joined."""
 
     @abstractmethod
     async def take(self, tensors: Sequence[TensorSpec]) -> None:
-        """Have them receive these tensors, in this order, and serve them."""
+        """Make them receive these tensors, in this order, and serve them."""
 
     @abstractmethod
     async def leave(self) -> None:
-        """Have them leave the group; its sender is gone."""
+        """Make them leave the group after the sender has left."""
 
 
 class WeightReceiver:
-    """Brings weights into one model server.
+    """Transfers weights to one model server.
 
-    The group is made at the first update and kept, and made again for another sender.
+    The group is created at the first update and kept until the sender changes.
     """
 
     def __init__(self, member: GroupMember) -> None:
@@ -79,10 +79,10 @@ class WeightReceiver:
         self._writer: asyncio.StreamWriter | None = None
 
     async def receive(self, update: WeightUpdate) -> None:
-        """Have the server serve the update's weights.
+        """Make the server serve the update's weights.
 
-        :raises WeightsGoneError: the sender cannot be reached, and the server serves what it did.
-        :raises EngineError: it failed, and what the server serves is not known.
+        :raises WeightsGoneError: the sender cannot be reached; the served weights have not changed.
+        :raises EngineError: the transfer failed, and the served weights are unknown.
         """
         tensors = tensors_of(update)
         sender = update.location, update.metadata.get("token", "")
@@ -95,23 +95,25 @@ class WeightReceiver:
         except WeightsGoneError:
             if not kept or self._writer is not None:
                 raise
-            # A connection that nothing went over for long may be cut by what lies between.
+            # A connection that was idle for a long time may have been cut by the network:
+            # reconnect.
             await self._join(update)
             self._sender = sender
             await self._offered(update)
         await self._both(self._member.take(tensors), self._answered("sending the weights"))
 
     async def _offered(self, update: WeightUpdate) -> None:
-        """Ask for weights; what comes next are they.
+        """Request weights; the sender broadcasts them next.
 
-        :raises WeightsGoneError: there are none. Where nobody answers, the connection is closed.
+        :raises WeightsGoneError: the weights are not available. If the sender does not answer, the
+            connection is closed.
         """
         try:
             await self._ask(Send(policy_version=update.policy_version))
             async with asyncio.timeout(_ASK_SECONDS):
                 answer = await self._answer_if_there()
         except BaseException as error:
-            # An answer that comes after all would be taken for one to another question.
+            # A late answer would be mistaken for the answer to another request.
             self._hang_up()
             if isinstance(error, TimeoutError):
                 raise WeightsGoneError("the sender of weights does not answer") from error
@@ -127,11 +129,11 @@ class WeightReceiver:
                 raise EngineError(f"the sender of weights said {other!r} when asked for some")
 
     async def close(self) -> None:
-        """Hang up, and have the server leave the group, as the sender does then."""
+        """Close the connection and make the server leave the group, as the sender then does."""
         self._hang_up()
         if self._joined:
             self._joined = False
-            # One that is gone, or hangs, has left as far as anybody can say.
+            # A server that has died or hangs is considered to have left.
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(_LEAVE_SECONDS):
                     await self._member.leave()
@@ -172,7 +174,7 @@ class WeightReceiver:
         await self._both(member.join(group), self._answered("meeting the group"))
 
     async def _both(self, ours: Awaitable[None], theirs: Awaitable[None]) -> None:
-        """Wait for both ends; the first that fails is told, because the other would wait for it."""
+        """Wait for both ends; if one fails, cancel the other, which would wait for it."""
         tasks = [asyncio.ensure_future(ours), asyncio.ensure_future(theirs)]
         try:
             await asyncio.gather(*tasks)
@@ -198,9 +200,9 @@ class WeightReceiver:
             raise WeightsGoneError(f"the sender of weights is gone: {error}") from error
 
     async def _answer_if_there(self) -> Answer:
-        """What the sender says before any server was told of anything.
+        """Return the sender's answer before any server was involved.
 
-        :raises WeightsGoneError: it says nothing any more.
+        :raises WeightsGoneError: the sender does not answer any more.
         """
         try:
             return await self._answer("asking for weights")

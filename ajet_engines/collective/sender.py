@@ -1,4 +1,4 @@
-"""The trainer's end of the weight channel ``collective``: weights are broadcast into the memory of model servers."""
+"""The trainer's end of the channel ``collective``: it broadcasts weights to model servers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _JOIN_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """Weights as they were when they were published."""
+    """A copy of the weights at the time of publishing."""
 
     policy_version: int
     tensors: dict[str, torch.Tensor]
@@ -57,24 +57,25 @@ class _Offer:
 
 @dataclass(slots=True)
 class _Member:
-    """A connection, and the group it stands for."""
+    """A connection and its group."""
 
-    # A backend of torch's: ProcessGroupGloo or ProcessGroupNCCL.
+    # A torch backend: ProcessGroupGloo or ProcessGroupNCCL.
     group: Any = None
     device: Any = None
-    # Kept as long as the group: keys are read from it later too.
+    # Must live as long as the group, which reads keys from it later too.
     store: Any = field(default=None, repr=False)
 
 
 class WeightSender:
-    """Broadcasts the latest weights to everybody who joins, from threads of its own; one group for each who does.
+    """Broadcasts the latest weights to all receivers, in separate threads, with a group for each.
 
-    Training goes on meanwhile: what is sent is a copy, on the device of the parameters and of their size.
+    Training continues meanwhile: the weights are copied, on the device of the parameters.
 
-    Whoever can read the network between sender and receivers can read the weights: torch's collectives are neither
-    encrypted nor authenticated. The sender listens at one address only, by default of this machine alone.
+    Anyone who can read the network between sender and receivers can read the weights: torch's
+    collectives are neither encrypted nor authenticated. The sender listens at one address only, by
+    default a loopback address.
 
-    :param host: address to listen at, which receivers must be able to reach.
+    :param host: address to listen at; receivers must be able to reach it.
     """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
@@ -88,10 +89,10 @@ class WeightSender:
         self._connections: set[asyncio.Task[None]] = set()
 
     def publish(self, module: nn.Module, policy_version: int) -> WeightUpdate:
-        """Offer the weights of `module` as they are.
+        """Offer a copy of the weights of `module`.
 
-        :param module: a Hugging Face causal LM without adapters; tensors have the names of its files.
-        :raises TrainerError: the address cannot be listened at, or torch has no collectives.
+        :param module: a Hugging Face causal LM without adapters; tensors are named as in its files.
+        :raises TrainerError: the address cannot be listened at, or torch lacks collectives.
         """
         import torch
 
@@ -101,7 +102,8 @@ class WeightSender:
             )
         if self._thread is None:
             self._listen()
-        # Not three times in memory: those who ask for it are told that there will be others.
+        # Drop the old copy first, to save memory. Receivers that request it are told that it is
+        # gone.
         self._offer = None
         tensors = {name: tensor.detach().clone() for name, tensor in file_tensors(module).items()}
         self._offer = _Offer(policy_version, tensors)
@@ -114,7 +116,7 @@ class WeightSender:
         return make_update(policy_version, (self._host, self._port), self._token, specs)
 
     def close(self) -> None:
-        """Listen no more and leave all groups; closing twice is harmless."""
+        """Stop listening and leave all groups; idempotent."""
         thread, self._thread = self._thread, None
         loop, self._loop = self._loop, None
         if thread is not None and loop is not None:
@@ -187,7 +189,7 @@ class WeightSender:
             backend, device = self._backend(first)
             listener = socket.create_server((self._host, 0), family=_family(self._host))
             group = Group(
-                # A server of somebody else's may still be in groups of other senders.
+                # A server that was started separately may still be in groups of other senders.
                 name=f"ajet-weights-{secrets.token_hex(8)}",
                 host=self._host,
                 port=listener.getsockname()[1],
@@ -211,18 +213,18 @@ class WeightSender:
                 await _unless_hung_up(reader, _in_thread(partial(_broadcast, member, offer)))
                 await answer(Done())
         except (AjetError, RuntimeError) as error:
-            # RuntimeError is what torch raises for whatever goes wrong in a group.
+            # torch raises RuntimeError for any failure in a group.
             await answer(Failed(error=str(error).partition("\n")[0]))
 
     def _backend(self, join: Join) -> tuple[Backend, Any]:
-        """The best that both can use, and the device that tensors have to be on for it."""
+        """Return the best backend that both sides support, and the device of tensors for it."""
         import torch
 
         device = torch.device("cpu")
         if self._offer is not None:
             device = next(iter(self._offer.tensors.values())).device
         for backend in join.backends:
-            # Weights that are on no GPU would need one of their own to be sent from.
+            # Weights that are not on a GPU would need a GPU to be sent from.
             if (
                 backend == "nccl"
                 and device.type == "cuda"
@@ -251,16 +253,16 @@ def _broadcast(member: _Member, offer: _Offer) -> None:
 
 
 def meet(group: Group, rank: int, listener: int | None) -> tuple[Any, Any]:
-    """Wait for all of a group; its store, which must be kept, and the group.
+    """Wait for all members of a group; return its store, which must be kept, and the group.
 
-    Not made by ``torch.distributed.new_group``, which would need a group of everybody that this process talks to, and
-    would refuse to be called from several threads. The keys are those that torch's own functions use, so that a
-    server may join with them.
+    ``torch.distributed.new_group`` is not used: it would need a group of all processes that this
+    one communicates with, and cannot be called from several threads. The keys are those of torch's
+    functions, so that a server may join by them.
 
     :param listener: a listening socket for the store, for rank 0.
-    :raises RuntimeError: not all came in time.
+    :raises RuntimeError: not all members joined in time.
     """
-    # Of the names that are used here, not all are among those that torch lists as its own.
+    # Some of the names used here are not exported by torch for type checkers.
     from torch import distributed as public
 
     distributed: Any = public
@@ -278,7 +280,7 @@ def meet(group: Group, rank: int, listener: int | None) -> tuple[Any, Any]:
     keys: Any = distributed.PrefixStore(group.name, store)
     for prefix in (f"{group.name}/", f"{device}/"):
         keys = distributed.PrefixStore(prefix, keys)
-    # To meet in; a broadcast has a limit of its own.
+    # The timeout for joining; broadcasts have a separate one.
     limit = timedelta(seconds=MEET_SECONDS)
     if group.backend == "nccl":
         options = distributed.ProcessGroupNCCL.Options()
@@ -291,11 +293,11 @@ def meet(group: Group, rank: int, listener: int | None) -> tuple[Any, Any]:
 
 
 def file_tensors(module: nn.Module) -> Mapping[str, torch.Tensor]:
-    """The tensors of a model under the names that its files have, each once."""
+    """Return the tensors of a model by their names in files, each once."""
     found: dict[str, torch.Tensor] = {}
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for name, tensor in module.state_dict().items():
-        # An output matrix that is the embedding is left out of files too.
+        # Tied output matrices are omitted from files too.
         key = (tensor.data_ptr(), tuple(tensor.shape))
         if tensor.numel() and key in seen:
             continue
@@ -305,7 +307,7 @@ def file_tensors(module: nn.Module) -> Mapping[str, torch.Tensor]:
 
 
 def _as_in_files(module: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Transformers keeps some models in another form than their files have, such as experts stacked into one tensor."""
+    """Convert tensors that transformers keeps in another form than files, such as stacked experts."""
     with suppress(ImportError):
         from transformers.core_model_loading import revert_weight_conversion
 
@@ -318,10 +320,10 @@ def _family(host: str) -> int:
 
 
 async def _unless_hung_up(reader: asyncio.StreamReader, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which whoever asked for it is not to interrupt.
+    """Return the result of `work`, unless the peer hangs up.
 
-    :raises ConnectionError: they hung up meanwhile, or said something. The thread is left behind: torch lets go of a
-        peer that is gone, or after a time.
+    :raises ConnectionError: the peer hung up or sent something meanwhile. The thread is left
+        behind; torch releases a dead peer at once or after a timeout.
     """
     task = asyncio.ensure_future(work)
     hears = asyncio.ensure_future(reader.read(1))
@@ -337,7 +339,7 @@ async def _unless_hung_up(reader: asyncio.StreamReader, work: Coroutine[Any, Any
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Run what blocks. Nobody waits for such a thread at the end: torch lets go of a dead peer only after its timeout."""
+    """Run blocking work in a daemon thread, because torch releases a dead peer only after a timeout."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -356,7 +358,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001
             failure = error
         with suppress(RuntimeError):
-            # The loop may be closed by now.
+            # The loop may already be closed.
             loop.call_soon_threadsafe(tell, result, failure)
 
     threading.Thread(target=run, name="ajet-broadcast", daemon=True).start()

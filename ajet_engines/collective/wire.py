@@ -1,8 +1,9 @@
-"""What a sender of weights and those who receive them say to each other: lines of JSON over TCP.
+"""The protocol between a sender of weights and its receivers: lines of JSON over TCP.
 
-A receiver joins, is told where the group meets, and is answered once more when all of it have met. Then it asks for weights
-as often as it likes: it is told that they are about to be broadcast, or that there are others by now, and is answered once more
-when all tensors have been broadcast, from rank 0, in the order in which they are listed. The connection stands for the group: where it ends, the group ends.
+A receiver joins, gets the address of the group, and gets another answer when all members have
+joined. It can then request weights repeatedly: the sender answers that the broadcast starts, or
+that only other weights are available, and answers again when all tensors have been broadcast from
+rank 0, in the listed order. The group ends with the connection.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class _Line(BaseModel):
 
 
 class Join(_Line):
-    """Make a group of the sender and `ranks` others.
+    """Create a group of the sender and `ranks` others.
 
-    :param token: of the sender.
-    :param backends: that the others can use, best first.
+    :param token: the sender's token.
+    :param backends: backends that the others support, best first.
     """
 
     kind: Literal["join"] = "join"
@@ -45,11 +46,11 @@ class Send(_Line):
 
 
 class Group(_Line):
-    """Where a group meets.
+    """The address of a group.
 
     :param name: prefix of all keys in its store.
-    :param port: of the store (``torch.distributed.TCPStore``), which rank 0 holds.
-    :param world_size: all ranks, the sender's 0 among them.
+    :param port: port of the store (``torch.distributed.TCPStore``), which is hosted by rank 0.
+    :param world_size: number of ranks, including the sender's rank 0.
     """
 
     kind: Literal["group"] = "group"
@@ -61,25 +62,25 @@ class Group(_Line):
 
 
 class Ready(_Line):
-    """The broadcast begins."""
+    """The broadcast starts."""
 
     kind: Literal["ready"] = "ready"
 
 
 class Gone(_Line):
-    """Other weights are offered by now."""
+    """The requested weights have been replaced by others."""
 
     kind: Literal["gone"] = "gone"
 
 
 class Done(_Line):
-    """It has been done."""
+    """The request was completed."""
 
     kind: Literal["done"] = "done"
 
 
 class Failed(_Line):
-    """It could not be done."""
+    """The request failed."""
 
     kind: Literal["failed"] = "failed"
     error: str
@@ -104,24 +105,24 @@ _SPECS = TypeAdapter(list[TensorSpec])
 
 
 def encoded(line: Request | Answer) -> bytes:
-    """A line, with its end."""
+    """Encode a message as a line with a newline."""
     return line.model_dump_json().encode() + b"\n"
 
 
 def read_request(line: bytes) -> Request:
-    """:raises ValueError: it is none."""
+    """:raises ValueError: the line is not a request."""
     return _REQUEST.validate_json(line)
 
 
 def read_answer(line: bytes) -> Answer:
-    """:raises ValueError: it is none."""
+    """:raises ValueError: the line is not an answer."""
     return _ANSWER.validate_json(line)
 
 
 def make_update(
     policy_version: int, address: tuple[str, int], token: str, specs: list[TensorSpec]
 ) -> WeightUpdate:
-    """The update that tells an engine of weights; its location is ``tcp://HOST:PORT``."""
+    """Create the update for an engine; its location is ``tcp://HOST:PORT``."""
     host, port = address
     return WeightUpdate(
         channel=CHANNEL,
@@ -132,9 +133,9 @@ def make_update(
 
 
 def tensors_of(update: WeightUpdate) -> list[TensorSpec]:
-    """The tensors of an update, in the order of the broadcast.
+    """Return the tensors of an update, in the order of the broadcast.
 
-    :raises EngineError: it does not list them.
+    :raises EngineError: the update has no valid list of tensors.
     """
     try:
         return _SPECS.validate_json(update.metadata["tensors"])
@@ -145,5 +146,5 @@ def tensors_of(update: WeightUpdate) -> list[TensorSpec]:
 
 
 def shapes_of(specs: list[TensorSpec]) -> Mapping[str, tuple[int, ...]]:
-    """Shapes by name."""
+    """Return shapes by name."""
     return {spec.name: spec.shape for spec in specs}

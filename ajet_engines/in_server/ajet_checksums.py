@@ -1,11 +1,13 @@
-"""Checksums of weights by tensor, which prove that what is served is what was published.
+"""Checksums of weights by tensor, which prove that the served weights are the published ones.
 
-Runs in model servers too, where it is found by itself on the server's path: nothing of agentjet is imported here.
+This module also runs in model servers, as a top-level module on their path, so it must not import
+anything of agentjet.
 
-A checksum is of a tensor's values, whatever their order: the sum of ``b * (A * b + B)`` modulo 2**64 over the bits ``b`` of
-each value as a float32. A value of +0 adds nothing. So checksums of tensors that a server has joined to one, transposed or
-padded with zeros add up, and a value has the same bits in every precision that holds it. One changed bit changes it; a
-permutation within one tensor does not.
+A checksum depends on a tensor's values but not on their order: it is the sum of ``b * (A * b + B)``
+modulo 2**64 over the bits ``b`` of each value as a float32. A value of +0 contributes nothing.
+Checksums therefore add up if a server concatenates, transposes or zero-pads tensors, and a value
+has the same bits in every precision that can represent it. Changing one bit changes the checksum;
+permuting values within a tensor does not.
 """
 
 from __future__ import annotations
@@ -21,24 +23,25 @@ _log = logging.getLogger("ajet.checksums")
 # Odd, without a pattern: 2**64 divided by the golden ratio, and a constant of MurmurHash3.
 _A = 0x9E3779B97F4A7C15 - 2**64
 _B = 0xFF51AFD7ED558CCD - 2**64
-# What fits into a cache is added up several times faster; on a device each part costs a launch.
+# Parts that fit into a CPU cache are summed several times faster; on a GPU each part costs a
+# launch.
 _PART = {"cpu": 1 << 18}
 _PART_ELSEWHERE = 1 << 26
 
 OTHERWISE = "not as loaded"
-"""Stands for the checksum of a tensor that is not in memory as it was loaded."""
+"""Replaces the checksum of a tensor whose content in memory differs from the loaded one."""
 
 
 def checksum(tensor: Any) -> str:
-    """16 hexadecimal digits.
+    """Return the checksum of a tensor as 16 hexadecimal digits.
 
-    :param tensor: of any shape, dtype and device, of torch.
+    :param tensor: a torch tensor of any shape, dtype and device.
     """
     return _written(_total(tensor))
 
 
 def published(tensors: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """The checksums that each tensor may have where it is served: as it is, or rounded to half precision."""
+    """Return the valid checksums of each tensor when served: unchanged, or in half precision."""
     import torch
 
     def all_of(tensor: Any) -> tuple[str, ...]:
@@ -50,10 +53,11 @@ def published(tensors: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 class LoadedWeights:
-    """What a server was given to load, and whether it is still what it has in memory.
+    """The weights that a server was given to load, compared with those in its memory.
 
-    Servers join tensors, transpose, split and pack them. What they keep as it came is found out at the first load:
-    the tensors of one layer whose checksums add up to those of that layer's parameters. From then on they have to.
+    Servers concatenate, transpose, split and pack tensors. The first load shows which layers are
+    kept unchanged: those whose tensors' checksums add up to those of the layer's parameters. From
+    then on they must stay so.
     """
 
     def __init__(self) -> None:
@@ -62,9 +66,9 @@ class LoadedWeights:
         self._kept: frozenset[str] | None = None
 
     def noted(self, weights: Iterable[tuple[str, Any]], dtype: Any) -> Iterator[tuple[str, Any]]:
-        """The same weights, noted as they are read.
+        """Yield the same weights, recording their checksums.
 
-        :param dtype: that the server keeps them in.
+        :param dtype: dtype in which the server keeps them.
         """
         for name, tensor in weights:
             total = _total(tensor)
@@ -74,14 +78,14 @@ class LoadedWeights:
             yield name, tensor
 
     def begin(self) -> None:
-        """Forget what was loaded before: all weights are about to come."""
+        """Forget earlier loads, before all weights are loaded again."""
         self._received, self._sums = {}, {}
 
     @contextmanager
     def noting(self, model: Any, dtype: Any) -> Iterator[None]:
-        """Note what `model.load_weights` is given meanwhile.
+        """Record the weights passed to `model.load_weights` in the block.
 
-        :param dtype: that the model keeps its weights in.
+        :param dtype: dtype in which the model keeps its weights.
         """
         load = model.load_weights
         model.load_weights = lambda weights, *rest, **named: load(
@@ -90,13 +94,13 @@ class LoadedWeights:
         try:
             yield
         finally:
-            # The class's own is found again.
+            # Uncover the method of the class again.
             del model.load_weights
 
     def report(self, parameters: Iterable[tuple[str, Any]]) -> dict[str, str]:
-        """The checksum of each tensor that was loaded, `OTHERWISE` if it is not in memory any more.
+        """Return the checksum of each loaded tensor, `OTHERWISE` if memory differs from it.
 
-        :param parameters: of the model, by name; what several names share comes once.
+        :param parameters: parameters of the model by name; shared ones only once.
         """
         here = _by_layer((name, _total(tensor)) for name, tensor in parameters)
         loaded = _by_layer(self._sums.items())
@@ -104,7 +108,8 @@ class LoadedWeights:
         if self._kept is None and loaded:
             self._kept = same
             if len(same) < len(loaded):
-                # A load that went wrong in memory looks the same: with few layers, or none, it is worth a look.
+                # A load that corrupted memory looks the same: if few or no layers match, it is
+                # worth a look.
                 _log.warning(
                     "%d of %d layers are in memory as they were loaded, and are proven there from now on; the others are "
                     "packed or split, and are proven up to the loader only",
@@ -126,7 +131,7 @@ def _by_layer(totals: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def _layer(name: str) -> str:
-    """What is around a tensor's module: servers join modules that are beside each other."""
+    """Return the parent of a tensor's module: servers join sibling modules."""
     path, _, kind = name.rpartition(".")
     return f"{path.rpartition('.')[0]}.{kind}"
 

@@ -1,6 +1,7 @@
-"""What one request's tokens are drawn from, where that is not the policy: penalties, bias, grammar.
+"""Penalties, bias and grammar of a request, where its sampling distribution is not the policy's.
 
-Runs in model servers too, where it is found by itself on the server's path: nothing of agentjet is imported here.
+This module also runs in model servers, as a top-level module on their path, so it must not import
+anything of agentjet.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ _log = logging.getLogger("ajet.shaping")
 
 
 class Shaping:
-    """What is added to the logits of a request's next token.
+    """Offsets for the logits of a request's next token.
 
-    :param size: of the vocabulary.
-    :param frequency: taken off a token's logit for each time it was sampled.
-    :param presence: taken off once if it was sampled at all.
-    :param bias: (token id, what is added) pairs.
-    :param matcher: llguidance's, of the grammar; None if there is none.
-    :param stops: allowed when the matcher knows no further; a grammar's end.
+    :param size: size of the vocabulary.
+    :param frequency: subtracted from a token's logit for each time it was sampled.
+    :param presence: subtracted once if the token was sampled at all.
+    :param bias: pairs of a token id and the number added to its logit.
+    :param matcher: llguidance's matcher of the grammar; None if there is none.
+    :param stops: tokens allowed when the grammar has ended.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Shaping:
             self._added[token_id] += added
 
     def row(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """[size] float32, minus infinity for tokens that may not come. Not to be changed."""
+        """Return [size] float32, minus infinity for forbidden tokens. Must not be modified."""
         if self._matcher is None:
             return self._added
         size = len(self._added)
@@ -60,7 +61,7 @@ class Shaping:
         return np.where(allowed, self._added, np.float32(-np.inf))
 
     def take(self, token_id: int) -> None:
-        """A token was sampled."""
+        """Record a sampled token."""
         if self._matcher is not None and token_id not in self._stops:
             self._matcher.consume_token(token_id)
         if self._frequency or self._presence:
@@ -70,7 +71,7 @@ class Shaping:
 
 
 class _Nothing:
-    """A matcher of what cannot be matched."""
+    """A matcher that matches nothing."""
 
     def is_error(self) -> bool:
         return True
@@ -80,10 +81,10 @@ class _Nothing:
 
 
 class Grammars:
-    """Makes matchers of grammars over a model's tokens.
+    """Creates matchers of grammars over a model's tokens.
 
     :param model: the model's directory.
-    :param size: of the vocabulary.
+    :param size: size of the vocabulary.
     """
 
     def __init__(self, model: str, size: int) -> None:
@@ -92,13 +93,15 @@ class Grammars:
         self._tokenizers: dict[tuple[int, ...], Any] = {}
 
     def matcher(self, grammar: str, stops: Sequence[int]) -> Any:
-        """A matcher at the beginning of a completion. Takes milliseconds, the first one perhaps a second.
+        """Create a matcher for the start of a completion.
 
-        :param grammar: Lark, as llguidance reads it.
-        :param stops: one of these tokens ends what matches.
-        :raises ValueError: the grammar is none, or says what cannot be enforced.
+        This takes milliseconds, the first time perhaps a second.
+
+        :param grammar: a Lark grammar in llguidance's syntax.
+        :param stops: any of these tokens ends a match.
+        :raises ValueError: the grammar is invalid or cannot be enforced.
         """
-        # Here: few requests need it.
+        # Imported here because few requests need it.
         import llguidance
 
         tokenizer = self._tokenizers.get(tuple(stops))
@@ -114,13 +117,13 @@ class Grammars:
 
 
 class Followed:
-    """The shaping of a request in a model server, which knows what it has sampled so far.
+    """The shaping of a request in a model server that passes all tokens sampled so far.
 
-    It does not raise, because a server dies of that, and with it the requests of others: a grammar that this llguidance does not
-    take, although another one did, lets the completion end at once.
+    It never raises, because that would kill the server with all its requests: if this llguidance
+    does not accept a grammar that another one did, the completion ends at once.
 
-    :param said: what `told` gave.
-    :param prompt_ids: [P] the server's prompt, at whose end may be tokens that another server sampled.
+    :param said: the result of `told`.
+    :param prompt_ids: [P] the server's prompt, which may end with tokens sampled by another server.
     """
 
     def __init__(self, said: str, grammars: Grammars, prompt_ids: Sequence[int]) -> None:
@@ -132,13 +135,13 @@ class Followed:
         self._shaping = self._begin()
 
     def row(self, sampled: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """[vocabulary] float32 to add to the logits of the token after these.
+        """Return [vocabulary] float32 to add to the logits of the next token.
 
-        :param sampled: [T] all that this server has sampled for the request.
+        :param sampled: [T] all tokens that this server has sampled for the request.
         """
         try:
             if len(sampled) < self._taken:
-                # It takes the request up again where it was before.
+                # The server has restarted the request from an earlier token.
                 self._taken, self._shaping = 0, self._begin()
             for token_id in sampled[self._taken :]:
                 self._shaping.take(int(token_id))
@@ -177,7 +180,7 @@ class Followed:
 
 
 class Placed:
-    """The same in a server that knows places, and may look at a place before it knows that it will stay there.
+    """The shaping of a request in a server that passes positions, and may look ahead speculatively.
 
     :param prompt_ids: [P].
     """
@@ -188,12 +191,12 @@ class Placed:
         self._sampled: list[int] = []
 
     def row(self, position: int) -> np.ndarray[Any, np.dtype[np.float32]] | None:
-        """[vocabulary] float32 to add to the logits of the token after a position; None while it is in the prompt."""
+        """Return [vocabulary] float32 for the logits after a position; None within the prompt."""
         index = self._index(position)
         return None if index < 0 else self._followed.row(self._sampled[:index])
 
     def sampled(self, position: int, token_id: int) -> None:
-        """Note the token that was sampled after a position; forget what was sampled after later ones."""
+        """Record the token sampled after a position, and forget tokens sampled after later ones."""
         self._sampled[self._index(position) :] = [token_id]
 
     def _index(self, position: int) -> int:
@@ -209,9 +212,9 @@ def told(
     stops: Sequence[int],
     sampled: int,
 ) -> str:
-    """What a server is told of a request's shaping, for `Followed`.
+    """Encode a request's shaping for a server, as input of `Followed`.
 
-    :param sampled: so many tokens at the end of the prompt were sampled before.
+    :param sampled: number of tokens at the end of the prompt that were sampled before.
     """
     return json.dumps(
         {

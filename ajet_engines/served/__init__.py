@@ -1,7 +1,8 @@
-"""What engine plugins share that serve a model by processes of their own, reached over HTTP.
+"""Parts shared by engine plugins that serve a model in separate processes, over HTTP.
 
-A plugin implements `ModelServer` (or `HttpModelServer`, which has what most have in common), which says what its kind of server understands, and subclasses `ServedEngine`, which
-does the rest: replicas and routing, changes of weights under running requests, pauses, servers that die.
+A plugin implements `ModelServer` (or `HttpModelServer`, with parts that most servers share) for its
+kind of server, and subclasses `ServedEngine`, which does the rest: replicas and routing, changes of
+weights under running requests, pauses, and server failures.
 """
 
 from ajet_engines.served.api import ModelServer, Piece

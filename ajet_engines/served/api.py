@@ -1,4 +1,4 @@
-"""What one kind of model server understands, in terms of the engine interface."""
+"""The interface of one kind of model server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ajet_core.interfaces import EngineInfo, EngineStats, GenerateRequest, Weigh
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The next tokens of a completion; as `ajet_core.interfaces.GenerateChunk`, less the version."""
+    """The next tokens of a completion: a `ajet_core.interfaces.GenerateChunk` without version."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -23,31 +23,31 @@ class Piece:
 class ModelServer(ABC):
     """One running model server.
 
-    All methods raise `ajet_engines.served.http.ServerGoneError` if it cannot be reached, and
-    `ajet_core.errors.EngineError` if it fails at what it is asked.
+    All methods raise `ajet_engines.served.http.ServerGoneError` if the server cannot be reached,
+    and `ajet_core.errors.EngineError` if a request fails.
     """
 
     @abstractmethod
     async def healthy(self) -> bool:
-        """Whether it answers, and its engine lives."""
+        """Return whether the server answers and its engine is alive."""
 
     @abstractmethod
     async def prepare(self) -> EngineInfo:
-        """Get it to do what is asked of it later; called once, when it answers."""
+        """Prepare the server for use; called once, when it answers."""
 
     @abstractmethod
     def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
-        """Sample one completion, an async generator; closing it cancels the request in the server.
+        """Sample one completion, as an async generator; closing it cancels the request.
 
-        It ends without a finish reason if the server was halted. The first piece comes with the first token; if
-        the request is not to be streamed, the others may come together.
+        It ends without a finish reason if the server was halted. The first piece arrives with the
+        first token; if the request is not streamed, the others may arrive together.
 
         :raises RequestError: the server refuses the request.
         """
 
     @abstractmethod
     async def halt(self) -> None:
-        """End all requests, what they have sampled is sent, and begin none before `go_on`."""
+        """End all requests, sending their sampled tokens, and start none before `go_on`."""
 
     @abstractmethod
     async def go_on(self) -> None:
@@ -55,19 +55,19 @@ class ModelServer(ABC):
 
     @abstractmethod
     async def load(self, update: WeightUpdate) -> None:
-        """Replace the weights and forget what was cached. It is halted."""
+        """Replace the weights and clear caches. The server is halted."""
 
     async def checksums(self) -> dict[str, str] | None:
-        """Of each tensor that was loaded last, by its name in files; None if it cannot tell. It is halted.
+        """Return checksums of the loaded tensors by name in files, or None. The server is halted.
 
-        As `ajet_engines.in_server.ajet_checksums.LoadedWeights.report`.
+        They are those of `ajet_engines.in_server.ajet_checksums.LoadedWeights.report`.
         """
         return None
 
     async def score(self, token_ids: list[int]) -> list[float] | None:  # noqa: ARG002
-        """Logprobs of the second token to the last, at temperature 1; None if it cannot tell.
+        """Return logprobs of the second to the last token at temperature 1; None if not supported.
 
-        It is halted, and is so again afterwards.
+        The server is halted, and must be halted afterwards too.
 
         :param token_ids: [T], T >= 2.
         :return: [T - 1].
@@ -76,15 +76,15 @@ class ModelServer(ABC):
 
     @abstractmethod
     async def stats(self) -> EngineStats:
-        """Counters since the server started; `EngineStats.forward_seconds` and requests are counted elsewhere."""
+        """Return counters since the start, without requests and `EngineStats.forward_seconds`."""
 
     async def metrics(self) -> str:
-        """All that it measures, in the text format of Prometheus."""
+        """Return all metrics, in the text format of Prometheus."""
         return ""
 
     @abstractmethod
     async def sleep(self) -> None:
-        """Free device memory. It is halted."""
+        """Free device memory. The server is halted."""
 
     @abstractmethod
     async def wake(self) -> None:

@@ -1,4 +1,4 @@
-"""An engine over model servers: requests, changes of weights, and pauses."""
+"""An engine over model servers: requests, weight changes and pauses."""
 
 from __future__ import annotations
 
@@ -42,17 +42,19 @@ _SERVERS_LOST_BY_ONE_REQUEST = 3
 
 
 class ServedEngine(Engine):
-    """Serves a model by one or more servers, each a process of its own.
+    """Serves a model by one or more servers, each in a separate process.
 
-    Servers are not trusted with versions: before weights change every request is ended, and goes on afterwards as a new
-    one from its prompt and what it has sampled. So all tokens of one HTTP request have one version, and nothing
-    is computed from keys and values of other weights. In the same way requests survive the death of a server, which is
-    replaced by another one with the latest weights.
+    Servers do not need to track versions: before weights change, every request is ended, and
+    continues afterwards as a new one from its prompt and sampled tokens. All tokens of one HTTP
+    request therefore have one version, and nothing is computed from keys and values of other
+    weights. In the same way, requests survive the death of a server, which is replaced by a new one
+    with the latest weights.
 
-    :cvar name: of the engine.
-    :cvar weight_channels: that `ModelServer.load` understands.
-    :cvar shapes: whether `ModelServer.sample` honours penalties, biases and grammars.
-    :ivar patience: seconds that a server may take to load weights, and for anything else it is asked for but tokens.
+    :cvar name: name of the engine.
+    :cvar weight_channels: channels that `ModelServer.load` supports.
+    :cvar shapes: whether `ModelServer.sample` supports penalties, biases and grammars.
+    :ivar patience: seconds that a server may take to load weights, or for any other request except
+        sampling.
     """
 
     name: ClassVar[str]
@@ -70,38 +72,38 @@ class ServedEngine(Engine):
         self._policy_version = 0
         self._sealing = Sealing(self.name)
         self._paused = self._updating = self._closed = False
-        # Set when requests may be sent, or when there is no hope that they ever may be.
+        # Set when requests may be sent, or when no server can come back.
         self._open = asyncio.Event()
-        # Held while weights change, and while a new server is given the latest.
+        # Held while weights change, and while a new server loads the latest.
         self._weights = asyncio.Lock()
-        # Set when there are other weights than before, and made anew by whoever waits for it.
+        # Set when weights have changed; cleared before waiting for it.
         self._changed = asyncio.Event()
-        # How often requests were ended on purpose.
+        # How often requests were ended by `_halt`.
         self._halts = 0
         self._requests = self._active = 0
         self._busy = BusyClock()
 
     @abstractmethod
     async def launch(self, replica: Replica, model: ModelConfig) -> Launched:
-        """Start a server, or connect to the one that is there; it answers then.
+        """Start a server, or connect to the existing one, and wait until it answers.
 
-        :raises EngineError: it did not come up.
+        :raises EngineError: it did not start.
         """
 
     async def check_update(self, update: WeightUpdate) -> None:
-        """Look at an update before any server is told of it: one that is told to load what does not fit may die of it.
+        """Validate an update before any server loads it: a server may crash on weights that do not fit.
 
-        :raises EngineError: there are no such weights, or they do not fit.
+        :raises EngineError: the weights do not exist or do not fit.
         """
         await asyncio.to_thread(check_update, update, Path(self._model.path))
 
     def replicas(self) -> int:
-        """How many servers there are to be."""
+        """Return the number of servers."""
         return len(self.context.servers.urls) or 1
 
     @property
     def fleet(self) -> Fleet:
-        """Its servers.
+        """The servers of the engine.
 
         :raises EngineError: the engine is not running.
         """
@@ -114,7 +116,7 @@ class ServedEngine(Engine):
     async def start(self, model: ModelConfig) -> EngineInfo:
         """Start all servers, or connect to them.
 
-        :raises EngineError: one did not come up; none is left.
+        :raises EngineError: a server did not start; all are ended.
         """
         if self._fleet is not None:
             raise EngineError(f"the engine {self.name!r} was started already")
@@ -141,8 +143,8 @@ class ServedEngine(Engine):
         """Sample one completion; closing the generator cancels it in the server.
 
         :raises ContextLengthError: the prompt leaves no room for a token.
-        :raises RequestError: a token id or parameter that the model or the server does not have.
-        :raises EngineError: no server can be brought back, or the engine is not running.
+        :raises RequestError: a token id or parameter is not supported by the model or the server.
+        :raises EngineError: no server can be restarted, or the engine is not running.
         """
         fleet = self._running()
         assert self._info is not None
@@ -150,7 +152,8 @@ class ServedEngine(Engine):
             request, self._info, self.max_top_logprobs, penalties=self.shapes, grammar=self.shapes
         )
         if self._shapings is not None:
-            # Looked at here, where a refusal is one: in the server it would be too late.
+            # Checked here, where the request can still be refused; in the server it would be too
+            # late.
             await self._shapings.prepared(request)
         room = self._info.max_context - len(request.prompt_ids)
         limit = min(request.sampling.max_tokens, room)
@@ -161,7 +164,7 @@ class ServedEngine(Engine):
         self._active += 1
         try:
             while True:
-                # Whoever opened may have closed again before this goes on.
+                # The event may have been cleared again before this task runs.
                 while not self._open.is_set():
                     await self._open.wait()
                 if self._closed:
@@ -183,7 +186,7 @@ class ServedEngine(Engine):
                         if piece.finish_reason is not None:
                             return
                     if not (flight.heard or self._halts > halts or self._closed):
-                        # To ask again and again would be to wait for ever.
+                        # Retrying could continue forever.
                         raise EngineError(
                             f"server {chosen.number} of {self.name} ended a request that had no token yet, and gave no "
                             "reason"
@@ -199,18 +202,19 @@ class ServedEngine(Engine):
                     self._end(fleet, chosen, flight)
                     await flight.end()
                 if len(sampled) >= limit:
-                    # It was interrupted after its last token.
+                    # The request was interrupted after its last token.
                     yield GenerateChunk([], [], flight.policy_version, "length")
                     return
         finally:
             self._active -= 1
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        """Serve other weights on all servers, or on none.
+        """Change the weights on all servers, or on none.
 
-        :raises EngineError: there are no such weights or they do not fit, and the old ones are served; or no server
-            came through it.
-        :raises SealError: no server has what was published; all are started again with the weights before.
+        :raises EngineError: the weights do not exist or do not fit, and the old ones are served; or
+            no server survived the change.
+        :raises SealError: no server has loaded the published weights; all are restarted with the
+            old ones.
         """
         fleet = self._running()
         if update.channel not in self.weight_channels:
@@ -233,14 +237,15 @@ class ServedEngine(Engine):
                     self._changed.set()
                     fleet.router.forget()
                 for one, error in zip(up, errors, strict=True):
-                    # A server that could not even be told of weights serves the old ones, which others may not do any more.
+                    # A server that the sender did not reach still serves the old weights, which the
+                    # others may not.
                     untouched = isinstance(error, WeightsGoneError) and not taken
                     if error is not None and not untouched:
                         fleet.lose(one, str(error))
                 if not self._paused:
                     await self._go_on(fleet)
             except BaseException:
-                # Whoever asked gave up, and how far the servers have come nobody knows.
+                # The caller was cancelled, and the state of the servers is unknown.
                 for one in up:
                     fleet.lose(one, "a change of its weights was broken off")
                 raise
@@ -257,11 +262,11 @@ class ServedEngine(Engine):
         await fleet.until_up()
 
     async def seal(self) -> SealReport:
-        """What the servers that are up have proven; servers that could not are named, and were replaced."""
+        """Return the proofs of the servers that are up, and the failures of those that were replaced."""
         return self._sealing.report(self._policy_version, self._running().up)
 
     async def pause(self) -> None:
-        """End all requests in the servers; they go on after `resume`."""
+        """End all requests in the servers; they continue after `resume`."""
         fleet = self._running()
         async with self._weights:
             self._paused = True
@@ -269,7 +274,7 @@ class ServedEngine(Engine):
             await self._halt(fleet)
 
     async def resume(self) -> None:
-        """Go on sampling."""
+        """Continue sampling."""
         fleet = self._running()
         async with self._weights:
             await self._go_on(fleet)
@@ -277,9 +282,9 @@ class ServedEngine(Engine):
             self._refresh()
 
     async def sleep(self) -> None:
-        """Free the servers' device memory; no requests are answered meanwhile, and no server is started.
+        """Free the servers' device memory; meanwhile no request is answered and no server started.
 
-        :raises EngineError: a server cannot.
+        :raises EngineError: a server does not support it.
         """
         fleet = self._running()
         try:
@@ -295,7 +300,7 @@ class ServedEngine(Engine):
     async def wake(self) -> None:
         """Undo `sleep`.
 
-        :raises EngineError: a server cannot.
+        :raises EngineError: a server does not support it.
         """
         fleet = self.fleet
         fleet.awake.set()
@@ -305,11 +310,12 @@ class ServedEngine(Engine):
         await self.resume()
 
     async def stats(self) -> EngineStats:
-        """Counters of all servers together, those of servers that died included.
+        """Return counters summed over all servers, including those that died.
 
-        ``forward_seconds`` is the time during which a server had a request, which is all that can be seen from outside.
+        ``forward_seconds`` is the time during which any server had a request; no more is known
+        here.
 
-        :raises EngineError: no server can be brought back.
+        :raises EngineError: no server can be restarted.
         """
         fleet = self._running()
         await fleet.look()
@@ -330,7 +336,7 @@ class ServedEngine(Engine):
         )
 
     async def metrics(self) -> str:
-        """What its servers measure, with the number of the server in the label ``replica``; those that are up."""
+        """Return metrics of the servers that are up, labelled with their number as ``replica``."""
         up = self._fleet.up if self._fleet is not None else []
         texts = await asyncio.gather(*(one.server.metrics() for one in up), return_exceptions=True)
         found = {
@@ -339,7 +345,7 @@ class ServedEngine(Engine):
         return await asyncio.to_thread(labelled, found)
 
     async def close(self) -> None:
-        """End all servers that were started; closing twice is harmless."""
+        """End all servers that were started; idempotent."""
         self._closed = True
         self._refresh()
         if self._fleet is not None:
@@ -351,7 +357,7 @@ class ServedEngine(Engine):
         return fleet
 
     def _refresh(self) -> None:
-        """Say who may go on, after anything that could change it."""
+        """Update whether requests may be sent, after any change of state."""
         fleet = self._fleet
         hopeless = self._closed or fleet is None or fleet.hopeless
         going = not (self._paused or self._updating) and fleet is not None and bool(fleet.up)
@@ -361,7 +367,7 @@ class ServedEngine(Engine):
             self._open.clear()
 
     def _begin(self, fleet: Fleet, one: Replica, request: GenerateRequest) -> Flight:
-        """Send a request. Nothing is awaited since `_open` was seen, so its version is the one that is served."""
+        """Send a request. Nothing was awaited since `_open` was checked, so its version is correct."""
         flight = Flight(one.server.sample(request), self._policy_version)
         one.flights.add(flight)
         fleet.router.begin(one.number, request.prompt_ids)
@@ -374,7 +380,7 @@ class ServedEngine(Engine):
         self._busy.end()
 
     async def _welcome(self, one: Replica) -> None:
-        """Bring a server that has started to where the others are."""
+        """Bring a started server to the state of the others."""
         async with self.fleet.patient(one):
             info = await one.server.prepare()
         while not await self._brought_up(one, info):
@@ -384,7 +390,7 @@ class ServedEngine(Engine):
             await self._changed.wait()
 
     async def _brought_up(self, one: Replica, info: EngineInfo) -> bool:
-        """Give a server the latest weights and requests; False if whoever published them is gone."""
+        """Give a server the latest weights and enter it; return False if their sender is gone."""
         async with self._weights, self.fleet.patient(one):
             self._changed.clear()
             if (update := self._latest(one)) is not None:
@@ -401,15 +407,15 @@ class ServedEngine(Engine):
         return True
 
     def _latest(self, one: Replica) -> WeightUpdate | None:
-        """The weights that a new server has to be given; None if it was started with them."""
+        """Return the weights that a new server must load; None if it was started with them."""
         assert one.launched is not None
         if self._update is None and one.launched.process is None:
-            # Who knows what it has served before.
+            # It is unknown what the server has served before.
             return WeightUpdate("safetensors_dir", 0, self._model.path)
         return self._update
 
     async def _halt(self, fleet: Fleet) -> None:
-        """Let nothing be sampled any more; what was sampled is read."""
+        """Stop sampling in all servers, and read all tokens sampled so far."""
         self._halts += 1
 
         async def halt(one: Replica) -> None:
@@ -424,7 +430,7 @@ class ServedEngine(Engine):
         await asyncio.gather(*(fleet.ask(one, one.server.go_on()) for one in fleet.up))
 
     async def _load(self, fleet: Fleet, one: Replica, update: WeightUpdate) -> Exception | None:
-        """Give a server weights; what went wrong. What is said of one that was lost meanwhile is no refusal."""
+        """Load weights in a server and return the error, which is no `EngineError` if it was lost."""
         if not one.up:
             return ServerGoneError("it was lost while it was halted")
         try:
@@ -438,7 +444,7 @@ class ServedEngine(Engine):
 
 
 def _shapings(model: ModelConfig, info: EngineInfo) -> Shapings:
-    # Here: it needs numpy, which engines without it do without.
+    # Imported here because it needs numpy, which other engines do not need.
     from ajet_engines.shaping import Shapings
 
     return Shapings(model.path, info.vocab_size)

@@ -1,4 +1,4 @@
-"""The servers behind an engine: which of them are up, and others in the place of those that die."""
+"""The servers behind an engine: which are up, and replacement of those that die."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _RESTARTS = 3
 
 
 class Fleet:
-    """Replicas that are brought up, asked, and replaced when they do not answer.
+    """Replicas that are started, monitored and replaced.
 
-    What one has to be told before it may be sent requests is the engine's to say: it calls `enter` then.
+    The engine prepares a started server for requests, and then calls `enter`.
 
-    :param name: of the engine.
-    :param size: how many replicas.
+    :param name: name of the engine.
+    :param size: number of replicas.
     :param launch: starts the server of a replica, or connects to it.
-    :param welcome: brings a replica whose server runs to what all serve, and enters it.
-    :param changed: called when a replica is up, or is not any more.
-    :param patience: seconds after which a server that has not done what it was asked for is given up.
-    :ivar replicas: by their numbers.
-    :ivar awake: clear while no server may be started, their memory being somebody else's.
+    :param welcome: prepares a replica whose server is running, and enters it.
+    :param changed: called when a replica has come up or gone down.
+    :param patience: seconds after which a server that has not completed a request is given up.
+    :ivar replicas: replicas by number.
+    :ivar awake: cleared while no server may be started because its memory is in use elsewhere.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class Fleet:
 
     @property
     def up(self) -> list[Replica]:
-        """Those that may be sent requests."""
+        """The replicas that may receive requests."""
         return [one for one in self.replicas if one.up]
 
     @property
     def hopeless(self) -> bool:
-        """Whether none is up or ever will be."""
+        """Whether no replica is up or can be restarted."""
         return all(one.failure for one in self.replicas)
 
     def check(self) -> None:
-        """Refuse to go on without a hope.
+        """Check that a server is up or may come back.
 
-        :raises EngineError: no server can be brought back.
+        :raises EngineError: no server can be restarted.
         """
         if self.hopeless:
             raise EngineError(
@@ -76,9 +76,9 @@ class Fleet:
             )
 
     def choose(self, token_ids: list[int]) -> Replica:
-        """The replica for a prompt; one is up.
+        """Return the replica for a prompt; at least one must be up.
 
-        :raises EngineError: no server can be brought back.
+        :raises EngineError: no server can be restarted.
         """
         self.check()
         number = self.router.choose(token_ids)
@@ -86,9 +86,9 @@ class Fleet:
         return self.replicas[number]
 
     async def start(self) -> None:
-        """Bring all up. What has come up when one does not is left to `close`.
+        """Start all servers. If one fails, call `close` to end the others.
 
-        :raises EngineError: one did not come up.
+        :raises EngineError: a server did not start.
         """
         try:
             async with asyncio.TaskGroup() as boots:
@@ -104,14 +104,14 @@ class Fleet:
         self._watch = asyncio.create_task(SilenceWatch(self.replicas, self.lose).run())
 
     def enter(self, one: Replica) -> None:
-        """Let a replica be sent requests."""
+        """Allow requests to a replica."""
         one.up = True
         one.failure = ""
         self.router.down.discard(one.number)
         self._changed()
 
     def lose(self, one: Replica, why: str) -> None:
-        """Replace a server, unless that has begun."""
+        """Replace a server, unless that has already started."""
         if not one.up or self._closed:
             return
         _log.error("server %d of %s is replaced: %s", one.number, self.name, why)
@@ -122,16 +122,16 @@ class Fleet:
         self._restoring[one] = asyncio.create_task(self._restore(one, why, before))
 
     async def doubt(self, one: Replica, why: str) -> None:
-        """Replace a server that has failed at something, if it is not well."""
+        """Replace a server that has failed at a request, if it is not healthy."""
         launched = one.launched
-        # By then there may be another, which has nothing to do with it.
+        # The server may have been replaced meanwhile by another, which has not failed.
         if not await one.healthy() and one.launched is launched:
             self.lose(one, why)
 
     async def until_up(self) -> None:
-        """Wait for a server that is up.
+        """Wait until a server is up.
 
-        :raises EngineError: none can be brought back.
+        :raises EngineError: no server can be restarted.
         """
         while not self.up:
             self.check()
@@ -141,7 +141,7 @@ class Fleet:
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
 
     async def rest(self) -> None:
-        """Start no server until `awake` is set; those that are being started are ended, and started anew then."""
+        """Start no servers until `awake` is set; end those being started, and restart them then."""
         self.awake.clear()
         for one, task in list(self._restoring.items()):
             if not task.done():
@@ -151,7 +151,7 @@ class Fleet:
         await asyncio.gather(*(one.discard() for one in self.replicas if not one.up))
 
     async def ask(self, one: Replica, asking: Awaitable[None]) -> None:
-        """Ask a server for what it does at once; one that does not answer, or refuses, is replaced."""
+        """Make a quick request to a server; replace it if it fails or does not answer."""
         one.asked += 1
         try:
             async with self.patient(one):
@@ -162,9 +162,9 @@ class Fleet:
             one.asked -= 1
 
     async def tell(self, one: Replica, asking: Awaitable[None]) -> None:
-        """Ask a server for what takes its time; what it says against it is raised.
+        """Make a slow request to a server, raising its refusal.
 
-        :raises EngineError: it refuses.
+        :raises EngineError: the server refuses.
         """
         try:
             async with self.patient(one):
@@ -173,7 +173,7 @@ class Fleet:
             self.lose(one, str(error))
 
     async def look(self) -> None:
-        """Ask all that are up for their counters; those that do not answer, and are not well, are replaced."""
+        """Read the counters of all servers that are up; replace unhealthy ones that fail."""
 
         async def look(one: Replica) -> None:
             try:
@@ -186,9 +186,9 @@ class Fleet:
 
     @contextmanager
     def understood(self, one: Replica) -> Iterator[None]:
-        """What goes wrong is an `AjetError` or `ServerGoneError`, also where a server says what nobody understands.
+        """Convert all errors to `AjetError` or `ServerGoneError`.
 
-        Such as a proxy's page in its place.
+        This includes invalid answers, such as a proxy's page.
         """
         try:
             yield
@@ -203,7 +203,7 @@ class Fleet:
 
     @asynccontextmanager
     async def patient(self, one: Replica) -> AsyncIterator[None]:
-        """As `understood`, and a server that takes too long is gone."""
+        """Convert errors as `understood`; raise `ServerGoneError` after `patience` seconds."""
         with self.understood(one):
             limit = asyncio.timeout(self._patience)
             try:
@@ -217,7 +217,7 @@ class Fleet:
                 ) from None
 
     async def close(self) -> None:
-        """End all servers that were started; closing twice is harmless."""
+        """End all servers that were started; idempotent."""
         self._closed = True
         helpers = [*self._restoring.values(), *([self._watch] if self._watch else [])]
         for task in helpers:
@@ -243,7 +243,7 @@ class Fleet:
                 await one.discard()
                 await self.awake.wait()
                 await self._boot(one)
-            # Whatever it is: a server that nobody brings back, and nobody says so, is missed for ever.
+            # Catch everything: otherwise the server would silently never come back.
             except Exception as error:  # noqa: BLE001
                 why = str(error) or type(error).__name__
                 _log.error("server %d of %s did not come back: %s", one.number, self.name, why)

@@ -1,4 +1,4 @@
-"""One request at one model server, read as fast as it comes, whoever waits for it."""
+"""One request to a model server, read as fast as it arrives."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ajet_engines.served.api import Piece
 
 
 class Flight:
-    """Reads the pieces of a completion in a task of its own.
+    """Reads the pieces of a completion in a separate task.
 
-    A server that was halted has ended all requests that it knew, but others may still be on their way to it.
-    Those have sampled nothing and are given up without a loss (`drop_unless_begun`).
+    A halted server has ended all requests that it had received, but others may still be on their
+    way. They have not sampled anything and can be dropped without loss (`drop_unless_begun`).
 
-    :param pieces: what `ajet_engines.served.api.ModelServer.sample` gave.
-    :ivar policy_version: version of the weights that all its tokens are sampled by.
-    :ivar heard: pieces that have come from the server.
+    :param pieces: the result of `ajet_engines.served.api.ModelServer.sample`.
+    :ivar policy_version: version of the weights that sample all its tokens.
+    :ivar heard: number of pieces received from the server.
     """
 
     def __init__(self, pieces: AsyncIterator[Piece], policy_version: int) -> None:
@@ -28,9 +28,9 @@ class Flight:
         self._task.add_done_callback(self._ended)
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """All of them; it ends without a finish reason if the flight was interrupted.
+        """Yield all pieces; ends without a finish reason if the flight was interrupted.
 
-        Whatever the server's `sample` raises is raised here.
+        Errors of the server's `sample` are raised here.
         """
         while (item := await self._queue.get()) is not None:
             yield item
@@ -39,16 +39,16 @@ class Flight:
             raise error
 
     def drop_unless_begun(self) -> None:
-        """Give it up if it has no token yet."""
+        """Cancel the request if it has no token yet."""
         if not self.heard:
             self._task.cancel()
 
     async def over(self) -> None:
-        """Return when nothing more comes from the server."""
+        """Wait until nothing more arrives from the server."""
         await asyncio.wait([self._task])
 
     async def end(self) -> None:
-        """Cancel the request, if it is not over."""
+        """Cancel the request if it is not over."""
         self._task.cancel()
         await self.over()
 
@@ -60,8 +60,9 @@ class Flight:
                 self._queue.put_nowait(piece)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        # Here, because a task that is cancelled before its first step runs nothing of itself.
+        # In a callback, because a task that is cancelled before its first step runs none of its
+        # code.
         self._queue.put_nowait(None)
-        # An error of a request that nobody waits for any more is no news.
+        # Mark the error as retrieved, because nothing may be waiting for this request.
         if not task.cancelled():
             task.exception()

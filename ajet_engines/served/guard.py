@@ -1,8 +1,8 @@
-"""Runs a command, and kills it and all its children when whoever asked for it is gone.
+"""Run a command, and kill it and all its children when the parent process is gone.
 
-``python -m ajet_engines.served.guard COMMAND...``: lives as long as the command, and as its own standard input is open. A
-pipe is closed by the system however its holder dies, so that nothing is left of a worker that was killed: model
-servers have children of their own, and hold gigabytes.
+``python -m ajet_engines.served.guard COMMAND...``: lives as long as the command and its standard
+input, a pipe that the system closes however the parent dies. Model servers have children and use
+gigabytes, so nothing of them must survive a killed worker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 
 
 def main() -> int:
-    """Run the command of ``sys.argv``; its exit status, or 128 + the number of the signal that ended it."""
+    """Run the command in ``sys.argv``; return its exit status, or 128 + the signal's number."""
     command = sys.argv[1:]
     child: subprocess.Popen[bytes] | None = None
     ended = False
@@ -27,10 +27,10 @@ def main() -> int:
         if child is not None:
             child.terminate()
 
-    # Whoever ends us means the command, also while it is being started.
+    # Forward SIGTERM to the command, even while it is being started.
     signal.signal(signal.SIGTERM, end)
     try:
-        # A session of its own, so that all of it can be ended together.
+        # In a new session, so that all its processes can be killed together.
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
     except OSError as error:
         sys.stderr.write(f"cannot start {command[0]}: {error}\n")

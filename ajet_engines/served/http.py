@@ -1,4 +1,4 @@
-"""HTTP to one model server: JSON and streams of events."""
+"""HTTP to one model server: JSON and event streams."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from typing import Any
 import httpx
 
 _CONNECT_SECONDS = 10.0
-# Two in a row, of one that is asked something and then how it is, are over before the gateway takes the whole worker for hung.
+# Two timeouts in a row, of a request and a health check, must end before the gateway considers the
+# worker stalled.
 _HEALTH_SECONDS = 20.0
-# Shorter than servers keep idle connections, so that none is used that is being closed at the other end.
+# Shorter than servers keep idle connections, so that none is used while it is being closed.
 _KEEP_SECONDS = 2.0
 _SHOWN = 2000
 _DATA = b"data: "
 
 
 class ServerGoneError(Exception):
-    """A model server cannot be reached, or broke off in the middle of an answer."""
+    """A model server cannot be reached, or closed the connection during an answer."""
 
 
 class ServerRefusedError(Exception):
     """A model server answered with an error.
 
-    :ivar status: of HTTP, also for an error in the middle of a stream.
+    :ivar status: HTTP status, also for an error within a stream.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -38,10 +39,10 @@ class ServerRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a model server is.
+    """The address of a model server.
 
-    :param url: base of its routes.
-    :param socket: the Unix socket it listens at, if it is of this machine.
+    :param url: base URL of its routes.
+    :param socket: its Unix socket, if it is on this machine.
     :param api_key: sent as a bearer token.
     """
 
@@ -54,13 +55,13 @@ class Address:
 
 
 class HttpClient:
-    """Asks one model server.
+    """A client of one model server.
 
-    Methods raise `ServerGoneError` and `ServerRefusedError`, the first also once it is closed: whoever was about to ask a
-    server need not look whether somebody else has given it up meanwhile. `get` and `answers` take seconds; of the others
-    only the time to connect is limited.
+    Methods raise `ServerGoneError` and `ServerRefusedError`, the first also after `close`, so that
+    callers need not check whether the server has been given up meanwhile. `get` and `answers` time
+    out within seconds; the others only have a timeout for connecting.
 
-    :ivar address: of the server.
+    :ivar address: address of the server.
     """
 
     def __init__(self, address: Address) -> None:
@@ -76,28 +77,28 @@ class HttpClient:
             transport=httpx.AsyncHTTPTransport(uds=str(address.socket), limits=limits)
             if local
             else None,
-            # No proxy stands between two processes of one machine.
+            # No proxy between two processes of one machine.
             trust_env=not local,
         )
 
     async def post(
         self, path: str, body: object = None, *, params: Mapping[str, str] | None = None
     ) -> Any:
-        """Send JSON; the JSON of the answer, None if it is empty."""
+        """Send JSON and return the JSON of the answer, None if it is empty."""
         with self._reached():
             answer = await self._http.post(path, json=body, params=params)
         _check(answer.status_code, answer.content)
         return answer.json() if answer.content else None
 
     async def get(self, path: str) -> str:
-        """The text of the answer."""
+        """Return the text of the answer."""
         with self._reached():
             answer = await self._http.get(path, timeout=_HEALTH_SECONDS)
         _check(answer.status_code, answer.content)
         return answer.text
 
     async def answers(self, path: str) -> bool:
-        """Whether a GET is answered within seconds, and with no error."""
+        """Return whether a GET succeeds within seconds."""
         try:
             with self._reached():
                 return (await self._http.get(path, timeout=_HEALTH_SECONDS)).is_success
@@ -105,9 +106,9 @@ class HttpClient:
             return False
 
     async def events(self, path: str, body: object) -> AsyncIterator[dict[str, Any]]:
-        """Send JSON; the data of the server-sent events of the answer.
+        """Send JSON and yield the data of the answer's server-sent events.
 
-        Closing the generator closes the connection. ``[DONE]`` ends it.
+        Closing the generator closes the connection. ``[DONE]`` ends the stream.
         """
         with self._reached():
             async with self._http.stream("POST", path, json=body) as answer:
@@ -117,7 +118,7 @@ class HttpClient:
                 async for part in answer.aiter_bytes():
                     *events, buffer = (buffer + part).split(b"\n\n")
                     for event in events:
-                        # Others are comments that keep the connection open.
+                        # Other lines are comments that keep the connection open.
                         if not event.startswith(_DATA):
                             continue
                         if (data := event[len(_DATA) :]) == b"[DONE]":
@@ -145,7 +146,7 @@ def _check(status: int, content: bytes) -> None:
 
 
 def error_message(content: bytes) -> str:
-    """The message in the body of an error, or the body if it is another form."""
+    """Return the message in the body of an error, or the body if it has another format."""
     text = content.decode(errors="replace")[:_SHOWN]
     try:
         found = json.loads(content)

@@ -1,4 +1,4 @@
-"""A model server whose routes are as those of most."""
+"""A model server with the usual routes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ajet_engines.served.http import HttpClient, ServerRefusedError
 
 
 class HttpModelServer(ModelServer):
-    """Tells whether it lives by ``/health`` and what it measures by ``/metrics``; can be broadcast to.
+    """Has ``/health`` and ``/metrics``, and can receive broadcasts.
 
-    :cvar kind: what people call servers of this kind.
+    :cvar kind: display name of this kind of server.
     """
 
     kind: ClassVar[str]
@@ -28,21 +28,21 @@ class HttpModelServer(ModelServer):
 
     @abstractmethod
     def member(self) -> GroupMember:
-        """The server as one of those that weights are broadcast to."""
+        """Return the server as a member of a broadcast group."""
 
     async def healthy(self) -> bool:
-        """Whether it answers, and computes."""
+        """Return whether the server answers and can compute."""
         return await self.http.answers("/health")
 
     async def metrics(self) -> str:
-        """What ``/metrics`` answers."""
+        """Return the answer of ``/metrics``."""
         return await self.get("/metrics")
 
     async def counters(self, names: Mapping[str, str]) -> dict[str, int]:
-        """Some of its metrics, summed over the parts of the server, by the names that they are given."""
+        """Return some metrics under new names, summed over the parts of the server."""
         found = dict.fromkeys(names.values(), 0.0)
         lines = (await self.metrics()).splitlines(keepends=True)
-        # There are hundreds more, and the parser takes its time.
+        # Parse only the needed lines: there are hundreds more, and the parser is slow.
         wanted = "".join(line for line in lines if line.startswith(tuple(names)))
         for family in text_string_to_metric_families(wanted):
             for sample in family.samples:
@@ -58,9 +58,9 @@ class HttpModelServer(ModelServer):
     async def ask(
         self, path: str, body: object = None, params: Mapping[str, str] | None = None
     ) -> Any:
-        """Send JSON; the JSON of the answer.
+        """Send JSON and return the JSON of the answer.
 
-        :raises EngineError: it refuses.
+        :raises EngineError: the server refuses.
         """
         try:
             return await self.http.post(path, body, params=params)
@@ -68,9 +68,9 @@ class HttpModelServer(ModelServer):
             raise EngineError(f"{self.kind} refused {path}: {error}") from error
 
     async def get(self, path: str) -> str:
-        """The text of the answer.
+        """Return the text of the answer.
 
-        :raises EngineError: it refuses.
+        :raises EngineError: the server refuses.
         """
         try:
             return await self.http.get(path)

@@ -1,4 +1,4 @@
-"""What it takes to start a model server, whatever its kind: interpreter, environment, GPUs, and advice if it fails."""
+"""Launching of model servers: interpreter, environment, GPUs, and advice on failures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ajet_core.model_config import read_model_config
 from ajet_core.protocol.run import ModelConfig
 
 SHARED_IN_SERVER = Path(__file__).parents[1] / "in_server"
-"""Modules that are ours in servers of every kind."""
+"""Directory of agentjet's modules that run in servers of every kind."""
 
 _NO_MEMORY = (
     r"out of memory|No available memory for the cache|larger than the available KV cache|not enough memory|"
@@ -28,10 +28,14 @@ _HOW_TO_FIT = (
 
 
 def find_python(module: str, chosen: str | None, run_dir: Path) -> str:
-    """The interpreter that has a server's module: the operator's, this one, or that of the environment of its name.
+    """Find the interpreter that has a server's module.
 
-    :param chosen: by the operator.
-    :param run_dir: environments are looked for in ``.venvs`` of the working directory and of those above it.
+    This is the operator's choice, this interpreter, or that of the environment with the module's
+    name.
+
+    :param chosen: the operator's choice.
+    :param run_dir: environments are searched in ``.venvs`` of the working directory and of the
+        directories above `run_dir`.
     :raises EngineError: there is none.
     """
     if chosen is not None:
@@ -40,7 +44,7 @@ def find_python(module: str, chosen: str | None, run_dir: Path) -> str:
         return chosen
     if importlib.util.find_spec(module) is not None:
         return sys.executable
-    # Workers import this module, and few get here.
+    # Imported here because workers import this module and few need it.
     from ajet_installation.environment import environments_in, implied_roots, is_unfinished
 
     roots = implied_roots(run_dir)
@@ -52,7 +56,7 @@ def find_python(module: str, chosen: str | None, run_dir: Path) -> str:
 
 
 def how_to_install(module: str) -> str:
-    """What to do about an interpreter that is missing."""
+    """Return advice for a missing interpreter."""
     return (
         f"make an environment for it (ajet env create {module}), or name an interpreter that has it in ajet.toml: "
         f'[servers.{module}] python = ".../bin/python"'
@@ -60,7 +64,7 @@ def how_to_install(module: str) -> str:
 
 
 def explained(error: EngineError, module: str) -> EngineError:
-    """The error of a server that did not start, with what to do about it if that is known."""
+    """Return the error of a server that did not start, with advice if the cause is known."""
     advice = (
         (
             rf"No module named '?{module}\b",
@@ -78,13 +82,13 @@ def explained(error: EngineError, module: str) -> EngineError:
 
 
 def check_arguments(engine: str, arguments: tuple[str, ...], denied: Collection[str]) -> None:
-    """Refuse arguments of the operator that would undo what agentjet depends on.
+    """Refuse arguments that would override what agentjet depends on.
 
     :raises ConfigError: names the argument.
     """
     for argument in arguments:
         flag = re.split(r"[=.]", argument, maxsplit=1)[0].replace("_", "-")
-        # The beginning of a long flag stands for all of it.
+        # Long flags can be abbreviated.
         begins = len(flag) > 2 and any(one.startswith(flag) for one in denied)
         if flag in denied or (flag.startswith("--") and begins):
             raise ConfigError(
@@ -94,9 +98,9 @@ def check_arguments(engine: str, arguments: tuple[str, ...], denied: Collection[
 
 
 def server_environment(python_path: Path) -> dict[str, str]:
-    """Ours without our settings and modules, offline; the path has what all servers are given too.
+    """Return the environment of a server: this one without agentjet's variables, and offline.
 
-    :param python_path: directory of the modules that are ours in the server.
+    :param python_path: directory of agentjet's modules for this kind of server.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("AJET_", "PYTHON"))}
     return kept | {
@@ -109,14 +113,14 @@ def server_environment(python_path: Path) -> dict[str, str]:
 
 
 def has_gpu() -> bool:
-    """Whether there is a GPU of NVIDIA or AMD."""
+    """Return whether there is a GPU of NVIDIA or AMD."""
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
 
 
 def gpus_of(replica: int, replicas: int, each: int) -> str:
-    """``CUDA_VISIBLE_DEVICES`` of one of several servers: the next ones of those that are visible here.
+    """Return ``CUDA_VISIBLE_DEVICES`` of one of several servers: its share of the visible GPUs.
 
-    :raises ConfigError: there are too few.
+    :raises ConfigError: there are too few GPUs.
     """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = given.split(",") if given else [str(n) for n in range(each * replicas)]
@@ -131,7 +135,7 @@ def gpus_of(replica: int, replicas: int, each: int) -> str:
 
 
 def dtype_of(model: ModelConfig) -> str:
-    """That of the files if the run says ``auto``, of which servers would make bfloat16 if it is float32."""
+    """Return the dtype for a server: that of the files for ``auto``, where servers would use bfloat16."""
     if model.dtype != "auto":
         return model.dtype
     config = model_config(model)
@@ -139,7 +143,7 @@ def dtype_of(model: ModelConfig) -> str:
 
 
 def model_config(model: ModelConfig) -> dict[str, Any]:
-    """The ``config.json`` of the model, or the part of it that says how large its language model is."""
+    """Return the ``config.json`` of a model, or the part for its language model."""
     config = read_model_config(Path(model.path))
     found: dict[str, Any] = config.get("text_config") or config
     return found

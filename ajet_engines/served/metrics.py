@@ -1,4 +1,4 @@
-"""Metrics of several servers as those of one."""
+"""Merging of metrics of several servers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _log = logging.getLogger("ajet.served")
 
 
 def labelled(texts: Mapping[int, str]) -> str:
-    """What servers say at ``/metrics``, each sample with the number of its server in the label ``replica``.
+    """Merge metrics of servers, each sample labelled with the server's number as ``replica``.
 
-    :param texts: in the text format of Prometheus, by number; what is no such text is left out.
+    :param texts: by number, in the text format of Prometheus; invalid texts are skipped.
     """
     families: dict[str, Metric] = {}
     for number, text in sorted(texts.items()):
@@ -45,5 +45,5 @@ class _Once(Collector):
         return self._families
 
     def describe(self) -> list[Metric]:
-        # Nothing is asked about what is registered once and thrown away.
+        # The registry is used only once, so it needs no description.
         return []

@@ -1,4 +1,4 @@
-"""A model server as a child process: started, waited for, and ended for certain."""
+"""A model server as a child process, with reliable termination."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ajet_engines.served import guard
 
 _log = logging.getLogger("ajet.served")
 
-# How often a server is started that signals kill before it is ready.
+# How often a server is started if signals kill it before it is ready.
 _STARTS = 3
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 5.0
 _TAIL_LINES = 20
 _TAIL_BYTES = 262144
-# What went wrong in a process of the server's may stand long before the last lines, which tell what became of that.
+# The error in a server's process may be long before the last lines, which show its consequences.
 _SAYS_WHY = re.compile(r"\b\w*(Error|Exception): ")
 _REASONS = 5
 
 
 class ServerProcess:
-    """One model server. Made by `start`.
+    """One model server, created by `start`.
 
-    :ivar died: becomes done, with the last lines of the log as its result, when the server ends.
+    :ivar died: done when the server ends; its result has the last lines of the log.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class ServerProcess:
     ) -> ServerProcess:
         """Start a server and wait until it is ready.
 
-        :param name: for messages.
-        :param environment: all of it.
-        :param log: file its stdout and stderr are appended to.
-        :param ready: whether it answers; asked again and again.
+        :param name: name for messages.
+        :param environment: the complete environment.
+        :param log: file to which its stdout and stderr are appended.
+        :param ready: returns whether the server answers; polled.
         :param timeout: seconds.
-        :raises EngineError: it could not be started, ended, or was not ready in time; nothing is left of it. One that a
-            signal kills meanwhile is started again first.
+        :raises EngineError: it could not be started, ended, or was not ready in time; nothing of it
+            is left. A server that is killed by a signal is first restarted.
         """
         for left in reversed(range(_STARTS)):
             server = await cls._spawn(name, command, environment, log)
@@ -88,7 +88,7 @@ class ServerProcess:
             begins = file.tell()
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                # It needs nothing of what `environment` may set for the command.
+                # The guard must not be affected by variables that are meant for the command.
                 "-I",
                 guard.__file__,
                 *command,
@@ -112,11 +112,11 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the guard, which dies with it."""
+        """Process id of the guard, which ends together with the server."""
         return self._process.pid
 
     async def close(self) -> None:
-        """End it: by SIGTERM, and by force after some seconds."""
+        """End the server by SIGTERM, and by force after some seconds."""
         self._closing = True
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -124,7 +124,7 @@ class ServerProcess:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_GRACE_SECONDS):
                     await asyncio.shield(self._watch)
-        # The guard kills what is left when its input ends.
+        # The guard kills all remaining processes when its input ends.
         assert self._process.stdin is not None, "it was started with a pipe"
         self._process.stdin.close()
         await self._watch
@@ -136,7 +136,7 @@ class ServerProcess:
 
     async def _await_end(self) -> None:
         status = await self._process.wait()
-        # As a shell does, the guard adds 128 to the number of the signal that killed its command.
+        # Like a shell, the guard adds 128 to the number of the signal that killed the command.
         number = -status if status < 0 else status - 128
         self._killed = number > 0 and not self._closing
         how = f"ended by itself with status {status}"
@@ -151,7 +151,7 @@ class ServerProcess:
 
 
 def _tail(log: Path, begins: int) -> str:
-    """The last lines since a place in a log, and before them the latest that say why."""
+    """Return the last lines since a position in a log, preceded by the latest lines with errors."""
     try:
         with log.open("rb") as file:
             file.seek(max(begins, log.stat().st_size - _TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""One of the model servers behind an engine, over all its lives."""
+"""One of the model servers behind an engine, across restarts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOK_SECONDS = 1.0
 class Launched:
     """A server that answers.
 
-    :param process: None for one that somebody else has started.
+    :param process: None for a server that was started separately.
     """
 
     server: ModelServer
@@ -31,9 +31,9 @@ class Launched:
 
 
 async def attach(server: ModelServer, url: str, timeout: float) -> Launched:
-    """Wait for a server that somebody else has started.
+    """Wait for a server that was started separately.
 
-    :raises EngineError: it does not answer in time.
+    :raises EngineError: the server does not answer in time.
     """
     try:
         async with asyncio.timeout(timeout):
@@ -51,13 +51,13 @@ async def attach(server: ModelServer, url: str, timeout: float) -> Launched:
 class Replica:
     """One model server.
 
-    :param number: from 0.
-    :ivar launched: the present server, None between two of them.
-    :ivar up: it may be sent requests.
+    :param number: number from 0.
+    :ivar launched: the current server, None between two servers.
+    :ivar up: whether it may receive requests.
     :ivar failure: why it was given up, "" if it was not.
-    :ivar lives: how many servers there have been.
-    :ivar flights: its requests.
-    :ivar asked: how often it is being asked for what any server does at once.
+    :ivar lives: number of servers so far.
+    :ivar flights: its current requests.
+    :ivar asked: number of pending requests that servers should answer immediately.
     """
 
     number: int
@@ -73,22 +73,22 @@ class Replica:
 
     @property
     def server(self) -> ModelServer:
-        """The present server."""
+        """The current server."""
         assert self.launched is not None, "a replica is asked only while it has a server"
         return self.launched.server
 
     @property
     def heard(self) -> int:
-        """Pieces that have come, and requests that have ended."""
+        """Number of pieces received plus number of ended requests."""
         return self._over + sum(flight.heard for flight in self.flights)
 
     def forget(self, flight: Flight) -> None:
-        """A request is over."""
+        """Remove a request that is over."""
         self.flights.discard(flight)
         self._over += flight.heard + 1
 
     def take(self, launched: Launched, died: Callable[[str], None]) -> None:
-        """Have a server; `died` is called with the last lines of its log when it ends by itself."""
+        """Set the server; `died` is called with the end of its log if it ends unexpectedly."""
         self.launched = launched
         self.lives += 1
         if (process := launched.process) is not None:
@@ -100,31 +100,31 @@ class Replica:
             process.died.add_done_callback(tell)
 
     async def healthy(self) -> bool:
-        """Whether the present server lives and answers."""
+        """Return whether the current server is alive and answers."""
         launched = self.launched
         if launched is None or (launched.process is not None and launched.process.died.done()):
             return False
         try:
             return await launched.server.healthy()
-        # Whatever it says, it is not that it is well.
+        # Any error means that the server is not healthy.
         except Exception as error:  # noqa: BLE001
             _log.warning("server %d does not say how it is: %r", self.number, error)
             return False
 
     async def look(self) -> EngineStats:
-        """Ask for its counters.
+        """Read its counters.
 
-        :raises ServerGoneError: it does not answer.
+        :raises ServerGoneError: the server does not answer.
         """
         launched = self.launched
         stats = await self.server.stats()
-        # What it did is counted already, if it was discarded meanwhile.
+        # If the server was discarded meanwhile, its counters are already included.
         if self.launched is launched:
             self.totals.latest = stats
         return self.totals.latest
 
     async def discard(self) -> None:
-        """Returns when the present server has ended, if there is one, and those before it; it ends also if this is cancelled."""
+        """Wait until this server and earlier ones have ended, even if this is cancelled."""
         launched, self.launched = self.launched, None
         if launched is not None:
             self.totals.lose()
@@ -137,7 +137,7 @@ class Replica:
             await before
         try:
             await launched.server.close()
-        # It is given up, and its process is to end whatever it says to that.
+        # The process must be ended whatever error the server raises.
         except Exception as error:  # noqa: BLE001
             _log.warning("server %d was not closed in peace: %r", self.number, error)
         finally:

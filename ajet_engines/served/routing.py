@@ -1,4 +1,4 @@
-"""Which of several replicas answers a request: pure bookkeeping."""
+"""Choice of the replica for a request: pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ _REMEMBERED = 65536
 
 @dataclass(slots=True)
 class Router:
-    """Sends a prompt where its beginning is likely to be cached, unless that replica is much busier than another.
+    """Routes prompts to replicas that probably have their beginning cached.
 
-    Prompts are compared by blocks of tokens, as caches of servers hold them. What was sent where is remembered for the
-    latest blocks; nothing is asked of the replicas.
+    If such a replica is much busier than the idlest one, the latter is chosen. Prompts are compared
+    by blocks of tokens, as in servers' caches. The latest blocks and their replicas are remembered;
+    replicas are not queried.
 
-    :param replicas: how many there are.
-    :param imbalance: requests that a replica may have more than the idlest one before its cache counts for nothing.
-    :ivar load: requests that each replica has.
-    :ivar down: replicas that are not to be sent anything.
+    :param replicas: number of replicas.
+    :param imbalance: number of requests that a replica may have more than the idlest one before its
+        cache is ignored.
+    :ivar load: number of requests of each replica.
+    :ivar down: replicas that must not receive requests.
     """
 
     replicas: int
@@ -35,7 +37,7 @@ class Router:
         self.load = [0] * self.replicas
 
     def choose(self, prompt_ids: Sequence[int]) -> int | None:
-        """The replica for a prompt, None if all are down. `begin` it there."""
+        """Return the replica for a prompt, None if all are down. Call `begin` when sending it."""
         up = [number for number in range(self.replicas) if number not in self.down]
         if not up:
             return None
@@ -50,7 +52,7 @@ class Router:
         return idlest
 
     def begin(self, replica: int, prompt_ids: Sequence[int]) -> None:
-        """Note that a request was sent."""
+        """Record that a request was sent."""
         self.load[replica] += 1
         if self.replicas == 1:
             return
@@ -61,16 +63,16 @@ class Router:
             self._homes.popitem(last=False)
 
     def end(self, replica: int) -> None:
-        """Note that a request is over."""
+        """Record that a request is over."""
         self.load[replica] -= 1
 
     def forget(self) -> None:
-        """Caches were emptied."""
+        """Forget all blocks, because caches were cleared."""
         self._homes.clear()
 
 
 def _blocks(prompt_ids: Sequence[int]) -> Iterator[int]:
-    """One number for each whole block, which depends on all tokens up to its end."""
+    """Yield a hash for each complete block, which depends on all tokens up to its end."""
     chained = 0
     for start in range(0, len(prompt_ids) - _BLOCK + 1, _BLOCK):
         chained = hash((chained, *prompt_ids[start : start + _BLOCK]))

@@ -1,4 +1,4 @@
-"""What an engine's servers have proven of the weights that they serve."""
+"""Proofs of the weights that an engine's servers serve."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ajet_engines.served.replica import Replica
 
 
 def of_all_ranks(told: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The checksums of a server of several processes, which are all given whole tensors.
+    """Combine the checksums of a server's processes, each of which loads whole tensors.
 
-    What not all have loaded is left out, and what they do not agree on was not loaded as it was published.
+    Tensors not loaded by all processes are omitted; those with different checksums are `OTHERWISE`.
     """
     names = set(told[0]).intersection(*told[1:]) if told else set()
     found = {}
@@ -28,25 +28,25 @@ def of_all_ranks(told: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 class Sealing:
-    """Compares what servers have loaded with what was published, and remembers the outcome.
+    """Compares loaded weights with published ones, and keeps the results.
 
-    :param name: of the engine.
+    :param name: name of the engine.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # By number of the replica, what its present server has proven.
+        # Proofs of the current servers, by number of the replica.
         self._proofs: dict[int, SealReport] = {}
-        # By number of the replica: its servers all compute alike.
+        # By number of the replica: all its servers compute alike.
         self._probes: dict[int, ProbeWatch] = defaultdict(ProbeWatch)
         self._seconds = 0.0
         self._breaches: list[str] = []
 
     async def prove(self, one: Replica, update: WeightUpdate, before: WeightUpdate | None) -> None:
-        """Have a halted server tell the checksums of what it has loaded, or what it says to the probe.
+        """Check the weights of a halted server by checksums or the probe.
 
-        :param before: the update before, for the message.
-        :raises SealError: it does not have what was published; the server must not be sent requests.
+        :param before: the previous update, for the message.
+        :raises SealError: they are not the published ones; the server must not receive requests.
         """
         self._proofs.pop(one.number, None)
         began = time.perf_counter()
@@ -57,15 +57,15 @@ class Sealing:
             self._breaches.append(error.message)
             raise
         finally:
-            # Servers prove it at the same time.
+            # Servers are checked concurrently.
             self._seconds = max(self._seconds, time.perf_counter() - began)
 
     async def _proof(
         self, one: Replica, update: WeightUpdate, before: WeightUpdate | None
     ) -> SealReport | None:
-        """None if nothing can be compared.
+        """Check one server; return None if nothing can be compared.
 
-        :raises SealError: as `prove`.
+        :raises SealError: as for `prove`.
         """
         who = f"server {one.number} of {self._name}"
         if update.checksums and (served := await one.server.checksums()) is not None:
@@ -78,9 +78,9 @@ class Sealing:
         return None
 
     def report(self, policy_version: int, up: list[Replica]) -> SealReport:
-        """What has been proven; seconds and breaches are told once.
+        """Return the proofs so far; seconds and breaches are reported only once.
 
-        :param up: servers that are sent requests.
+        :param up: servers that receive requests.
         """
         found = [self._proofs[one.number] for one in up if one.number in self._proofs]
         proven = [proof for proof in found if proof.proof != "none"]

@@ -1,4 +1,4 @@
-"""Where servers that are started listen, so that nobody else gets there."""
+"""Sockets of started servers, which other users cannot access."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 
 
 class SocketDirectory:
-    """Unix sockets in a directory of this process's user alone.
+    """A directory of Unix sockets that only this process's user can access.
 
-    Whoever reaches a server that lets its weights be changed can make it load any directory. A port of loopback is everybody's on
-    the machine: others reach it, and whoever binds it before the server does is told what is meant for the server.
+    A client that can change a server's weights can make it load any directory. Loopback ports are
+    not safe: other users of the machine can connect to them, or bind them before the server does
+    and receive its requests.
 
-    :param name: of the kind of server.
+    :param name: name of the kind of server.
     """
 
     def __init__(self, name: str) -> None:
@@ -23,24 +24,24 @@ class SocketDirectory:
 
     @cached_property
     def _made(self) -> tempfile.TemporaryDirectory[str]:
-        # Not in the run directory: names of sockets must be short.
+        # Not in the run directory, because names of sockets must be short.
         return tempfile.TemporaryDirectory(prefix=f"ajet-{self._name}-")
 
     @property
     def path(self) -> Path:
-        """The directory; made when it is asked for first."""
+        """The directory, created on first use."""
         return Path(self._made.name)
 
     def new(self, number: int) -> Path:
-        """Where the next server of replica `number` is to listen.
+        """Return a new socket path for a server of replica `number`.
 
-        Another name for each: the socket of one that was killed is left behind, also if it was killed while it booted.
+        Names are unique, because killed servers leave their sockets behind.
         """
         return self.path / f"{number}-{secrets.token_hex(4)}.sock"
 
     def close(self) -> None:
-        """Remove it, if it was made."""
+        """Remove the directory if it was created."""
         if "_made" in self.__dict__:
-            # A server that was just killed may still be making files in it.
+            # A server that was just killed may still be creating files in it.
             with contextlib.suppress(OSError):
                 self._made.cleanup()

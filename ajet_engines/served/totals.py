@@ -1,4 +1,4 @@
-"""Counters over servers that come and go."""
+"""Counters over successive servers."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ _COUNTERS = ("prompt_tokens", "cached_tokens", "sampled_tokens")
 
 @dataclass(slots=True)
 class ServerTotals:
-    """Counters of one server after the other, as if it were one.
+    """Counters of successive servers, as if they were one.
 
-    :ivar latest: what was asked last.
+    :ivar latest: the counters read last.
     """
 
     latest: EngineStats = field(default_factory=EngineStats)
     _offset: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTERS, 0))
 
     def begin(self, stats: EngineStats) -> None:
-        """A server has these counters before it does anything for us."""
+        """Set the initial counters of a new server."""
         for name in _COUNTERS:
             self._offset[name] += getattr(self.latest, name) - getattr(stats, name)
         self.latest = stats
 
     def lose(self) -> None:
-        """The server is gone, and so is what it was doing."""
+        """Record that the server is gone, with its current load."""
         self.begin(EngineStats())
 
     def counter(self, name: str) -> int:
-        """One of the counters."""
+        """Return a total counter."""
         return self._offset[name] + int(getattr(self.latest, name))
 
 
 @dataclass(slots=True)
 class BusyClock:
-    """How long there was something to do.
+    """Measures the time during which anything was running.
 
-    :param clock: seconds, monotonic.
+    :param clock: returns monotonic seconds.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -49,18 +49,18 @@ class BusyClock:
     _seconds: float = 0.0
 
     def begin(self) -> None:
-        """One thing more."""
+        """Record that something started."""
         if self._running == 0:
             self._since = self.clock()
         self._running += 1
 
     def end(self) -> None:
-        """One thing less."""
+        """Record that something ended."""
         self._running -= 1
         if self._running == 0:
             self._seconds += self.clock() - self._since
 
     @property
     def seconds(self) -> float:
-        """In all."""
+        """Total seconds so far."""
         return self._seconds + (self.clock() - self._since if self._running else 0.0)

@@ -1,4 +1,4 @@
-"""Servers that neither answer nor end: they are asked how they are when they have been silent for long."""
+"""Detection of servers that hang: they are probed after a long silence."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from dataclasses import dataclass, field
 from ajet_engines.served.replica import Replica
 
 LOOK_SECONDS = 15.0
-# One long forward pass may keep a server from answering too. With the time a probe may take, this ends before the
-# gateway takes the engine for stalled.
+# A single long forward pass may also delay answers. Including the time of the probes, this ends
+# before the gateway considers the engine stalled.
 _PROBES = 3
 
 
 @dataclass(slots=True)
 class SilenceWatch:
-    """Looks at servers again and again.
+    """Checks servers periodically.
 
-    One that has requests and has sent nothing for them since the last look is probed, and one that owes an answer which
-    takes no time; so is none that sends something, or has nothing to do.
+    A server is probed if it has requests but has sent nothing for them since the last check, or has
+    a pending request that it should answer immediately. Servers that send data or are idle are not
+    probed.
 
-    :param replicas: whose servers.
-    :param lost: called with a replica whose server fails several probes in a row, and what to say of it.
+    :param replicas: replicas whose servers are checked.
+    :param lost: called with a replica whose server fails several probes in a row, and the reason.
     """
 
     replicas: Sequence[Replica]
@@ -31,18 +32,18 @@ class SilenceWatch:
     _failed: dict[Replica, int] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Never returns."""
+        """Run forever."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await self.look()
 
     async def look(self) -> None:
-        """Once, at all."""
+        """Check all servers once."""
         await asyncio.gather(*map(self._look, self.replicas))
 
     async def _look(self, one: Replica) -> None:
         heard, launched = one.heard, one.launched
-        # A server that was replaced, or has answered, or is asked nothing, starts afresh.
+        # Reset if the server was replaced, has answered, or has no requests.
         owes = one.flights or one.asked
         silent = one.up and owes and self._heard.get(one) == heard
         self._heard[one] = heard

@@ -1,4 +1,4 @@
-"""Whether weights are those of a model, before a server that would die of it is told to load them."""
+"""Validation of weights before a server loads them, which may crash otherwise."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ajet_engines.collective import CHANNEL, tensors_of
 
 _LENGTH_BYTES = 8
 _MOST_HEADER = 100 * 1024 * 1024
-# Files may hold the output matrix or leave it out where it is the embedding.
+# Files of models with tied embeddings may include or omit the output matrix.
 _TIED = "lm_head.weight"
 
 
 def check_update(update: WeightUpdate, model: Path) -> None:
     """Compare the tensors of an update on any channel with those of `model`.
 
-    :raises EngineError: as `check_weights`.
+    :raises EngineError: as for `check_weights`.
     """
     if update.channel != CHANNEL:
         check_weights(Path(update.location), model)
@@ -37,9 +37,10 @@ def check_update(update: WeightUpdate, model: Path) -> None:
 
 
 def check_weights(directory: Path, model: Path) -> None:
-    """Compare the tensors of `directory` with those of `model`, by name and shape; reads the heads of the files.
+    """Compare tensors by name and shape, reading only the headers of the files.
 
-    :raises EngineError: it has other tensors, a file is not whole, or it cannot be read.
+    :raises EngineError: `directory` has other tensors than `model`, or a file is truncated or
+        unreadable.
     """
     try:
         found, expected = tensor_shapes(directory), tensor_shapes(model)
@@ -67,10 +68,10 @@ def _compare(
 
 
 def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors in the safetensors files of a directory.
+    """Return names and shapes of all tensors in the safetensors files of a directory.
 
     :raises OSError: a file cannot be read.
-    :raises ValueError: a file is none of safetensors or cut off, or there is none.
+    :raises ValueError: a file is not valid safetensors or truncated, or there is none.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     files = sorted(directory.glob("*.safetensors"))
