@@ -1,1 +1,1 @@
-"""The command ``ajet``. Each subcommand has a module of its own, imported when it is called."""
+"""The command ``ajet``. Each subcommand has a separate module, imported when it is called."""

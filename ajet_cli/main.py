@@ -1,4 +1,4 @@
-"""The group ``ajet``: finds subcommands without importing them, and shows errors as one line."""
+"""The group ``ajet``, which finds subcommands without importing them and shows short errors."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ BUILT_IN: dict[str, tuple[str, str]] = {
     "token": ("ajet_cli.commands.token:token", "Create, list and revoke the tokens of a server."),
     "version": ("ajet_cli.commands.version:version", "Show versions."),
 }
-"""Where each built-in subcommand is, and its summary: ``ajet --help`` imports none of them.
+"""Path and summary of each built-in subcommand, so that ``ajet --help`` imports none of them.
 
-They work without plugins. The other commands of this distribution are registered by its own plugins.
+They work without plugins. The other built-in commands are registered like those of plugins.
 """
 
 _INTERRUPTED = 130
@@ -54,12 +54,12 @@ class AjetGroup(click.Group):
     """Built-in subcommands and those of plugins, imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all subcommands; only the built-in ones if the settings cannot be read."""
+        """Return the names of all subcommands; only built-in ones if the settings are invalid."""
         ours, theirs, _ = self._plugin_commands(ctx)
         return sorted([*BUILT_IN, *ours, *theirs])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a subcommand; None if there is none of that name."""
+        """Import a subcommand; return None if it does not exist."""
         if cmd_name in BUILT_IN:
             module, _, name = BUILT_IN[cmd_name][0].partition(":")
             found = getattr(importlib.import_module(module), name)
@@ -71,12 +71,12 @@ class AjetGroup(click.Group):
         except UnknownComponentError as error:
             if "\n" not in error.message:
                 return None
-            # It lists plugins that could not be used: one of them may have had the command.
+            # The message lists unusable plugins, one of which may have the command.
             raise click.UsageError(f"No such command {cmd_name!r}: {error.message}", ctx) from error
         return manager.load_command(spec)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of subcommands from summaries alone."""
+        """Write the list of subcommands, using only their summaries."""
         ours, theirs, problem = self._plugin_commands(ctx)
         built_in = {name: summary for name, (_, summary) in BUILT_IN.items()}
         with formatter.section("Commands"):
@@ -101,7 +101,7 @@ class AjetGroup(click.Group):
             ctx.exit(_INTERRUPTED)
 
     def _plugin_commands(self, ctx: click.Context) -> tuple[dict[str, str], dict[str, str], str]:
-        """Summaries of this distribution's commands, those of others, and why there are none."""
+        """Return summaries of this distribution's commands and of others, and the error if any."""
         ours: dict[str, str] = {}
         theirs: dict[str, str] = {}
         try:
@@ -111,7 +111,7 @@ class AjetGroup(click.Group):
                 own = manager.owner(spec) == CORE_DISTRIBUTION
                 (ours if own else theirs)[name] = spec.summary
         except AjetError as error:
-            # Help must work when ajet.toml does not; it says what is missing.
+            # Help must work even if ajet.toml is invalid; it shows the error.
             return {}, {}, error.message
         return ours, theirs, ""
 

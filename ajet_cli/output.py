@@ -1,4 +1,4 @@
-"""Where the subcommands print their tables."""
+"""The console for tables of subcommands."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ _WIDE = 200
 
 
 def table_console() -> Console:
-    """A console as wide as the terminal; wide enough not to break words where there is none."""
+    """Return a console with the terminal's width, or a wide one if there is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=_WIDE)

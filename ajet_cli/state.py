@@ -1,4 +1,4 @@
-"""What the subcommands of one invocation share."""
+"""State shared by the subcommands of one invocation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass
 class CliState:
-    """Options of the group, and what is made from them on first use.
+    """Options of the group, and objects created from them on first use.
 
     :param config: the TOML file of ``--config``.
     :param debug: show tracebacks.
@@ -29,9 +29,9 @@ class CliState:
     debug: bool = False
 
     def settings(self, flags: Mapping[str, Any] | None = None) -> Settings:
-        """The settings with `flags` over them.
+        """Return the settings, overridden by `flags`.
 
-        :raises ConfigError: they are wrong.
+        :raises ConfigError: they are invalid.
         """
         given = dict(flags or {})
         if self.config is not None:
@@ -40,7 +40,7 @@ class CliState:
 
     @cached_property
     def plugins(self) -> PluginManager:
-        """The plugins, of environments too, that the settings do not block."""
+        """The manager of all plugins, including those in environments."""
         return plugin_manager(self.settings())
 
 
@@ -66,6 +66,6 @@ def config_option(command: F) -> F:
 
 
 def set_flags(section: str, **values: object) -> dict[str, dict[str, object]]:
-    """The flags that were given, as `Settings` takes them; None means not given."""
+    """Return the given flags in the form for `Settings`; None means not given."""
     given = {key: value for key, value in values.items() if value is not None}
     return {section: given} if given else {}

@@ -1,1 +1,1 @@
-"""``ajet demo``: a whole training run on one machine, small enough to watch."""
+"""``ajet demo``: a complete training run on one machine, small enough to watch."""

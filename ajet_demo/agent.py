@@ -12,10 +12,11 @@ from ajet_worlds.gridwalk import GridWalk
 
 
 class GridWalkAgent(WorldAgent):
-    """`WorldAgent` of the world ``grid``, with walks and tools that can be replaced.
+    """A `WorldAgent` of the world ``grid``, with walks and tools that can be overridden.
 
-    :param temperature: of every model call.
-    :param http_client: an async client of the HTTP library the installed SDK uses, instead of one made here.
+    :param temperature: temperature of every model call.
+    :param http_client: an async client of the HTTP library that the installed SDK uses, instead of
+        a new one.
     :raises ConfigError: the SDK is not installed.
     """
 
@@ -29,7 +30,7 @@ class GridWalkAgent(WorldAgent):
         return episode_outcome(grid_outcome(walk))
 
     async def walk(self, walk: GridWalk, episode: Episode) -> None:
-        """Talk to the model until the walk is over."""
+        """Call the model until the walk is over."""
 
         async def move(call: WorldCall, _: WorldAnswer) -> str:
             return await self.use_tool(walk, call.name, call.arguments)
@@ -37,5 +38,5 @@ class GridWalkAgent(WorldAgent):
         await walk_with(walk, self.chat(episode), move)
 
     async def use_tool(self, walk: GridWalk, name: str, arguments: str) -> str:
-        """The reply to one tool call; a slower world overrides it."""
+        """Return the reply to one tool call; override it for a slower world."""
         return walk.call(name, arguments)

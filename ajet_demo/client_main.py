@@ -1,7 +1,7 @@
-"""The demo's swarm client, a process of its own: ``python -m ajet_demo.client_main --url ...``.
+"""The demo's swarm client, a separate process: ``python -m ajet_demo.client_main --url ...``.
 
-It takes the step to go on with from the server, so it may be killed and started again at any time.
-Its standard output carries the lines of `ajet_demo.lines` and nothing else.
+It asks the server for the step to continue with, so it may be killed and restarted at any time. Its
+standard output has only the lines of `ajet_demo.lines`.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ from ajet_installation.event_loop import loop_factory
 _Agent = Callable[[Task, Episode], Awaitable[EpisodeOutcome]]
 
 ROUNDS = 4
-# After a crash the episodes of this client hold their places in the batch until their leases end: that is
-# how long going on then takes. Heartbeats keep them while the client lives.
+# After a crash, the episodes of this client keep their places in the batch until their leases
+# expire, which delays continuing by this time. Heartbeats renew them while the client is alive.
 LEASE_SECONDS = 20.0
-# An evaluation costs as much as the rollouts of a step, so there is none before the training
-# episodes themselves come near the target.
+# An evaluation costs as much as the rollouts of a step, so evaluate only when the success of
+# training episodes is close to the target.
 EVAL_MARGIN = 0.03
 INTERRUPTED = 130
 FAILED = 2
 
 
 class StaleStepError(RuntimeError):
-    """The episode came when the batch it was meant for had been trained already.
+    """The batch of an episode had already been trained when it was claimed.
 
-    This happens after a restart in the middle of a batch: the server kept the episodes that had ended,
-    and needed fewer than a whole batch.
+    This happens after a restart in the middle of a batch: the server kept the episodes that had
+    ended, and needed fewer than a whole batch.
     """
 
 
 class DemoClient:
-    """Evaluates, and rolls out one training batch after the other until the target is reached.
+    """Evaluates, and rolls out training batches until the target is reached.
 
-    :param emit: takes the lines for the parent.
-    :param clock: monotonic seconds.
+    :param emit: called with lines for the parent.
+    :param clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class DemoClient:
         self._clock = clock
 
     async def run(self, *, target: float, steps: int) -> DoneLine:
-        """Train up to `steps` steps in all, those of earlier runs included."""
+        """Train up to `steps` steps in total, including those of earlier runs."""
         step = (await self._client.status()).step
         success = await self.evaluate(step)
         recent: list[float] = []
@@ -95,7 +95,7 @@ class DemoClient:
         return done
 
     async def evaluate(self, step: int) -> float:
-        """Success on the held-out tasks."""
+        """Return the success on held-out tasks."""
         began = self._clock()
         report = await self._roll_out(eval_task_ids(self._seed), 1, self._agent, kind="eval")
         line = EvalLine(
@@ -109,7 +109,7 @@ class DemoClient:
         return line.success
 
     async def train(self, step: int) -> float:
-        """Roll out the batch of `step`; returns its success."""
+        """Roll out the batch of `step`, and return its success."""
 
         async def agent(task: Task, episode: Episode) -> EpisodeOutcome:
             if episode.policy_version >= step:
@@ -140,7 +140,7 @@ class DemoClient:
         *,
         kind: Literal["train", "eval"],
     ) -> RunnerReport:
-        """Roll out all of them; a batch with holes would never be full."""
+        """Roll out all episodes; if any were missing, the batch would never be full."""
         began = self._clock()
         outcomes: list[EpisodeResult] = []
         missing = [task_id for task_id in task_ids for _ in range(episodes_per_task)]
@@ -175,14 +175,14 @@ def _mean(report: RunnerReport, component: str) -> float:
 
 
 async def run(url: str, *, seed: int, target: float, steps: int) -> int:
-    """Run until the end or a signal; returns the exit status."""
+    """Run until the end or a signal, and return the exit status."""
     agent = GridWalkAgent(TEMPERATURE)
     async with AsyncSwarmClient(url) as client:
         demo = DemoClient(client, agent, seed=seed, emit=_print_line)
         work = asyncio.create_task(demo.run(target=target, steps=steps))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            # Cancelling lets the runner abort the open episodes.
+            # On cancellation the runner aborts the open episodes.
             loop.add_signal_handler(number, work.cancel)
         try:
             await work

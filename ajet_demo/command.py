@@ -11,7 +11,7 @@ from pydantic import BaseModel
 def _interpreters(
     _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, str]:
-    """Absolute paths by component: the server that gets them has another working directory."""
+    """Return absolute paths by component, because the server has another working directory."""
     found = {}
     for value in values:
         component, separator, path = value.partition("=")
@@ -19,7 +19,7 @@ def _interpreters(
             raise click.BadParameter(
                 f"{value!r} is no COMPONENT=PATH of an interpreter that exists"
             )
-        # Not resolved: the link in an environment is what makes it that environment's interpreter.
+        # Do not resolve links: the interpreter of an environment is a link.
         found[component] = str(Path(path).absolute())
     return found
 

@@ -1,4 +1,4 @@
-"""The demo on the terminal: a live panel, or plain lines where there is no terminal."""
+"""The demo's display: a live panel, or plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ WIDTH = 60
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
-    """Values from 0 to 1 as a row of blocks; the last `width` of them."""
+    """Draw the last `width` values, from 0 to 1, as a row of blocks."""
     top = len(BLOCKS) - 1
     return "".join(BLOCKS[round(min(max(v, 0.0), 1.0) * top)] for v in values[-width:])
 
 
 class Display:
-    """Shows how the run is going.
+    """Shows the progress of the run.
 
-    :param max_steps: steps the run may take.
+    :param max_steps: maximum number of steps.
     """
 
     def __init__(self, console: Console, *, target: float, max_steps: int) -> None:
@@ -58,20 +58,20 @@ class Display:
             self._live = None
 
     def phase(self, text: str) -> None:
-        """What is being done now."""
+        """Show the current phase."""
         if text == self._phase:
             return
         self._phase = text
         self._update(text)
 
     def warming_up(self, step: int, steps: int, loss: float) -> None:
-        """Progress of the supervised warm-up."""
+        """Show the progress of the supervised warm-up."""
         self._phase = f"warming the model up: step {step}/{steps}, loss {loss:.3f}"
         line = self._phase if step % 60 == 0 or step == steps else None
         self._update(line)
 
     def record(self, record: Record) -> None:
-        """A training step or an evaluation, new or of an earlier session."""
+        """Show a training step or an evaluation, of this session or an earlier one."""
         if record.kind == "eval":
             self._evals.append(record)
             self._update(
@@ -96,7 +96,7 @@ class Display:
         )
 
     def summary(self, summary: Summary) -> None:
-        """The result."""
+        """Show the result."""
         verdict = "reached" if summary.reached else "not reached"
         table = Table.grid(padding=(0, 2))
         for name, value in (

@@ -1,4 +1,4 @@
-"""What the demo's client process tells its parent: one JSON object a line on its standard output."""
+"""The output of the demo's client process for its parent: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class TrainLine(_Line):
 class DoneLine(_Line):
     """The last line of a client that was not interrupted.
 
-    :param step: steps trained.
-    :param success: of the last evaluation.
+    :param step: number of trained steps.
+    :param success: success of the last evaluation.
     """
 
     type: Literal["done"] = "done"
@@ -53,8 +53,8 @@ _ADAPTER: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="t
 
 
 def parse_line(text: str) -> Line:
-    """A line as it was written.
+    """Parse a line.
 
-    :raises pydantic.ValidationError: it is none.
+    :raises pydantic.ValidationError: it is not valid.
     """
     return _ADAPTER.validate_json(text)

@@ -1,4 +1,4 @@
-"""``ajet demo``: a model, a server, a client and a plot, from nothing, and again from where it stopped."""
+"""``ajet demo``: model, server, client and plot, resumed if a run was interrupted."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ NEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What a user may choose.
+    """Options of the demo.
 
-    :param run_dir: everything is written into it; None is ``runs/demo-seed{seed}``.
-    :param steps: most training steps.
+    :param run_dir: directory for all files; None means ``runs/demo-seed{seed}``.
+    :param steps: maximum number of training steps.
     :param target: success on the held-out tasks at which training stops.
-    :param fresh: begin a new run beside one that exists.
-    :param engine: name of the engine, as `trainer` of the trainer.
-    :param python: interpreters they run in, as the setting `workers.python`.
+    :param fresh: start a new run next to an existing one.
+    :param engine: name of the engine; likewise `trainer`.
+    :param python: interpreters of components, as the setting `workers.python`.
     """
 
     seed: int = 0
@@ -64,11 +64,11 @@ class DemoOptions:
 def run_demo(
     options: DemoOptions, console: Console, clock: Callable[[], float] = time.monotonic
 ) -> Summary:
-    """Run the demo, or go on with a run that was interrupted, or show one that is finished.
+    """Run the demo, continue an interrupted run, or show the result of a finished one.
 
-    :raises ConfigError: packages or components are missing, or the run directory is of another run.
+    :raises ConfigError: packages or components are missing, or the directory has another run.
     :raises WorkerError: a child process ended; the message shows its last lines.
-    :raises KeyboardInterrupt: after everything has been stopped in order.
+    :raises KeyboardInterrupt: after everything has been stopped cleanly.
     """
     began = clock()
     check_packages()
@@ -106,7 +106,7 @@ def run_demo(
 
 
 def _goes_on(summary: Summary, options: DemoOptions) -> bool:
-    """Whether a finished run has more to do: the target is not reached, and more steps are allowed."""
+    """Return whether a finished run can continue: target not reached, and more steps allowed."""
     return summary.success_after < options.target and summary.steps < options.steps
 
 
@@ -142,7 +142,7 @@ def _train(
     for record in sorted([*history.steps(), *history.evals()], key=lambda r: r.step):
         display.record(record)
     with DemoServer(run_dir, workers=workers, clock=clock) as server:
-        # The server boots while the model is being made; only what is waited for afterwards counts.
+        # The server boots while the model is being created; count only the wait after that.
         _make_model(options, run_dir, state, display, clock)
         display.phase("starting server and engine")
         waited = clock()
@@ -187,7 +187,7 @@ def _make_model(
 
 
 def adopt(export: Path, target: Path) -> None:
-    """Make the server's export the run's trained model."""
+    """Rename the server's export to the run's trained model."""
     if target.exists():
         shutil.rmtree(target)
     export.rename(target)
@@ -224,16 +224,16 @@ def _summary(options: DemoOptions, run_dir: Path, state: RunState, result: _Resu
 
 @contextlib.contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM, and the end of the terminal, stop the demo as Ctrl-C does.
+    """Make SIGTERM, and closing the terminal, stop the demo like Ctrl-C.
 
-    The children must not outlive it.
+    Otherwise its child processes would survive.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(*_: object) -> None:
-        # The children are being ended from now on; another signal must not end that.
+        # Ignore further signals, which would interrupt the cleanup of the children.
         for number in previous:
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The demo's child processes: started, watched, and ended by their process ids."""
+"""The demo's child processes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SHOWN_LINES = 20
 
 
 class Child:
-    """One child process whose standard error (and output, if it is not read) goes to a log file.
+    """A child process whose standard error (and output, if it is not read) goes to a log file.
 
-    It gets a process group of its own: Ctrl-C reaches the parent alone, which ends its children in the
+    It has a separate process group: Ctrl-C only reaches the parent, which ends its children in the
     right order.
 
-    :param name: what it is called in errors.
-    :param arguments: of this Python interpreter.
+    :param name: name in errors.
+    :param arguments: arguments for this Python interpreter.
     :param read: whether the parent reads its standard output, as lines of text from `lines`.
     """
 
@@ -55,31 +55,31 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     @property
     def lines(self) -> IO[str]:
-        """Its standard output, if it is read."""
+        """The standard output, if it is read."""
         assert self._process.stdout is not None, f"the output of the {self.name} is not read"
         return self._process.stdout
 
     def poll(self) -> int | None:
-        """Its exit status, or None while it runs."""
+        """Return the exit status, or None while it runs."""
         return self._process.poll()
 
     def wait(self) -> int:
-        """Its exit status, once it has ended."""
+        """Wait for the end and return the exit status."""
         return self._process.wait()
 
     def check(self) -> None:
-        """:raises WorkerError: it has ended; the message shows the end of its log."""
+        """:raises WorkerError: the process has ended; the message shows the end of its log."""
         status = self.poll()
         if status is not None:
             raise self.exit_report(status)
 
     def exit_report(self, status: int) -> WorkerError:
-        """An error that says how it ended, with the last lines of its log."""
+        """Return an error with the exit status and the last lines of the log."""
         how = (
             f"was killed by {signal.Signals(-status).name}"
             if status < 0
@@ -88,7 +88,7 @@ class Child:
         return WorkerError(f"the demo's {self.name} {how}; its last lines:\n{self.tail()}")
 
     def tail(self) -> str:
-        """The last lines it wrote to its log."""
+        """Return the last lines of the log."""
         with self._log.open("rb") as file:
             file.seek(self._log_start)
             lines = file.read().decode("utf-8", "replace").splitlines()
@@ -96,7 +96,7 @@ class Child:
         return f"{shown or '  (nothing)'}\n(all of it: {self._log})"
 
     def end(self, grace: float = GRACE_SECONDS) -> None:
-        """Ask it to end, wait, and kill it if it does not."""
+        """Terminate the process, and kill it if it does not end in time."""
         if self.poll() is None:
             self._process.terminate()
             try:
@@ -109,9 +109,9 @@ class Child:
 
 
 def child_environment(**extra: str) -> dict[str, str]:
-    """The environment of this process without settings of agentjet, plus `extra`.
+    """Return this process's environment without agentjet's settings, plus `extra`.
 
-    The demo shall do the same whatever servers the user has configured.
+    The demo must not depend on the user's servers.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith("AJET_")}
     return kept | extra

@@ -1,4 +1,4 @@
-"""What the demo trains with: the numbers that make the tiny model learn, in one place."""
+"""The demo's training settings, with which the tiny model learns."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ ROLLOUTS_PER_TASK = GridWorld.recipe.batch.episodes_per_task
 EPISODES_PER_STEP = TASKS_PER_STEP * ROLLOUTS_PER_TASK
 EVAL_EPISODES = 64
 
-# Success is measured as the model acts while it learns. Greedy decoding of so small a model swings
-# between single steps (0.64 to 1.00 where sampling gives 0.75), so it says less.
+# Success is measured with the sampling of training. Greedy decoding of so small a model varies from
+# step to step (0.64 to 1.00 where sampling gives 0.75), so it is less informative.
 TEMPERATURE = 1.0
 
 
 def run_config(
     model: Path, seed: int, *, engine: str = "torch", trainer: str = "torch"
 ) -> RunConfig:
-    """GRPO as the demo uses it, on the components of these names."""
+    """Return the demo's GRPO configuration with these components."""
     return recipe.run_config(
         GridWorld(), model, name="gridwalk-tiny", seed=seed, engine=engine, trainer=trainer
     )
 
 
 def relay_config(model: Path, seed: int) -> RunConfig:
-    """The same for a model that walks with another one: each call answers for itself alone.
+    """Return the configuration for a model that walks with another one, with rewards per call.
 
-    Most calls of a group are good before long. Divided by their deviation, the few that are not would weigh so much
-    that they end the form of the tool call.
+    Most calls of a group are good soon. Divided by their deviation, the few others would weigh so
+    much that they destroy the form of the tool call.
     """
     config = run_config(model, seed)
     algorithm = config.algorithm.model_copy(update={"discount": 0.0, "learning_rate": 5e-4})
@@ -39,10 +39,10 @@ def relay_config(model: Path, seed: int) -> RunConfig:
 
 
 def train_task_ids(seed: int, step: int) -> list[str]:
-    """The tasks of one step: new ones each step, the same in every run with this seed."""
+    """Return the tasks of one step, which are new in each step and fixed by the seed."""
     return [f"train-{seed}-{step}-{i}" for i in range(TASKS_PER_STEP)]
 
 
 def eval_task_ids(seed: int) -> list[str]:
-    """The held-out tasks, none of which is ever trained on."""
+    """Return the held-out tasks, which are never trained on."""
     return [f"eval-{seed}-{i}" for i in range(EVAL_EPISODES)]

@@ -1,7 +1,8 @@
-"""A walk that takes two: a planner, who sees where the goal is, tells an executor, who moves, where to go.
+"""A walk of two agents: a planner sees the goal and directs an executor, who moves.
 
-Neither can do it alone: the planner has no legs, and the executor is told nothing but the planner's last word. Both see and
-speak as in GridWalk, so that any model of the demo can be either; every move is a conversation of its own.
+Neither can do it alone: the planner cannot move, and the executor only sees the planner's last
+direction. Prompts and answers are those of GridWalk, so that any model of the demo can take either
+role; every move is a separate conversation.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ EXECUTOR = "executor"
 
 @dataclass(slots=True)
 class Relay:
-    """One walk of two.
+    """One walk of both agents.
 
-    :ivar spoiled: who gave an answer without a direction, and so ended the walk; "" nobody.
+    :ivar spoiled: the role whose answer had no direction, which ended the walk; "" if none.
     """
 
     walk: GridWalk
@@ -45,10 +46,10 @@ class Relay:
         self.walk.reject()
 
     def outcomes(self, calls: Mapping[str, Mapping[str, float]]) -> dict[str, EpisodeOutcome]:
-        """The rewards of both roles.
+        """Return the outcomes of both roles.
 
-        The planner is rewarded for the goal, the executor for going where it was told, and each for its own part in
-        every move.
+        The planner is rewarded for reaching the goal, the executor for following directions, and
+        each for its part in every move.
 
         :param calls: rewards of calls, by role and id.
         """
@@ -70,9 +71,10 @@ class Relay:
 
 @dataclass(slots=True)
 class _Speaker:
-    """One side, and its model.
+    """One role with its model.
 
-    :ivar rewards: of its calls, by their id: 1 for a good one, -0.5 for one without a direction, else 0.
+    :ivar rewards: rewards of its calls by id: 1 for a good one, -0.5 for one without a direction,
+        else 0.
     """
 
     openai: AsyncOpenAI
@@ -82,7 +84,7 @@ class _Speaker:
     _call: str = ""
 
     async def direction(self, sees: str) -> str | None:
-        """The direction that its model chooses, None if its answer holds none or several."""
+        """Return the direction that the model chooses, None if its answer has none or several."""
         completion = await self.openai.chat.completions.create(
             model=self.episode.model,
             messages=[
@@ -101,15 +103,15 @@ class _Speaker:
         return read_direction(calls[0].function.name, calls[0].function.arguments)
 
     def credit(self, reward: float) -> None:
-        """Reward its last call."""
+        """Set the reward of the last call."""
         self.rewards[self._call] = reward
 
 
 class RelayAgent:
-    """Lets two models walk one task per call; one instance serves any number of concurrent joint episodes.
+    """Plays a task with two models per call; supports any number of concurrent joint episodes.
 
-    :param max_retries: of every model call.
-    :param http_client: as of `GridWalkAgent`.
+    :param max_retries: retries of every model call.
+    :param http_client: as for `GridWalkAgent`.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class RelayAgent:
                 planner.credit(INVALID_REWARD)
                 relay.spoil(PLANNER)
                 break
-            # Whatever becomes of it.
+            # Independent of what the executor does.
             planner.credit(float(said in walk.good_directions()))
             moved = await executor.direction(f"goal is 1 {said}")
             if moved is None:

@@ -1,4 +1,4 @@
-"""What the demo leaves behind: metrics.jsonl, summary.json and reward.png."""
+"""The demo's result files: metrics.jsonl, summary.json and reward.png."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Record(BaseModel):
     """One line of metrics.jsonl: a training step, or an evaluation after `step` steps.
 
     :param success: share of episodes that reached the goal.
-    :param metrics: of a step, the server's metrics; empty for an evaluation.
+    :param metrics: the server's metrics of a step; empty for an evaluation.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -79,7 +79,7 @@ class Record(BaseModel):
 class History:
     """All records of a run, in memory and in metrics.jsonl.
 
-    A step that is trained again after a crash is written again; its last line counts.
+    If a step is trained again after a crash, its last line counts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,28 +87,28 @@ class History:
         self._records: dict[tuple[str, int], Record] = {}
         if path.exists():
             content = path.read_bytes()
-            # Being killed can leave half a line at the end; the next line must not be joined to it.
+            # A killed process can leave an incomplete line at the end; remove it.
             whole = content.rfind(b"\n") + 1
             os.truncate(path, whole)
             for line in content[:whole].splitlines():
                 self._keep(Record.model_validate_json(line))
 
     def add(self, record: Record) -> None:
-        """Keep a record, and write it."""
+        """Add a record, and write it to the file."""
         self._keep(record)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(record.model_dump_json() + "\n")
 
     def steps(self) -> list[Record]:
-        """The training steps, in order."""
+        """Return the training steps, in order."""
         return self._of("step")
 
     def evals(self) -> list[Record]:
-        """The evaluations, in order."""
+        """Return the evaluations, in order."""
         return self._of("eval")
 
     def total(self, metric: str) -> float:
-        """Sum of a metric over all steps."""
+        """Return the sum of a metric over all steps."""
         return sum(record.metrics.get(metric, 0.0) for record in self.steps())
 
     def _of(self, kind: str) -> list[Record]:
@@ -119,7 +119,7 @@ class History:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file that is complete or not there at all."""
+    """Write a JSON file atomically."""
     write_whole(path, (json.dumps(value, indent=2) + "\n").encode(), mode=0o644)
 
 
@@ -184,6 +184,6 @@ def draw(
 
 
 def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
-    """Mean of the last `width` values, or of as many as there are."""
+    """Return moving means over up to `width` values."""
     windows = [values[max(0, i + 1 - width) : i + 1] for i in range(len(values))]
     return [sum(window) / len(window) for window in windows]

@@ -1,4 +1,4 @@
-"""Which directory a demo run lives in, and what it remembers between sessions."""
+"""The directory of a demo run, and its state between sessions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUMMARY_FILE = "summary.json"
 
 
 class RunState(BaseModel):
-    """demo.json; the seconds are sums over all sessions so far, as `Summary` defines them."""
+    """The content of demo.json; seconds are sums over all sessions, as in `Summary`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -29,15 +29,15 @@ class RunState(BaseModel):
     rollout_seconds: float = 0.0
 
     def save(self, run_dir: Path) -> None:
-        """Write it."""
+        """Write the state."""
         write_json(run_dir / STATE_FILE, self.model_dump())
 
 
 def open_run(run_dir: Path, seed: int, *, fresh: bool) -> tuple[Path, RunState]:
-    """The directory to use and its state; a new run if the directory is new or empty.
+    """Return the directory to use and its state; start a new run if the directory is new or empty.
 
-    :param fresh: if the directory holds a run, take a new one beside it: the same name with a number.
-    :raises ConfigError: the directory holds something else, or a run with another seed.
+    :param fresh: if the directory has a run, use a new one next to it, with a number appended.
+    :raises ConfigError: the directory has other content, or a run with another seed.
     """
     if fresh:
         run_dir = _unused(run_dir)
@@ -67,7 +67,7 @@ def open_run(run_dir: Path, seed: int, *, fresh: bool) -> tuple[Path, RunState]:
 
 
 def read_summary(run_dir: Path) -> Summary:
-    """The summary of a finished run.
+    """Read the summary of a finished run.
 
     :raises ConfigError: it cannot be read.
     """

@@ -1,4 +1,4 @@
-"""The demo's swarm server: a child process that listens on a free port of this machine."""
+"""The demo's swarm server: a child process on a free port of this machine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ajet_demo.workers import worker_settings
 from ajet_installation.settings import WorkerSettings
 
 START_SECONDS = 60.0
-# Servers of large engines import for minutes on a busy machine.
+# On a busy machine, the imports of large engines take minutes.
 BOOT_SECONDS = 900.0
 STOP_SECONDS = 120.0
-# Ctrl-C must not take long; without the checkpoint of a clean stop the last few steps are done again.
+# Ctrl-C must be quick; without a clean stop's checkpoint the last few steps are repeated.
 INTERRUPT_SECONDS = 20.0
 POLL_SECONDS = 0.05
 
@@ -29,10 +29,10 @@ POLL_SECONDS = 0.05
 class DemoServer:
     """``ajet serve`` for the length of a ``with`` block.
 
-    Everything it writes is in ``<run_dir>/server``. It gets tokens of this session, and of the user's settings only what
-    says where environments are.
+    All its files are in ``<run_dir>/server``. It gets new tokens, and only those of the user's
+    settings that locate environments.
 
-    :param workers: interpreters of components, and where environments are looked for.
+    :param workers: interpreters of components, and the directory of environments.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class DemoServer:
 
     @property
     def child(self) -> Child:
-        """The process."""
+        """The server process."""
         assert self._child is not None, "the server is started on entering the block"
         return self._child
 
@@ -71,12 +71,12 @@ class DemoServer:
         return self._client
 
     def observer(self) -> SwarmClient:
-        """A second client, for a thread that follows the events: it gives up soon after the server ended."""
+        """Create a client for following events; it fails soon after the server has ended."""
         return SwarmClient(self.client.url, self._control_token, retries=1)
 
     def __enter__(self) -> Self:
         self._directory.mkdir(exist_ok=True)
-        # What a server that was killed left here names a port that may be anybody's by now.
+        # A file left by a killed server may have a port that another process uses by now.
         self._note.unlink(missing_ok=True)
         self._child = Child(
             "server",
@@ -127,22 +127,22 @@ class DemoServer:
     def start_run(self, config: RunConfig) -> None:
         """Configure and start the run, and wait until episodes can be claimed.
 
-        A run that the server took up by itself, after the last session was killed, is joined.
+        If the server has resumed a run after the last session was killed, only wait.
         """
         try:
             if self.client.status().state is ServerState.OFFLINE:
                 self.client.sync_train_config(config)
             self.client.start_engine(BOOT_SECONDS)
         except AjetError:
-            # If the process is gone, its log says more than a refused connection.
+            # If the process has ended, its log is more useful than a refused connection.
             self.child.check()
             raise
         self._rolling = True
 
     def stop_run(self) -> Path:
-        """Stop the run; returns the directory of the exported model.
+        """Stop the run, and return the directory of the exported model.
 
-        :raises StateError: the server exported none.
+        :raises StateError: the server exported no model.
         """
         status = self.client.stop_engine(STOP_SECONDS)
         self._rolling = False

@@ -1,4 +1,4 @@
-"""The demo's model: a tiny model that is warmed up for GridWalk."""
+"""The demo's model: a tiny model warmed up for GridWalk."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def create_tiny_model(
     warmup_steps: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> TinyModelReport:
-    """`ajet_worlds.tiny_model.create_tiny_model` for the world ``grid``.
+    """Create a model with `ajet_worlds.tiny_model.create_tiny_model` for the world ``grid``.
 
-    :raises ConfigError: `directory` exists, or the packages to make a model are not installed.
+    :raises ConfigError: `directory` exists, or required packages are not installed.
     """
     return tiny_model.create_tiny_model(
         directory,

@@ -1,4 +1,4 @@
-"""The demo's training phase: runs the client process and follows what it and the server report."""
+"""The demo's training phase: runs the client process, and collects reports of client and server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from ajet_demo.run_state import RunState
 from ajet_demo.server_child import DemoServer
 
 WATCH_SECONDS = 0.25
-# Steps are reported before new weights are served, so the last report is on its way when the client ends.
+# Steps are reported before new weights are served, so the last report arrives soon after the
+# client's end.
 LAST_EVENT_SECONDS = 5.0
 
 
@@ -35,7 +36,7 @@ Message = Line | StepSummary | _End
 class Training:
     """One session of training.
 
-    :param state: updated and saved as things become known.
+    :param state: updated and saved during training.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Training:
     def run(self, *, seed: int, target: float, steps: int) -> DoneLine:
         """Run the client until it ends.
 
-        :raises WorkerError: client or server ended before their time.
+        :raises WorkerError: client or server ended prematurely.
         """
         began = self._clock()
         forward = self._forward_seconds()
@@ -92,7 +93,7 @@ class Training:
         try:
             self._watch()
             if client.wait() != 0 or self._done is None:
-                # A client whose server is gone fails too, but that is not the cause.
+                # A client also fails if its server is gone: report that cause.
                 self._server.child.check()
                 raise client.exit_report(client.wait())
             self._await_last_step(self._done.step)
@@ -100,7 +101,7 @@ class Training:
         finally:
             self._state.training_seconds += self._clock() - began
             with contextlib.suppress(AjetError):
-                # A server that is gone is reported already; its numbers are lost with it.
+                # If the server is gone, this is already reported, and its numbers are lost.
                 self._server.child.check()
                 self._state.rollout_seconds += self._forward_seconds() - forward
             client.end()
@@ -148,7 +149,7 @@ class Training:
             self._join(message.step)
 
     def _join(self, step: int) -> None:
-        """Record a step once the client has told its success and the server its metrics."""
+        """Record a step when both the client's success and the server's metrics have arrived."""
         if step in self._lines and step in self._summaries:
             line, summary = self._lines.pop(step), self._summaries.pop(step)
             self._record(
@@ -173,12 +174,13 @@ class Training:
             try:
                 self._messages.put(parse_line(text))
             except ValidationError:
-                # Half a line of a client that was killed.
+                # An incomplete line of a client that was killed.
                 continue
         self._messages.put(_End())
 
     def _follow_server(self, observer: SwarmClient) -> None:
-        # From the first event on: a server that took a run up by itself has trained before we came.
+        # From the first event on, because a server that resumed a run may already have trained
+        # steps.
         with observer, contextlib.suppress(AjetError):
             for event in observer.events(since=0):
                 if event.type == "step":

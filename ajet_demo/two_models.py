@@ -1,4 +1,4 @@
-"""``ajet demo --two-models``: two tiny models of different size learn, each on a server of its own, to walk together."""
+"""``ajet demo --two-models``: two tiny models on two servers learn to walk together."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class TwoModelsSummary(BaseModel):
     :param success_after: success on the held-out tasks with the final weights.
     :param reached: whether `success_after` is at least `target`.
     :param steps: training steps of each model.
-    :param episodes: joint episodes that ended, by role: the same for both.
-    :param parameters: of each model.
+    :param episodes: number of ended joint episodes by role: the same for both.
+    :param parameters: number of parameters of each model.
     :param model_dirs: the trained models, Hugging Face directories.
     """
 
@@ -79,10 +79,10 @@ class TwoModelsSummary(BaseModel):
 def run_two_models(
     options: DemoOptions, console: Console, clock: Callable[[], float] = time.monotonic
 ) -> TwoModelsSummary:
-    """Run it, or go on with a run that was interrupted, or show one that is finished.
+    """Run the demo, continue an interrupted run, or show the result of a finished one.
 
-    :raises ConfigError: packages are missing, or the run directory is of another run.
-    :raises KeyboardInterrupt: after everything has been stopped in order.
+    :raises ConfigError: packages are missing, or the directory has another run.
+    :raises KeyboardInterrupt: after everything has been stopped cleanly.
     """
     began = clock()
     check_packages()
@@ -155,7 +155,7 @@ def _train(
 
 
 class TwoModels:
-    """Evaluates, and rolls out one batch of joint episodes after the other until the target is reached."""
+    """Evaluates, and rolls out batches of joint episodes until the target is reached."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class TwoModels:
         self._options = options
 
     async def run(self) -> tuple[int, float]:
-        """Train up to the steps in all, those of earlier sessions included; the last step and its success."""
+        """Train up to the given total steps; return the last step and its success."""
         urls = {role: server.client.url for role, server in self._servers.items()}
         tokens = {role: server.client_token for role, server in self._servers.items()}
         agent = RelayAgent(TEMPERATURE)
@@ -210,9 +210,9 @@ class TwoModels:
         return success
 
     async def _step(self, swarm: AsyncSwarm, agent: RelayAgent, step: int) -> float:
-        """Roll out the batch of `step` and wait until both models are trained on it; its success."""
+        """Roll out the batch of `step`, wait until both models are trained; return its success."""
         for _ in range(ROUNDS):
-            # What an earlier session has ended of the batch counts.
+            # Episodes of the batch that ended in an earlier session count.
             report = await swarm.run_episodes_until_all_complete(
                 train_task_ids(self._options.seed, step),
                 agent,
@@ -241,9 +241,9 @@ class TwoModels:
         return success
 
     async def _trained(self, swarm: AsyncSwarm, role: str, step: int) -> ServerStatus:
-        """The status of a server once it has trained a step.
+        """Wait until a server has trained a step, and return its status.
 
-        :raises AjetError: it does not train it.
+        :raises AjetError: the server does not train the step.
         """
         while True:
             status = await swarm[role].status()
@@ -274,7 +274,7 @@ def _mean_reward(report: RunnerReport[SwarmEpisode, SwarmOutcome]) -> float:
 
 
 def _make_model(directory: Path, role: str, options: DemoOptions, display: Display) -> int:
-    """Make a model if there is none yet; the number of its parameters."""
+    """Create a model if there is none, and return the number of its parameters."""
     from safetensors import safe_open
 
     from ajet_demo.tiny_model import create_tiny_model

@@ -1,4 +1,4 @@
-"""Where the demo's workers run: the user's settings, made good for a server with another working directory."""
+"""Settings of the demo's workers, adapted to a server with another working directory."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ajet_installation.settings import Settings, WorkerSettings
 
 
 def worker_settings(run_dir: Path, python: Mapping[str, str] | None = None) -> WorkerSettings:
-    """The section `workers` of the user's settings, with absolute paths.
+    """Return the section `workers` of the user's settings, with absolute paths.
 
-    Environments of the working directory are found too if the run directory is somewhere else.
+    Environments of the working directory are also used if the run directory is elsewhere.
 
-    :param python: interpreters by component that win over those of the settings.
-    :raises ConfigError: the settings are wrong.
+    :param python: interpreters by component that override those of the settings.
+    :raises ConfigError: the settings are invalid.
     """
     said = Settings().workers
     environments = said.environments
@@ -45,16 +45,16 @@ def worker_settings(run_dir: Path, python: Mapping[str, str] | None = None) -> W
 
 
 def _absolute(python: str) -> str:
-    # A name without a directory is looked for on the path.
+    # A name without a directory is looked up on the path.
     return (
         python if python.startswith(PREFIX) or "/" not in python else str(Path(python).absolute())
     )
 
 
 def check_components(run_dir: Path, workers: WorkerSettings, *, engine: str, trainer: str) -> None:
-    """What the server would refuse after a model has been made for nothing.
+    """Check components before a model is created in vain.
 
-    :raises ConfigError: a component is not there; the message says how to get it.
+    :raises ConfigError: a component is not available; the message says how to install it.
     """
     settings = Settings(
         workers=workers.model_dump(), server={"run_dir": run_dir}, plugins={"blocked": []}

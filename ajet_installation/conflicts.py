@@ -57,7 +57,7 @@ class Conflict:
 
     @property
     def exclusive(self) -> tuple[Want, Want] | None:
-        """Two requirements that no version meets, the first of them unmet; None if one meets all."""
+        """Two requirements that no version meets, the first unmet; None if one meets all."""
         pairs = [pair for pair in combinations(self.wants, 2) if not _share(*pair)]
         # Prefer the requirements of the backends themselves to those of our plugins.
         pairs.sort(

@@ -41,7 +41,7 @@ class Interpreter:
     remedy: str = ""
 
     def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Return a process's environment: `inherited` overrides the recipe; its programs come first."""
+        """Return a process's environment: `inherited` overrides the recipe's variables."""
         given = {**self.variables, **inherited}
         if self.programs is not None:
             path = inherited.get("PATH", os.defpath)

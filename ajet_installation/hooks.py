@@ -1,4 +1,4 @@
-"""The components and commands of this distribution, registered as any plugin's are. Light: imports none of them."""
+"""Built-in components and commands, registered like those of plugins. Imports none of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ajet_register_mergers() -> Sequence[MergerSpec]:
 
 @hookimpl
 def ajet_register_advantages() -> Sequence[AdvantageSpec]:
-    """Rewards relative to the other episodes of a task, in three ways."""
+    """Three estimators that compare rewards with those of the task's other episodes."""
     return (
         AdvantageSpec(
             name="group_std",
@@ -121,7 +121,7 @@ def ajet_register_worlds() -> Sequence[WorldSpec]:
 
 @hookimpl
 def ajet_register_commands() -> Sequence[CommandSpec]:
-    """The commands that work like those of any plugin."""
+    """The commands that are registered like those of plugins."""
     return (
         CommandSpec(
             name="demo",

@@ -37,7 +37,7 @@ class Mending:
     device: Device
 
     def of_conflict(self, conflict: Conflict) -> str:
-        """Return a fix: a version for all, compatible backends, or a backend's move to an environment."""
+        """Return a fix: a common version, compatible backends, or an environment for a backend."""
         pair = conflict.exclusive
         if pair is not None:
             return self._of_pair(pair)

@@ -1,4 +1,4 @@
-"""The directory that an environment is made in: one process at a time has it, and what a killed one left is put right."""
+"""The directory of an environment: exclusive access, and recovery after killed processes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ajet_installation.environment import UNFINISHED, Environment
 
 @contextmanager
 def locked(directory: Path) -> Iterator[int]:
-    """Have the directory alone; gives the open descriptor of the lock.
+    """Lock the directory, and yield the lock's open descriptor.
 
-    :raises BackendEnvironmentError: another process has it, or the disk does not let anything be made.
+    :raises BackendEnvironmentError: another process has the lock, or the disk cannot be written.
     """
     lock = directory.with_name(f".{directory.name}.lock")
     try:
@@ -35,17 +35,17 @@ def locked(directory: Path) -> Iterator[int]:
     except OSError as error:
         raise BackendEnvironmentError(f"{directory} cannot be made: {error}") from error
     finally:
-        # Not by closing alone: a program that outlives its parent would go on holding it.
+        # Closing is not enough: a child process that outlives this one would still hold the lock.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
 def recover(directory: Path) -> Environment | None:
-    """The finished environment in a directory; what killed processes left half-made or half-removed is gone."""
+    """Clean up after killed processes, and return the finished environment if there is one."""
     before = _before(directory)
     there = Environment.read(directory)
     if there is not None:
-        # Whoever made it may have been killed right after.
+        # The process that created it may have been killed before this.
         (directory / UNFINISHED).unlink(missing_ok=True)
         _remove(before, directory)
         return there
@@ -59,7 +59,7 @@ def recover(directory: Path) -> Environment | None:
 
 @contextmanager
 def in_place_of(directory: Path) -> Iterator[None]:
-    """An empty directory; if what is made in it fails, what was there before is back."""
+    """Create an empty directory; if the block fails, restore the previous one."""
     before = _before(directory)
     if directory.exists():
         directory.rename(before)
@@ -80,7 +80,7 @@ def _before(directory: Path) -> Path:
 
 
 def _remove(directory: Path, place: Path) -> None:
-    """Remove a directory of those of `place`; what a killed process leaves of it looks like nothing else."""
+    """Remove a directory of `place`; an interrupted removal leaves nothing under its name."""
     gone = place.with_name(f".{place.name}.removed")
     shutil.rmtree(gone, ignore_errors=True)
     with suppress(FileNotFoundError):

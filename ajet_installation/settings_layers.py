@@ -1,4 +1,4 @@
-"""Where settings come from: reads flags, environment and TOML file, and remembers which said what."""
+"""The sources of settings: flags, environment and TOML file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ajet_core.files import read_toml
 DEFAULT_FILE = Path("ajet.toml")
 ENV_PREFIX = "AJET_"
 ENV_SHORTCUTS = {"AJET_URL": ("client", "url"), "AJET_TOKEN": ("client", "token")}
-"""Short names of the two variables that clients are handed most often."""
+"""Short names of the two variables that clients use most often."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What each source says, before validation.
+    """The values of each source, before validation.
 
     :param file: the TOML file that was read, if any.
     """
@@ -37,7 +37,7 @@ class Layers:
     def read(cls, settings_cls: type[BaseSettings], flags: Mapping[str, Any]) -> Layers:
         """Read all sources.
 
-        :raises ConfigError: a source cannot be read, or the environment names unknown settings.
+        :raises ConfigError: a source cannot be read, or the environment has unknown settings.
         """
         given = {name: _plain(value) for name, value in flags.items()}
         environment = _read_environment(settings_cls)
@@ -46,12 +46,12 @@ class Layers:
         return cls(given, environment, _read_toml(file) if file else {}, file)
 
     def merged(self) -> dict[str, Any]:
-        """All sources as one, the stronger over the weaker."""
+        """Return all sources merged by precedence."""
         merged = _merge(_merge(self.file_values, self.environment), self.flags)
         return merged if self.file is None else {**merged, "config": self.file}
 
     def source(self, path: tuple[str, ...]) -> str:
-        """The strongest source that says something of `path`: a flag, a variable's name, a file's path."""
+        """Return the source of the value of `path`: a flag, a variable's name or a file's path."""
         if _holds(self.flags, path):
             return "flag"
         if _holds(self.environment, path):
@@ -61,7 +61,7 @@ class Layers:
         return "default"
 
     def sources(self, path: tuple[str, ...], cls: type[BaseModel]) -> str:
-        """As `source`; for a section, the sources of all its keys that are not left at their default."""
+        """Return the source of `path`; for a section, the sources of all keys that are not defaults."""
         section = _model_at(cls, path)
         if section is None:
             return self.source(path)
@@ -71,7 +71,7 @@ class Layers:
 
 
 def _plain(value: Any) -> Any:
-    # A section given as a model overrides only what was set in it.
+    # A section given as a model only overrides the fields that were set in it.
     return (
         {name: getattr(value, name) for name in value.model_fields_set}
         if isinstance(value, BaseModel)
@@ -103,7 +103,7 @@ def _holds(values: Any, path: tuple[str, ...]) -> bool:
 def leaves(
     values: Mapping[str, Any], path: tuple[str, ...] = ()
 ) -> list[tuple[tuple[str, ...], Any]]:
-    """The values that are not themselves tables, with their paths."""
+    """Return the values that are not tables, with their paths."""
     found: list[tuple[tuple[str, ...], Any]] = []
     for key, value in values.items():
         here = (*path, key)
@@ -121,7 +121,7 @@ def _read_environment(settings_cls: type[BaseSettings]) -> dict[str, Any]:
         if not name.upper().startswith(ENV_PREFIX) or key in settings_cls.model_fields:
             continue
         top, nested, _ = key.partition("__")
-        # Other programs may use the prefix for names of their own; these look like settings.
+        # Other programs may use the prefix; only refuse names that look like settings.
         if (nested and top not in sections) or (
             not nested and any(key.startswith(f"{section}_") for section in sections)
         ):
@@ -174,10 +174,10 @@ def _read_toml(file: Path) -> dict[str, Any]:
 def config_error(
     error: ValidationError, settings_cls: type[BaseSettings], layers: Layers
 ) -> ConfigError:
-    """What pydantic found, with the source of each value and without the values."""
+    """Convert pydantic's error, with the source of each value but without the values."""
     problems = []
     paths = []
-    # Inputs stay out of the message: they may be secrets.
+    # Keep inputs out of the message: they may be secrets.
     for detail in error.errors(include_input=False, include_url=False):
         path = tuple(map(str, detail["loc"]))
         paths.append(".".join(path))

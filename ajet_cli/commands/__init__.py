@@ -1,1 +1,1 @@
-"""The subcommands of ``ajet``, a module each."""
+"""The subcommands of ``ajet``, one module each."""

@@ -26,7 +26,7 @@ def config(state: CliState, as_json: bool) -> None:
     table = Table("setting", "value", "from", box=None, pad_edge=False)
     for origin in origins:
         value = "" if origin.value is None else json.dumps(origin.value)
-        # A default is the uninteresting case.
+        # Dim defaults, which are the least interesting.
         table.add_row(
             *(Text(text) for text in (origin.key, value, origin.source)),
             style="dim" if origin.source == "default" else None,

@@ -173,5 +173,5 @@ def _root(state: CliState) -> Path:
 
 
 def device_here() -> Device:
-    """What this machine has; NVIDIA's own tool comes with its driver."""
+    """Return the device of this machine; ``nvidia-smi`` is part of NVIDIA's driver."""
     return "gpu" if shutil.which("nvidia-smi") is not None else "cpu"

@@ -126,7 +126,7 @@ async def _chosen(reader: StoreReader, choice: EpisodeChoice, limit: int | None)
 
 
 class _Found:
-    """The episodes of one store, and what the run says about them."""
+    """The episodes of one store, with facts about the run."""
 
     def __init__(self, reader: StoreReader, facts: RunFacts, model: Path | None) -> None:
         self._reader = reader
@@ -134,7 +134,7 @@ class _Found:
         self._model = model
 
     async def show_list(self, choice: EpisodeChoice, limit: int, as_json: bool) -> None:
-        """The table of episodes, newest first, and their forks in sum."""
+        """Print a table of episodes, newest first, and a summary of their forks."""
         ids = await self._reader.episode_ids(choice, newest_first=True, limit=limit)
         episodes, forks = await summarise(self._reader, ids, self._facts.policy)
         total = await self._reader.count(choice)
@@ -164,7 +164,7 @@ class _Found:
         _print(table_console(), *rows, *_footer(len(episodes), total, forks, drifted))
 
     async def show_episode(self, episode_id: str, as_json: bool) -> None:
-        """The tree of one episode and its forks."""
+        """Print the tree of one episode and its forks."""
         stored = await self._reader.load(episode_id)
         merged = merge_episode(episode_id, stored.calls, self._facts.policy)
         timelines = episode_timelines(stored.record, merged, stored.scores)
@@ -184,7 +184,7 @@ class _Found:
     async def write_page(
         self, path: Path, episode_ids: Sequence[str], step: int | None, max_tokens: int
     ) -> None:
-        """The page about episodes."""
+        """Write a page about episodes."""
         about = f"step {step}" if step is not None else f"{len(episode_ids)} episodes"
         if step is None and len(episode_ids) == 1:
             about = f"episode {episode_ids[0]}"

@@ -58,7 +58,7 @@ def _table(status: MixtureStatus) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("tag", "ratio", "of the next batch", "places", "ready", "under way", ""):
         table.add_column(name, justify="left" if name in {"tag", ""} else "right")
-    # Without a batch that is being filled the next one is the first.
+    # If no batch is being filled, the next one is the first.
     following = status.step + bool(status.tags)
     ratios = status.config.at(following) if status.config is not None else {}
     for tag in sorted({*ratios, *status.tags}):

@@ -60,7 +60,7 @@ def _report(client: SwarmClient, wait: float) -> PreflightReport:
 
 
 def _not_full(status: ServerStatus, wait: float) -> str:
-    """Why there is no batch, and what to do."""
+    """Explain why there is no batch, and what to do."""
     found = "; ".join(finding.message for finding in status.findings)
     batch = status.batch
     progress = (
@@ -78,7 +78,7 @@ def _unit(full_by: str) -> str:
 
 
 def table(report: PreflightReport) -> str:
-    """The checks in lines, each with its way out."""
+    """Format the checks as lines, each with its fix."""
     lines = []
     for check in report.checks:
         verdict = click.style(f"{check.verdict:<5}", fg=_COLOURS[check.verdict])

@@ -40,7 +40,7 @@ def serve(state: CliState, /, **options: object) -> None:
 
     Every option overrides the setting of the same name in the section server.
     """
-    # An option that may be repeated is an empty tuple when it was not given.
+    # Click passes an empty tuple for a repeatable option that was not given.
     flags = {name: None if value == () else value for name, value in options.items()}
     settings = state.settings(set_flags("server", **flags))
     try:

@@ -62,7 +62,7 @@ def status(
         raise click.UsageError("--json and --watch cannot be combined")
     settings = state.settings(set_flags("client", url=url)).client
     token = settings.token.get_secret_value() if settings.token else None
-    # Who looks at a status wants to hear at once that the server is away.
+    # Few retries, so that the user learns quickly that the server is away.
     with SwarmClient(settings.url, token, retries=_RETRIES) as client:
         if as_json:
             click.echo(client.status().model_dump_json())
@@ -81,9 +81,9 @@ _Row = tuple[str, str, str]
 
 
 def render(status: ServerStatus, url: str, *, checks: bool = False) -> Table:
-    """A compact table of one status.
+    """Build a compact table of one status.
 
-    :param checks: with how each check of the training stands.
+    :param checks: include the state of each training check.
     """
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
@@ -104,7 +104,7 @@ def render(status: ServerStatus, url: str, *, checks: bool = False) -> Table:
 
 
 def _condition(status: ServerStatus) -> Iterator[_Row]:
-    """What it does, and what is wrong with it."""
+    """Yield the state and its problems."""
     yield "state", status.state.value, "green" if status.state.value == "ROLLING" else "yellow"
     if status.error is not None:
         yield "error", f"{status.error.type}: {status.error.message}", "red"
@@ -119,7 +119,7 @@ def _condition(status: ServerStatus) -> Iterator[_Row]:
 
 
 def _since(finding: Finding) -> str:
-    """Since when a finding about training holds, and where to go back to."""
+    """Return since when a finding about training holds, and the last good checkpoint."""
     if finding.since_step is None:
         return ""
     good = finding.good_step
@@ -134,14 +134,14 @@ def _checks(status: ServerStatus) -> Iterator[_Row]:
 
 
 def _preflight(report: PreflightReport) -> tuple[str, str]:
-    """What did not pass, and the style."""
+    """Return the failed checks, and the style."""
     wrong = [f"{c.name}: {c.found}; {c.way_out}" for c in report.checks if c.verdict != "pass"]
     style = {"pass": "", "warn": "yellow", "fail": "red"}[report.verdict]
     return ". ".join([f"step {report.step}: {report.verdict}", *wrong]), style
 
 
 def _batch(status: ServerStatus) -> Iterator[_Row]:
-    """The run, and how far it is."""
+    """Yield the run and its progress."""
     yield "run", status.run_id or "none", ""
     yield "model", status.model or "none", ""
     yield "step", f"{status.step} (policy version {status.policy_version})", ""
@@ -202,7 +202,7 @@ def _tag(progress: TagProgress) -> str:
 
 
 def _evaluation(evaluation: Evaluation) -> str:
-    """A task set at its last step."""
+    """Format the results of a task set at its last step."""
     name = f"{evaluation.tag}, " if evaluation.tag else ""
     scores = [f"pass@{k} {value:.3f}" for k, value in evaluation.pass_at.items()]
     if evaluation.reward_mean is not None:
@@ -215,7 +215,7 @@ def _evaluation(evaluation: Evaluation) -> str:
 
 
 def _timelines(metrics: dict[str, float], plan: str) -> str:
-    """What became of the step's tokens; takes the metrics it tells out of `metrics`."""
+    """Format the step's numbers of tokens, and remove them from `metrics`."""
     if "tokens_raw" not in metrics:
         return ""
     taken = {name: metrics.pop(name, 0.0) for name in _TIMELINE_METRICS}

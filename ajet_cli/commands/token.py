@@ -45,7 +45,7 @@ class Duration(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Seconds."""
+        """Convert the value to seconds."""
         found = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", str(value))
         if found is None:
             self.fail(f"{value!r} is no duration such as 30d, 12h, 90m or 45s", param, ctx)
@@ -182,7 +182,7 @@ def revoke(state: CliState, token_id: str, url: str | None, run_dir: Path | None
 
 
 class _Audited:
-    """The tokens of a run directory that no server has open; what is done to them is written down as well."""
+    """The tokens of a run directory that no server has open, with an audit log."""
 
     def __init__(self, book: TokenBook, run_dir: Path) -> None:
         from ajet_server.security.audit import AuditLog
@@ -211,7 +211,7 @@ class _Audited:
 
 @contextmanager
 def _tokens(state: CliState, url: str | None, run_dir: Path | None) -> Iterator[_Tokens]:
-    """The tokens of the server, or of a run directory that no server has open."""
+    """Yield the tokens of the server, or of a run directory that no server has open."""
     if run_dir is not None and url is not None:
         raise click.UsageError("--url and --run-dir cannot be combined")
     settings = state.settings(set_flags("client", url=url)).client
@@ -239,7 +239,7 @@ def _tokens(state: CliState, url: str | None, run_dir: Path | None) -> Iterator[
 
 
 def _running_at(run_dir: Path) -> str | None:
-    """The URL of the server that has `run_dir` open, as it says itself."""
+    """Return the URL of the server that has `run_dir` open, from its ``server.json``."""
     try:
         return str(read_json(run_dir / "server.json")["url"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,5 +1,6 @@
-"""Looking at a run: what agents and models said token by token, what training made of it, and taking it elsewhere.
+"""Inspection and export of a run: messages and tokens, and the training results of each.
 
-`run_facts` and `token_texts` say what a run's records mean, `summary` and `terminal` are for the terminal,
-`page_data` and `page` make one HTML file, `samples` and `sample_files` write samples for other tools.
+`run_facts` and `token_texts` interpret a run's records, `summary` and `terminal` are for the
+terminal, `page_data` and `page` create one HTML file, `samples` and `sample_files` write samples
+for other tools.
 """

@@ -1,4 +1,4 @@
-"""New files that commands write: whole, and never in the place of another unless asked."""
+"""Output files of commands: written atomically, and never replacing others unless requested."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ajet_core.files import sync
 
 @contextmanager
 def new_file(path: Path, *, replace: bool) -> Iterator[Path]:
-    """The path of a file to write; it takes the name `path` when the block ends, and is removed if the block raises.
+    """Yield a temporary path; rename it to `path` at the end, or remove it if the block raises.
 
     :param replace: whether `path` may exist.
-    :raises RequestError: it exists, is a directory, or has no directory.
+    :raises RequestError: `path` exists, is a directory, or its directory does not exist.
     """
     if not path.parent.is_dir():
         raise RequestError(f"cannot write {path}: there is no directory {path.parent}")
@@ -39,7 +39,7 @@ def new_file(path: Path, *, replace: bool) -> Iterator[Path]:
 
 def _take_free_name(temporary: Path, path: Path) -> None:
     try:
-        # Unlike a rename, a link does not replace a file that was made meanwhile.
+        # Unlike a rename, a link does not replace a file that was created meanwhile.
         path.hardlink_to(temporary)
     except FileExistsError as error:
         raise RequestError(f"{path} was made meanwhile: it was not replaced") from error

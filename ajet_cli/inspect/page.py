@@ -1,4 +1,4 @@
-"""One HTML file that needs nothing else: it works from a disk, and nothing in it is fetched or sent."""
+"""A self-contained HTML file, which can be opened from disk and sends no requests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _SCRIPTS = ("model.js", "colours.js", "details.js", "tree.js", "search.js", "sid
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """The page that shows `data`, which is what `PageData.as_json` gives.
+    """Return the page for `data`, the result of `PageData.as_json`.
 
-    Its security policy allows the one script and the one style sheet that are in it, by their hashes, and
-    nothing else: no request, no form, no code in attributes. Agents and models write the data.
+    Its security policy allows only its one script and one style sheet, by their hashes: no
+    requests, no forms, no code in attributes. The data are untrusted, because agents and models
+    write them.
     """
     script = "\n".join(_asset(name) for name in _SCRIPTS)
     style = _asset("page.css")
@@ -29,13 +30,13 @@ def page(data: Mapping[str, Any]) -> str:
         "<!--DATA-->": embedded_json(data),
         "/*SCRIPT*/": script,
     }
-    # In one pass: what is put in may contain the name of another place.
+    # In a single pass, because inserted text may contain the names of other placeholders.
     places = "|".join(re.escape(place) for place in parts)
     return re.sub(places, lambda place: parts[place[0]], _asset("page.html"))
 
 
 def embedded_json(data: object) -> str:
-    """JSON that cannot end the script element it stands in, nor begin a comment in it."""
+    """Return JSON that cannot end its script element or start a comment in it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -1,4 +1,4 @@
-"""What the page knows: episodes as compact JSON, each token's text once for all of them."""
+"""The data of the page: episodes as compact JSON, with each token's text only once."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ajet_cli.inspect.token_texts import TokenTexts
 from ajet_core.protocol import EpisodeTimelines, TimelineCall, TimelineFork, TimelineNode
 
 MAX_TOKENS = 1_000_000
-"""Tokens of a page, about ten mebibytes; browsers open it in a second or two."""
+"""Tokens of a page, about 10 MiB; browsers open it within a second or two."""
 
 _DIGITS = 6
 
 
 @dataclass(slots=True)
 class PageData:
-    """Gathers episodes until the page is full; what comes then is shown as numbers alone.
+    """Collects episodes until the page is full; of later ones only the numbers are kept.
 
-    :param title: what the page is about.
-    :param run_id: of the run; "" if none was configured.
-    :param max_tokens: most tokens the page holds.
-    :ivar tokens_cut: tokens that found no place.
+    :param title: title of the page.
+    :param run_id: id of the run; "" if none was configured.
+    :param max_tokens: maximum number of tokens of the page.
+    :ivar tokens_cut: number of tokens that were left out.
     """
 
     title: str
@@ -63,9 +63,9 @@ class PageData:
         )
 
     def as_json(self, sentences: Sequence[str]) -> dict[str, Any]:
-        """The whole, for JSON.
+        """Return the data for JSON.
 
-        :param sentences: what forks cost, in words.
+        :param sentences: descriptions of the costs of forks.
         """
         return {
             "title": self.title,

@@ -1,4 +1,4 @@
-"""What a run's configuration says to who looks at its samples."""
+"""The parts of a run's configuration that inspection needs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ajet_core.timeline import MergePolicy
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The little of a run configuration that is needed here.
+    """The needed part of a run configuration.
 
-    :param model: directory of the model on the machine of the server, None if no run was configured.
+    :param model: directory of the model on the server's machine, None if no run was configured.
     """
 
     run_id: str = ""
@@ -26,7 +26,7 @@ class RunFacts:
 
     @classmethod
     def of(cls, run: RunRecord | None) -> RunFacts:
-        """The facts of a run, also of one that another version configured: unknown settings do not matter."""
+        """Read the facts of a run, ignoring unknown settings of other versions."""
         if run is None:
             return cls()
         try:

@@ -1,4 +1,4 @@
-"""Samples in files: JSON lines and Parquet, written row by row."""
+"""Files of samples: JSON lines and Parquet, written row by row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROW_GROUP_TOKENS = 2**20
 
 
 class RowWriter(ABC):
-    """Writes rows of one type; a context manager."""
+    """A context manager that writes rows of one type."""
 
     @abstractmethod
     def write(self, row: Row) -> None:
@@ -26,7 +26,7 @@ class RowWriter(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is left."""
+        """Write what remains."""
 
     def __enter__(self) -> Self:
         return self
@@ -52,12 +52,12 @@ class JsonlWriter(RowWriter):
         self._file.write("\n")
 
     def close(self) -> None:
-        """Flush."""
+        """Close the file."""
         self._file.close()
 
 
 class ParquetWriter(RowWriter):
-    """Row groups of about a million tokens, so that memory does not grow with the file.
+    """Writes row groups of about a million tokens, so that memory use stays bounded.
 
     :raises ConfigError: pyarrow is not installed.
     """
@@ -107,9 +107,9 @@ class ParquetWriter(RowWriter):
 
 
 def file_format(path: Path, given: str | None) -> FileFormat:
-    """The format of a file: the one given, or that of its suffix.
+    """Return the format of a file: the given one, or that of its suffix.
 
-    :raises RequestError: the suffix says none.
+    :raises RequestError: the suffix is of no known format.
     """
     name = given or path.suffix.removeprefix(".")
     for known in FILE_FORMATS:
@@ -121,5 +121,5 @@ def file_format(path: Path, given: str | None) -> FileFormat:
 
 
 def open_writer(path: Path, format: FileFormat, row_type: RowType) -> RowWriter:  # noqa: A002
-    """A writer for rows of `row_type`."""
+    """Create a writer for rows of `row_type`."""
     return ParquetWriter(path, row_type) if format == "parquet" else JsonlWriter(path)

@@ -1,6 +1,6 @@
 """Samples as rows for other tools: each sampled token is trained in exactly one row.
 
-Calls whose client went away (finish reason ``abort``) are left out, as they are in training.
+Calls whose client disconnected (finish reason ``abort``) are omitted, as in training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ajet_server.store.store_reader import StoredEpisode
 Kind = Literal["text", "int", "float", "texts", "floats", "ids", "ints", "mask"]
 Row = dict[str, Any]
 RowType = dict[str, Kind]
-"""Columns and what they hold; everything but lists may be null."""
+"""Columns and their types; all but lists may be null."""
 
 RowsOf = Literal["timelines", "calls"]
 
@@ -65,7 +65,7 @@ _CALL_TEXT: RowType = {"prompt_text": "text", "sampled_text": "text"}
 
 
 def row_type(of: RowsOf, *, text: bool) -> RowType:
-    """The columns of rows of a kind."""
+    """Return the columns of a kind of rows."""
     if of == "calls":
         return {**_EPISODE, **_CALL, **(_CALL_TEXT if text else {})}
     return {**_EPISODE, **_TIMELINE, **(_TIMELINE_TEXT if text else {})}
@@ -74,9 +74,9 @@ def row_type(of: RowsOf, *, text: bool) -> RowType:
 def rows(
     stored: StoredEpisode, of: RowsOf, policy: MergePolicy, texts: TokenTexts | None
 ) -> Iterator[Row]:
-    """The rows of one episode.
+    """Yield the rows of one episode.
 
-    :param texts: adds what the tokens say.
+    :param texts: if given, adds the text of the tokens.
     """
     merged = merge_episode(stored.record.episode_id, stored.calls, policy)
     if of == "calls":
@@ -171,5 +171,5 @@ def _episode_row(stored: StoredEpisode) -> Row:
 
 
 def _finite(values: Sequence[float]) -> list[float | None]:
-    """JSON has no word for the others."""
+    """Replace non-finite values, which JSON cannot represent, by None."""
     return [value if math.isfinite(value) else None for value in values]

@@ -1,4 +1,4 @@
-"""The numbers of an episode on one line, and the forks of many in sum."""
+"""Summaries: the numbers of an episode, and totals of forks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from ajet_server.store.store_reader import StoredEpisode, StoreReader
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSummary:
-    """One episode. Calls that were aborted count in `calls_aborted` alone, as they are not trained.
+    """One episode. Aborted calls count only in `calls_aborted`, because they are not trained.
 
     :param step: the training step that consumes it, None if it has no batch.
-    :param tokens_raw: tokens of all calls, each a sample of its own.
-    :param tokens: tokens of the tree.
+    :param tokens_raw: number of tokens of all calls as separate samples.
+    :param tokens: number of tokens of the tree.
     :param paid_again: tokens that were computed twice because of forks.
-    :param tokens_drifted: sampled tokens that would be others, had the answers gone the way through text.
-    :param joint_id: of the joint episode that it is a part of, the same on all servers; None if it is of none.
-    :param role: which part of it.
+    :param tokens_drifted: sampled tokens that would have changed if answers were tokenized from
+        text.
+    :param joint_id: id of its joint episode, the same on all servers; None if it is not part of
+        one.
+    :param role: its role in the joint episode.
     """
 
     episode_id: str
@@ -46,7 +48,7 @@ class EpisodeSummary:
 
     @classmethod
     def of(cls, stored: StoredEpisode, merged: MergedEpisode) -> EpisodeSummary:
-        """The summary of an episode and its merged calls."""
+        """Summarise an episode and its merged calls."""
         record, seen = stored.record, merged.seen
         return cls(
             episode_id=record.episode_id,
@@ -77,7 +79,7 @@ class EpisodeSummary:
 async def summarise(
     reader: StoreReader, episode_ids: Iterable[str], policy: MergePolicy
 ) -> tuple[list[EpisodeSummary], ForkSummary]:
-    """The summaries of episodes, read one after the other, and their forks in sum."""
+    """Return the summaries of episodes, read one at a time, and totals of their forks."""
     found = []
     forks = ForkSummary()
     for episode_id in episode_ids:

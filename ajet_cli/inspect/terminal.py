@@ -1,4 +1,4 @@
-"""Episodes in a terminal: a table of many, a tree of one."""
+"""Episodes in a terminal: a table of several, a tree of one."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _DIFF_WIDTH = 800
 
 
 def episode_table(episodes: Sequence[EpisodeSummary]) -> Table:
-    """One row for each episode."""
+    """Build a table with one row per episode."""
     table = Table(box=None, pad_edge=False)
     for number, name in enumerate(_COLUMNS):
-        # An id must be there as a whole, to be copied; a name may be broken.
+        # Ids must not be broken, so that they can be copied; names may be.
         word = 0 < number < _WORDS - 1
         table.add_column(
             name,
@@ -61,7 +61,7 @@ def episode_table(episodes: Sequence[EpisodeSummary]) -> Table:
 
 
 def episode_tree(episode: EpisodeTimelines, texts: TokenTexts) -> RenderableType:
-    """The timelines of one episode: what was said, by whom, and what training made of it."""
+    """Build the timelines of one episode: messages, their authors, and training results."""
     children: dict[int, list[int]] = {}
     for number, node in enumerate(episode.nodes):
         children.setdefault(node.parent, []).append(number)
@@ -73,20 +73,21 @@ def episode_tree(episode: EpisodeTimelines, texts: TokenTexts) -> RenderableType
         if depth > _DEPTH:
             parent = episode.nodes[number].parent
             rows.append(Text(f"after {_depth(episode, parent)} tokens:", style="dim"))
-        # Nodes that nothing branches off between stand below each other, or a long conversation would be a staircase.
+        # Nodes without branches between them are listed below each other, so that a long
+        # conversation does not become a staircase.
         rows.append(_node(episode, number, texts))
         while len(following := children.get(number, [])) == 1:
             number = following[0]
             rows.append(_node(episode, number, texts))
         branch = place.add(Group(*rows))
-        # Deeper branches would have no room for text: they hang where the deepest ones do.
+        # Deeper branches would leave no room for text: add them to the deepest level.
         below = branch if depth < _DEPTH else place
         waiting += [(below, child, depth + 1) for child in reversed(following)]
     return root
 
 
 def fork_list(episode: EpisodeTimelines) -> RenderableType:
-    """The forks of one episode: which message, which field, and what changed in it."""
+    """Build the list of an episode's forks: message, field, and what changed."""
     if not episode.forks:
         return Text("no forks", style="dim")
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -103,7 +104,7 @@ def fork_list(episode: EpisodeTimelines) -> RenderableType:
 
 
 def _depth(episode: EpisodeTimelines, number: int) -> int:
-    """Tokens from the root to the end of a node."""
+    """Return the number of tokens from the root to the end of a node."""
     tokens = 0
     while number >= 0:
         tokens += len(episode.nodes[number].token_ids)
@@ -183,7 +184,7 @@ def _messages(node: TimelineNode, texts: TokenTexts) -> list[Text]:
 
 
 def _shortened(token_ids: Sequence[int], texts: TokenTexts) -> str:
-    """The text of tokens, shortened before it is made: a node may have very many."""
+    """Return the text of tokens, shortened before decoding: a node may have very many."""
     if len(token_ids) > 2 * _TEXT_WIDTH:
         head = visible(texts.text(token_ids[:_TEXT_WIDTH]))
         tail = visible(texts.text(token_ids[-_TEXT_WIDTH:]))

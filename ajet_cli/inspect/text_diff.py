@@ -1,4 +1,4 @@
-"""What changed between two texts, word by word, cut to what people read."""
+"""Differences between two texts by words, shortened for readers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CUT = " [...] "
 
 
 def diff_parts(before: str, after: str) -> list[DiffPart]:
-    """The parts of both texts in order; long parts lack their middle."""
+    """Return the parts of both texts in order; long parts lack their middle."""
     return [
         (kind, _cut(text, _CONTEXT if kind == "same" else _CHANGED))
         for kind, text in _parts(before, after)
@@ -28,7 +28,7 @@ def diff_parts(before: str, after: str) -> list[DiffPart]:
 
 
 def text_diff(before: str, after: str) -> str:
-    """Both texts in one: what is gone in [- -], what is new in {+ +}, long parts without their middle."""
+    """Return both texts in one, with [-removed-] and {+added+} parts, shortened in the middle."""
     marks = {"same": "{}", "gone": "[-{}-]", "new": "{{+{}+}}"}
     return "".join(
         marks[kind].format(_cut(text, _LINE if kind == "same" else 2 * _LINE))
@@ -59,7 +59,7 @@ def _parts(before: str, after: str) -> Iterator[DiffPart]:
 
 
 def _common(first: str, second: str) -> int:
-    """Length of what both begin with, up to the last change from word to word."""
+    """Return the length of the common beginning, up to the last word boundary."""
     limit = min(len(first), len(second))
     size = next((i for i in range(limit) if first[i] != second[i]), limit)
     if size == len(first) == len(second):

@@ -1,4 +1,4 @@
-"""What token ids say, if the tokenizer of the run's model is at hand."""
+"""Texts of token ids, if the tokenizer of the run's model is available."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _WORD_START = "\u2581"
 
 
 class TokenTexts:
-    """Texts of tokens; each is looked up once.
+    """Texts of tokens, with a cache.
 
     :param tokenizer: None if there is none.
-    :param problem: why there is none, in words; "" otherwise.
+    :param problem: why there is no tokenizer; "" otherwise.
     """
 
     def __init__(self, tokenizer: GatewayTokenizer | None, problem: str = "") -> None:
@@ -26,7 +26,7 @@ class TokenTexts:
 
     @classmethod
     def load(cls, directory: Path | None) -> TokenTexts:
-        """The texts of a model directory's tokenizer; without one, tokens are shown as ids."""
+        """Load the tokenizer of a model directory; without one, tokens are shown as ids."""
         if directory is None:
             return cls(None, "no run was configured, so no model is known")
         if not directory.is_dir():
@@ -37,13 +37,13 @@ class TokenTexts:
             return cls(None, error.message)
 
     def piece(self, token_id: int) -> bytes | None:
-        """The bytes a token stands for, maybe only a part of a character; None if they are not known."""
+        """Return the bytes of a token, possibly part of a character; None if unknown."""
         if token_id not in self._pieces:
             self._pieces[token_id] = self._piece(token_id)
         return self._pieces[token_id]
 
     def text(self, token_ids: Iterable[int]) -> str:
-        """What tokens say together; those without a text as ``<id>``."""
+        """Return the text of tokens; those without a text as ``<id>``."""
         parts = []
         for token_id in token_ids:
             piece = self.piece(token_id)
@@ -57,18 +57,18 @@ class TokenTexts:
             spelling = self._tokenizer.convert_ids_to_tokens(token_id)
             text = self._tokenizer.decode([token_id])
         except (OverflowError, IndexError, KeyError):
-            # An id that no tokenizer of this kind can have.
+            # An id that is out of range for tokenizers of this kind.
             return None
         if spelling is None:
             return None
         if spelling.startswith(_WORD_START) and not text.startswith(" "):
-            # SentencePiece decoders leave out the space before the first word of what they are given.
+            # SentencePiece decoders omit the space before the first word of their input.
             text = spelling.replace(_WORD_START, " ")
         return token_bytes(self._tokenizer, token_id, text)
 
 
 def visible(text: str) -> str:
-    """`text` on one line, with nothing in it that a terminal would obey or hide."""
+    """Return `text` on one line, with control and invisible characters escaped."""
     return "".join(_visible(char) for char in text)
 
 
@@ -81,7 +81,7 @@ def _visible(char: str) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """`text` in at most `width` characters, its middle left out."""
+    """Shorten `text` to at most `width` characters by omitting its middle."""
     if len(text) <= width:
         return text
     head = (width - 3) * 2 // 3

@@ -307,7 +307,7 @@ def file_tensors(module: nn.Module) -> Mapping[str, torch.Tensor]:
 
 
 def _as_in_files(module: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Convert tensors that transformers keeps in another form than files, such as stacked experts."""
+    """Convert tensors to their form in files, such as experts that transformers stacks."""
     with suppress(ImportError):
         from transformers.core_model_loading import revert_weight_conversion
 
@@ -339,7 +339,7 @@ async def _unless_hung_up(reader: asyncio.StreamReader, work: Coroutine[Any, Any
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Run blocking work in a daemon thread, because torch releases a dead peer only after a timeout."""
+    """Run blocking work in a daemon thread: torch releases a dead peer only after a timeout."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

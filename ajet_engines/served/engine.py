@@ -91,7 +91,7 @@ class ServedEngine(Engine):
         """
 
     async def check_update(self, update: WeightUpdate) -> None:
-        """Validate an update before any server loads it: a server may crash on weights that do not fit.
+        """Validate an update before servers load it, which may crash on weights that do not fit.
 
         :raises EngineError: the weights do not exist or do not fit.
         """
@@ -262,7 +262,7 @@ class ServedEngine(Engine):
         await fleet.until_up()
 
     async def seal(self) -> SealReport:
-        """Return the proofs of the servers that are up, and the failures of those that were replaced."""
+        """Return the proofs of servers that are up, and the failures of those replaced."""
         return self._sealing.report(self._policy_version, self._running().up)
 
     async def pause(self) -> None:
@@ -367,7 +367,7 @@ class ServedEngine(Engine):
             self._open.clear()
 
     def _begin(self, fleet: Fleet, one: Replica, request: GenerateRequest) -> Flight:
-        """Send a request. Nothing was awaited since `_open` was checked, so its version is correct."""
+        """Send a request. Nothing was awaited since `_open` was checked: its version is right."""
         flight = Flight(one.server.sample(request), self._policy_version)
         one.flights.add(flight)
         fleet.router.begin(one.number, request.prompt_ids)
@@ -430,7 +430,7 @@ class ServedEngine(Engine):
         await asyncio.gather(*(fleet.ask(one, one.server.go_on()) for one in fleet.up))
 
     async def _load(self, fleet: Fleet, one: Replica, update: WeightUpdate) -> Exception | None:
-        """Load weights in a server and return the error, which is no `EngineError` if it was lost."""
+        """Load weights in a server and return the error: an `EngineError` unless it was lost."""
         if not one.up:
             return ServerGoneError("it was lost while it was halted")
         try:

@@ -135,7 +135,7 @@ def gpus_of(replica: int, replicas: int, each: int) -> str:
 
 
 def dtype_of(model: ModelConfig) -> str:
-    """Return the dtype for a server: that of the files for ``auto``, where servers would use bfloat16."""
+    """Return the dtype for a server: for ``auto`` that of the files, not the server's default."""
     if model.dtype != "auto":
         return model.dtype
     config = model_config(model)
