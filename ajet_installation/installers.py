@@ -134,7 +134,7 @@ def pip_configuration(python: Path) -> dict[str, str]:
 
 
 def configuration_from(listed: str) -> dict[str, str]:
-    """Parse ``pip config list``; variables override section ``install``, which overrides ``global``."""
+    """Parse ``pip config list``: variables take precedence over ``install``, then ``global``."""
     ranks = {":env:": 0, "install": 1, "global": 2}
     found: dict[str, tuple[int, str]] = {}
     for line in listed.splitlines():

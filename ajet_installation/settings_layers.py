@@ -61,7 +61,7 @@ class Layers:
         return "default"
 
     def sources(self, path: tuple[str, ...], cls: type[BaseModel]) -> str:
-        """Return the source of `path`; for a section, the sources of all keys that are not defaults."""
+        """Return the source of `path`; for a section, the sources of all non-default keys."""
         section = _model_at(cls, path)
         if section is None:
             return self.source(path)

@@ -1,4 +1,4 @@
-"""A tokenizer whose tokens are the printable characters of ASCII, for models that are made for tests."""
+"""A tokenizer whose tokens are the printable ASCII characters, for models in tests."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _PRINTABLE = 95
 
 
 def ascii_text(ids: Sequence[int]) -> str:
-    """The text of token ids below 95; of others a question mark."""
+    """Return the text of token ids below 95; others become question marks."""
     return "".join(chr(_FIRST + i) if i < _PRINTABLE else "?" for i in ids)
 
 
 def write_ascii_tokenizer(directory: Path, vocab_size: int) -> None:
-    """Write ``tokenizer.json``: token i is the character 32 + i, from 95 on some other byte.
+    """Write ``tokenizer.json``: token i is the character 32 + i; from 95 on, other bytes.
 
     :param vocab_size: 95 to 256.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    # Every byte has a letter of its own in such files.
+    # In such files, a letter stands for every byte.
     spelt = _letters()
     order = [*range(_FIRST, _FIRST + _PRINTABLE), *range(_FIRST), *range(_FIRST + _PRINTABLE, 256)]
     vocabulary = {spelt[byte]: i for i, byte in enumerate(order[:vocab_size])}
@@ -32,7 +32,7 @@ def write_ascii_tokenizer(directory: Path, vocab_size: int) -> None:
 
 
 def _letters() -> dict[int, str]:
-    """The letter of each byte in byte-level BPE: itself if it can be seen, else one from 256 on, in order."""
+    """Return the letter of each byte in byte-level BPE: itself if visible, else from 256 on."""
     seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in seen]
     return {byte: chr(byte) for byte in seen} | {

@@ -1,7 +1,7 @@
-"""Environments of backends, which `make backends` makes. Tests that need one ask for it here.
+"""Environments of backends, created by `make backends`, for tests that need one.
 
-They are in ``.venvs``, or where the setting ``AJET_WORKERS__ENVIRONMENTS`` says: that is how another version of a
-backend is tried.
+They are in ``.venvs``, or in the directory of the setting ``AJET_WORKERS__ENVIRONMENTS``, by which
+another version of a backend can be tested.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def backend_python(name: str) -> str:
-    """The interpreter of the environment `name`.
+    """Return the interpreter of the environment `name`.
 
-    Without one the test is skipped, and fails where everything has to be run.
+    Without the environment, the test is skipped; in CI it fails.
     """
     root = os.environ.get("AJET_WORKERS__ENVIRONMENTS")
     directory = (Path(root) if root else ROOT / DIRECTORY) / name
@@ -34,7 +34,7 @@ def backend_python(name: str) -> str:
 
 
 def environment(root: Path, name: str, **record: Any) -> Environment:
-    """An environment that has a record, and this interpreter for its own."""
+    """Create an environment that consists of a record and a link to this interpreter."""
     values: dict[str, Any] = {
         "name": name,
         "device": "cpu",

@@ -1,8 +1,8 @@
-"""Trains a program of two agents with a real model, which runs in the development environment.
+"""Training of a program of two agents with a real model, in the development environment.
 
-The program is that of `ajet_testing.suites.agent_suite.AgentSuite`; its framework may want an environment of its own. A
-random model would call no tools, so it is first taught, on what a scripted model said to the same program, to say
-one of the same things: which door is the best it has to find out by itself.
+The program is that of `ajet_testing.suites.agent_suite.AgentSuite`; its framework may need a
+separate environment. A random model would call no tools, so it is first taught to answer like a
+scripted model of the same program. Which door is the best must be learned from rewards.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Play = Callable[[str], Awaitable[list[str]]]
 
 
 def score(_task: str, doors: list[str]) -> float:
-    """What the program is trained for: to open the left door first."""
+    """The reward: 1 for opening the left door first."""
     return float(doors[:1] == ["left"])
 
 
 def assert_learns(play: Play, directory: Path, replies: Sequence[ScriptedReply] = REPLIES) -> None:
-    """Train for some steps; rewards rise, and every call of the program was trained in its own episode.
+    """Train for some steps; check that rewards rise and every call was trained in its episode.
 
     Without the development environment, which has the real model, the test is skipped.
     """
@@ -64,8 +64,9 @@ def assert_learns(play: Play, directory: Path, replies: Sequence[ScriptedReply] 
             progress=False,
         )
         with SwarmClient(url, token) as control:
-            # Of what all those were that happened: the last step goes on when its episodes have ended. A program that
-            # keeps the event loop from its heartbeats loses places to others, and batches have more episodes then.
+            # Read all steps: the last one continues after its episodes have ended. If a program
+            # blocks the event loop's heartbeats, its places are freed, and batches have more
+            # episodes.
             size, in_steps = TASKS * EPISODES, 0.0
             for event in control.events(since=0):
                 if event.type == "step":
@@ -86,7 +87,7 @@ def assert_learns(play: Play, directory: Path, replies: Sequence[ScriptedReply] 
 def record(
     play: Play, directory: Path, replies: Sequence[ScriptedReply]
 ) -> list[dict[str, list[int]]]:
-    """The calls of some episodes with a scripted model: prompts, and what was said."""
+    """Return the calls of some episodes with a scripted model: prompts and sampled tokens."""
     with ScriptedSwarm(directory, replies, batch={"tasks": 6, "episodes_per_task": 4}) as swarm:
         report = train(
             trainable(play, reward=score),
@@ -108,7 +109,7 @@ def record(
 
 @contextlib.contextmanager
 def serving(directory: Path) -> Iterator[tuple[str, str, Path]]:
-    """A server with a real engine and trainer: its URL, its control token and its metrics."""
+    """Run a server with a real engine and trainer; yield its URL, control token and metrics."""
     run_dir = directory / "run"
     serve = [PYTHON, "-m", "ajet_cli.main", "serve", "--port", "0"]
     where = ["--run-dir", run_dir, "--model-root", directory / "models"]
@@ -122,7 +123,7 @@ def serving(directory: Path) -> Iterator[tuple[str, str, Path]]:
         for line in process.stderr:
             if "listening on" in line:
                 break
-        # A pipe that nobody reads is full one day, and the server waits.
+        # Read the pipe to its end: if it were full, the server would block.
         rest = threading.Thread(target=process.stderr.read, daemon=True)
         rest.start()
         found = json.loads((run_dir / "server.json").read_text())
@@ -152,7 +153,7 @@ def _config(model: Path) -> RunConfig:
 
 
 def _dev_env() -> dict[str, str]:
-    """Without what belongs to the framework's environment."""
+    """Return the environment variables without those of the framework's environment."""
     return {
         name: value
         for name, value in os.environ.items()

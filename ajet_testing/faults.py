@@ -1,4 +1,4 @@
-"""Failures on order: a scripted component dies, raises, or hangs until a test lets it go on."""
+"""Scripted failures: a component dies, raises, or hangs until a test releases it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class FaultSettings(ComponentSettings):
-    """When to fail. Counts are 1-based: requests of an engine, numbers of a trainer's steps.
+    """When to fail. Counts are 1-based: requests of an engine, steps of a trainer.
 
-    :param dies_at: kill the own process without warning; only for components in a worker process.
+    :param dies_at: kill its process without warning; only for components in a worker process.
     :param raises_at: raise the component's error.
     :param hangs_at: wait for `HoldGate.release`.
-    :param once: each failure happens once in a run directory, so that a component that is started
-        again gets past it.
+    :param once: each failure happens only once per run directory, so that a restarted component
+        continues.
     """
 
     dies_at: Count | None = None
@@ -33,15 +33,15 @@ class FaultSettings(ComponentSettings):
 
 
 def end_process() -> None:
-    """Kill the own process."""
+    """Kill this process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class HoldGate:
-    """A gate in the run directory at which a component hangs, held by the test.
+    """A gate in the run directory at which a component hangs until the test releases it.
 
-    ``with HoldGate(run_dir, "trainer") as gate: ...; gate.release()``. It works across processes, and
-    stays open once it has been released.
+    ``with HoldGate(run_dir, "trainer") as gate: ...; gate.release()``. It works across processes,
+    and stays open once released.
     """
 
     def __init__(self, run_dir: Path, name: str) -> None:
@@ -51,7 +51,7 @@ class HoldGate:
     def __enter__(self) -> Self:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(self._path)
-        # Opened for both directions, so that neither side waits for the other, and a byte that was written
+        # Opened for reading and writing, so that neither side blocks on opening, and a written byte
         # stays until it is read.
         self._descriptor = os.open(self._path, os.O_RDWR)
         return self
@@ -68,21 +68,21 @@ class HoldGate:
         self._path.unlink()
 
     def release(self) -> None:
-        """Let what hangs at the gate go on."""
+        """Release the component that hangs at the gate."""
         if self._descriptor is not None:
             os.write(self._descriptor, b"x")
 
 
 def gate_path(run_dir: Path, name: str) -> Path:
-    """The named pipe of a gate."""
+    """Return the path of a gate's named pipe."""
     return run_dir / f"scripted-{name}.gate"
 
 
 class Faults:
-    """Decides whether a failure is due.
+    """Decides when failures happen.
 
     :param name: the component's kind, ``engine`` or ``trainer``.
-    :param error: what `FaultSettings.raises_at` raises.
+    :param error: the error for `FaultSettings.raises_at`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Faults:
     def check(self, count: int) -> bool:
         """Die or raise if that is due at `count`.
 
-        :return: whether the component is to hang at its gate now.
+        :return: whether the component must hang at its gate now.
         """
         settings = self._settings
         if self.due(count, settings.dies_at, "died"):
@@ -106,19 +106,19 @@ class Faults:
         return self.due(count, settings.hangs_at, "hung")
 
     def die(self, order: str | None, method: str) -> None:
-        """Kill the own process if that is ordered for `method`."""
+        """Kill this process if `order` names `method`."""
         if order == method and self._first("died"):
             end_process()
 
     def due(self, count: int, at: int | None, what: str) -> bool:
-        """Whether a failure that is ordered for `at` is to happen at `count`.
+        """Return whether a failure set for `at` happens at `count`.
 
-        :param what: its name, by which those that happen once are remembered.
+        :param what: its name, under which it is recorded if failures happen only once.
         """
         return count == at and self._first(what)
 
     def open_gate(self, *, blocking: bool) -> int:
-        """A descriptor from which a byte can be read once the gate is released."""
+        """Return a descriptor from which a byte can be read once the gate is released."""
         path = gate_path(self._run_dir, self._name)
         try:
             return os.open(path, os.O_RDWR | (0 if blocking else os.O_NONBLOCK))

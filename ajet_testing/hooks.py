@@ -1,4 +1,4 @@
-"""Registers the scripted engine and trainer; for tests, so behind no entry point."""
+"""Registers the scripted engine and trainer. Only for tests, so there is no entry point."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ajet_testing import scripted_engine, scripted_trainer
 
 @hookimpl
 def ajet_register_engines() -> Sequence[EngineSpec]:
-    """The engine ``scripted``, and ``obedient``, which says that it forces what the script makes it say."""
+    """The engine ``scripted``, and ``obedient``, which also declares support for grammars."""
     return tuple(
         EngineSpec(
             name=name,

@@ -1,4 +1,4 @@
-"""A model that fits into the memory of no machine."""
+"""A model that is too large for the memory of any machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def too_large(model: str | Path, path: Path) -> str:
-    """Copy a directory whose configuration then says that layers are of terabytes; returns the copy."""
+    """Copy a model directory with layers of terabytes in its configuration; return the copy."""
     shutil.copytree(model, path)
     config = json.loads((path / "config.json").read_text())
     config["intermediate_size"] = 10**11

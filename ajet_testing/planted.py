@@ -1,4 +1,4 @@
-"""Updates that an engine must not serve: what is in their directories is not what was published."""
+"""Updates that an engine must not serve: their directories differ from what was published."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _FILE = "model.safetensors"
 
 
 def sealed(update: WeightUpdate) -> WeightUpdate:
-    """An update on the channel ``safetensors_dir`` with the checksums of what its directory holds."""
+    """Add the checksums of the directory's tensors to an update on ``safetensors_dir``."""
     return replace(update, checksums=published(_tensors(update)))
 
 
 def planted(
     fault: Planted, update: WeightUpdate, before: WeightUpdate, directory: Path
 ) -> WeightUpdate:
-    """The checksums of `update`, and a directory with what an engine serves after a fault.
+    """Return `update` with its checksums, but a directory with the weights after a fault.
 
-    :param fault: ``stale``: still the weights before; ``swapped``: two tensors of one shape have changed places;
-        ``half_loaded``: every other tensor is as before.
-    :param before: of the same model, other weights.
-    :param directory: is made.
+    :param fault: ``stale``: the previous weights; ``swapped``: two tensors of the same shape are
+        exchanged; ``half_loaded``: every other tensor is from the previous weights.
+    :param before: an update with other weights of the same model.
+    :param directory: the directory to create.
     """
     right, old = _tensors(update), _tensors(before)
     wrong = dict(right)

@@ -1,4 +1,4 @@
-"""Plugin managers that know components which are behind no entry point."""
+"""Plugin managers with components that have no entry point."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ajet_core.plugin.discovery import installed_entry_points
 
 
 class _Distribution:
-    """As much of a distribution as discovery looks at."""
+    """The attributes of a distribution that discovery uses."""
 
     version = "0"
 
@@ -18,9 +18,9 @@ class _Distribution:
 
 
 def entry_points_of(name: str, hooks: str) -> list[EntryPoint]:
-    """What an installed distribution of one plugin declares.
+    """Return the entry points of an installed distribution with one plugin.
 
-    :param name: of the plugin and its distribution.
+    :param name: name of the plugin and its distribution.
     :param hooks: the module with its hooks.
     """
     points = [EntryPoint(name, hooks, "agentjet"), EntryPoint("1.0", hooks, "agentjet.hook_api")]

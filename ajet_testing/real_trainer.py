@@ -1,4 +1,4 @@
-"""A real trainer under a real server, with the engine ``torch`` in a process of its own; for plugins' tests."""
+"""A real trainer under a real server, with the engine ``torch`` in a separate process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ajet_torch.models import load_model
 
 
 def plugins(*names: str) -> PluginManager:
-    """The plugins of this repository's trainers, whether they are installed or merely on the path."""
+    """Return a manager of this repository's trainers, even if they are only on the path."""
     hooks = {name: f"ajet_backend_{name}.hooks" for name in names}
     points = list(installed_entry_points())
     known = {point.name for point in points if point.group == "agentjet"}
@@ -33,7 +33,7 @@ def plugins(*names: str) -> PluginManager:
 
 
 def servers_with(trainer: str, directory: Path) -> ServerFactory:
-    """Servers of a tiny random model, which know a trainer's plugin; all that they have is in a directory."""
+    """Create a factory of servers with a tiny random model and a trainer's plugin."""
     path = write_scripted_model(directory / "models" / "tiny")
     size = Tokenizer.from_file(str(path / "tokenizer.json")).get_vocab_size()
     torch.manual_seed(0)
@@ -54,7 +54,7 @@ def servers_with(trainer: str, directory: Path) -> ServerFactory:
 async def roll(server: Running, trainer: str, **settings: object) -> None:
     """Start a run and wait until it rolls.
 
-    :param settings: of the trainer.
+    :param settings: settings of the trainer.
     """
     body = {
         **server.config(),
@@ -69,7 +69,7 @@ async def roll(server: Running, trainer: str, **settings: object) -> None:
         "/v1/run/start",
         headers=CONTROL,
         json={"wait_seconds": 600.0},
-        # Nothing is answered before trainer and engine are up.
+        # The server answers only when trainer and engine are up.
         timeout=None,
     )
     assert answer.json()["state"] == "ROLLING"
@@ -102,16 +102,16 @@ def _workers_of(server: Running) -> RunWorkers:
 
 
 async def kill_in_a_step(servers: ServerFactory, trainer_name: str, **settings: object) -> None:
-    """A trainer that is killed in a step is replaced, and goes on at its checkpoint.
+    """Check that a trainer killed in a step is replaced, and continues from its checkpoint.
 
-    :param settings: of the trainer.
+    :param settings: settings of the trainer.
     """
     async with servers.running() as server:
         await roll(server, trainer_name, **settings)
         await _batch(server)
         await _until_step(server, 1)
         trainer = _workers_of(server).trainer_process
-        # Stopped, it cannot be done with its step before it is killed.
+        # Stop it, so that it cannot finish its step before it is killed.
         os.kill(trainer.pid, signal.SIGSTOP)
         await _batch(server)
         await server.service.board.wait_until(
@@ -122,7 +122,7 @@ async def kill_in_a_step(servers: ServerFactory, trainer_name: str, **settings: 
         assert _workers_of(server).trainer_process.pid != trainer.pid
         steps = await server.service.store.steps()
         assert [step.step for step in steps] == [1, 2]
-        # Tokens, sampled in one process and trained in another, by the same weights.
+        # Tokens were sampled in one process and trained in another, with the same weights.
         for step in steps:
             assert step.metrics["logprob_gap"] < 1e-4
         published = sorted((servers.run_dir / "weights").iterdir())

@@ -1,4 +1,4 @@
-"""An engine that says what it is told to: no model, no dependencies, the same tokens every time."""
+"""An engine with scripted answers: no model, no dependencies, deterministic."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ TokenId = Annotated[int, Field(ge=0)]
 
 
 class ScriptedReply(ComponentSettings):
-    """What is said to some prompts.
+    """The answers to some prompts.
 
-    :param prompt: a regular expression that is searched for in the prompt's text, special tokens included, in which
-        ``.`` is any character.
-    :param says: texts, with the special tokens that shall end them; one is chosen by the request's id.
-    :param error: what happens instead the first time that a prompt comes: the engine is ``busy`` (429), fails
+    :param prompt: a regular expression that is searched in the prompt's text, including special
+        tokens; ``.`` matches any character.
+    :param says: possible texts, including their final special tokens; chosen by the request's id.
+    :param error: fail the first time a prompt occurs: the engine is ``busy`` (429), fails
         (``engine``, 503), or has a ``bug`` (500).
     """
 
@@ -62,15 +62,18 @@ class ScriptedReply(ComponentSettings):
 class ScriptedEngineSettings(FaultSettings):
     """Settings of the engine ``scripted``.
 
-    :param replies: what is said to prompts, the first that fits; takes the tokenizer of the model's directory.
-    :param reply_ids: the answer to every other prompt, a stop token included if there shall be one. None answers
-        with tokens made from prompt and seed, and the request's first stop token after them.
-    :param reply_length: tokens of a made-up answer, the stop token not counted.
-    :param chunk_tokens: tokens in a chunk.
-    :param stale_at: loads the weights of this policy version wrongly, as `planted` says.
-    :param planted: as `ajet_testing.planted.planted`; by default it goes on with the weights that it had.
-    :param sways: nats by which weights move the logprobs that it gives of a probe.
-    :param checks_grammar: a request is refused if its grammar forbids what the script says. Needs numpy and llguidance.
+    :param replies: answers to prompts; the first match is used. Needs the tokenizer of the model's
+        directory.
+    :param reply_ids: the answer to every other prompt, including a stop token if desired. None
+        answers with tokens derived from prompt and seed, followed by the request's first stop
+        token.
+    :param reply_length: number of tokens of a derived answer, without the stop token.
+    :param chunk_tokens: number of tokens per chunk.
+    :param stale_at: load the weights of this policy version wrongly, as `planted` says.
+    :param planted: as for `ajet_testing.planted.planted`; by default the old weights are kept.
+    :param sways: nats by which weights change the logprobs of a probe.
+    :param checks_grammar: refuse a request if its grammar forbids the scripted answer. Needs numpy
+        and llguidance.
     """
 
     vocab_size: Annotated[int, Field(ge=2)] = 512
@@ -88,9 +91,9 @@ class ScriptedEngineSettings(FaultSettings):
 class ScriptedEngine(Engine):
     """The engine ``scripted``.
 
-    It honours ``max_tokens``, stop tokens, the context limit, pauses, cancellation and
-    ``top_logprobs``; `FaultSettings` count its requests. The log-probabilities are made up, but depend
-    on the token alone (`scripted_logprob`).
+    It supports ``max_tokens``, stop tokens, the context limit, pauses, cancellation and
+    ``top_logprobs``; `FaultSettings` count its requests. Logprobs are made up, and depend only on
+    the token (`scripted_logprob`).
     """
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
@@ -109,7 +112,7 @@ class ScriptedEngine(Engine):
         self._running = self._requests = self._prompt_tokens = self._sampled_tokens = 0
 
     async def start(self, model: ModelConfig) -> EngineInfo:
-        """Nothing is loaded; the smaller of the two context limits counts."""
+        """Apply the smaller of the two context limits; nothing is loaded."""
         limit = min(self._info.max_context, model.max_context or self._info.max_context)
         self._info = replace(self._info, max_context=limit)
         if self._settings.replies:
@@ -121,9 +124,9 @@ class ScriptedEngine(Engine):
         return self._info
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
-        """Answer as the settings say.
+        """Answer according to the settings.
 
-        :raises RequestError: as `check_request` says, or the script does not fit the grammar.
+        :raises RequestError: as for `check_request`, or the script does not match the grammar.
         """
         self._check_open()
         check_request(request, self._info, MAX_TOP_LOGPROBS, grammar=True)
@@ -145,22 +148,24 @@ class ScriptedEngine(Engine):
                     return
                 last = start + step >= len(ids)
                 yield self._chunk(ids[start : start + step], request, reason if last else None)
-                # Other requests, pauses and new weights come between the chunks, as in a real engine.
+                # Let other requests, pauses and new weights run between chunks, as in a real
+                # engine.
                 await asyncio.sleep(0)
         finally:
             self._running -= 1
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        """Take over the version of `update`; chunks after this carry it.
+        """Take over the version of `update` for later chunks.
 
-        :raises SealError: the settings say so, or the weights are of another digest than was published.
+        :raises SealError: the settings require it, or the weights have another digest than
+            published.
         """
         if update.channel not in WEIGHT_CHANNELS:
             raise EngineError(f"the scripted engine has no weight channel {update.channel!r}")
         if update.channel == "in_process":
             found = self.context.shared.get(update.location)
         else:
-            # On the loop: while a thread looked, requests would run to their end.
+            # Read on the event loop: during a read in a thread, requests would run to their end.
             file = Path(update.location)
             found = file.read_text(encoding="utf-8") if file.is_file() else None  # noqa: ASYNC240
         if found is None:
@@ -194,29 +199,29 @@ class ScriptedEngine(Engine):
         return self._probes.check(update, found, who)
 
     async def seal(self) -> SealReport:
-        """Of its one digest, or by a probe."""
+        """Return the proof of its digest, by checksum or probe."""
         return self._seal
 
     async def pause(self) -> None:
-        """Hold back every chunk."""
+        """Hold back all chunks."""
         self._going.clear()
 
     async def resume(self) -> None:
-        """Go on."""
+        """Continue."""
         self._going.set()
 
     async def sleep(self) -> None:
-        """Hold back every chunk, and leave the file `ASLEEP` in the run's directory until it is woken."""
+        """Hold back all chunks, and create the file `ASLEEP` in the run directory until `wake`."""
         await self.pause()
         (self.context.run_dir / ASLEEP).touch()
 
     async def wake(self) -> None:
-        """Go on."""
+        """Continue."""
         (self.context.run_dir / ASLEEP).unlink(missing_ok=True)
         await self.resume()
 
     async def stats(self) -> EngineStats:
-        """Counters; time in forward passes is 0."""
+        """Return counters; time in forward passes is 0."""
         return EngineStats(
             running=self._running,
             requests=self._requests,
@@ -225,11 +230,11 @@ class ScriptedEngine(Engine):
         )
 
     async def metrics(self) -> str:
-        """One number."""
+        """Return one metric."""
         return f"# TYPE scripted_requests counter\nscripted_requests_total {self._requests}\n"
 
     async def close(self) -> None:
-        """End running requests with "abort", also paused ones."""
+        """End running requests, including paused ones, with "abort"."""
         self._closed = True
         self._going.set()
 
@@ -303,9 +308,9 @@ class _Script:
         return ids
 
     def reply(self, request: GenerateRequest) -> list[int] | None:
-        """What is said; None if no reply fits.
+        """Return the scripted answer; None if none matches.
 
-        :raises Exception: a reply says so.
+        :raises Exception: a reply has an error.
         """
         text = self._tokenizer.decode(request.prompt_ids, skip_special_tokens=False)
         for pattern, choices, error in self._replies:
@@ -319,18 +324,18 @@ class _Script:
 
 
 def scripted_logprob(token_id: int) -> float:
-    """The log-probability the scripted engine claims for a token, exact in float32."""
+    """Return the scripted engine's logprob of a token, exact in float32."""
     return -(token_id % 7 + 1) / 8
 
 
 def swayed(digest: str, count: int) -> list[float]:
-    """[count] numbers from 0 to 1 that weights of a digest stand for."""
+    """Return [count] numbers from 0 to 1 that are derived from a digest of weights."""
     rows = (hashlib.sha256(f"{digest} {place}".encode()).digest() for place in range(count))
     return [row[0] / 255 for row in rows]
 
 
 def _made_up_ids(request: GenerateRequest, vocab_size: int) -> Iterator[int]:
-    """Endless token ids from a hash of prompt and seed."""
+    """Yield endless token ids from a hash of prompt and seed."""
     start = hashlib.sha256(f"{request.sampling.seed} {request.prompt_ids}".encode())
     count = 0
     while True:
@@ -343,7 +348,7 @@ def _made_up_ids(request: GenerateRequest, vocab_size: int) -> Iterator[int]:
 
 
 def _cut(reply: list[int], sampling: SamplingParams, room: int) -> tuple[list[int], FinishReason]:
-    """The reply as far as stop tokens, `max_tokens` and the context let it go; its end is a stop."""
+    """Cut the reply at stop tokens, `max_tokens` and the context; its full end counts as a stop."""
     limit = min(sampling.max_tokens, room)
     for i, token in enumerate(reply[:limit]):
         if token in sampling.stop_token_ids:

@@ -1,4 +1,4 @@
-"""A swarm server for tests of agents: real sockets, gateway and store; the model says what it is told to."""
+"""A swarm server for tests of agents: real sockets, gateway and store, scripted model."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ _STOP_SECONDS = 30.0
 
 
 class ScriptedSwarm:
-    """A server in a thread of its own, which rolls from the beginning to the end of a ``with`` block.
+    """A server in a separate thread, with a run that rolls for the length of a ``with`` block.
 
-    Its trainer changes nothing but the version of the weights.
+    Its trainer only changes the version of the weights.
 
     :param directory: an empty one, for the model's tokenizer and the run.
-    :param replies: what the model says.
-    :param checks_grammar: calls are refused if what is forced forbids what the model says; as of `ScriptedEngineSettings`.
-    :param run: changes of the run's configuration; a batch is two tasks of two episodes.
+    :param replies: the model's answers.
+    :param checks_grammar: refuse calls whose grammar forbids the model's answer, as in
+        `ScriptedEngineSettings`.
+    :param run: changes of the run's configuration; a batch has two tasks of two episodes.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class ScriptedSwarm:
         self.config = RunConfig.model_validate(
             {
                 "model": {"path": str(model), "renderer": _RENDERER},
-                # Some frameworks always force a call of a tool.
+                # Some frameworks always force a tool call.
                 "engine": {"name": "obedient", "settings": {"vocab_size": 1024, **engine}},
                 "trainer": {"name": "scripted"},
                 "batch": {"tasks": 2, "episodes_per_task": 2},
@@ -101,25 +102,25 @@ class ScriptedSwarm:
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """The server's URL."""
         return self._url
 
     @property
     def token(self) -> str:
-        """A client's token."""
+        """The token for clients."""
         return self.tokens.client
 
     def episodes(self) -> list[EpisodeRecord]:
-        """All episodes, in the order of their claims."""
+        """Return all episodes, in the order of their claims."""
         return self._ask(self._service_now.store.episodes())
 
     def calls(self, episode_id: str) -> list[Call]:
-        """The recorded calls of an episode, in order."""
+        """Return the recorded calls of an episode, in order."""
         found = self._ask(self._service_now.store.calls([episode_id]))
         return sorted(found.get(episode_id, ()), key=lambda call: call.index)
 
     def text(self, call: Call) -> str:
-        """What the model was shown and what it said, special tokens included."""
+        """Return the text of prompt and answer, including special tokens."""
         return self._tokenizer.decode(call.token_ids, skip_special_tokens=False)
 
     @property
@@ -147,7 +148,7 @@ class ScriptedSwarm:
                 "model_roots": [self._directory / "models"],
                 "port": 0,
             },
-            # Nobody needs the records after a loss of power.
+            # The records need not survive a loss of power.
             store={"name": "sqlite", "settings": {"synchronous": "NORMAL"}},
         )
         service = build_service(settings, scripted_plugins())

@@ -1,4 +1,4 @@
-"""A trainer that remembers what it was given instead of learning from it."""
+"""A trainer that records batches instead of learning from them."""
 
 from __future__ import annotations
 
@@ -37,17 +37,18 @@ _WEIGHT_FILE = "scripted-weights"
 
 
 class ScriptedTrainerSettings(FaultSettings):
-    """Settings of the trainer ``scripted``; it fails by number of step.
+    """Settings of the trainer ``scripted``; failures are set by number of step.
 
-    :param refuses_at: refuse the batch, and go on.
+    :param refuses_at: refuse the batch, and continue.
     :param tears_at: lose the weights, so that only a checkpoint helps.
-    :param reports: metrics by name, of each step; the last value is that of all later ones.
-    :param rehearsed_gap: what a rehearsal adds to each logprob, times the token's place in its call.
-    :param sways: nats by which its weights move the logprobs of a rehearsal.
-    :param reports_checksums: of what it publishes.
-    :param memory: most tokens of a sequence that it can compute; None for any.
+    :param reports: values of metrics by name, one for each step; the last one is repeated.
+    :param rehearsed_gap: added by rehearsals to each logprob, times the token's position in its
+        call.
+    :param sways: nats by which its weights change the logprobs of a rehearsal.
+    :param reports_checksums: whether published updates have checksums.
+    :param memory: maximum number of tokens of a sequence; None for any.
     :param teacher: a second model directory, which is not read.
-    :param dies_in: the method in which it kills its own process.
+    :param dies_in: the method in which it kills its process.
     """
 
     refuses_at: Count | None = None
@@ -66,8 +67,8 @@ class ScriptedTrainerSettings(FaultSettings):
 class ScriptedTrainer(Trainer):
     """The trainer ``scripted``.
 
-    Its "weights" are a digest over all batches it was trained on, in order, so that a test can tell
-    whether a resumed run trained what the first one did. A step that fails leaves the digest as it was.
+    Its "weights" are a digest over all trained batches, in order, so that a test can check whether
+    a resumed run trained the same batches. A step that fails leaves the digest unchanged.
     """
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
@@ -86,18 +87,19 @@ class ScriptedTrainer(Trainer):
         self._digest = ""
 
     def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
-        """Start from the model's path, as the untrained state."""
+        """Initialise the digest with the model's path."""
         self._faults.die(self._dies_in, "start")
         self._algorithm = algorithm
         self._digest = hashlib.sha256(model.path.encode()).hexdigest()
         return TrainerInfo(parameters=32, trainable_parameters=32, device="none")
 
     def step(self, batch: TrainBatch) -> StepReport:
-        """Take `batch` into the digest.
+        """Add `batch` to the digest.
 
-        :raises WeightsLostError: the settings say so, or said so before.
-        :raises StepRefusedError: the settings say so, or a logprob or advantage is not finite.
-        :raises TrainerError: the settings say so, a sequence is too long, or a tree of the batch is no linear sequence.
+        :raises WeightsLostError: the settings require it, now or in an earlier step.
+        :raises StepRefusedError: the settings require it, or a logprob or advantage is not finite.
+        :raises TrainerError: the settings require it, a sequence is too long, or a tree of the
+            batch is not linear.
         """
         if self._faults.check(batch.step):
             self._hang()
@@ -139,10 +141,10 @@ class ScriptedTrainer(Trainer):
         )
 
     def rehearse(self, batch: TrainBatch) -> StepReport:
-        """Report logprobs as the settings say.
+        """Report logprobs according to the settings.
 
         :raises StepRefusedError: a logprob or advantage is not finite.
-        :raises TrainerError: a sequence is too long, as the settings say.
+        :raises TrainerError: a sequence is too long according to the settings.
         """
         self._refuse(batch, rehearsal=True)
         self._check_memory(batch)
@@ -160,7 +162,7 @@ class ScriptedTrainer(Trainer):
         ]
 
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
-        """Put the digest where a scripted engine in this process, or in another one, looks for it."""
+        """Write the digest to the location where a scripted engine reads it."""
         self._faults.die(self._dies_in, "publish")
         if channel not in WEIGHT_CHANNELS:
             raise TrainerError(f"the scripted trainer has no weight channel {channel!r}")
@@ -176,14 +178,14 @@ class ScriptedTrainer(Trainer):
         return WeightUpdate(channel, policy_version, location, checksums=checksums)
 
     def save(self, directory: Path) -> None:
-        """Write the digest and the number of steps as JSON."""
+        """Write digest and number of steps as JSON."""
         self._faults.die(self._dies_in, "save")
         directory.mkdir(parents=True, exist_ok=True)
         state = {"steps": self._steps, "digest": self._digest}
         (directory / _STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
 
     def load(self, directory: Path) -> None:
-        """Undo `save`.
+        """Restore what `save` wrote.
 
         :raises TrainerError: there is nothing to load.
         """
@@ -196,13 +198,13 @@ class ScriptedTrainer(Trainer):
         self._torn = False
 
     def export(self, directory: Path) -> None:
-        """Write a ``config.json`` that holds the state; there is no model to write."""
+        """Write a ``config.json`` with the state; there is no model to write."""
         directory.mkdir(parents=True, exist_ok=True)
         config = {"model_type": "scripted", "steps": self._steps, "digest": self._digest}
         (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
     def close(self) -> None:
-        """Take the "weights" back."""
+        """Remove the shared "weights"."""
         self.context.shared.pop(_SHARED_KEY, None)
 
     def _refuse(self, batch: TrainBatch, *, rehearsal: bool = False) -> None:
@@ -224,7 +226,7 @@ class ScriptedTrainer(Trainer):
     def _hang(self) -> None:
         descriptor = self._faults.open_gate(blocking=True)
         try:
-            # Not read: the gate stays open for whoever comes after.
+            # Do not read the byte, so that the gate stays open for others.
             select.select([descriptor], [], [])
         finally:
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Tiny random models that servers of vLLM and SGLang can serve on a CPU."""
+"""Tiny random models that vLLM and SGLang can serve on a CPU."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ VOCAB = 96
 
 
 def write_model(path: Path, seed: int, context: int, **sizes: object) -> str:
-    """Save a random model with a tokenizer; returns its directory.
+    """Save a random model with a tokenizer, and return its directory.
 
-    :param context: the longest that it has positions for.
+    :param context: number of positions of the model.
     """
     torch.manual_seed(seed)
     config = {
@@ -34,7 +34,7 @@ def write_model(path: Path, seed: int, context: int, **sizes: object) -> str:
         "initializer_range": 0.1,
         "tie_word_embeddings": True,
         "bos_token_id": None,
-        # Sampled often, and no end of anything unless a request says so.
+        # A frequently sampled token, which must not end completions unless requested.
         "eos_token_id": 3,
         "pad_token_id": None,
     }
@@ -45,7 +45,7 @@ def write_model(path: Path, seed: int, context: int, **sizes: object) -> str:
 
 @dataclass
 class Models:
-    """Directories: two sets of weights of one model, and what is none of it."""
+    """Model directories: two sets of weights of one model, a damaged one, and another model."""
 
     paths: list[str]
     damaged: str
@@ -53,7 +53,7 @@ class Models:
 
     @classmethod
     def write(cls, root: Path, context: int) -> Models:
-        """Make them under a directory."""
+        """Create all directories under `root`."""
         paths = [write_model(root / f"weights-{seed}", seed, context) for seed in (0, 1)]
         damaged = Path(write_model(root / "damaged", 2, context))
         file = damaged / "model.safetensors"
@@ -62,15 +62,15 @@ class Models:
         return cls(paths, str(damaged), other)
 
     def module(self, which: int) -> Any:
-        """One of the two."""
+        """Return a module with one of the two sets of weights."""
         return AutoModelForCausalLM.from_pretrained(self.paths[which], dtype=torch.float32)
 
     def other_module(self) -> Any:
-        """Of the other model."""
+        """Return a module of the other model."""
         return AutoModelForCausalLM.from_pretrained(self.other)
 
     def logprobs(self, which: int, ids: list[int], temperature: float = 1.0) -> list[list[float]]:
-        """[len(ids) - 1][V] by transformers."""
+        """Return [len(ids) - 1][V] logprobs computed by transformers."""
         with torch.no_grad():
             logits = (
                 self.module(which)
@@ -83,7 +83,7 @@ class Models:
 
 
 class ModelsCase(EngineCase):
-    """What the suites need to know of the engine's models; the fixture ``models`` makes them."""
+    """An `EngineCase` for these models; the fixture ``models`` creates them."""
 
     vocab_size = VOCAB
 

@@ -1,4 +1,4 @@
-"""Servers of engines, which listen at Unix sockets, at ports, where an operator's are."""
+"""TCP ports that forward to the Unix sockets of engines' servers, as an operator's servers use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ajet_engines.served import Address, HttpModelServer, ServedEngine
 
 
 def address_of(engine: ServedEngine) -> Address:
-    """Of the engine's first server."""
+    """Return the address of the engine's first server."""
     server = engine.fleet.replicas[0].server
     assert isinstance(server, HttpModelServer)
     return server.http.address
@@ -19,7 +19,7 @@ def address_of(engine: ServedEngine) -> Address:
 
 @asynccontextmanager
 async def at_port(socket: Path | None) -> AsyncIterator[str]:
-    """The URL of a port that leads to a Unix socket."""
+    """Yield the URL of a port that forwards to a Unix socket."""
     assert socket is not None, "a server of this engine's own listens at one"
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Real servers on loopback sockets, for tests of routes and runs, with the scripted components."""
+"""Real servers on loopback sockets with scripted components, for tests of routes and runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Headers = dict[str, str]
 
 
 def write_scripted_model(directory: Path) -> Path:
-    """A model directory whose tokenizer is real; the scripted engine reads no weights."""
+    """Create a model directory with a real tokenizer; the scripted engine reads no weights."""
     directory.mkdir(parents=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -75,7 +75,7 @@ class Running:
     url: str
 
     def config(self, **changes: Any) -> dict[str, Any]:
-        """A run configuration with the scripted components, two tasks of two episodes a batch."""
+        """Return a configuration with scripted components; a batch has 2 tasks of 2 episodes."""
         engine = changes.pop("engine", {})
         trainer = changes.pop("trainer", {})
         return {
@@ -92,7 +92,7 @@ class Running:
         assert await self.roll_as_it_is(**changes) == "ROLLING"
 
     async def roll_as_it_is(self, **changes: Any) -> str:
-        """Configure and start a run; the state it is in when its workers are up."""
+        """Configure and start a run; return its state when the workers are up."""
         (await self.put_run(**changes)).raise_for_status()
         answer = await self.http.post("/v1/run/start", headers=CONTROL, json={"wait_seconds": 60.0})
         assert answer.status_code == 200, answer.text
@@ -114,7 +114,7 @@ class Running:
     async def chat(
         self, grant: dict[str, Any], text: str = "hello", **changes: Any
     ) -> httpx.Response:
-        """A chat completion with the episode's key."""
+        """Send a chat completion with the episode's key."""
         body = {"model": "any", "messages": [{"role": "user", "content": text}], **changes}
         return await self.http.post("/v1/chat/completions", headers=key(grant), json=body)
 
@@ -125,14 +125,14 @@ class Running:
         )
 
     async def episode(self, task: str, reward: float) -> dict[str, Any]:
-        """A whole episode with one call."""
+        """Run a whole episode with one call."""
         grant = await self.claim(task)
         assert (await self.chat(grant, f"hello {task}")).status_code == 200
         assert (await self.end(grant, reward)).status_code == 200
         return grant
 
     async def batch(self) -> None:
-        """A whole batch, and the step that follows it."""
+        """Run a whole batch, and wait for its step."""
         step = self.service.coordinator.step
         rewards = {"a": (0.0, 1.0), "b": (1.0, 0.0)}
         for task, both in rewards.items():
@@ -144,7 +144,7 @@ class Running:
 
 @dataclass(slots=True)
 class ServerFactory:
-    """Starts servers; a second one on the same run directory stands for a restart."""
+    """Starts servers; a second one on the same run directory simulates a restart."""
 
     model_dir: Path
     run_dir: Path
@@ -152,10 +152,10 @@ class ServerFactory:
 
     @contextlib.asynccontextmanager
     async def running(self, **server: Any) -> AsyncIterator[Running]:
-        """A server until the context ends, which ends it as a signal would.
+        """Run a server until the context ends, which stops it like a signal.
 
-        :param server: its settings. Those of the store are in ``store``; without any, a loss of power would cost the
-            last writes.
+        :param server: settings of the server, and in ``store`` those of the store; by default, a
+            loss of power would lose the last writes.
         """
         store = server.pop("store", STORE)
         settings = Settings(
@@ -186,18 +186,18 @@ class ServerFactory:
 
 
 def key(grant: dict[str, Any]) -> dict[str, str]:
-    """The header with an episode's key."""
+    """Return the header with an episode's key."""
     return {"authorization": f"Bearer {grant['api_key']}"}
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
-    """The error object of an answer."""
+    """Return the error object of an answer."""
     error: dict[str, Any] = json.loads(answer.text)["error"]
     return error
 
 
 async def new_token(server: Running, name: str, **fields: Any) -> tuple[str, Headers]:
-    """Make a token; its id, and the header with its secret."""
+    """Create a token; return its id and the header with its secret."""
     answer = await server.http.post("/v1/tokens", headers=CONTROL, json={"name": name, **fields})
     assert answer.status_code == 200, answer.text
     grant = answer.json()
@@ -219,5 +219,5 @@ async def claim_as(
 
 
 def bearer(secret: str) -> Headers:
-    """The header with a secret."""
+    """Return the header with a secret."""
     return {"authorization": f"Bearer {secret}"}

@@ -1,4 +1,4 @@
-"""Makes a tiny model that says what was said: `teach.py LESSON TOKENIZER_DIRECTORY MODEL_DIRECTORY`.
+"""Train a tiny model on recorded answers: `teach.py LESSON TOKENIZER_DIRECTORY MODEL_DIRECTORY`.
 
 :LESSON: JSON, a list of calls with ``prompt_ids`` and ``sampled_ids``.
 """
@@ -20,7 +20,7 @@ LEARNING_RATE = 2e-3
 
 
 def teach(lesson: Path, tokenizer_directory: Path, directory: Path) -> float:
-    """Train until the end; the last loss, in nats per sampled token."""
+    """Train the model, and return the last loss in nats per sampled token."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     calls = json.loads(lesson.read_text())
@@ -62,7 +62,7 @@ def teach(lesson: Path, tokenizer_directory: Path, directory: Path) -> float:
 
 
 def _loss(model: LlamaForCausalLM, calls: list[dict[str, list[int]]]) -> torch.Tensor:
-    """Mean cross entropy of what was sampled."""
+    """Return the mean cross entropy of the sampled tokens."""
     losses = []
     for call in calls:
         prompt, sampled = call["prompt_ids"], call["sampled_ids"]

@@ -1,4 +1,4 @@
-"""Small real tokenizers, trained on the spot, for any family of the `renderers` library."""
+"""Small real tokenizers, trained on demand, for any family of the `renderers` library."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ SPECIALS: dict[str, list[str]] = {
     "llama-3": LLAMA,
     "deepseek-v3": DEEPSEEK,
 }
-"""By renderer, the texts that are one token each, the end of sequence first."""
+"""By renderer, the texts that are single tokens; the end of sequence comes first."""
 
 MORE_SPECIALS: dict[str, list[str]] = {
     "deepseek-r1": DEEPSEEK,
@@ -131,7 +131,7 @@ MORE_SPECIALS: dict[str, list[str]] = {
     "gemma4": GEMMA,
     "inkling": INKLING,
 }
-"""Likewise, for renderers of which fewer things are tested."""
+"""The same for renderers that are tested less."""
 
 CHATML_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -140,7 +140,7 @@ CHATML_TEMPLATE = (
 
 
 def train(specials: Sequence[str], vocab_size: int = 520) -> Tokenizer:
-    """A byte-level BPE tokenizer in which every text of `specials` is one token."""
+    """Train a byte-level BPE tokenizer in which every text of `specials` is one token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -156,21 +156,21 @@ def train(specials: Sequence[str], vocab_size: int = 520) -> Tokenizer:
 
 @lru_cache
 def tokenizer_for(name: str) -> FastTokenizer:
-    """The trained tokenizer of a family."""
+    """Return the trained tokenizer of a family."""
     specials = SPECIALS.get(name) or MORE_SPECIALS[name]
     return FastTokenizer(train(specials), f"tiny-{name}", eos_token=specials[0])
 
 
 @lru_cache
 def renderer_for(name: str) -> ChatRenderer:
-    """The renderer of a family, around its trained tokenizer."""
+    """Return the renderer of a family with its trained tokenizer."""
     return build_renderer(name, tokenizer_for(name))
 
 
 def template_renderer(
     template: str = CHATML_TEMPLATE, extra_stop_ids: Sequence[int] = ()
 ) -> ChatRenderer:
-    """The renderer over a Jinja template, around the tokenizer of qwen3. Needs transformers."""
+    """Return the renderer of a Jinja template with the tokenizer of qwen3. Needs transformers."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=train(SPECIALS["qwen3"]))
@@ -180,7 +180,7 @@ def template_renderer(
 
 
 def write_model(directory: Path, name: str, template: str | None = CHATML_TEMPLATE) -> Path:
-    """A model directory without weights: tokenizer files, config.json and a chat template."""
+    """Create a model directory without weights: tokenizer files, config.json, chat template."""
     directory.mkdir(parents=True, exist_ok=True)
     specials = SPECIALS.get(name) or MORE_SPECIALS[name]
     train(specials).save(str(directory / "tokenizer.json"))

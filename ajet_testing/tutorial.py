@@ -1,4 +1,4 @@
-"""Runs the tutorial of an adapter's README as it stands, against a server whose model calls the tool."""
+"""Runs the unchanged tutorial of an adapter's README with a model that calls its tool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADDING = (
     ScriptedReply(prompt='"name": "add"', says=(tool_call("add", '{"a": 1, "b": 2}'),)),
     ScriptedReply(prompt="", says=("I do not know.<|im_end|>",)),
 )
-"""Whatever is asked, the answer is 3: right for four of the sixteen sums from 0 + 0 to 3 + 3."""
+"""The answer is always 3, which is right for four of the sixteen sums from 0 + 0 to 3 + 3."""
 RIGHT = 4
 SUMS = 16
 
@@ -29,7 +29,7 @@ def run_tutorial(
     monkeypatch: pytest.MonkeyPatch,
     replies: tuple[ScriptedReply, ...] = ADDING,
 ) -> None:
-    """Train what the README's example says; each sum is tried as often as the run's batches want, and four of 16 make 3."""
+    """Run the README's example, and check that four of its 16 sums are right."""
     found = re.search(
         r"<!-- example: tutorial -->\n```python\n(.*?)```", readme.read_text(), re.DOTALL
     )
@@ -38,7 +38,7 @@ def run_tutorial(
         monkeypatch.setenv("AJET_URL", swarm.url)
         monkeypatch.setenv("AJET_TOKEN", swarm.token)
         scope: dict[str, Any] = {"__name__": "tutorial"}
-        # A file of its own: there are frameworks that read the source of tools.
+        # Write a file, because some frameworks read the source code of tools.
         program = directory / "tutorial.py"
         program.write_text(found.group(1))
         exec(compile(found.group(1), str(program), "exec"), scope)  # noqa: S102 - what the README says

@@ -6,8 +6,8 @@ they do not show where a text is complete, so each place must be proven:
 - A message written by the template ends with the same last two tokens in both.
 - A sampled answer ends with its stop token, and the call's prompt has the same last two tokens at
   the end of that message. The call continues right after them: what a template adds after a stop
-  token ("\n", say) was not sampled. This fails for answers that ended by length or by a stop string, and
-  where a template ends messages of the history with another token.
+  token ("\n", say) was not sampled. This fails for answers that ended by length or by a stop
+  string, and where a template ends messages of the history with another token.
 - The same holds for all sampled answers before the place. A call's context then contains nothing
   that its prompt does not, except reasoning, which templates drop from the history.
 """

@@ -1,1 +1,1 @@
-"""Conformance suites, a module for each kind of component, and what they are made of."""
+"""Conformance suites, one module per kind of component, and their helpers."""

@@ -1,4 +1,4 @@
-"""What every advantage estimator must do. Subclass `AdvantageSuite` in a test module."""
+"""Conformance tests for advantage estimators. Subclass `AdvantageSuite` in a test module."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Batch = tuple[list[TrainEpisode], list[list[Call]]]
 
 
 def batch_of(rewards: Sequence[float], turns: Sequence[int], tasks: int = 1) -> Batch:
-    """Episodes with these rewards and numbers of calls, dealt out to tasks one after the other.
+    """Create episodes with these rewards and numbers of calls, dealt to tasks in turn.
 
-    The last call of each episode has a reward of its own, and its agent has one.
+    The last call of each episode and its agent have separate rewards.
     """
     episodes, calls = [], []
     for number, (reward, count) in enumerate(zip(rewards, turns, strict=True)):
@@ -31,10 +31,10 @@ def batch_of(rewards: Sequence[float], turns: Sequence[int], tasks: int = 1) -> 
 
 
 class AdvantageSuite:
-    """Subclass and say how the estimator is made; `pytest` runs the tests."""
+    """Conformance tests of an `AdvantageEstimator`; a subclass creates one."""
 
     def make_estimator(self) -> AdvantageEstimator:
-        """A new estimator."""
+        """Create an estimator."""
         raise NotImplementedError
 
     @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What every agent adapter must do. Subclass `AgentSuite` in a test module."""
+"""Conformance tests for agent adapters. Subclass `AgentSuite` in a test module."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ LAST_IS_TOOL = r"</tool_response><\|im_end\|>\s*<\|im_start\|>assistant\s*(<thin
 
 
 def tool_call(name: str, arguments: str) -> str:
-    """A call as the scripted model makes it.
+    """Return a tool call in the form of the scripted model.
 
-    :param arguments: as JSON.
+    :param arguments: JSON text.
     """
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>{_END}'
 
@@ -49,12 +49,12 @@ class Secret:
 
 
 def _one(_task: object, _result: object) -> float:
-    """The same reward for all: what is tested is whose the calls are."""
+    """Reward all equally: the tests are about attribution of calls."""
     return 1.0
 
 
 def _name_of(task: object) -> str:
-    """What a task is called: the name in it, whatever it is made of."""
+    """Find the name of a task in its text."""
     found = _NAME.search(str(task))
     return found.group() if found else str(task)
 
@@ -71,17 +71,18 @@ REPLIES = (
     ),
     ScriptedReply(prompt="", says=tuple(f"Take the {door} door.{_END}" for door in DOORS)),
 )
-"""The planner, who has no tools, names a door; the worker opens one, and is done when it was told what is behind it."""
+"""The planner, who has no tools, names a door; the worker opens one, and ends after its result."""
 
 
-# Existing agents have connections, which belong to the event loop in which they were made.
+# Agents have connections, which belong to the event loop in which they were created.
 @pytest.mark.asyncio(loop_scope="class")
 class AgentSuite:
-    """Conformance tests of an `AgentAdapter`, with a program of its framework that knows nothing of training.
+    """Conformance tests of an `AgentAdapter`, with an ordinary program of its framework.
 
-    The program has two agents, `PLANNER` and `WORKER`. The planner has no tools and says which door to take; the worker
-    is given the task and what the planner said, and has the tool ``open_door(door: str) -> str``, which raises
-    ``ValueError`` for `TRAPDOOR`. Every prompt contains the task's text.
+    The program has two agents, `PLANNER` and `WORKER`. The planner has no tools and names the door
+    to take; the worker gets the task and the planner's answer, and has the tool ``open_door(door:
+    str) -> str``, which raises ``ValueError`` for `TRAPDOOR`. Every prompt contains the task's
+    text.
 
     .. code-block:: python
 
@@ -94,15 +95,15 @@ class AgentSuite:
             def worker(self) -> object:
                 return program.worker
 
-    Tests of a subclass that use its server call their tasks ``t500x`` to ``t699x``: a group takes four episodes, and one more
-    would wait for ever.
+    Tests of a subclass that use its server must name their tasks ``t500x`` to ``t699x``: a group
+    takes four episodes, and a fifth would wait forever.
 
-    :cvar adapter: the name under which the adapter is registered.
-    :cvar replies: what the model says; the first that fits the text of a prompt.
-    :cvar extends: whether the next call of an agent extends the tokens of its last one.
-    :cvar tool_errors: whether an exception in a tool is ``raised`` from the program, or ``told`` to the model, which goes
-        on with it.
-    :cvar dead_requests: how many requests a program may make for one model call in an episode that is over.
+    :cvar adapter: the registered name of the adapter.
+    :cvar replies: the model's answers; the first one that matches the text of a prompt is used.
+    :cvar extends: whether the next call of an agent extends the tokens of its previous one.
+    :cvar tool_errors: whether an exception in a tool is ``raised`` from the program, or ``told`` to
+        the model, which continues.
+    :cvar dead_requests: maximum number of requests for one model call in an episode that is over.
     """
 
     adapter: ClassVar[str]
@@ -112,15 +113,15 @@ class AgentSuite:
     dead_requests: ClassVar[int] = 1
 
     async def play(self, task: str) -> object:
-        """Let both agents do a task."""
+        """Run both agents on a task."""
         raise NotImplementedError
 
     def play_sync(self, task: str) -> object:
-        """As `play`, for frameworks that can be called without an event loop."""
+        """Run both agents as `play` does, for frameworks without an event loop."""
         raise NotImplementedError
 
     def worker(self) -> object:
-        """The worker alone, an agent that existed before."""
+        """Return the worker, an agent that existed before the episode."""
         raise NotImplementedError
 
     # --- Fixtures ---------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ class AgentSuite:
     @pytest.fixture(scope="class")
     @classmethod
     def swarm(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedSwarm]:
-        """A server with a place for every episode."""
+        """Run a server with a place for every episode."""
         directory = tmp_path_factory.mktemp("swarm")
         batch = {"tasks": MANY // 4, "episodes_per_task": 4}
         with ScriptedSwarm(directory, cls.replies, batch=batch) as swarm:
@@ -136,12 +137,12 @@ class AgentSuite:
 
     @pytest.fixture
     def its(self) -> AgentAdapter:
-        """The adapter, as an episode finds it."""
+        """Return the adapter that an episode would use."""
         return installed_adapters().of(self.worker())
 
     @pytest.fixture(autouse=True)
     def no_strangers(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """Nothing is told to anybody but the server."""
+        """Fail the test if it connects to anything but the server."""
         strangers: set[str] = set()
         connect, resolve = socket.socket.connect, socket.getaddrinfo
 
@@ -163,10 +164,11 @@ class AgentSuite:
     # --- For tests of subclasses ------------------------------------------------------------------
 
     async def calls(self, swarm: ScriptedSwarm, play: Any, *tasks: Any) -> list[list[Call]]:
-        """What each episode of some tasks recorded, none of which is of another one's.
+        """Return the calls recorded by each episode, after checking that they are its own.
 
         :param play: a program, or an agent.
-        :param tasks: two with names of their own if none are given: those of other tests are not compared with them.
+        :param tasks: by default two with unique names, so that their episodes are not compared with
+            those of other tests.
         """
         wanted = tasks or [f"t{next(_numbers)}x" for _ in range(2)]
         async with AsyncSwarmClient(swarm.url, swarm.token) as client:
@@ -186,7 +188,7 @@ class AgentSuite:
         return found
 
     async def speakers(self, swarm: ScriptedSwarm, play: Any, *tasks: Any) -> list[str]:
-        """Who made the calls of an episode, in order: the same in all episodes of some tasks."""
+        """Return the agents of an episode's calls, in order; check that all episodes agree."""
         found = [[call.agent for call in calls] for calls in await self.calls(swarm, play, *tasks)]
         assert found == [found[0]] * len(found)
         return found[0]
@@ -194,7 +196,7 @@ class AgentSuite:
     async def calls_of(
         self, swarm: ScriptedSwarm, play: Callable[[str], Awaitable[object]], task: str
     ) -> list[Call]:
-        """What one episode of a program recorded."""
+        """Return the calls recorded by one episode of a program."""
 
         async def plays(task: str) -> object:
             return await play(task)
@@ -206,14 +208,14 @@ class AgentSuite:
     # --- Attribution ------------------------------------------------------------------------------
 
     async def test_many_episodes_at_once_do_not_meet(self, swarm: ScriptedSwarm) -> None:
-        """200 at once: each call is recorded in its own episode, under the name of the agent that made it."""
+        """200 concurrent episodes: each call is recorded in its episode, with its agent's name."""
         everybody = asyncio.Barrier(MANY)
 
         async def together(task: str) -> object:
             await everybody.wait()
             return await self.play(task)
 
-        # Each has a name of its own, also where four of them are compared with each other.
+        # Each has a unique name, although four of them are compared with each other.
         tasks = [
             Task(f"many {i}", group=f"many {i // 4}", payload=f"t{i:03}x") for i in range(MANY)
         ]
@@ -233,7 +235,7 @@ class AgentSuite:
             self._assert_attributed(swarm, result.episode.episode_id, str(result.task.payload))
 
     async def test_threads_do_not_meet(self, swarm: ScriptedSwarm) -> None:
-        """The same where the program is not asynchronous."""
+        """The same for synchronous programs in threads."""
         if type(self).play_sync is AgentSuite.play_sync:
             pytest.skip("this framework is asynchronous")
         names = [f"t{i:03}x" for i in range(100, 110)]
@@ -260,7 +262,7 @@ class AgentSuite:
         self.assert_extended([call for call in calls if call.agent == WORKER])
 
     def assert_extended(self, calls: list[Call]) -> None:
-        """The calls of one agent, in order: each begins with all tokens of the one before."""
+        """Check that each call of one agent begins with all tokens of the previous one."""
         assert len(calls) > 1
         for one, two in pairwise(calls):
             assert (two.prompt_ids[: one.length] == one.token_ids) is self.extends
@@ -268,14 +270,14 @@ class AgentSuite:
     # --- Agents as objects ------------------------------------------------------------------------
 
     async def test_it_knows_its_own_agents(self, its: AgentAdapter) -> None:
-        """And no others."""
+        """It accepts its own agents only."""
         assert its in installed_adapters().in_use()
         assert its.accepts(self.worker())
         assert not its.accepts(object())
         assert not its.accepts(self.play)
 
     async def test_an_agent_is_trained_as_it_is(self, swarm: ScriptedSwarm) -> None:
-        """One agent in many episodes at once: none sees what another was told."""
+        """One agent in many concurrent episodes sees only their own tasks."""
         names = [f"t{i:03}x" for i in range(200, 210)]
         async with AsyncSwarmClient(swarm.url, swarm.token) as client:
             agent = trainable(self.worker(), reward=_one)
@@ -292,7 +294,7 @@ class AgentSuite:
     async def test_an_agent_is_not_told_what_only_the_reward_is_to_know(
         self, swarm: ScriptedSwarm
     ) -> None:
-        """A task that is no text is refused, or what it is made of is chosen: it is not written out."""
+        """A task that is not a text is refused or converted explicitly, never written out."""
         tasks = [Secret("t700x"), {"id": "t701x", "question": "t701x", "answer": HIDDEN}]
         async with AsyncSwarmClient(swarm.url, swarm.token) as client:
             report = await train_async(
@@ -305,7 +307,8 @@ class AgentSuite:
             )
         refused = {failure.task.id: failure.error for failure in report.failures}
         for name in ("t700x", "t701x"):
-            # As a failure of its own: what was asked before is recorded, whatever became of it.
+            # Calls made before a failure are recorded, so there must be none if the task was
+            # refused.
             (episode,) = (its for its in swarm.episodes() if its.task_id == name)
             calls = swarm.calls(episode.episode_id)
             if name in refused:
@@ -317,7 +320,7 @@ class AgentSuite:
     # --- Failures ---------------------------------------------------------------------------------
 
     async def test_an_exception_ends_its_own_episode_alone(self, swarm: ScriptedSwarm) -> None:
-        """In a program; others go on."""
+        """Other episodes of the program continue."""
         broken = "t300x"
 
         async def fails(task: str) -> float:
@@ -335,7 +338,7 @@ class AgentSuite:
     async def test_an_exception_in_a_tool_ends_its_own_episode_alone(
         self, swarm: ScriptedSwarm
     ) -> None:
-        """Or is told to the model, where that is the framework's way."""
+        """Or the model receives the error, if the framework does that."""
         report = await self._train(swarm, self.play, ["t304x", "t900x", "t305x", "t306x"])
         failed = [failure.task.id for failure in report.failures]
         assert failed == (["t900x"] if self.tool_errors == "raised" else [])
@@ -356,7 +359,7 @@ class AgentSuite:
     async def test_an_episode_that_is_over_is_not_asked_again_and_again(
         self, swarm: ScriptedSwarm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whatever the framework repeats, it stops at an error that says that repeating is useless."""
+        """Retries of the framework stop at an error that is not retryable."""
         requests = 0
         note = Route.note_sent
 

@@ -1,4 +1,4 @@
-"""Asks an engine, for tests."""
+"""Helpers to send requests to engines in tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ids = count()
 
 @dataclass
 class Answer:
-    """A whole completion."""
+    """A complete completion."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -30,11 +30,11 @@ class Answer:
 
     @property
     def reason(self) -> str | None:
-        """How it ended."""
+        """The finish reason."""
         return self.chunks[-1].finish_reason
 
     def add(self, chunk: GenerateChunk) -> None:
-        """Take the next chunk; only the last has a reason."""
+        """Add the next chunk; only the last one has a finish reason."""
         assert not self.chunks or self.reason is None
         assert len(chunk.token_ids) == len(chunk.logprobs)
         assert chunk.token_ids or chunk.finish_reason is not None
@@ -46,13 +46,13 @@ class Answer:
 
 
 def make_request(prompt: list[int], *, stream: bool = False, **sampling: object) -> GenerateRequest:
-    """A request with an id of its own, for 8 tokens unless it says otherwise."""
+    """Create a request with a unique id, by default for 8 tokens."""
     options: dict[str, object] = {"max_tokens": 8, **sampling}
     return GenerateRequest(f"request-{next(_ids)}", prompt, SamplingParams(**options), stream)  # type: ignore[arg-type]
 
 
 async def ask(engine: Engine, prompt: list[int], **options: object) -> Answer:
-    """A completion to its end."""
+    """Sample a completion to its end."""
     answer = Answer()
     async for chunk in engine.generate(make_request(prompt, **options)):  # type: ignore[arg-type]
         answer.add(chunk)
@@ -63,7 +63,7 @@ async def ask(engine: Engine, prompt: list[int], **options: object) -> Answer:
 async def begin(
     engine: Engine, prompts: list[list[int]], *, stream: bool, **sampling: object
 ) -> list[asyncio.Task[Answer]]:
-    """Ask for long completions; returns when all have sampled something, and are not near their end."""
+    """Start long completions; return when all have sampled something and none is almost done."""
     first = [asyncio.Event() for _ in prompts]
 
     async def follow(prompt: list[int], seen: asyncio.Event) -> Answer:
@@ -81,13 +81,13 @@ async def begin(
     if stream:
         await asyncio.gather(*(_seen(seen, task) for seen, task in zip(first, tasks, strict=True)))
     else:
-        # Its tokens may all come at the end.
+        # All its tokens may arrive at the end.
         await until(engine, lambda stats: stats.sampled_tokens - before >= 4 * len(prompts))
     return tasks
 
 
 async def _seen(seen: asyncio.Event, task: asyncio.Task[Answer]) -> None:
-    """Wait for an event of a task, whose error is raised if it has one."""
+    """Wait for an event of a task, raising the task's error if it fails."""
     waiting = asyncio.create_task(seen.wait())
     await asyncio.wait([waiting, task], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -96,6 +96,6 @@ async def _seen(seen: asyncio.Event, task: asyncio.Task[Answer]) -> None:
 
 
 async def until(engine: Engine, condition: Callable[[EngineStats], bool]) -> None:
-    """Let others go on until the engine's counters say so."""
+    """Yield to other tasks until the engine's counters meet a condition."""
     while not condition(await engine.stats()):  # noqa: ASYNC110
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Batches to test trainers with."""
+"""Batches for tests of trainers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def linear_batch(
     groups: str = "",
     rows: int = 1,
 ) -> TrainBatch:
-    """Episodes of `rows` sequences of 12 to 39 tokens, each with two calls.
+    """Create episodes of `rows` sequences of 12 to 39 tokens, each with two calls.
 
-    :param score: gives the behaviour logprobs; without it they are -3.
-    :param noise: added to them, times a standard normal number.
-    :param temperatures: of the first and the second call of a sequence.
-    :param groups: a letter for each episode; one group by default.
+    :param score: computes behaviour logprobs; without it they are -3.
+    :param noise: scale of normal noise added to them.
+    :param temperatures: temperatures of the first and the second call of a sequence.
+    :param groups: a letter for each episode; by default one group.
     """
     rng = random.Random(seed)  # noqa: S311
     names = list(groups) if groups else ["task"] * len(rewards)
@@ -74,7 +74,7 @@ def linear_batch(
 def favouring_batch(
     vocab_size: int, favoured: int, step: int, score: Scorer | None = None
 ) -> TrainBatch:
-    """Eight episodes of one token in one group, half of which sampled `favoured` and were paid for it."""
+    """Create eight one-token episodes of one group; half sampled `favoured` and were rewarded."""
     rng = random.Random(step)  # noqa: S311
     calls, trees = [], []
     for episode in range(8):

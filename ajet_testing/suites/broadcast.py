@@ -1,4 +1,4 @@
-"""A receiver for the weight channel ``collective`` that needs no model server: processes of one, as threads of this process."""
+"""A receiver for the weight channel ``collective`` without model server: ranks are threads."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ajet_engines.collective.sender import meet
 class ThreadedMember(GroupMember):
     """Receives on the CPU.
 
-    :param ranks: threads, each of them a rank.
+    :param ranks: number of threads, each of which is a rank.
     :ivar received: tensors by name, the same in all ranks.
     :ivar joined: how often it joined.
     :ivar left: how often it left.
-    :ivar fails: it raises when it is told to join.
+    :ivar fails: if set, `join` raises.
     """
 
     def __init__(self, ranks: int = 1, backends: Sequence[Backend] = ("gloo",)) -> None:
@@ -32,15 +32,15 @@ class ThreadedMember(GroupMember):
         self._groups: list[tuple[Any, Any]] = []
 
     def ranks(self) -> int:
-        """As it was made."""
+        """Return the number of threads."""
         return self._ranks
 
     def backends(self) -> list[Backend]:
-        """As it was made."""
+        """Return the given backends."""
         return self._backends
 
     async def join(self, group: Group) -> None:
-        """Join by as many threads."""
+        """Join the group, with one thread per rank."""
         self.joined += 1
         if self.fails:
             raise EngineError("the server cannot join")
@@ -48,7 +48,7 @@ class ThreadedMember(GroupMember):
         self._groups = list(await asyncio.gather(*met))
 
     async def take(self, tensors: Sequence[TensorSpec]) -> None:
-        """Receive.
+        """Receive the tensors.
 
         :raises EngineError: the ranks received different tensors.
         """
@@ -66,7 +66,7 @@ class ThreadedMember(GroupMember):
 
 
 def receive_once(update: WeightUpdate) -> dict[str, Any]:
-    """The tensors of an update, by name; there must be no event loop in this thread."""
+    """Receive the tensors of an update, by name; no event loop may run in this thread."""
 
     async def receive() -> dict[str, Any]:
         member = ThreadedMember()

@@ -1,4 +1,4 @@
-"""What `ajet_testing.suites.engine_suite` needs to know of an engine, and what its tests have in common."""
+"""Properties of an engine that `ajet_testing.suites.engine_suite` needs, and shared helpers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ajet_core.interfaces import Engine, EngineCapabilities, WeightUpdate
 from ajet_testing.suites.asking import Answer
 
 versions = count(1)
-"""Of weights."""
+"""Policy versions of weights."""
 
 
 class EngineCase:
-    """See `ajet_testing.suites.engine_suite.EngineSuite`."""
+    """Properties of an engine under test; see `ajet_testing.suites.engine_suite.EngineSuite`."""
 
     capabilities: EngineCapabilities
     vocab_size = 96
@@ -23,7 +23,7 @@ class EngineCase:
     tolerance = 1e-4
 
     def update(self, which: int, policy_version: int) -> WeightUpdate:
-        """One of two sets of weights, of which 0 is the one the engine is started with."""
+        """Return one of two sets of weights; the engine is started with 0."""
         raise NotImplementedError
 
     def expected_logprobs(
@@ -32,17 +32,17 @@ class EngineCase:
         ids: list[int],  # noqa: ARG002
         temperature: float,  # noqa: ARG002
     ) -> list[list[float]]:
-        """[len(ids) - 1][vocabulary] logprobs of all tokens that may follow each, by a reference.
+        """Return [len(ids) - 1][vocabulary] reference logprobs of all tokens that may follow each.
 
-        To be supplied unless the engine makes them up, as `ajet_testing.scripted_engine` does; tests that
-        need them are skipped then.
+        Implement this unless the engine makes logprobs up, as `ajet_testing.scripted_engine` does;
+        tests that need it are skipped then.
         """
         pytest.skip("this suite has no reference for logprobs")
 
     def prompts(
         self, number: int, shortest: int = 5, longest: int = 60, seed: int = 0
     ) -> list[list[int]]:
-        """Random ones."""
+        """Return random prompts."""
         rng = random.Random(seed)  # noqa: S311
         return [
             [rng.randrange(self.vocab_size) for _ in range(rng.randint(shortest, longest))]
@@ -50,7 +50,7 @@ class EngineCase:
         ]
 
     async def serve(self, engine: Engine, which: int) -> int:
-        """Give the engine one of the two sets of weights; returns their version."""
+        """Load one of the two sets of weights, and return their version."""
         version = next(versions)
         await engine.update_weights(self.update(which, version))
         return version
@@ -58,7 +58,7 @@ class EngineCase:
     def assert_exact(
         self, which: int, prompt: list[int], answer: Answer, temperature: float = 1.0
     ) -> None:
-        """Its logprobs are those of the weights, at the temperature, over the full vocabulary."""
+        """Check that logprobs are those of the weights at the temperature, over the vocabulary."""
         expected = self.expected_logprobs(which, prompt + answer.ids, temperature)
         rows = expected[len(prompt) - 1 :]
         found = zip(answer.ids, answer.logprobs, rows, strict=True)
@@ -67,7 +67,7 @@ class EngineCase:
     def assert_of_versions(
         self, weights: dict[int, int], prompt: list[int], answer: Answer
     ) -> None:
-        """Each logprob is that of the weights of its version.
+        """Check that each logprob is that of the weights of its version.
 
         :param weights: which of the two sets, by version.
         """

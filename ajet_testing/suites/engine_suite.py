@@ -1,4 +1,4 @@
-"""What every engine must do. Subclass `EngineSuite` in a test module."""
+"""Conformance tests for engines. Subclass `EngineSuite` in a test module."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MANY = 32
 
 
 class EngineSuite(ShapingSuite):
-    """Conformance tests of an `Engine`; a subclass says how one is made.
+    """Conformance tests of an `Engine`; a subclass creates one.
 
     .. code-block:: python
 
@@ -42,29 +42,30 @@ class EngineSuite(ShapingSuite):
                 yield engine
                 await engine.close()
 
-    The directory of an engine that keeps to grammars has the tokenizer that `ajet_testing.ascii_tokenizer` writes.
+    An engine that supports grammars needs the tokenizer that `ajet_testing.ascii_tokenizer` writes
+    in its model directory.
 
-    Tests may share one engine (a fixture of a wider scope, with the event loop to match): each begins by giving it the
-    weights it needs.
+    Tests may share one engine (a fixture of a wider scope, with a matching event loop): each starts
+    by loading the weights that it needs.
 
-    :cvar capabilities: what the engine declares; tests of what it cannot do are skipped.
+    :cvar capabilities: the engine's declared capabilities; tests of others are skipped.
     :cvar vocab_size: token ids of prompts are below it.
-    :cvar max_context: of the engine, at least 400.
-    :cvar tolerance: largest difference of a logprob to the one that `expected_logprobs` gives.
+    :cvar max_context: the engine's context limit, at least 400.
+    :cvar tolerance: maximum difference of a logprob from that of `expected_logprobs`.
     """
 
     @pytest.fixture
     async def engine(self) -> Engine:
-        """A started engine, which other tests may use too."""
+        """Return a started engine, which other tests may use too."""
         raise NotImplementedError
 
     @pytest.fixture
     async def own_engine(self) -> Engine:
-        """A started engine that a test may close."""
+        """Return a started engine that a test may close."""
         pytest.skip("this suite makes no engine for one test alone")
 
     def bad_updates(self, policy_version: int) -> list[WeightUpdate]:
-        """Weights that are not there, damaged, or of another model."""
+        """Return updates whose weights are missing, damaged, or of another model."""
         raise NotImplementedError
 
     async def test_it_samples_as_many_tokens_as_asked(self, engine: Engine) -> None:
@@ -92,7 +93,7 @@ class EngineSuite(ShapingSuite):
     async def test_logprobs_are_those_before_the_cut(
         self, engine: Engine, cut: dict[str, object]
     ) -> None:
-        """What top-p and top-k leave is not renormalised; an engine that cannot do so has to refuse them."""
+        """Top-p and top-k must not renormalise logprobs; engines that would must refuse them."""
         await self.serve(engine, 0)
         prompt = self.prompts(1, seed=2)[0]
         try:
@@ -174,7 +175,7 @@ class EngineSuite(ShapingSuite):
                 assert abs(reference[token] - value) <= self.tolerance
 
     async def test_requests_that_make_no_sense_are_refused(self, engine: Engine) -> None:
-        """By the error that says so, and the engine goes on."""
+        """With the right error, and the engine continues."""
         await self.serve(engine, 0)
         with pytest.raises(RequestError):
             await ask(engine, [])
@@ -257,7 +258,7 @@ class EngineSuite(ShapingSuite):
     async def test_weights_that_change_in_mid_generation(
         self, engine: Engine, stream: bool
     ) -> None:
-        """Every token is told by the version that sampled it, and nothing is lost or sampled twice."""
+        """Every token has the version that sampled it, and no token is lost or sampled twice."""
         prompts = self.prompts(4, seed=13)
         length = self.max_context - 100
         changed = False
@@ -276,7 +277,7 @@ class EngineSuite(ShapingSuite):
         pytest.fail("all was over before the change, every time")
 
     async def test_it_sleeps_and_is_as_before_when_it_wakes(self, engine: Engine) -> None:
-        """What is asked meanwhile waits, and what was begun goes on; then other weights can come."""
+        """New requests wait, and running ones continue afterwards; then weights can change."""
         if not self.capabilities.sleep:
             pytest.skip("it never sleeps")
         version = await self.serve(engine, 0)
@@ -297,7 +298,7 @@ class EngineSuite(ShapingSuite):
         self.assert_exact(1, prompts[0], await ask(engine, prompts[0]))
 
     async def test_a_bad_update_leaves_the_old_weights(self, engine: Engine) -> None:
-        """And running requests go on."""
+        """And running requests continue."""
         version = await self.serve(engine, 0)
         prompt = self.prompts(1, seed=14)[0]
         task = asyncio.create_task(ask(engine, prompt, max_tokens=200))
@@ -311,7 +312,7 @@ class EngineSuite(ShapingSuite):
             self.assert_exact(0, prompt, answer)
 
     async def test_what_is_served_is_proven(self, engine: Engine) -> None:
-        """Each tensor, by every server; what it took is told once."""
+        """Each tensor, by every server; the duration is reported once."""
         self._needs_seals()
         for which in (1, 0):
             version = next(versions)
@@ -328,7 +329,7 @@ class EngineSuite(ShapingSuite):
     async def test_an_update_without_checksums_is_served_and_said_to_be_unproven(
         self, engine: Engine
     ) -> None:
-        """A trainer need not say them."""
+        """A trainer need not provide checksums."""
         self._needs_seals()
         await engine.update_weights(sealed(self.update(1, next(versions))))
         version = next(versions)
@@ -340,7 +341,7 @@ class EngineSuite(ShapingSuite):
     async def test_weights_that_were_not_published_are_never_served(
         self, engine: Engine, fault: Planted, tmp_path: Path
     ) -> None:
-        """Whatever is answered afterwards, if anything is, comes from the weights before."""
+        """Any later answers come from the previous weights."""
         self._needs_seals()
         old = next(versions)
         before = sealed(self.update(0, old))
@@ -360,7 +361,7 @@ class EngineSuite(ShapingSuite):
     async def test_what_is_served_is_proven_by_a_probe_where_there_are_no_checksums(
         self, engine: Engine
     ) -> None:
-        """Once weights have changed; an engine whose servers all report checksums need not."""
+        """Once weights have changed; not needed if all servers report checksums."""
         await self._probes_served(engine)
         for which in (1, 0):
             version = next(versions)
@@ -392,14 +393,14 @@ class EngineSuite(ShapingSuite):
         self.assert_exact(0, prompt, answer)
 
     def _probed(self, which: int, policy_version: int) -> WeightUpdate:
-        """One of the two sets of weights, with a probe in the place of checksums."""
+        """Return one of the two sets of weights, with a probe instead of checksums."""
         ids = probe_ids(self.vocab_size, self.max_context)
         rows = self.expected_logprobs(which, ids, 1.0)
         said = [row[token] for row, token in zip(rows, ids[1:], strict=False)]
         return replace(self.update(which, policy_version), checksums={}, probe=Probe(ids, said))
 
     async def _probes_served(self, engine: Engine) -> int:
-        """Give the engine both sets of weights with a probe, the one that it was started with last; returns its version."""
+        """Load both sets of weights with probes, the initial one last; return its version."""
         self._needs_seals()
         version = 0
         for which in (0, 1, 0):
@@ -416,7 +417,7 @@ class EngineSuite(ShapingSuite):
             pytest.skip("its weights are in no files")
 
     async def test_nothing_is_left_of_requests(self, engine: Engine) -> None:
-        """Of those that ended and of those that were cancelled: no load, no tasks."""
+        """Neither of ended nor of cancelled ones: no load, no tasks."""
         await self.serve(engine, 0)
         await ask(engine, self.prompts(1, seed=21)[0], max_tokens=4)
         await until(engine, lambda stats: stats.running + stats.waiting == 0)
@@ -440,7 +441,7 @@ class EngineSuite(ShapingSuite):
         assert all(family.name for family in families)
 
     async def test_nothing_is_sampled_while_it_is_paused(self, engine: Engine) -> None:
-        """Requests from before and from meanwhile go on afterwards."""
+        """Requests from before and during the pause continue afterwards."""
         await self.serve(engine, 0)
         prompts = self.prompts(2, seed=15)
         length = self.max_context - 100

@@ -1,4 +1,4 @@
-"""Scripts and grammars. Needs numpy and llguidance."""
+"""Checks of scripted answers against grammars. Needs numpy and llguidance."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ajet_engines.shaping import Shapings
 
 
 class GrammarCheck:
-    """Whether a script says what an engine that follows grammars could say.
+    """Checks whether an engine that supports grammars could give a scripted answer.
 
     :param model: the model's directory, with its tokenizer.
-    :param size: of the vocabulary.
+    :param size: size of the vocabulary.
     """
 
     def __init__(self, model: Path, size: int) -> None:
@@ -25,7 +25,7 @@ class GrammarCheck:
         self._shapings = Shapings(str(model), size)
 
     def check(self, request: GenerateRequest, ids: Sequence[int]) -> None:
-        """Look at [T] tokens that are to be said.
+        """Check [T] scripted tokens.
 
         :raises RequestError: the request's grammar forbids one of them.
         """

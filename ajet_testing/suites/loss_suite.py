@@ -1,4 +1,4 @@
-"""What a trainer must compute whose loss `AlgorithmConfig` describes. Subclass `LossSuite` in a test module."""
+"""Conformance tests for losses described by `AlgorithmConfig`. Subclass `LossSuite`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ajet_core.protocol.run import AlgorithmConfig
 from ajet_testing.suites.batches import linear_batch
 from ajet_testing.suites.reference_loss import AGGREGATED, reference_logprobs, reference_loss
 
-# Small enough a step that the loss is as good as linear on the way.
+# The step is so small that the loss is almost linear along it.
 _STEP = {"learning_rate": 1e-4, "clip_low": 0.1, "clip_high": 0.3}
 LOSSES = {
     **{name: AlgorithmConfig(aggregation=name, **_STEP) for name in AGGREGATED},
     "truncated": AlgorithmConfig(importance="truncated", importance_cap=1.1, **_STEP),
 }
-"""Algorithms by what is special to them."""
+"""Algorithms by their distinguishing setting."""
 
 
 class LossSuite:
@@ -34,22 +34,24 @@ class LossSuite:
                 return trainer, Path(PATH)
 
     :cvar vocab_size: token ids of batches are below it.
-    :cvar tolerance: largest relative difference of losses and gradient norms, and absolute one of logprobs.
+    :cvar tolerance: maximum relative difference of losses and gradient norms, and maximum absolute
+        difference of logprobs.
     """
 
     vocab_size = 32
     tolerance = 1e-3
 
     def make_trainer(self, run_dir: Path, algorithm: AlgorithmConfig) -> tuple[Trainer, Path]:
-        """A trainer that was started with the algorithm, all parameters in float32; and the directory of its model.
+        """Create a trainer started with the algorithm, and return it with its model's directory.
 
-        One that does not honour a field skips the algorithms that have another value than the default for it.
+        All parameters must be float32. If the trainer does not support a field, skip algorithms
+        with another value than its default.
         """
         raise NotImplementedError
 
     @pytest.mark.parametrize("special", LOSSES)
     def test_the_loss_is_that_of_the_reference(self, tmp_path: Path, special: str) -> None:
-        """So are the norm of its gradient and the logprobs, and the step goes down it."""
+        """Loss, gradient norm and logprobs match, and the step decreases the loss."""
         algorithm = LOSSES[special]
         trainer, model = self.make_trainer(tmp_path / "run", algorithm)
         batch = linear_batch(

@@ -1,4 +1,4 @@
-"""What every merger must do. Subclass `MergerSuite` in a test module."""
+"""Conformance tests for mergers. Subclass `MergerSuite` in a test module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def assert_exact(tree: TokenTree, calls: Sequence[Call]) -> None:
         first = branches.setdefault(node.parent, set())
         assert node.token_ids[0] not in first, "what is shared is held once"
         first.add(node.token_ids[0])
-    # Which token of the tree each call sampled where.
+    # For each call, the node in which each of its sampled tokens is.
     sampled: list[dict[int, int]] = [{} for _ in tree.calls]
     for i, node in enumerate(tree.nodes):
         for sampling in node.samplings:
@@ -47,12 +47,12 @@ def assert_exact(tree: TokenTree, calls: Sequence[Call]) -> None:
 
 
 def assert_trained_once(tree: TokenTree) -> None:
-    """Check that every layout of `tree` trains every sampled token of every call once, in its context."""
+    """Check that every layout trains each sampled token of each call once, in its context."""
     expected = sorted(
         (number, i, tuple(call.token_ids[: call.prompt_length + i + 1]))
         for number, call in enumerate(tree.calls)
         for i in range(len(call.sampled_ids))
-        # Nothing comes before the very first token of a sequence, so that it cannot be trained.
+        # The very first token of a sequence has no context, so it cannot be trained.
         if call.prompt_length + i > 0
     )
     for layout in LAYOUTS:
@@ -119,7 +119,7 @@ def _cases() -> dict[str, list[Call]]:
 
 
 class MergerSuite:
-    """Conformance tests of a `Merger`; a subclass says how one is made.
+    """Conformance tests of a `Merger`; a subclass creates one.
 
     ::
 
@@ -129,17 +129,17 @@ class MergerSuite:
     """
 
     def make_merger(self, run_dir: Path) -> Merger:
-        """A merger."""
+        """Create a merger."""
         raise NotImplementedError
 
     @pytest.fixture
     def merger(self, tmp_path: Path) -> Merger:
-        """The merger under test."""
+        """Return the merger under test."""
         return self.make_merger(tmp_path)
 
     @pytest.fixture(params=_cases(), ids=lambda name: str(name).replace(" ", "-"))
     def calls(self, request: pytest.FixtureRequest) -> list[Call]:
-        """One of the cases."""
+        """Return one of the cases."""
         return _cases()[request.param]
 
     def test_the_merge_is_exact(self, merger: Merger, calls: list[Call]) -> None:

@@ -1,4 +1,4 @@
-"""The loss that a trainer has to have, computed by transformers and autograd one sequence after the other."""
+"""The reference loss of a trainer, computed with autograd, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLoss:
-    """What a step begins with.
+    """Reference values at the start of a step.
 
-    :ivar loss: of the whole batch.
-    :ivar grad_norm: of its gradient by all parameters.
+    :ivar loss: loss of the whole batch.
+    :ivar grad_norm: norm of its gradient over all parameters.
     :ivar logprobs: [calls], each [T] of the call's tokens at its temperature.
     """
 
@@ -31,10 +31,12 @@ class ReferenceLoss:
 def reference_loss(
     directory: Path, batch: TrainBatch, algorithm: AlgorithmConfig, old: ReferenceLoss | None = None
 ) -> ReferenceLoss:
-    """The surrogate of `ajet_core.protocol.run.AlgorithmConfig`, of linear sequences; without KL divergence and entropy.
+    """Compute the surrogate loss of `AlgorithmConfig` for linear sequences.
 
-    :param directory: of a model, which is computed in float32.
-    :param old: what was computed of the weights before the step; None if these are they.
+    KL divergence and entropy are not included.
+
+    :param directory: directory of a model, which is computed in float32.
+    :param old: values of the weights before the step; None if these are the same weights.
     """
     import torch
 
@@ -60,7 +62,7 @@ def reference_loss(
 
 
 def reference_logprobs(directory: Path) -> Callable[[list[int], float], list[float]]:
-    """An `ajet_testing.suites.batches.Scorer` of the model of a directory."""
+    """Create an `ajet_testing.suites.batches.Scorer` of a model directory."""
     import torch
 
     module = _loaded(directory)
@@ -90,7 +92,7 @@ def _logprobs(module: torch.nn.Module, ids: list[int], temperature: float) -> to
 
 
 def _call_logprobs(module: torch.nn.Module, batch: TrainBatch) -> list[torch.Tensor]:
-    """[calls], each [T]; of spans of one call in order."""
+    """Return [calls], each [T] logprobs; the spans of a call in order."""
     import torch
 
     parts: list[list[torch.Tensor]] = [[] for _ in batch.calls]

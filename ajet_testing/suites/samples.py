@@ -1,4 +1,4 @@
-"""Records to test with: everything has a value, so that a lost field shows."""
+"""Records for tests, with a value in every field, so that lost fields are noticed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ajet_core.timeline.radix import common_prefix
 
 
 def make_episode(episode_id: str = "episode", *, group: str = "task") -> EpisodeRecord:
-    """An open train episode."""
+    """Create an open training episode."""
     return EpisodeRecord(
         episode_id=episode_id,
         key_hash="0f" * 32,
@@ -27,7 +27,7 @@ def make_episode(episode_id: str = "episode", *, group: str = "task") -> Episode
 
 
 def make_joint(episode_id: str = "episode", *, joint_id: str = "joint") -> EpisodeRecord:
-    """An open episode that is a part of a joint one."""
+    """Create an open episode that is part of a joint one."""
     joint = JointRecord(joint_id, "executor", "planner", "run of the planner")
     return replace(make_episode(episode_id), joint=joint)
 
@@ -41,9 +41,9 @@ def make_call(
     index: int = 0,
     parent: Call | None = None,
 ) -> Call:
-    """A call; its logprobs and policy versions differ from token to token.
+    """Create a call whose logprobs and policy versions differ from token to token.
 
-    :param parent: what it shares the first tokens of its prompt with, as many as there are.
+    :param parent: a call with which the prompt shares as many first tokens as possible.
     """
     count = len(sampled_ids)
     shared = 0 if parent is None else common_prefix(parent.token_ids, prompt_ids, 0)
@@ -68,9 +68,9 @@ def make_call(
 
 
 def conversation(turns: int, *, episode_id: str = "episode", hints: bool = True) -> list[Call]:
-    """Calls each of which goes on from the one before, with 3 sampled and 2 new context tokens.
+    """Create calls that each continue the previous one, with 3 sampled and 2 new context tokens.
 
-    :param hints: whether each is held as what is new after the one before.
+    :param hints: whether each is stored as the difference to the previous one.
     """
     calls: list[Call] = []
     prompt = [7, 8, 9]

@@ -1,4 +1,4 @@
-"""What an engine must do whose servers die: subclass `ServedEngineSuite` in a test module, besides `EngineSuite`."""
+"""Tests for engines whose servers may die: subclass `ServedEngineSuite` besides `EngineSuite`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ajet_testing.suites.engine_case import EngineCase, versions
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
+    """Return the child processes of a process."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8")
     return [int(child) for child in found.split()]
 
 
 async def all_up(engine: ServedEngine) -> None:
-    """Wait until all servers are up; one that cannot be brought back is a failure."""
+    """Wait until all servers are up; fail if one cannot be restarted."""
     while not all(one.up for one in engine.fleet.replicas):
         assert not any(one.failure for one in engine.fleet.replicas)
         await asyncio.sleep(0.1)
@@ -35,9 +35,10 @@ async def all_up(engine: ServedEngine) -> None:
 async def begin_at_all(
     engine: ServedEngine, prompts: list[list[int]], tokens: int, **sampling: object
 ) -> list[asyncio.Task[Answer]]:
-    """Ask for completions; returns when every server has sampled something for some of them, and has not ended them.
+    """Start completions; return when every server has sampled tokens of some and ended none.
 
-    A server that has just come up takes its time, and the others may be done before it begins: then all are asked for again.
+    A server that has just started is slow, and the others may be done before it begins: then all
+    completions are started again.
     """
     await all_up(engine)
     while True:
@@ -45,7 +46,7 @@ async def begin_at_all(
             asyncio.create_task(ask(engine, prompt, max_tokens=tokens, **sampling))
             for prompt in prompts
         ]
-        # Asking the servers how far they are might take longer than the requests.
+        # Querying the servers for their progress might take longer than the requests.
         while not all(task.done() for task in tasks):
             if all(any(flight.heard for flight in one.flights) for one in engine.fleet.replicas):
                 return tasks
@@ -54,13 +55,13 @@ async def begin_at_all(
 
 
 class ServedEngineSuite(EngineCase):
-    """Servers are killed in all situations: nothing is lost, and nobody but the log hears of it.
+    """Servers are killed in all situations: nothing is lost, and only the log mentions it.
 
-    The fixture ``engine`` gives a `ServedEngine` with two servers that it has started itself; tests may share it. Linux alone,
-    as processes are found in ``/proc``.
+    The fixture ``engine`` gives a `ServedEngine` with two servers that it has started; tests may
+    share it. Linux only, because processes are found in ``/proc``.
 
-    :cvar metric: of the servers, which counts tokens, as `Engine.metrics` tells it of each.
-    :cvar length: tokens of a request that is not over before something happens to its server.
+    :cvar metric: a metric of the servers that counts tokens, as in `Engine.metrics`.
+    :cvar length: number of tokens of a request that is still running when its server is killed.
     """
 
     metric: str
@@ -68,29 +69,29 @@ class ServedEngineSuite(EngineCase):
 
     @pytest.fixture
     async def engine(self) -> ServedEngine:
-        """A started engine with two servers."""
+        """Return a started engine with two servers."""
         raise NotImplementedError
 
     def module(self, which: int) -> Any:
-        """A torch module with one of the two sets of weights, which is broadcast; None if the engine takes no broadcasts."""
+        """Return a torch module with one of the two sets of weights; None without broadcasts."""
 
     def other_module(self) -> Any:
-        """One of another model."""
+        """Return a module of another model."""
         raise NotImplementedError
 
     def server_pid(self, engine: ServedEngine, number: int) -> int:
-        """The server's process, below the guard that agentjet starts."""
+        """Return the server's process id, a child of the guard that agentjet starts."""
         launched = engine.fleet.replicas[number].launched
         assert launched is not None
         assert launched.process is not None
         return children(launched.process.pid)[0]
 
     def victim(self, engine: ServedEngine, number: int) -> int:
-        """The process of a server that is killed while weights change: one that computes."""
+        """Return the process to kill while weights change: one that computes."""
         return self.server_pid(engine, number)
 
     async def assert_served(self, engine: ServedEngine, which: int, version: int) -> None:
-        """All servers serve these weights, as this version."""
+        """Check that all servers serve these weights, as this version."""
         await all_up(engine)
         prompts = self.prompts(12, 2, 5, seed=version)
         answers = await asyncio.gather(*(ask(engine, prompt, max_tokens=16) for prompt in prompts))
@@ -99,7 +100,7 @@ class ServedEngineSuite(EngineCase):
             self.assert_exact(which, prompt, answer)
 
     async def killed_while_updating(self, engine: ServedEngine, update: WeightUpdate) -> None:
-        """Kill the second server in the middle of an update, which comes through nevertheless."""
+        """Kill the second server in the middle of an update, which must still succeed."""
         victim = self.victim(engine, 1)
         updating = asyncio.create_task(engine.update_weights(update))
         while not engine._updating:
@@ -109,14 +110,14 @@ class ServedEngineSuite(EngineCase):
         await updating
 
     async def test_both_are_used_and_draw_other_numbers(self, engine: ServedEngine) -> None:
-        """Of one prompt there are as many completions as requests."""
+        """Requests with the same prompt get different completions."""
         answers = await asyncio.gather(*(ask(engine, [1, 2, 3], max_tokens=40) for _ in range(16)))
         assert len({tuple(answer.ids) for answer in answers}) == 16
         await engine.stats()
         assert all(one.totals.counter("sampled_tokens") > 0 for one in engine.fleet.replicas)
 
     async def test_what_the_servers_measure_is_told_of_each(self, engine: ServedEngine) -> None:
-        """With the number of the server as a label."""
+        """The metrics of each server are labelled with its number."""
         await asyncio.gather(*(ask(engine, [4, 5, i], max_tokens=8) for i in range(16)))
         samples = [
             sample
@@ -130,7 +131,7 @@ class ServedEngineSuite(EngineCase):
     async def test_one_that_is_killed_in_the_middle_of_calls_and_again_while_it_boots(
         self, engine: ServedEngine
     ) -> None:
-        """Its requests go on at the other one."""
+        """Its requests continue at the other one."""
         await self.serve(engine, 0)
         prompts = self.prompts(12, 2, 5, seed=41)
         tasks = await begin_at_all(engine, prompts, self.length)
@@ -144,7 +145,7 @@ class ServedEngineSuite(EngineCase):
         for prompt, answer in zip(prompts, await asyncio.gather(*tasks), strict=True):
             assert len(answer.ids) == self.length
             self.assert_exact(0, prompt, answer)
-        # The next one has begun to boot when it says something.
+        # The next server is booting when it writes to the log.
         while log.stat().st_size == said:  # noqa: ASYNC110 - it is another process
             await asyncio.sleep(0.05)
         (guard,) = set(children(os.getpid())) - others
@@ -154,7 +155,7 @@ class ServedEngineSuite(EngineCase):
         assert engine.fleet.replicas[0].lives == lives + 1
 
     async def test_one_that_is_killed_while_weights_change(self, engine: ServedEngine) -> None:
-        """The other one changes, and the new one comes with the new weights."""
+        """The other one changes its weights, and the new one starts with the new weights."""
         old = await self.serve(engine, 0)
         prompts = self.prompts(8, 2, 5, seed=42)
         tasks = await begin_at_all(engine, prompts, self.length)
@@ -180,7 +181,7 @@ class ServedEngineSuite(EngineCase):
                 await engine.update_weights(sender.publish(self.other_module(), next(versions)))
             await self.assert_served(engine, 1, version)
 
-            # One dies while it receives; the next one joins the sender by itself.
+            # A server dies while it receives; the next one joins the sender automatically.
             version = next(versions)
             await self.killed_while_updating(engine, sender.publish(self.module(0), version))
             await self.assert_served(engine, 0, version)
@@ -190,7 +191,7 @@ class ServedEngineSuite(EngineCase):
     async def test_a_server_that_comes_up_without_a_sender_waits_for_the_next_one(
         self, engine: ServedEngine, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The other one serves what it has meanwhile."""
+        """The other server continues with its weights meanwhile."""
         self._needs_broadcasts()
         sender = WeightSender()
         version = next(versions)

@@ -1,4 +1,4 @@
-"""What engines must do that draw tokens from something else than the policy: part of `ajet_testing.suites.engine_suite`."""
+"""Tests for engines with shaped sampling, part of `ajet_testing.suites.engine_suite`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ajet_testing.suites.asking import Answer, ask, begin, make_request
 from ajet_testing.suites.engine_case import EngineCase
 
 STOP = 3
-# On a busy machine all may be over before something changes.
+# On a busy machine, all requests may be over before something changes.
 TRIES = 10
 SCHEMA = {
     "type": "object",
@@ -43,12 +43,12 @@ class ShapingSuite(EngineCase):
     """Penalties, biases and grammars."""
 
     def needs(self, capability: str) -> None:
-        """Skip a test of what the engine does not declare."""
+        """Skip a test of a capability that the engine does not declare."""
         if not getattr(self.capabilities, capability):
             pytest.skip(f"the engine declares no {capability}")
 
     async def test_a_bias_decides_and_the_logprobs_are_the_policys(self, engine: Engine) -> None:
-        """What it adds to a logit is not in the logprob."""
+        """Logprobs do not include the bias."""
         self.needs("penalties")
         await self.serve(engine, 0)
         prompt = self.prompts(1, seed=31)[0]
@@ -64,7 +64,7 @@ class ShapingSuite(EngineCase):
         assert not set(plain.ids) & set(other.ids)
 
     async def test_penalties_are_taken_off_by_how_often_a_token_came(self, engine: Engine) -> None:
-        """Of what was sampled, not of the prompt."""
+        """Sampled tokens count, prompt tokens do not."""
         self.needs("penalties")
         await self.serve(engine, 0)
         prompt = self.prompts(1, seed=32)[0]
@@ -113,7 +113,7 @@ class ShapingSuite(EngineCase):
             self.assert_exact(0, prompt, answer, temperature or 1.0)
 
     async def test_others_in_the_batch_are_not_shaped(self, engine: Engine) -> None:
-        """Each request has its own."""
+        """Each request has separate shaping."""
         self.needs("grammar")
         self.needs("penalties")
         await self.serve(engine, 0)
@@ -145,7 +145,7 @@ class ShapingSuite(EngineCase):
     async def test_a_grammar_is_kept_while_weights_change(
         self, engine: Engine, stream: bool
     ) -> None:
-        """Its place in the grammar is not forgotten."""
+        """The position in the grammar is kept."""
         self.needs("grammar")
         prompts = self.prompts(4, 2, 5, seed=36)
         changed = False
@@ -170,7 +170,7 @@ class ShapingSuite(EngineCase):
         pytest.fail("all was over before the change, every time")
 
     async def test_what_another_engine_began_is_gone_on_with(self, engine: Engine) -> None:
-        """Where it was in the grammar, and with what was sampled counted."""
+        """At its position in the grammar, with sampled tokens counted."""
         self.needs("grammar")
         self.needs("penalties")
         await self.serve(engine, 0)
@@ -208,7 +208,7 @@ class ShapingSuite(EngineCase):
     async def test_what_cannot_be_shaped_is_refused(
         self, engine: Engine, sampling: dict[str, object], error: type[Exception], named: str
     ) -> None:
-        """Before anything is sampled, and nobody else is bothered."""
+        """Before anything is sampled, and without affecting other requests."""
         self.needs("grammar")
         self.needs("penalties")
         with pytest.raises(error, match=named):

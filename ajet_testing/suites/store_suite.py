@@ -1,4 +1,4 @@
-"""What every sample store must do. Subclass `SampleStoreSuite` in a test module; needs pytest-asyncio."""
+"""Conformance tests for sample stores. Subclass `SampleStoreSuite`; needs pytest-asyncio."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ajet_testing.suites.samples import conversation, make_call, make_episode, m
 
 
 class SampleStoreSuite:
-    """Conformance tests of a `SampleStore`; a subclass says how one is made.
+    """Conformance tests of a `SampleStore`; a subclass creates one.
 
     ::
 
@@ -41,7 +41,7 @@ class SampleStoreSuite:
     pytestmark = pytest.mark.asyncio
 
     async def make_store(self, run_dir: Path) -> SampleStore:
-        """A store for `run_dir` that is not open yet."""
+        """Create a store for `run_dir` that is not open yet."""
         raise NotImplementedError
 
     @pytest_asyncio.fixture
@@ -251,7 +251,7 @@ class SampleStoreSuite:
         assert await store.batches(after_step=0) == []
         assert await store.steps() == [StepRecord(1, "first", {}, 4.0)]
         assert await store.call_totals() == CallTotals()
-        # The base is not there, and nothing may rely on it.
+        # The base was not stored, so nothing may depend on it.
         call = make_call("next", [1, 2, 3, 4], [5], episode_id="known", parent=base)
         await store.append(call)
         assert await store.calls(["known"]) == {"known": [call]}
@@ -310,7 +310,7 @@ class SampleStoreSuite:
         assert await store.batches(after_step=0) == [kept]
         assert await store.batches(after_step=0, refused=True) == [aside]
         assert await owners(store) == {"a": "batch", "b": "aside", "c": "batch"}
-        # Taken away without a word to the batch that had it.
+        # Taken from a batch that is not written again.
         await store.append(BatchRecord("third", 2, ["a"], 4.0))
         assert await store.batches(after_step=0) == [
             BatchRecord("batch", 1, ["c"], 2.0),
@@ -464,7 +464,7 @@ class SampleStoreSuite:
         with pytest.raises(StoreError):
             await reader.open(read_only=True)
         await reader.close()
-        # Nothing is left behind that a server would take for a run.
+        # Nothing is left that a server would mistake for a run.
         run_dir.rmdir()
 
     async def test_what_was_requested_before_closing_is_written(self, tmp_path: Path) -> None:
@@ -473,7 +473,7 @@ class SampleStoreSuite:
         await store.append(make_episode())
         calls = conversation(20)
         writes = [asyncio.ensure_future(store.append(call)) for call in calls]
-        # One turn of the loop: every write is requested, in order.
+        # After one turn of the event loop, every write has been requested, in order.
         await asyncio.sleep(0)
         await store.close()
         await asyncio.gather(*writes)
@@ -504,10 +504,10 @@ def aborted(episode_id: str) -> EpisodeRecord:
 
 
 async def found(store: SampleStore, query: EpisodeQuery = ALL_EPISODES) -> list[EpisodeRecord]:
-    """Episodes of a store."""
+    """Return episodes of a store."""
     return [episode async for episode in store.episodes(query)]
 
 
 async def owners(store: SampleStore) -> dict[str, str | None]:
-    """The batch of each episode."""
+    """Return the batch of each episode."""
     return {episode.episode_id: episode.batch_id for episode in await found(store)}

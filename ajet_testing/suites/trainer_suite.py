@@ -1,4 +1,4 @@
-"""What every trainer must do. Subclass `TrainerSuite` in a test module."""
+"""Conformance tests for trainers. Subclass `TrainerSuite` in a test module."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_FINITE = (math.nan, math.inf, -math.inf)
 
 
 class TrainerSuite:
-    """Conformance tests of a `Trainer`; a subclass says how one is made and started.
+    """Conformance tests of a `Trainer`; a subclass creates and starts one.
 
     .. code-block:: python
 
@@ -40,12 +40,12 @@ class TrainerSuite:
                 trainer.start(ModelConfig(path=...), AlgorithmConfig(minibatches=2))
                 return trainer
 
-    Trainers made one after the other start from the same weights. With several minibatches a batch is refused
-    after weights have changed, which is the harder case.
+    All trainers start from the same weights. With several minibatches, a batch is refused after
+    weights have changed, which is the harder case.
 
     :cvar vocab_size: token ids of batches are below it.
-    :cvar weight_channels: that the trainer offers, as it is registered.
-    :cvar rehearses: as its `TrainerCapabilities.rehearses`.
+    :cvar weight_channels: the trainer's registered weight channels.
+    :cvar rehearses: its `TrainerCapabilities.rehearses`.
     """
 
     vocab_size = 32
@@ -53,23 +53,23 @@ class TrainerSuite:
     rehearses = False
 
     def make_trainer(self, run_dir: Path) -> Trainer:
-        """A started trainer."""
+        """Create a started trainer."""
         raise NotImplementedError
 
     def make_truncating_trainer(self, run_dir: Path) -> Trainer:  # noqa: ARG002
-        """As `make_trainer`, with `AlgorithmConfig.importance` ``truncated`` and a cap of 2.
+        """Create a trainer with `AlgorithmConfig.importance` ``truncated`` and a cap of 2.
 
-        To be supplied for a trainer that names it among the fields it honours; for others its tests are skipped.
+        Implement this if the trainer supports the field; otherwise its tests are skipped.
         """
         pytest.skip("this suite makes no trainer with truncated importance weights")
 
     def state(self, trainer: Trainer, directory: Path) -> object:
-        """All that decides how `trainer` goes on, as something to compare: what it saves, byte for byte."""
+        """Return the complete state of `trainer` for comparison: the bytes of saved files."""
         trainer.save(directory)
         return {path.relative_to(directory): path.read_bytes() for path in _files(directory)}
 
     def make_batch(self, step: int) -> TrainBatch:
-        """Linear sequences of two calls for each of two groups of two episodes."""
+        """Create linear sequences of two calls for each of two groups of two episodes."""
         rng = random.Random(step)  # noqa: S311
         calls: list[TrainCall] = []
         trees = []
@@ -90,7 +90,7 @@ class TrainerSuite:
         return TrainBatch(f"batch-{step}", step, episodes, calls, trees, 12 * EPISODES)
 
     def poisoned_batches(self, step: int) -> list[TrainBatch]:
-        """`make_batch` with one logprob or advantage, of the last call, that is not finite."""
+        """Create copies of `make_batch` whose last call has a non-finite logprob or advantage."""
         good = self.make_batch(step)
         last = good.calls[-1]
         bad_calls = [replace(last, advantage=value) for value in NOT_FINITE]
@@ -98,7 +98,7 @@ class TrainerSuite:
         return [replace(good, calls=[*good.calls[:-1], call]) for call in bad_calls]
 
     def test_a_step_is_reported(self, tmp_path: Path) -> None:
-        """The report says which step it was, and its numbers are finite."""
+        """The report has the step, and its numbers are finite."""
         batch = self.make_batch(1)
         report = self.make_trainer(tmp_path).step(batch)
         assert report.step == 1
@@ -117,7 +117,7 @@ class TrainerSuite:
         assert self.state(trainer, tmp_path / "after") != before
 
     def test_a_refused_step_leaves_no_trace(self, tmp_path: Path) -> None:
-        """A batch with a number that is not finite is refused, and saved is what was before."""
+        """A batch with a non-finite number is refused, and the state is unchanged."""
         trainer = self.make_trainer(tmp_path / "run")
         trainer.step(self.make_batch(1))
         before = self.state(trainer, tmp_path / "before")
@@ -130,7 +130,7 @@ class TrainerSuite:
     def test_training_goes_on_after_a_refused_step_as_if_it_had_never_been(
         self, tmp_path: Path
     ) -> None:
-        """Random numbers, schedules and counts are not moved on by it either."""
+        """RNG state, schedules and counters do not advance either."""
         trainer = self.make_trainer(tmp_path / "run")
         undisturbed = self.make_trainer(tmp_path / "undisturbed-run")
         for step in (1, 2):
@@ -144,7 +144,7 @@ class TrainerSuite:
         assert found == self.state(undisturbed, tmp_path / "undisturbed")
 
     def test_a_rehearsal_leaves_no_trace(self, tmp_path: Path) -> None:
-        """It reports what the step will, which then does what it would have done."""
+        """It reports what the step will, and the step's result does not change."""
         if not self.rehearses:
             pytest.skip("this suite's trainer does not rehearse")
         trainer = self.make_trainer(tmp_path / "run")
@@ -163,7 +163,7 @@ class TrainerSuite:
         assert found == self.state(undisturbed, tmp_path / "undisturbed")
 
     def test_a_rehearsal_refuses_what_a_step_would(self, tmp_path: Path) -> None:
-        """And is no worse for it."""
+        """And the state is unchanged."""
         if not self.rehearses:
             pytest.skip("this suite's trainer does not rehearse")
         trainer = self.make_trainer(tmp_path / "run")
@@ -173,7 +173,7 @@ class TrainerSuite:
         assert self.state(trainer, tmp_path / "after") == before
 
     def test_a_loaded_trainer_goes_on_as_the_saved_one(self, tmp_path: Path) -> None:
-        """What is saved is all there is: weights, optimiser, random numbers, steps."""
+        """The saved state is complete: weights, optimiser, RNG state, steps."""
         trainer = self.make_trainer(tmp_path / "run")
         trainer.step(self.make_batch(1))
         trainer.save(tmp_path / "checkpoint")
@@ -185,7 +185,7 @@ class TrainerSuite:
         assert found == self.state(trainer, tmp_path / "a")
 
     def test_a_damaged_checkpoint_is_refused_and_changes_nothing(self, tmp_path: Path) -> None:
-        """Each of its files in turn is cut off or missing; what was altered in place the server notices."""
+        """Each file is truncated or missing in turn; the server detects other changes."""
         trainer = self.make_trainer(tmp_path / "run")
         trainer.step(self.make_batch(1))
         trainer.save(tmp_path / "checkpoint")
@@ -218,7 +218,7 @@ class TrainerSuite:
         assert metrics["importance_capped"] == 0
 
     def test_an_importance_weight_is_truncated(self, tmp_path: Path) -> None:
-        """Beyond the cap it makes no difference how unlikely a token was when it was sampled; it is trained."""
+        """Beyond the cap, the probability at sampling does not matter; the token is trained."""
         batch = self.make_batch(1)
         states = []
         for logprob in (-30.0, -35.0):
@@ -233,7 +233,7 @@ class TrainerSuite:
         assert states[0] == states[1]
 
     def test_steps_leave_no_tensors_behind(self, tmp_path: Path) -> None:
-        """What one step took is free before the next."""
+        """Memory of one step is free before the next."""
         trainer = self.make_trainer(tmp_path)
         for step in range(1, 4):
             trainer.step(self.make_batch(step))
@@ -260,7 +260,7 @@ class TrainerSuite:
         _assert_same(_tensors(Path(update.location)), _tensors(tmp_path / "export"))
 
     def test_what_is_broadcast_is_what_is_exported(self, tmp_path: Path) -> None:
-        """To whoever asks, also while other batches are trained; the next version takes its place."""
+        """To all receivers, even during training; the next version replaces it."""
         if "collective" not in self.weight_channels:
             pytest.skip("this suite's trainer does not broadcast")
         trainer = self.make_trainer(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""What every world must do. Subclass `WorldSuite` in a test module."""
+"""Conformance tests for worlds. Subclass `WorldSuite` in a test module."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ajet_worlds.rehearsal import Policy, Rehearsal, rehearse
 
 TASKS = 64
 SEED = 0
-# What a policy of chance may reach of the full success: more, and there is nothing left to learn.
+# Maximum share of full success for a random policy; with more, little is left to learn.
 MOST_OF_A_NOVICE = 0.6
 UNUSABLE = {
     "nonsense": WorldAnswer("I would rather not say."),
     "wrong tool": WorldAnswer(calls=(WorldCall.of("no_such_tool"),)),
     "broken call": WorldAnswer(calls=(WorldCall("move", "{broken"),)),
 }
-"""Answers that no world asks for."""
+"""Answers that no world expects."""
 
 
 def seeded(seed: str | int) -> random.Random:
-    """The randomness of a policy, which has nothing in common with that of a task."""
+    """Return the randomness of a policy, which is independent of a task's."""
     return random.Random(f"policy/{seed}")  # noqa: S311 - a puzzle, not a secret
 
 
 def policy_named(world: World, name: str) -> Policy:
-    """``expert``, ``novice``, or one that always gives the same answer of `UNUSABLE`."""
+    """Return the expert, the novice, or a policy that always gives an answer of `UNUSABLE`."""
     if name in UNUSABLE:
         return lambda _, __: UNUSABLE[name]
     policy: Policy = getattr(world, name)
@@ -39,13 +39,13 @@ def policy_named(world: World, name: str) -> Policy:
 
 
 def total_reward(outcome: WorldOutcome) -> float:
-    """All that an episode is rewarded with: as a whole, by call and by agent."""
+    """Return the sum of an episode's rewards: as a whole, by call and by agent."""
     parts = [*outcome.call_rewards.values(), *outcome.agent_rewards.values()]
     return outcome.reward + sum(parts)
 
 
 class WorldSuite:
-    """Conformance tests of a `World`; no server and no model take part.
+    """Conformance tests of a `World`, without server and model.
 
     .. code-block:: python
 
@@ -53,13 +53,13 @@ class WorldSuite:
             def make_world(self) -> World:
                 return MyWorld()
 
-    :cvar expert_success: the least mean success of the expert over 64 tasks.
+    :cvar expert_success: minimum mean success of the expert over 64 tasks.
     """
 
     expert_success: ClassVar[float] = 1.0
 
     def make_world(self) -> World:
-        """A new world."""
+        """Create a world."""
         raise NotImplementedError
 
     def test_tasks_are_the_same_for_a_seed_and_splits_have_none_in_common(self) -> None:
@@ -83,7 +83,7 @@ class WorldSuite:
         assert len(prompts) > 1
 
     def test_the_expert_succeeds(self) -> None:
-        """It sees its prompts alone, so every task can be solved from what a model is shown."""
+        """It only sees its prompts, so a model can solve every task from what it sees."""
         assert self._success("expert") >= self.expert_success
 
     def test_the_novice_succeeds_less_often(self) -> None:
