@@ -41,7 +41,10 @@ class Interpreter:
     remedy: str = ""
 
     def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Return a process's environment: `inherited` overrides the recipe's variables."""
+        """Return a process's environment: `inherited` overrides the recipe's variables.
+
+        The directory of programs comes first in ``PATH``.
+        """
         given = {**self.variables, **inherited}
         if self.programs is not None:
             path = inherited.get("PATH", os.defpath)

@@ -222,7 +222,8 @@ class SettingOrigin:
 
     :param key: dotted path.
     :param value: plain data; secrets are masked.
-    :param source: ``flag``, the name of an environment variable, the path of a file, or ``default``.
+    :param source: ``flag``, the name of an environment variable, the path of a file, or
+        ``default``.
     """
 
     key: str

@@ -10,7 +10,8 @@ The suites need pytest and pytest-asyncio; import each from its module:
 - `ajet_testing.suites.agent_suite.AgentSuite` for an `AgentAdapter`, with
   `ajet_testing.scripted_swarm.ScriptedSwarm`, a real server whose model gives scripted answers.
 
-``pytest.register_assert_rewrite("ajet_testing")`` in a ``conftest.py`` makes their failures show values.
+``pytest.register_assert_rewrite("ajet_testing")`` in a ``conftest.py`` makes their failures show
+values.
 
 The engine ``scripted`` (`ajet_testing.scripted_engine`) and the trainer ``scripted``
 (`ajet_testing.scripted_trainer`) give scripted results and failures. They are not installed as a
@@ -22,6 +23,6 @@ environments of backends (`backends`) and tiny models for their servers (`served
 `served_ports`); a program that is trained until it learns (`door_training`), and the tutorial of a
 README (`tutorial`).
 
-Nothing is imported here, because the scripted components are imported by worker processes, which have
-no pytest.
+Nothing is imported here, because the scripted components are imported by worker processes, which
+have no pytest.
 """

@@ -26,12 +26,13 @@ class Snapshot:
 
 
 class MasterAdamW:
-    """AdamW (Loshchilov & Hutter, arXiv:1711.05101) on float32 masters of a model's trainable parameters.
+    """AdamW on float32 masters of a model's trainable parameters.
 
-    A float32 parameter is its own master. Gradients are moved to the masters after each
-    micro-batch, so they accumulate in the masters' precision. Weight decay applies to matrices, not
-    to biases and norms. Updates are clipped, see `UpdateClipping`. All memory of the optimiser is
-    allocated at once, so that a model that does not fit fails at the start.
+    AdamW is that of Loshchilov & Hutter, arXiv:1711.05101. A float32 parameter is its own master.
+    Gradients are moved to the masters after each micro-batch, so they accumulate in the masters'
+    precision. Weight decay applies to matrices, not to biases and norms. Updates are clipped, see
+    `UpdateClipping`. All memory of the optimiser is allocated at once, so that a model that does
+    not fit fails at the start.
 
     :param parameters: the trainable parameters by name.
     :param float32: if False, every parameter is its own master.

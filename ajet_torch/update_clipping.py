@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 class UpdateClipping:
     """Divides the learning rate of each update of an AdamW by ``max(1, R / most)``.
 
-    R is the root mean square of ``g / sqrt(v)`` over all weights that have a gradient ``g``; ``v`` is the
-    bias-corrected second moment that includes this ``g`` (StableAdamW: Wortsman et al. 2023,
+    R is the root mean square of ``g / sqrt(v)`` over all weights that have a gradient ``g``; ``v``
+    is the bias-corrected second moment that includes this ``g`` (StableAdamW: Wortsman et al. 2023,
     arXiv:2304.13013, there for each tensor separately; over all of them, the update keeps its
     direction). R is about 1 while gradients are as large as recently. A nearly converged policy has
     small gradients: the first large one would move every weight by several learning rates at once,

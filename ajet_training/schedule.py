@@ -10,10 +10,10 @@ backward pass (`Pass.keeps` is False).
 The rules do not depend on measured times, so that the same batch always runs the same way:
 
 - Tokens after the last trained one of a path are not computed, and neither is that token itself,
-because nothing is predicted from it.
+  because nothing is predicted from it.
 - Rows of similar length share a pass (`MAX_PADDING`), within the budget.
-- Rows share a pass only if the heaviest paths below them fit into the budget together, so that their
-  graphs can be kept.
+- Rows share a pass only if the heaviest paths below them fit into the budget together, so that
+  their graphs can be kept.
 - A segment longer than the budget is divided into consecutive pieces.
 """
 

@@ -16,4 +16,4 @@ TINY_GRPO = AlgorithmConfig(
     max_grad_norm=1.0,
     kl_coef=0.0,
 )
-"""GRPO (Shao et al. 2024, arXiv:2402.03300) with clip-higher (DAPO, arXiv:2503.14476) and no KL term."""
+"""GRPO (Shao et al. 2024, arXiv:2402.03300) with clip-higher (DAPO, arXiv:2503.14476); no KL."""

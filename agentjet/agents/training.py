@@ -62,7 +62,8 @@ def train(
 
     :param program: made by `trainable`, or anything that it accepts (a function, an agent);
         functions that are not async run in threads.
-    :param tasks: whatever the program takes, or `Task` objects. Their ids (see `task_of`) must differ.
+    :param tasks: whatever the program takes, or `Task` objects. Their ids (see `task_of`) must
+        differ.
     :param client: by default the program's own, else one of the server that ``AJET_URL`` names.
     :param config: what to train and how; the run is started if there is none yet. Needs a control
         token. None if the run is started elsewhere.

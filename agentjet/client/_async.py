@@ -189,7 +189,8 @@ class AsyncSwarmClient:
         :param heartbeat_seconds: a promise to make a model call or send a heartbeat at least this
             often. If three in a row are missed, the place in the batch is freed long before the
             lease ends.
-        :param timeout: seconds to wait for a place; None waits as long as the server says it may help.
+        :param timeout: seconds to wait for a place; None waits as long as the server says it may
+            help.
         :raises DeadlineError: no place became free within `timeout`.
         :raises NotRollingError: no run is active.
         :raises EpisodeError: the task is set aside because all its episodes fail.

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 # How often a runner looks for parts in doubt, its own or those of earlier programs.
 RESOLVE_SECONDS = 5.0
-# A claim that waits for one server renews its leases on the others this often.
+# Polls per lease: between them, a claim that waits for one server renews its leases on the others.
 _POLLS_PER_LEASE = 3
 
 _log = logging.getLogger("ajet.client")

@@ -58,8 +58,9 @@ class Endpoint:
 def resolve_endpoint(url: str | None, token: str | None) -> Endpoint:
     """Determine the URL and token of a server.
 
-    The URL comes from the argument, else ``AJET_URL``, else this machine's default port; the token from
-    the argument, else ``AJET_TOKEN``, else, for a server of this user on this machine, from its file.
+    The URL comes from the argument, else ``AJET_URL``, else this machine's default port; the token
+    from the argument, else ``AJET_TOKEN``, else, for a server of this user on this machine, from
+    its file.
 
     :raises ConfigError: the URL is not an HTTP URL, or holds a user name or password.
     """

@@ -30,7 +30,7 @@ class SamplingParams:
     :param presence_penalty: subtracted once if the token was sampled at all.
     :param logit_bias: pairs of a token id and the number added to its logit.
     :param grammar: a Lark grammar in the syntax of ``llguidance``; the completion matches it and
-        ends with it. "" allows anything. "" allows anything.
+        ends when it is complete. "" allows anything.
 
     Top-p, top-k, penalties, bias and grammar change the distribution that tokens are sampled from.
     Logprobs are always those of the policy at the temperature, which are the ones that are trained.

@@ -238,10 +238,10 @@ class SampleStore(ABC):
 
         - `RunRecord`: there is only one.
         - `EpisodeRecord`: the fields of the claim never change, and an episode keeps its place in
-        the order of claims, and its batch. `batch_id` is ignored. An open episode must be new.
+          the order of claims, and its batch. `batch_id` is ignored. An open episode must be new.
         - `Call`: always new. The store may keep the prompt as the difference to its base.
         - `BatchRecord`: takes its episodes from the batches that had them, and releases those that
-        it no longer has.
+          it no longer has.
         - `StepRecord`: replaces all scores of the step, too.
         - `RewindRecord`: removes later steps and their scores.
 

@@ -110,10 +110,11 @@ class Trainer(ABC):
         A trainer that runs out of memory retries with a smaller token budget, and reports the
         budget that worked.
 
-        :raises StepRefusedError: the batch would have damaged the weights: a loss, gradient or weight is not
-            finite, or an update is far too large. Weights, optimiser, schedule, RNG state and the
-            number of steps are unchanged, in the same tensors, so that the next batch is trained as
-            if this one had not existed. The message has the measured values and possible causes.
+        :raises StepRefusedError: the batch would have damaged the weights: a loss, gradient or
+            weight is not finite, or an update is far too large. Weights, optimiser, schedule, RNG
+            state and the number of steps are unchanged, in the same tensors, so that the next batch
+            is trained as if this one had not existed. The message has the measured values and
+            possible causes.
         :raises WeightsLostError: weights or optimiser are neither those before nor those after the
             step. Until a checkpoint is loaded, the trainer refuses to train, publish and save with
             this error. The run continues from the last checkpoint in another worker.

@@ -179,8 +179,8 @@ class PluginManager:
     def load_target(self, spec: ComponentSpec) -> type:
         """Import a component's class.
 
-        :raises PluginLoadError: it cannot be imported (the message says what to install), or does not
-            implement its kind's interface.
+        :raises PluginLoadError: it cannot be imported (the message says what to install), or does
+            not implement its kind's interface.
         """
         return targets.import_component(spec, *self._owner_and_hint(spec))
 

@@ -33,8 +33,8 @@ class TrainCall:
 
     :param episode: index into `TrainBatch.episodes`.
     :param advantage: advantage of each of its tokens, see `ajet_core.timeline.credit`.
-    :param temperature: > 0; trainers divide their logits by it before they compare logprobs. 1.0 for a
-        greedy call, whose logprobs are those of the undivided logits.
+    :param temperature: > 0; trainers divide their logits by it before they compare logprobs. 1.0
+        for a greedy call, whose logprobs are those of the undivided logits.
     :param logprobs: [T] behaviour logprobs, as `Call.logprobs`.
     :param policy_versions: [T] version of the weights that sampled each token.
     :param agent: name of the agent that made the call, "" if unknown.

@@ -34,7 +34,7 @@ class PassShape:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds of a pass, forward and backward, as a sum of non-negative terms measured by the trainer.
+    """Seconds of a forward and backward pass, as a sum of terms >= 0 measured by the trainer.
 
     :param per_pass: seconds per pass.
     :param per_token: seconds per new token.

@@ -91,10 +91,12 @@ def group_advantages(
 
     For the n values r of a group:
 
-    - ``group_std``: ``(r - mean(r)) / (std(r) + 1e-4)``, with the unbiased std (n - 1) and the epsilon
-      that TRL's GRPOTrainer uses (GRPO, Shao et al. 2024, arXiv:2402.03300, eq. in section 4.1.2).
+    - ``group_std``: ``(r - mean(r)) / (std(r) + 1e-4)``, with the unbiased std (n - 1) and the
+      epsilon that TRL's GRPOTrainer uses (GRPO, Shao et al. 2024, arXiv:2402.03300, eq. in section
+      4.1.2).
     - ``group_mean``: ``r - mean(r)`` (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
-    - ``leave_one_out``: ``r_i - mean of the others`` (RLOO, Ahmadian et al. 2024, arXiv:2402.14740).
+    - ``leave_one_out``: ``r_i - mean of the others`` (RLOO, Ahmadian et al. 2024,
+      arXiv:2402.14740).
 
     In a group of one, and in a group whose values are all equal, all advantages are exactly 0.0.
 
@@ -134,9 +136,9 @@ def rewards_differ(
 def token_weights(calls: Sequence[TrainCall], aggregation: Aggregation) -> list[float]:
     """Return the weight of each call's tokens; the loss is the weighted sum of token losses.
 
-    With N tokens in C calls of E episodes: ``token_mean`` 1 / N, ``call_mean`` 1 / (C * tokens of the
-    call), ``episode_mean`` 1 / (E * tokens of the episode's calls), ``episode_sum`` 1 / E. Calls without
-    tokens do not count.
+    With N tokens in C calls of E episodes: ``token_mean`` 1 / N, ``call_mean`` 1 / (C * tokens of
+    the call), ``episode_mean`` 1 / (E * tokens of the episode's calls), ``episode_sum`` 1 / E.
+    Calls without tokens do not count.
 
     :param calls: calls of one minibatch, including those with zero advantage.
     :return: [len(calls)].

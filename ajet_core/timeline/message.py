@@ -39,8 +39,8 @@ class PlacedMessage:
 
     Tokens between messages belong to none.
 
-    :param start: offset of its first token; for an answer, which is not part of the prompt, of its first
-        sampled token, although in a prompt it would begin with the header of its role.
+    :param start: offset of its first token; for an answer, which is not part of the prompt, of its
+        first sampled token, although in a prompt it would begin with the header of its role.
     :param end: offset after its last token.
     """
 

@@ -102,8 +102,7 @@ class WeightSender:
             )
         if self._thread is None:
             self._listen()
-        # Drop the old copy first, to save memory. Receivers that request it are told that it is
-        # gone.
+        # Drop the old copy first, to save memory. Receivers that request it get `Gone`.
         self._offer = None
         tensors = {name: tensor.detach().clone() for name, tensor in file_tensors(module).items()}
         self._offer = _Offer(policy_version, tensors)

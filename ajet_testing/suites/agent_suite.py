@@ -142,7 +142,7 @@ class AgentSuite:
 
     @pytest.fixture(autouse=True)
     def no_strangers(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """Fail the test if it connects to anything but the server."""
+        """Fail the test if it connects to another machine."""
         strangers: set[str] = set()
         connect, resolve = socket.socket.connect, socket.getaddrinfo
 
