@@ -8,12 +8,12 @@ Every call has one advantage, shared by its sampled tokens. It is the sum of two
 - **Process**: rewards for single calls (`TrainEpisode.call_rewards`), credited in one of two ways:
 
   - ``return_to_go``: the call's discounted return-to-go, ``G_k = sum over j >= k of
-        discount^(j-k) * r_j`` over this call and the later ones of its episode, relative to the
-        mean of G at the same call number of the same agent in the other episodes of the group. An
-        episode that ended before that call counts as 0. The baseline of a call depends only on
-        other episodes, so it adds no bias, however the agent chooses its number of calls (Williams
-        1992, REINFORCE with a baseline; leave-one-out: Kool et al. 2019, "Buy 4 REINFORCE Samples,
-        Get a Baseline for Free!").
+    discount^(j-k) * r_j`` over this call and the later ones of its episode, relative to the
+    mean of G at the same call number of the same agent in the other episodes of the group. An
+    episode that ended before that call counts as 0. The baseline of a call depends only on
+    other episodes, so it adds no bias, however the agent chooses its number of calls (Williams
+    1992, REINFORCE with a baseline; leave-one-out: Kool et al. 2019, "Buy 4 REINFORCE Samples,
+    Get a Baseline for Free!").
   - ``process_supervision``: each reward relative to all call rewards of the group, summed over this
     call and the later ones with the discount. With ``group_std`` and no discount this is GRPO with
     process supervision (Shao et al. 2024, arXiv:2402.03300, section 4.1.3). It assumes that all
