@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_torch.update_clipping import UpdateClipping
@@ -178,6 +179,19 @@ class MasterAdamW:
         _copy(before.state, self.state_tensors())
         self.write_parameters()
         self.torn = False
+
+
+def drop_gathered(module: nn.Module) -> None:
+    """Free the weights that a pass without gradients has left gathered.
+
+    FSDP2 keeps those of some units (the root, and those with ``reshard_after_forward=False``) until
+    the next backward pass. Until then, changes to the shards would have no effect.
+
+    :param module: a model that may be sharded by FSDP2.
+    """
+    for unit in module.modules():
+        if isinstance(unit, FSDPModule):
+            unit.reshard()
 
 
 def _host_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -167,7 +167,10 @@ def favouring(module: torch.nn.Module, step: int) -> TrainBatch:
     ],
 )
 def test_every_loss_makes_a_favoured_token_more_likely(loss_type, level, kl_coef, models, tmp_path):
-    algorithm = AlgorithmConfig(learning_rate=3e-3, clip_high=0.28, kl_coef=kl_coef, epochs=2)
+    # Large updates, all of which count.
+    algorithm = AlgorithmConfig(
+        learning_rate=3e-3, clip_high=0.28, kl_coef=kl_coef, epochs=2, max_update_kl=0
+    )
     trainer = make(
         models(), tmp_path, algorithm, loss_type=loss_type, importance_sampling_level=level
     )

@@ -16,6 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 from ajet_backend_trl.plan import Plan
 from ajet_backend_trl.stepped import WHOLE, Division, Stepped, Work, ticks
 from ajet_backend_trl.tensors import MicroBatch
+from ajet_torch.optimiser import drop_gathered
 from ajet_torch.update_limit import MOVED_TOKENS, shorten_to
 
 
@@ -132,11 +133,12 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         self.model.train(training)
 
     def _score(self, model: nn.Module, part: MicroBatch) -> torch.Tensor:
-        """Return [R, C] logprobs under a model."""
+        """Return [R, C] logprobs under a model, without gradients."""
         with self._temperatures_of(part):
             found, _, _ = self._get_per_token_logps_and_entropies(
                 model, part.ids, part.attention_mask, part.completion_ids.shape[1]
             )
+        drop_gathered(model)
         return found  # type: ignore[no-any-return]
 
     def _importance(self, work: Work, part: MicroBatch) -> torch.Tensor:

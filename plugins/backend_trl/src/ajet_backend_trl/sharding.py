@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ajet_backend_trl.settings import FsdpSettings
 from ajet_core.protocol.run import AlgorithmConfig
-from ajet_torch.optimiser import MasterAdamW, Snapshot
+from ajet_torch.optimiser import MasterAdamW, Snapshot, drop_gathered
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -137,6 +137,12 @@ class ShardedAdamW(MasterAdamW):
         super().__init__(trained, algorithm, float32=False)
         self._module = module
         self._device = device
+
+    def restore(self, before: Snapshot) -> None:
+        """Restore a snapshot of the shards, as `MasterAdamW.restore`."""
+        # A pass that failed had no backward pass.
+        drop_gathered(self._module)
+        super().restore(before)
 
     def weight_tensors(self) -> dict[str, torch.Tensor]:
         """Return the shards of this process."""

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ajet_torch.optimiser import drop_gathered
+
 Kind = Literal["weights", "state"]
 WEIGHTS: Kind = "weights"
 STATE: Kind = "state"
@@ -115,6 +117,8 @@ class Shards:
 
     def restore(self) -> None:
         """Restore the copy of `keep`, in the same tensors."""
+        # A pass that failed had no backward pass.
+        drop_gathered(self._module)
         for name, local in self._locals().items():
             local.copy_(self._kept[name])
 

@@ -31,6 +31,7 @@ from ajet_core.errors import StepRefusedError
 from ajet_torch.guard import Accumulated, Limits, StepGuard
 from ajet_torch.memory import free_memory, headline, is_out_of_memory
 from ajet_torch.models import disable_own_dropout
+from ajet_torch.optimiser import drop_gathered
 from ajet_torch.update_clipping import UpdateClipping
 from ajet_torch.update_limit import LastUpdate
 
@@ -125,6 +126,7 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
             rows, calculate_entropy=False, compute_loss=False, no_lora_adapter=without_adapters
         )
         found = by.infer_batch(rows)
+        drop_gathered(by.engine.module)
         logprobs = no_padding_2_padding(tu.get(found, "log_probs"), rows)
         return logprobs.float().numpy()  # type: ignore[no-any-return]
 
