@@ -29,18 +29,20 @@ MANY_STEPS = AlgorithmConfig(learning_rate=1e-2, minibatches=2, epochs=2, token_
 def spoil_pass(
     trainer: TrlTrainer, number: int, error: Exception | None = None
 ) -> Callable[[], None]:
-    """Let the model answer NaN, or raise, in a training pass.
+    """Let the model answer NaN, or raise, in one pass.
 
-    :param number: the number of the pass, from 1. Passes without gradients do not count: after an
-        update, NaN only shortens it.
-    :return: ends that.
+    :param number: the number of the pass, from 1. For NaN, only training passes count: NaN after an
+        update only shortens it.
+    :return: removes the fault.
     """
     passes = 0
 
     def spoil(_module: object, _inputs: object, output: torch.Tensor) -> torch.Tensor:
         nonlocal passes
-        passes += torch.is_grad_enabled()
-        if passes != number or not torch.is_grad_enabled():
+        if error is None and not torch.is_grad_enabled():
+            return output
+        passes += 1
+        if passes != number:
             return output
         if error is not None:
             raise error

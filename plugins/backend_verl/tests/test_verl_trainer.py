@@ -39,11 +39,17 @@ def trainer(started, models, tmp_path):
 
 
 def spoil(worker: object, number: int, what: str) -> None:
-    """In a worker: let the model answer NaN, or raise, in pass `number`, counted from 1, and never again."""
+    """In a worker: let the model answer NaN, or raise, in one pass.
+
+    :param number: the number of the pass, from 1. For NaN, only training passes count: NaN after an
+        update only shortens it.
+    """
     passes = 0
 
     def hook(_module: object, _inputs: object, output: torch.Tensor) -> torch.Tensor:
         nonlocal passes
+        if what == "nan" and not torch.is_grad_enabled():
+            return output
         passes += 1
         if passes != number:
             return output
