@@ -24,6 +24,8 @@ def stepped(
     directory.mkdir()
     kept = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     sources = [str(ROOT), *(str(path) for path in ROOT.glob("plugins/*/src"))]
+    # Where the metadata of the trainer ``torch`` is.
+    sources.append(kept.get("PYTHONPATH", ""))
     done = subprocess.run(
         [python, Path(__file__).with_name("cross_check.py"), name, model, directory],
         capture_output=True,
