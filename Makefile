@@ -12,7 +12,8 @@ TORCH := torch==2.13.0
 TOX_ENVS := torch,core-py313,lint,type,wheels
 BACKENDS := sglang vllm verl trl
 TOX_AGENTS := $(subst $(space),$(comma),$(patsubst plugins/%,%,$(wildcard plugins/agents_*)) recipe_metagpt)
-TOX_BACKENDS := sglang,pairs-verl,verl,extras,pairs-trl,pairs-torch,vllm,trl,resolver
+TOX_BACKENDS := sglang,verl,trl,vllm,pairs,extras
+TOX_NIGHTLY := pairs-verl,pairs-trl,pairs-torch,resolver
 # pyenv's shims exist for versions that are not selected and fail when run, so tox is shown the
 # interpreters themselves.
 PYENV_PYTHONS = $(wildcard $(shell pyenv root 2>/dev/null)/versions/3.1[123].*/bin/python)
@@ -73,14 +74,15 @@ test-all: setup  ## Run every check but those of agents and backends: lint, type
 wheels: setup  ## Build and check every package; the wheels are left in dist
 	$(BIN)/python scripts/check_wheels.py dist
 
-test-backends: backends  ## Run the tests with real backends: each trainer, each engine, every pair of them
+test-backends: backends  ## Run the tests with real backends: each trainer, each engine, pairs of them
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_BACKENDS)
 
 test-agents: setup  ## Run the tests of agent adapters and recipes, each with its framework (options: ARGS="...")
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_AGENTS) $(if $(ARGS),-- $(ARGS))
 
-test-nightly: setup  ## Run the tests that take minutes and of which the others have a part, in .venv (options: ARGS="...")
-	$(BIN)/python -m pytest -m nightly $(ARGS) tests
+test-nightly: backends  ## Run what takes minutes and of which the other commands run a part (options: ARGS="...")
+	$(BIN)/python -m pytest -m "nightly and not pairs" $(ARGS) tests
+	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_NIGHTLY)
 
 lint: setup  ## Check style and format, and that generated files are up to date
 	$(BIN)/ruff check .

@@ -1,10 +1,15 @@
-"""Which trainers' pairs are tested, and for how long."""
+"""Which pairs are tested, and for how long."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 
 TRAINERS = ("torch", "trl", "verl")
+ENGINES = ("torch", "vllm", "sglang")
+# Each trainer and each engine once; the other pairs are tested nightly.
+EACH_ONCE = {("torch", "torch"), ("trl", "vllm"), ("verl", "sglang")}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -14,4 +19,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "trainer" in metafunc.fixturenames:
-        metafunc.parametrize("trainer", metafunc.config.getoption("--trainer") or TRAINERS)
+        trainers = metafunc.config.getoption("--trainer") or TRAINERS
+        pairs = [
+            pytest.param(*pair, marks=() if pair in EACH_ONCE else pytest.mark.nightly)
+            for pair in itertools.product(trainers, ENGINES)
+        ]
+        metafunc.parametrize(("trainer", "engine"), pairs)

@@ -12,7 +12,6 @@ import pytest
 
 from ajet_testing.backends import ROOT, backend_python
 
-ENGINES = ("torch", "vllm", "sglang")
 # With the engine of this repository a step takes seconds. With the others the curve is not waited for, unless
 # `--steps` says so: benchmarks/results has it.
 STEPS = {"torch": 10}
@@ -49,7 +48,6 @@ def cycle(trainer: str, engine: str, model: Path, steps: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 def test_a_pair_learns_and_is_exact(
     trainer: str, engine: str, model: Path, request: pytest.FixtureRequest
 ) -> None:
