@@ -83,6 +83,7 @@ test-agents: setup  ## Run the tests of agent adapters and recipes, each with it
 test-nightly: backends  ## Run what takes minutes and of which the other commands run a part (options: ARGS="...")
 	$(BIN)/python -m pytest -m "nightly and not pairs" $(ARGS) tests
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_NIGHTLY)
+	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e trl,verl -- -m nightly
 
 lint: setup  ## Check style and format, and that generated files are up to date
 	$(BIN)/ruff check .

@@ -22,6 +22,10 @@ needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed here"
 )
 
+OFTEN_SHARDED = pytest.mark.parametrize(
+    "distribution", [pytest.param("ddp", marks=pytest.mark.nightly), "fsdp"]
+)
+
 
 def run(
     models: Callable[..., str], directory: Path, processes: int, mode: str, distribution: str
@@ -62,13 +66,13 @@ def outcome(
     ("mode", "distribution"),
     [
         ("train", "ddp"),
-        ("lora", "ddp"),
         ("train", "fsdp"),
-        ("train", "fsdp at once"),
-        ("train", "fsdp by class"),
+        pytest.param("train", "fsdp at once", marks=pytest.mark.nightly),
+        pytest.param("train", "fsdp by class", marks=pytest.mark.nightly),
+        pytest.param("lora", "ddp", marks=pytest.mark.nightly),
         ("lora", "fsdp"),
         ("sft", "fsdp"),
-        ("distillation", "ddp"),
+        pytest.param("distillation", "ddp", marks=pytest.mark.nightly),
         ("distillation", "fsdp"),
         pytest.param("train", "zero 2", marks=needs_deepspeed),
         pytest.param("train", "zero 3", marks=needs_deepspeed),
@@ -111,8 +115,16 @@ def test_two_processes_train_as_one_does(mode, distribution, outcome):
     ("distribution", "wanted"),
     [
         ("fsdp", {"reshard_after_forward": True, "layers": ["Qwen2DecoderLayer"]}),
-        ("fsdp at once", {"reshard_after_forward": False, "layers": None}),
-        ("fsdp by class", {"reshard_after_forward": True, "layers": ["Qwen2MLP"]}),
+        pytest.param(
+            "fsdp at once",
+            {"reshard_after_forward": False, "layers": None},
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            "fsdp by class",
+            {"reshard_after_forward": True, "layers": ["Qwen2MLP"]},
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_accelerate_shards_as_the_settings_say(distribution, wanted, outcome):
@@ -131,14 +143,14 @@ def test_a_step_that_is_refused_leaves_no_trace_on_two_processes(distribution, o
     assert found["untouched"]
 
 
-@pytest.mark.parametrize("distribution", ["ddp", "fsdp"])
+@OFTEN_SHARDED
 def test_the_death_of_a_process_loses_the_weights_and_is_told(distribution, models, tmp_path):
     found = run(models, tmp_path, 2, "kill", distribution)
     assert "checkpoint" in found["step"] or "has ended" in found["step"]
     assert found["publish"]
 
 
-@pytest.mark.parametrize("distribution", ["ddp", "fsdp"])
+@OFTEN_SHARDED
 def test_a_checkpoint_that_one_process_alone_can_load_loses_the_weights(
     distribution, models, tmp_path
 ):

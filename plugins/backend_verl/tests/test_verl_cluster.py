@@ -36,7 +36,13 @@ def rolled(path: str, step: int):
     )
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "adapters"])
+@pytest.mark.parametrize(
+    "lora",
+    [
+        pytest.param(None, id="full"),
+        pytest.param(LORA, id="adapters", marks=pytest.mark.nightly),
+    ],
+)
 def test_two_workers_train_as_one_does(lora, started, models, tmp_path):
     """The same losses and gradients; and what one wrote the other goes on from."""
     one, two = (
@@ -110,7 +116,7 @@ def descendants(pid: int) -> set[int]:
     return {child.pid for child in psutil.Process(pid).children(recursive=True)}
 
 
-@pytest.mark.parametrize("how", ["closed", "killed"])
+@pytest.mark.parametrize("how", [pytest.param("closed", marks=pytest.mark.nightly), "killed"])
 def test_a_cluster_of_our_own_leaves_no_process_behind(how, models, tmp_path):
     script = Path(__file__).with_name("own_cluster.py")
     kept = {name: value for name, value in os.environ.items() if name[:4] != "RAY_"}
