@@ -35,6 +35,7 @@ def ajet_register_mergers() -> Sequence[MergerSpec]:
         MergerSpec(
             name="trie",
             target="ajet_server.embedded.trie_merger:TrieMerger",
+            settings="ajet_server.embedded.settings:TrieMergerSettings",
             summary="A token tree: every distinct context of an episode once",
         ),
     )

@@ -16,6 +16,7 @@ from ajet_cli.inspect.token_texts import TokenTexts
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import RequestError
 from ajet_core.interfaces import EpisodeKind, EpisodeState
+from ajet_server.observe.run_merger import RunMerger
 from ajet_server.store.chosen_store import store_of_run
 from ajet_server.store.store_reader import EpisodeChoice, StoreReader
 
@@ -90,10 +91,13 @@ def export(
         None if kind == "any" else cast("EpisodeKind", kind),
     )
     store = store_of_run(run, cli.settings().store, cli.plugins)
+    run_dir = run if run.is_dir() else run.parent
 
     async def write() -> None:
         async with StoreReader(store, run) as reader:
-            facts = RunFacts.of(await reader.run())
+            record = await reader.run()
+            facts = RunFacts.of(record)
+            merger = RunMerger.of(record, cli.plugins, run_dir)
             texts = _texts(tokenizer or facts.model) if text else None
             episode_ids = await reader.episode_ids(choice)
             if not episode_ids:
@@ -105,7 +109,7 @@ def export(
             ):
                 for episode_id in episode_ids:
                     stored = await reader.load(episode_id)
-                    for row in rows(stored, rows_of, facts.policy, texts):
+                    for row in rows(stored, rows_of, merger, texts):
                         writer.write(row)
                         written += 1
         click.echo(f"wrote {out} ({written} rows of {len(episode_ids)} episodes)")

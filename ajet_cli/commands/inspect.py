@@ -23,6 +23,7 @@ from ajet_cli.output import table_console
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import RequestError
 from ajet_server.observe.forks import ForkSummary
+from ajet_server.observe.run_merger import RunMerger
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
 from ajet_server.store.chosen_store import store_of_run
 from ajet_server.store.store_reader import EpisodeChoice, StoreReader
@@ -98,11 +99,14 @@ def inspect(
             "--html needs an EPISODE, or the --step (or --refused) whose episodes it shows"
         )
     store = store_of_run(run, cli.settings().store, cli.plugins)
+    run_dir = run if run.is_dir() else run.parent
 
     async def show() -> None:
         async with StoreReader(store, run) as reader:
-            facts = RunFacts.of(await reader.run())
-            found = _Found(reader, facts, tokenizer or facts.model)
+            record = await reader.run()
+            facts = RunFacts.of(record)
+            merger = RunMerger.of(record, cli.plugins, run_dir)
+            found = _Found(reader, facts, merger, tokenizer or facts.model)
             if episode is not None:
                 ids = [await reader.find(episode)]
             elif html is not None:
@@ -128,15 +132,18 @@ async def _chosen(reader: StoreReader, choice: EpisodeChoice, limit: int | None)
 class _Found:
     """The episodes of one store, with facts about the run."""
 
-    def __init__(self, reader: StoreReader, facts: RunFacts, model: Path | None) -> None:
+    def __init__(
+        self, reader: StoreReader, facts: RunFacts, merger: RunMerger, model: Path | None
+    ) -> None:
         self._reader = reader
         self._facts = facts
+        self._merger = merger
         self._model = model
 
     async def show_list(self, choice: EpisodeChoice, limit: int, as_json: bool) -> None:
         """Print a table of episodes, newest first, and a summary of their forks."""
         ids = await self._reader.episode_ids(choice, newest_first=True, limit=limit)
-        episodes, forks = await summarise(self._reader, ids, self._facts.policy)
+        episodes, forks = await summarise(self._reader, ids, self._merger)
         total = await self._reader.count(choice)
         refused = await self._reader.refused()
         if as_json:
@@ -166,7 +173,7 @@ class _Found:
     async def show_episode(self, episode_id: str, as_json: bool) -> None:
         """Print the tree of one episode and its forks."""
         stored = await self._reader.load(episode_id)
-        merged = merge_episode(episode_id, stored.calls, self._facts.policy)
+        merged = merge_episode(episode_id, stored.calls, self._merger)
         timelines = episode_timelines(stored.record, merged, stored.scores)
         if as_json:
             click.echo(timelines.model_dump_json(indent=2))
@@ -193,7 +200,7 @@ class _Found:
         forks = ForkSummary()
         for episode_id in episode_ids:
             stored = await self._reader.load(episode_id)
-            merged = merge_episode(episode_id, stored.calls, self._facts.policy)
+            merged = merge_episode(episode_id, stored.calls, self._merger)
             forks.add(merged.seen, merged.forks)
             timelines = episode_timelines(stored.record, merged, stored.scores)
             data.add(EpisodeSummary.of(stored, merged), timelines)

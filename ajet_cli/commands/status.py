@@ -27,7 +27,7 @@ _ABORTED = "aborted_"
 _TIMELINE_NOTES = {
     "calls_drifted": "answers would have drifted (kept as sampled)",
     "calls_echoed_otherwise": "answers came back in another form (kept as sampled)",
-    "tokens_altered": "tokens altered by relaxed merging",
+    "tokens_altered": "tokens altered by merging",
     "calls_dropped": "calls left out by limits",
     "calls_alone": "over-long calls trained alone",
 }

@@ -53,7 +53,7 @@ class PageData:
                 "tag": episode.tag,
                 "reason": episode.reason,
                 "agentRewards": episode.agent_rewards,
-                "policy": episode.policy,
+                "merger": episode.merger,
                 "altered": episode.tokens_altered,
                 "cut": cut,
                 "nodes": nodes if held else [],

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast, get_args
 
 import pydantic_core
 
 from ajet_core.errors import DamagedRecordError
 from ajet_core.interfaces import RunRecord
-from ajet_core.timeline import MergePolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +20,6 @@ class RunFacts:
 
     run_id: str = ""
     model: Path | None = None
-    policy: MergePolicy = "exact"
 
     @classmethod
     def of(cls, run: RunRecord | None) -> RunFacts:
@@ -32,7 +29,6 @@ class RunFacts:
         try:
             config = pydantic_core.from_json(run.config_json)
             path = config.get("model", {}).get("path")
-            policy = config.get("timelines", {}).get("policy")
         except (ValueError, AttributeError) as error:
             raise DamagedRecordError(
                 f"the stored configuration of run {run.run_id} is damaged ({error}): restore the store from a backup"
@@ -40,5 +36,4 @@ class RunFacts:
         return cls(
             run_id=run.run_id,
             model=Path(path) if isinstance(path, str) else None,
-            policy=cast("MergePolicy", policy) if policy in get_args(MergePolicy) else "exact",
         )

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from ajet_cli.inspect.token_texts import TokenTexts
-from ajet_core.timeline import Call, MergePolicy, TrainSegment, lay_out
+from ajet_core.timeline import Call, TrainSegment, lay_out
+from ajet_server.observe.run_merger import RunMerger
 from ajet_server.observe.timeline_view import clean, merge_episode
 from ajet_server.store.store_reader import StoredEpisode
 
@@ -72,13 +73,13 @@ def row_type(of: RowsOf, *, text: bool) -> RowType:
 
 
 def rows(
-    stored: StoredEpisode, of: RowsOf, policy: MergePolicy, texts: TokenTexts | None
+    stored: StoredEpisode, of: RowsOf, merger: RunMerger, texts: TokenTexts | None
 ) -> Iterator[Row]:
     """Yield the rows of one episode.
 
     :param texts: if given, adds the text of the tokens.
     """
-    merged = merge_episode(stored.record.episode_id, stored.calls, policy)
+    merged = merge_episode(stored.record.episode_id, stored.calls, merger)
     if of == "calls":
         for call in merged.seen.calls:
             yield _call_row(stored, call, texts)

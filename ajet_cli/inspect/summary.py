@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ajet_core.timeline import MergePolicy
 from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS
 from ajet_server.observe.forks import ForkSummary
+from ajet_server.observe.run_merger import RunMerger
 from ajet_server.observe.timeline_view import MergedEpisode, merge_episode
 from ajet_server.store.store_reader import StoredEpisode, StoreReader
 
@@ -77,14 +77,14 @@ class EpisodeSummary:
 
 
 async def summarise(
-    reader: StoreReader, episode_ids: Iterable[str], policy: MergePolicy
+    reader: StoreReader, episode_ids: Iterable[str], merger: RunMerger
 ) -> tuple[list[EpisodeSummary], ForkSummary]:
     """Return the summaries of episodes, read one at a time, and totals of their forks."""
     found = []
     forks = ForkSummary()
     for episode_id in episode_ids:
         stored = await reader.load(episode_id)
-        merged = merge_episode(episode_id, stored.calls, policy)
+        merged = merge_episode(episode_id, stored.calls, merger)
         forks.add(merged.seen, merged.forks)
         found.append(EpisodeSummary.of(stored, merged))
     return found, forks

@@ -123,9 +123,11 @@ def _title(episode: EpisodeTimelines) -> Text:
         title.append(f" ({visible(episode.reason)})", "red")
     title.append(
         f"\n{len(episode.calls)} calls, {episode.timelines} timelines, {episode.tokens} tokens "
-        f"({episode.tokens_raw} raw)",
+        f"({episode.tokens_raw} raw), merged by {episode.merger}",
         "dim",
     )
+    if episode.tokens_altered:
+        title.append(f" ({episode.tokens_altered} tokens altered)", "yellow")
     for agent, reward in sorted(episode.agent_rewards.items()):
         title.append(f"\nreward of {visible(agent)}: {_number(reward)}", "dim")
     return title

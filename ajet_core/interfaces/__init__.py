@@ -24,7 +24,7 @@ from ajet_core.interfaces.engine import (
     WeightUpdate,
 )
 from ajet_core.interfaces.logger import MetricsLogger
-from ajet_core.interfaces.merger import MergePolicy, Merger
+from ajet_core.interfaces.merger import Merger, MergerPromises
 from ajet_core.interfaces.request_checks import check_request
 from ajet_core.interfaces.store import (
     ALL_EPISODES,
@@ -75,8 +75,8 @@ __all__ = [
     "GenerateChunk",
     "GenerateRequest",
     "JointRecord",
-    "MergePolicy",
     "Merger",
+    "MergerPromises",
     "MetricsLogger",
     "ModelDirectory",
     "ModelEndpoint",

@@ -4,30 +4,51 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ajet_core.interfaces.context import ComponentSettings, WorkerContext
-from ajet_core.timeline import Call, MergePolicy, TokenTree
+from ajet_core.timeline import Call, TokenTree
 
-__all__ = ["MergePolicy", "Merger"]
+__all__ = ["Merger", "MergerPromises"]
+
+
+@dataclass(frozen=True, slots=True)
+class MergerPromises:
+    """What is true of a merger's trees, besides what `Merger.merge` says of all.
+
+    :param exact: every call's prompt and sampled tokens are the tokens of one root-to-node path, so
+        that training on the tree gives the logprobs and gradients of training on every call.
+    :param shares: tokens that follow the same tokens are in the tree once.
+    """
+
+    exact: bool = False
+    shares: bool = False
 
 
 class Merger(ABC):
-    """A merger. It is pure: the same calls give the same tree, whatever was merged before."""
+    """A merger. It is pure: the same calls give the same tree, whatever was merged before.
+
+    The server makes one with the settings of the run. Its trees are trained, and they are what
+    ``GET /v1/timelines``, ``ajet inspect`` and ``ajet export`` show.
+    """
 
     def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
         self.settings = settings
         self.context = context
 
+    @property
+    def promises(self) -> MergerPromises:
+        """What is true of its trees with its settings; the test suite checks it."""
+        return MergerPromises()
+
     @abstractmethod
-    def merge(self, episode_id: str, calls: Sequence[Call], policy: MergePolicy) -> TokenTree:
+    def merge(self, episode_id: str, calls: Sequence[Call]) -> TokenTree:
         """Merge the calls of one episode.
 
-        With ``exact``, every call's prompt and sampled tokens are the tokens of one root-to-node
-        path, so that training on the tree gives the logprobs and gradients of training on every
-        call. Deviations from this under the relaxed policies are counted in
+        The tree has all calls. The path to the end of a call ends with the tokens that it sampled,
+        each sampled once by it. What differs from its prompt before them is counted in
         `TokenTree.tokens_altered`.
 
-        :param calls: all calls of `episode_id`. With the policy ``exact`` their order does not
-            matter; the others use the order of `Call.index`, in which the first call with a text
-            decides on its tokens.
+        :param calls: calls of `episode_id`, not always all of them. Their order does not matter:
+            `Call.index` says in which order they were made.
         """

@@ -134,11 +134,8 @@ class AlgorithmConfig(Message):
 
 
 class TimelineConfig(Message):
-    """How an episode's calls become timelines, and how those are trained.
+    """How an episode's timelines are trained, which the merger made of its calls.
 
-    :param policy: when a call goes on in a context that is there: ``exact``, if the tokens are the same;
-        ``text``, if the messages say the same; ``ignore_tools``, if they do whatever tools are offered. The
-        last two train calls in contexts they were not sampled in; metrics say how many tokens they altered.
     :param layout: how timelines are laid out for the trainer, see `ajet_core.timeline.layouts`; ``auto``
         takes what the trainer will compute fastest. All of them train the same.
     :param max_timelines: an episode is trained on at most so many timelines, those with the most
@@ -148,7 +145,6 @@ class TimelineConfig(Message):
         ``separate`` trains the later calls each as a sample of its own.
     """
 
-    policy: Literal["exact", "text", "ignore_tools"] = "exact"
     layout: Literal["auto", "separate", "linear", "tree", "group_tree"] = "auto"
     max_timelines: PositiveInt | None = None
     max_tokens: PositiveInt | None = None
@@ -446,6 +442,8 @@ class EvaluationConfig(Message):
 class RunConfig(Message):
     """Everything that says what is trained and how.
 
+    :param merger: what makes timelines of an episode's calls. The setting ``policy`` of ``trie`` says when a call
+        continues in an existing context (docs/timelines.md).
     :param mixture: None takes episodes of any tag as they come.
     :param weight_channel: how weights come from the trainer to the engine, such as ``safetensors_dir`` or
         ``collective``; None takes the first that the trainer offers and the engine accepts.

@@ -110,11 +110,11 @@ class EpisodeTimelines(Message):
     Calls whose client went away (finish reason ``abort``) are in the tree, but neither trained nor in `forks` and
     the numbers of tokens.
 
-    :param policy: the merge policy the tree was made with, that of the run.
+    :param merger: name of the run's merger, which made the tree.
     :param timelines: paths from root to leaf.
     :param tokens_raw: tokens of all calls, each a sample of its own.
     :param tokens: tokens of the tree.
-    :param tokens_altered: by a relaxed merge policy.
+    :param tokens_altered: by a merger that is not exact.
     :param batch_id: the batch that consumed the episode.
     """
 
@@ -128,7 +128,7 @@ class EpisodeTimelines(Message):
     agent_rewards: dict[str, float]
     reason: str
     batch_id: str | None
-    policy: Literal["exact", "text", "ignore_tools"]
+    merger: str
     timelines: int
     tokens_raw: int
     tokens: int

@@ -121,7 +121,7 @@ def training_data(
     counts: Counter[str] = Counter()
     merged = []
     for record, made in zip(fresh.episodes, seen, strict=True):
-        tree = merger.merge(record.episode_id, made, config.timelines.policy)
+        tree = merger.merge(record.episode_id, made)
         forks.add(tree, find_forks(tree))
         merged.append(_limited(tree, config, merger, counts))
         _count(counts, tree)
@@ -216,7 +216,7 @@ def _limited(
         return _LimitedEpisode(tree, [])
 
     def merge(indices: Sequence[int]) -> TokenTree:
-        return merger.merge(tree.episode_id, [tree.calls[i] for i in indices], timelines.policy)
+        return merger.merge(tree.episode_id, [tree.calls[i] for i in indices])
 
     return _LimitedEpisode(merge(limited.together), [merge([index]) for index in limited.alone])
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ajet_core.interfaces import ComponentSettings
+from ajet_core.timeline import MergePolicy
 
 FileName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_][\w.-]*$")]
 
@@ -28,6 +29,18 @@ class SqliteStoreSettings(ComponentSettings):
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
     max_mib: Annotated[int, Field(ge=1)] | None = None
     busy_timeout_ms: Annotated[int, Field(ge=0)] = 5000
+
+
+class TrieMergerSettings(ComponentSettings):
+    """Settings of the merger ``trie``.
+
+    :param policy: when a call continues in an existing context: ``exact``, if the tokens are the
+        same; ``text``, if the messages have the same text; ``ignore_tools``, if they have,
+        whatever tools are offered. The last two train calls in contexts they were not sampled in;
+        metrics say how many tokens they altered.
+    """
+
+    policy: MergePolicy = "exact"
 
 
 class JsonlLoggerSettings(ComponentSettings):

@@ -128,7 +128,7 @@ def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
     _add_run_routes(app, service, audit)
     _add_view_routes(app, service)
     joint_routes.add_routes(app, service)
-    timeline_routes.add_routes(app, service.store)
+    timeline_routes.add_routes(app, service)
     token_routes.add_routes(app, service, audit)
     # The middleware that is added last runs first.
     app.add_middleware(ShortCut, routes=[chat, *claim_and_end])

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 from fastapi import FastAPI
 from starlette.responses import Response
 
 from ajet_core.errors import EpisodeNotFoundError
-from ajet_core.protocol import EpisodeTimelines, TimelineConfig
+from ajet_core.protocol import EpisodeTimelines
 from ajet_server.http.access import Inspector
+from ajet_server.observe.run_merger import RunMerger
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
-from ajet_server.store.run_store import RunStore
+from ajet_server.service import SwarmService
 
 
-def add_routes(app: FastAPI, store: RunStore) -> None:
+def add_routes(app: FastAPI, service: SwarmService) -> None:
     """Add ``GET /v1/timelines/{episode_id}``; its tree holds everything that agents sent."""
 
     @app.get(
@@ -25,26 +25,27 @@ def add_routes(app: FastAPI, store: RunStore) -> None:
         response_model=EpisodeTimelines,
     )
     async def timelines(episode_id: str, _: Inspector) -> Response:
-        content = await timelines_json(store, episode_id)
+        content = await timelines_json(service, episode_id)
         return Response(content, media_type="application/json")
 
 
-async def timelines_json(store: RunStore, episode_id: str) -> str:
+async def timelines_json(service: SwarmService, episode_id: str) -> str:
     """Return the `EpisodeTimelines` of a stored episode, as JSON.
 
     :raises EpisodeNotFoundError: no episode has this id.
+    :raises PluginError: the run's merger cannot be used.
     """
+    store = service.store
     record = await store.get_episode(episode_id)
     if record is None:
         raise EpisodeNotFoundError(f"this server has no episode {episode_id}")
     run = await store.get_run()
-    config = {} if run is None else json.loads(run.config_json)
-    policy = TimelineConfig.model_validate(config.get("timelines", {})).policy
     calls = (await store.calls([episode_id]))[episode_id]
     scores = await store.scores(episode_id)
 
     def write() -> str:
-        merged = merge_episode(episode_id, calls, policy)
+        merger = RunMerger.of(run, service.plugins, service.settings.server.run_dir)
+        merged = merge_episode(episode_id, calls, merger)
         return episode_timelines(record, merged, scores).model_dump_json()
 
     # Long episodes are megabytes of JSON: they must not block other requests.

@@ -18,10 +18,11 @@ from ajet_core.protocol import (
     TimelineRole,
     TimelineSampling,
 )
-from ajet_core.timeline import Call, MergePolicy, TokenTree, TokenTrie
+from ajet_core.timeline import Call, TokenTree
 from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_server.observe.forks import Fork, find_forks
 from ajet_server.observe.roles import node_roles
+from ajet_server.observe.run_merger import RunMerger
 from ajet_server.security.tenants import shown_group
 
 ABORTED = "abort"
@@ -32,12 +33,13 @@ ABORTED = "abort"
 class MergedEpisode:
     """The merged calls of an episode.
 
+    :param merger: name of the run's merger.
     :param tree: the tree of all calls.
     :param seen: the tree of the calls whose answer the agent saw, which training uses.
     :param forks: the forks in `seen`.
     """
 
-    policy: MergePolicy
+    merger: str
     tree: TokenTree
     seen: TokenTree
     forks: list[Fork]
@@ -48,12 +50,13 @@ class MergedEpisode:
         return sum(fork.paid_again for fork in self.forks)
 
 
-def merge_episode(episode_id: str, calls: Sequence[Call], policy: MergePolicy) -> MergedEpisode:
-    """Merge the calls of one episode, given in order of their index."""
-    tree = _tree(episode_id, calls, policy)
+def merge_episode(episode_id: str, calls: Sequence[Call], merger: RunMerger) -> MergedEpisode:
+    """Merge the calls of one episode as the run does."""
+    merge = merger.merger.merge
+    tree = merge(episode_id, calls)
     kept = [call for call in calls if call.finish_reason != ABORTED]
-    seen = tree if len(kept) == len(calls) else _tree(episode_id, kept, policy)
-    return MergedEpisode(policy, tree, seen, find_forks(seen))
+    seen = tree if len(kept) == len(calls) else merge(episode_id, kept)
+    return MergedEpisode(merger.name, tree, seen, find_forks(seen))
 
 
 def episode_timelines(
@@ -80,7 +83,7 @@ def episode_timelines(
         },
         reason=clean(record.reason),
         batch_id=record.batch_id if record.state == "ended" else None,
-        policy=merged.policy,
+        merger=merged.merger,
         timelines=len(seen.leaves()),
         tokens_raw=seen.tokens_raw,
         tokens=seen.tokens,
@@ -124,13 +127,6 @@ def episode_timelines(
 def clean(text: str) -> str:
     """Return `text` with lone surrogates, which UTF-8 cannot encode, replaced."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _tree(episode_id: str, calls: Sequence[Call], policy: MergePolicy) -> TokenTree:
-    trie = TokenTrie(episode_id, policy)
-    for call in calls:
-        trie.add(call)
-    return trie.tree()
 
 
 def _call(call: Call, end: int, score: CallScore | None, reward: float | None) -> TimelineCall:

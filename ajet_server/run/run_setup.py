@@ -35,6 +35,7 @@ from ajet_installation.interpreters import choose_interpreters, find_engine, fin
 from ajet_installation.settings import Settings
 from ajet_server.gateway.rendering.factory import make_renderer
 from ajet_server.gateway.rendering.renderer import ChatRenderer
+from ajet_server.observe.run_merger import make_merger
 from ajet_server.run.checkpoints import Checkpoint
 from ajet_server.workers.codec import BootPlan, ComponentPlan
 from ajet_server.workers.frames import pack
@@ -117,7 +118,6 @@ def resolve_run(
     )
     engine = find_engine(plugins, config.engine.name)
     trainer = find_trainer(plugins, config.trainer.name)
-    merger = plugins.merger(config.merger.name)
     estimator = plugins.advantage(config.algorithm.advantage)
     _check_algorithm(config, trainer)
     engine_plan = _plan(plugins, engine, config.engine, settings)
@@ -131,9 +131,9 @@ def resolve_run(
     channel = negotiate_channel(
         trainer if together else _without_in_process(trainer), engine, config.weight_channel
     )
-    merger_settings = plugins.validate_settings(merger, config.merger.settings)
     estimator_settings = plugins.validate_settings(estimator, config.algorithm.advantage_settings)
     context = WorkerContext(run_dir=settings.server.run_dir, seed=config.seed)
+    merger = make_merger(config.merger, plugins, context)
     return ResolvedRun(
         run_id=run_id,
         config=config,
@@ -142,7 +142,7 @@ def resolve_run(
         capabilities=engine.capabilities,
         channel=channel,
         renderer=make_renderer(config.model, directory),
-        merger=plugins.load_target(merger)(merger_settings, context),
+        merger=merger,
         estimator=plugins.load_target(estimator)(estimator_settings, config.algorithm),
         python=python,
         reloads=trainer.capabilities.reloads,

@@ -143,30 +143,30 @@ class MergerSuite:
         return _cases()[request.param]
 
     def test_the_merge_is_exact(self, merger: Merger, calls: list[Call]) -> None:
-        assert_exact(merger.merge("episode", calls, "exact"), calls)
+        assert_exact(merger.merge("episode", calls), calls)
 
     def test_every_sampled_token_is_trained_once(self, merger: Merger, calls: list[Call]) -> None:
-        assert_trained_once(merger.merge("episode", calls, "exact"))
+        assert_trained_once(merger.merge("episode", calls))
 
     def test_merging_again_gives_the_same_tree(self, merger: Merger, calls: list[Call]) -> None:
-        first = merger.merge("episode", calls, "exact")
-        merger.merge("episode", conversation(3), "exact")
-        assert merger.merge("episode", calls, "exact") == first
+        first = merger.merge("episode", calls)
+        merger.merge("episode", conversation(3))
+        assert merger.merge("episode", calls) == first
 
     def test_the_order_of_the_calls_does_not_matter(
         self, merger: Merger, calls: list[Call]
     ) -> None:
-        tree = merger.merge("episode", calls, "exact")
-        assert merger.merge("episode", calls[::-1], "exact") == tree
-        assert merger.merge("episode", calls[1::2] + calls[::2], "exact") == tree
+        tree = merger.merge("episode", calls)
+        assert merger.merge("episode", calls[::-1]) == tree
+        assert merger.merge("episode", calls[1::2] + calls[::2]) == tree
 
     def test_calls_are_left_as_they_are(self, merger: Merger, calls: list[Call]) -> None:
         before = copy.deepcopy(calls)
-        merger.merge("episode", calls, "exact")
+        merger.merge("episode", calls)
         assert calls == before
 
     def test_a_conversation_is_held_once(self, merger: Merger) -> None:
         calls = conversation(8, hints=False)
-        tree = merger.merge("episode", calls, "exact")
+        tree = merger.merge("episode", calls)
         assert tree.tokens == len(calls[-1].token_ids)
         assert tree.tokens_sampled == 24

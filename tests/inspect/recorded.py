@@ -19,10 +19,12 @@ from ajet_core.interfaces import (
     StepRecord,
     WorkerContext,
 )
-from ajet_core.protocol import ModelConfig, RunConfig, TimelineConfig
+from ajet_core.protocol import ComponentChoice, ModelConfig, RunConfig
 from ajet_core.timeline import Call, MergePolicy, MessageText, PlacedMessage
 from ajet_core.timeline.radix import common_prefix
-from ajet_server.embedded.settings import SqliteStoreSettings
+from ajet_server.embedded.settings import SqliteStoreSettings, TrieMergerSettings
+from ajet_server.embedded.trie_merger import TrieMerger
+from ajet_server.observe.run_merger import RunMerger
 from ajet_server.store.sqlite_store import SqliteStore
 from ajet_testing.suites.samples import make_episode
 
@@ -51,6 +53,12 @@ def make_model_dir(directory: Path) -> Path:
     return directory
 
 
+def trie(policy: MergePolicy = "exact") -> RunMerger:
+    """The merger of a run that has the usual one."""
+    settings = TrieMergerSettings(policy=policy)
+    return RunMerger("trie", TrieMerger(settings, WorkerContext(Path())))
+
+
 def said(role: str, content: str, *, name: str = "") -> MessageText:
     """One message."""
     return MessageText(role, content, name=name)
@@ -61,7 +69,7 @@ class Recording:
     """Episodes in the making; `write` puts them into a store."""
 
     model_dir: Path
-    policy: MergePolicy = "exact"
+    merger: ComponentChoice = field(default_factory=lambda: ComponentChoice(name="trie"))
     episodes: list[EpisodeRecord] = field(default_factory=list)
     calls: dict[str, list[Call]] = field(default_factory=dict)
     steps: list[tuple[int, list[str]]] = field(default_factory=list)
@@ -155,10 +163,7 @@ class Recording:
 
     async def fill(self, store: SampleStore) -> None:
         """Write everything to an open store."""
-        config = RunConfig(
-            model=ModelConfig(path=str(self.model_dir)),
-            timelines=TimelineConfig(policy=self.policy),
-        )
+        config = RunConfig(model=ModelConfig(path=str(self.model_dir)), merger=self.merger)
         await store.append(RunRecord("run-1", config.model_dump_json(), 1700000000.0, True))
         for episode in self.episodes:
             await store.append(replace(episode, state="open", reward=None, reason=""))

@@ -23,7 +23,7 @@ from ajet_server.embedded.settings import SqliteStoreSettings
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
 from ajet_server.store.sqlite_store import SqliteStore
 from ajet_server.store.store_reader import StoredEpisode, StoreReader
-from tests.inspect.recorded import HOSTILE, Recording
+from tests.inspect.recorded import HOSTILE, Recording, trie
 
 Made = Callable[..., dict[str, Any]]
 
@@ -41,7 +41,7 @@ def made(run_dir: Path, recording: Recording) -> Made:
                 return [await reader.load(i) for i in ("ep-aaa1", "ep-aab2")]
 
         for stored in asyncio.run(read()):
-            merged = merge_episode(stored.record.episode_id, stored.calls, "exact")
+            merged = merge_episode(stored.record.episode_id, stored.calls, trie())
             data.add(
                 EpisodeSummary.of(stored, merged),
                 episode_timelines(stored.record, merged, stored.scores),

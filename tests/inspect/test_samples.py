@@ -17,7 +17,7 @@ from ajet_core.interfaces import CallScore
 from ajet_core.timeline import Call
 from ajet_server.store.store_reader import StoredEpisode
 from ajet_testing.suites.samples import make_call, make_episode
-from tests.inspect.recorded import Recording
+from tests.inspect.recorded import Recording, trie
 from tests.timeline.episodes import episodes
 
 Sampled = tuple[str, int]
@@ -27,7 +27,7 @@ Sampled = tuple[str, int]
 def rows_of(
     calls: list[Call], of: RowsOf = "timelines", **scores: CallScore
 ) -> list[dict[str, Any]]:
-    return list(rows(StoredEpisode(make_episode(), 4, calls, scores), of, "exact", None))
+    return list(rows(StoredEpisode(make_episode(), 4, calls, scores), of, trie(), None))
 
 
 def trained(found: list[dict[str, Any]], calls: list[Call]) -> Counter[Sampled]:
@@ -97,7 +97,7 @@ def test_agents_temperatures_and_rewards_are_those_of_the_rows_calls() -> None:
     other = make_call("c", [9], [8], index=2)
     record = replace(make_episode(), call_rewards={"b": 0.5})
     stored = StoredEpisode(record, None, [first, second, other], {})
-    one, two = rows(stored, "timelines", "exact", None)
+    one, two = rows(stored, "timelines", trie(), None)
     assert one["call_ids"] == ["a", "b"]
     assert one["agents"] == ["agent-0", "agent-1"]
     assert one["call_rewards"] == [None, 0.5]
@@ -132,18 +132,18 @@ def test_the_columns_are_those_that_are_declared(
 ) -> None:
     texts = TokenTexts.load(recording.model_dir) if text else None
     stored = StoredEpisode(recording.episodes[0], 1, recording.calls["ep-aaa1"], {})
-    for row in rows(stored, of, "exact", texts):
+    for row in rows(stored, of, trie(), texts):
         assert list(row) == list(row_type(of, text=text))
 
 
 def test_text_is_what_the_tokens_say(recording: Recording) -> None:
     stored = StoredEpisode(recording.episodes[1], 1, recording.calls["ep-aab2"], {})
     texts = TokenTexts.load(recording.model_dir)
-    (row,) = rows(stored, "timelines", "exact", texts)
+    (row,) = rows(stored, "timelines", trie(), texts)
     assert row["text"] == (
         "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nit was<|im_end|>"
     )
-    (row,) = rows(stored, "calls", "exact", texts)
+    (row,) = rows(stored, "calls", trie(), texts)
     assert row["sampled_text"] == "it was<|im_end|>"
 
 

@@ -18,13 +18,13 @@ from ajet_core.timeline import Call, MergePolicy, MessageText, PlacedMessage
 from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
 from ajet_testing.suites.samples import conversation, make_call, make_episode
-from tests.inspect.recorded import Recording
+from tests.inspect.recorded import Recording, trie
 
 
 def view(
     calls: Sequence[Call], *, policy: MergePolicy = "exact", scores: Sequence[CallScore] = ()
 ) -> EpisodeTimelines:
-    merged = merge_episode("episode", calls, policy)
+    merged = merge_episode("episode", calls, trie(policy))
     record = make_episode()
     return episode_timelines(record, merged, {score.call_id: score for score in scores})
 
@@ -47,7 +47,7 @@ def roles_of(message: EpisodeTimelines, call: int) -> list[str]:
 def test_each_token_has_the_role_of_its_message(recording: Recording) -> None:
     for calls in recording.calls.values():
         record = next(e for e in recording.episodes if e.episode_id == calls[0].episode_id)
-        message = episode_timelines(record, merge_episode(record.episode_id, calls, "exact"), {})
+        message = episode_timelines(record, merge_episode(record.episode_id, calls, trie()), {})
         for number, call in enumerate(calls):
             expected = [""] * call.length
             for placed in call.conversation():
@@ -133,7 +133,7 @@ def test_drift_and_echoes_are_told() -> None:
         replace(first, metadata={DRIFT_TOKENS: "2"}),
         replace(second, metadata={ECHO_FIELDS: "arguments"}),
     ]
-    episode = episode_timelines(make_episode(), merge_episode("episode", calls, "exact"), {})
+    episode = episode_timelines(make_episode(), merge_episode("episode", calls, trie()), {})
     assert [(call.drift_tokens, call.echo_fields) for call in episode.calls] == [
         (2, ""),
         (0, "arguments"),

@@ -76,6 +76,7 @@ async def test_a_second_model_of_a_component_is_held_to_the_same_rules(
         {"trainer": {"script": "/bin/sh"}},
         {"trainer": {"settings": {"__class__": "os.system"}}},
         {"merger": {"name": "trie", "settings": {"path": "/etc/passwd"}}},
+        {"merger": {"name": "trie", "settings": {"policy": "/etc/passwd"}}},
         {"merger": {"name": "http://evil.example/merger"}},
         {"merger": {"name": "os:system"}},
         {"merger": {"name": "../../evil"}},

@@ -11,8 +11,9 @@ import pytest
 
 from ajet_core.interfaces import ComponentSettings, EpisodeRecord, TrainerInfo, WorkerContext
 from ajet_core.protocol import RunConfig
-from ajet_core.timeline import Call, CostModel
+from ajet_core.timeline import Call, CostModel, MergePolicy
 from ajet_server.batches.training_data import TrainingData, training_data
+from ajet_server.embedded.settings import TrieMergerSettings
 from ajet_server.embedded.trie_merger import TrieMerger
 from ajet_testing.servers import CLIENT, CONTROL, Running, key
 from ajet_testing.suites.samples import conversation, make_call, make_episode
@@ -32,6 +33,7 @@ def prepare(
     records: list[EpisodeRecord] | None = None,
     trainer: TrainerInfo = TREES,
     step: int = 1,
+    policy: MergePolicy = "exact",
     **changes: Any,
 ) -> TrainingData:
     if records is None:
@@ -44,7 +46,7 @@ def prepare(
         records,
         made,
         config=config,
-        merger=TrieMerger(ComponentSettings(), WorkerContext(Path())),
+        merger=TrieMerger(TrieMergerSettings(policy=policy), WorkerContext(Path())),
         estimator=estimator(ComponentSettings(), config.algorithm),
         trainer=trainer,
     )
@@ -200,7 +202,7 @@ def test_relaxed_merging_counts_what_it_altered() -> None:
     messages = tuple(second.conversation())
     made["x"] = [first, replace(second, base=None, shared=0, suffix_ids=prompt, messages=messages)]
     assert prepare(made).metrics()["tokens_altered"] == 0.0
-    data = prepare(made, timelines={"policy": "text"})
+    data = prepare(made, policy="text")
     assert data.metrics()["tokens_altered"] == 1.0
     assert len(trained(data)) == 12
 

@@ -13,7 +13,7 @@ import pytest
 
 from ajet_core.interfaces import ComponentSettings, Merger, WorkerContext
 from ajet_core.protocol import ServerState
-from ajet_core.timeline import Call, MergePolicy, TokenTree
+from ajet_core.timeline import Call, TokenTree
 from ajet_server.run.step_book import StepBook
 from ajet_testing.servers import (
     CLIENT,
@@ -37,11 +37,11 @@ class Picky(Merger):
         super().__init__(ComponentSettings(), WorkerContext(run_dir=server.run_dir, seed=0))
         self._merger = merger
 
-    def merge(self, episode_id: str, calls: Sequence[Call], policy: MergePolicy) -> TokenTree:
+    def merge(self, episode_id: str, calls: Sequence[Call]) -> TokenTree:
         """Merge, unless an agent is poisonous."""
         if any(call.agent == POISON for call in calls):
             raise RecursionError("too deep to merge")
-        return self._merger.merge(episode_id, calls, policy)
+        return self._merger.merge(episode_id, calls)
 
 
 def make_picky(server: Running) -> None:

@@ -94,7 +94,7 @@ function showHead(element, episode) {
   ];
   if (summary.paid_again) facts.push(["paid twice", plural(summary.paid_again, "token")]);
   if (summary.calls_aborted) facts.push(["aborted", plural(summary.calls_aborted, "call")]);
-  if (episode.policy !== "exact") facts.push(["merged by", `${episode.policy} (${plural(episode.altered, "token")} altered)`]);
+  facts.push(["merged by", episode.altered ? `${episode.merger} (${plural(episode.altered, "token")} altered)` : episode.merger]);
   for (const [agent, reward] of Object.entries(episode.agentRewards)) facts.push([`reward of ${plain(agent)}`, brief(reward)]);
   if (episode.tag) facts.push(["tag", plain(episode.tag)]);
   if (episode.reason) facts.push(["reason", plain(episode.reason)]);
