@@ -43,15 +43,13 @@ class TokenNode:
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """All calls of one episode. Parents precede their children in `nodes`.
-
-    With the policy ``exact`` the same calls give the same tree, in whatever order they were added.
-    With the relaxed ones, the first call with a text decides on its tokens.
+    """All calls of one episode, as a merger made it. Parents precede their children in `nodes`.
 
     :param calls: calls in the order of their index.
-    :param ends: [len(calls)] the node in which each call ends; -1 for a call without tokens.
-    :param tokens_altered: changes of calls' contexts by a relaxed policy; 0 if and only if each
-        call follows exactly the tokens of its own prompt. Counted for each call that continues
+    :param ends: [len(calls)] the node in which each call ends, whose last token is the last that
+        the call sampled if it sampled any; -1 for a call without tokens.
+    :param tokens_altered: changes of calls' contexts by the merger; 0 if and only if each call
+        follows exactly the tokens of its own prompt. Counted for each call that continues
         other tokens than its own, up to the place where it does: message by message (with what the
         template writes before it), the tokens without the common prefix and suffix, in the prompt
         or in the tree, whichever are more. Calls that continue such a call follow the same tokens

@@ -26,6 +26,9 @@ _REMEMBERED = 8
 class TokenTrie:
     """The growing tree of one episode.
 
+    With the policy ``exact`` the same calls give the same tree, in whatever order they were added.
+    With the relaxed ones, the first call with a text decides on its tokens.
+
     Adding a call takes time linear in its new part: tokens shared with its base are skipped. A call
     without a base is compared with the tree from its root on; with the relaxed policies, so is one
     that does not continue from the end of its base.

@@ -4,56 +4,70 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ajet_core.interfaces import Merger
-from ajet_core.timeline import LAYOUTS, Call, TokenTree, lay_out
+from ajet_core.timeline import LAYOUTS, Call, MessageText, PlacedMessage, TokenTree, lay_out
 from ajet_testing.suites.samples import conversation, make_call
 
 
-def assert_exact(tree: TokenTree, calls: Sequence[Call]) -> None:
-    """Check that `tree` is an exact merge of `calls`, see `Merger.merge`."""
-    assert tree.tokens_altered == 0
+def assert_whole(tree: TokenTree, calls: Sequence[Call]) -> None:
+    """Check what `Merger.merge` says of every tree: nothing is lost, and alterations are counted."""
     assert tree.calls == sorted(calls, key=lambda call: (call.index, call.call_id))
     assert tree.tokens_raw == sum(call.length for call in calls)
-    branches: dict[int, set[int]] = {}
     for i, node in enumerate(tree.nodes):
         assert -1 <= node.parent < i, "a parent stands before its children"
         assert node.token_ids, "a node holds tokens"
-        first = branches.setdefault(node.parent, set())
-        assert node.token_ids[0] not in first, "what is shared is held once"
-        first.add(node.token_ids[0])
-    # For each call, the node in which each of its sampled tokens is.
-    sampled: list[dict[int, int]] = [{} for _ in tree.calls]
+    # For each call, the node and the offset in it of each of its sampled tokens.
+    sampled: list[dict[int, tuple[int, int]]] = [{} for _ in tree.calls]
     for i, node in enumerate(tree.nodes):
         for sampling in node.samplings:
             for offset in range(len(node.token_ids)):
                 place = sampled[sampling.call]
                 assert sampling.start + offset not in place, "a token is sampled once by a call"
-                place[sampling.start + offset] = i
+                place[sampling.start + offset] = (i, offset)
     for call, end, place in zip(tree.calls, tree.ends, sampled, strict=True):
-        assert tree.path_ids(end)[: call.length] == call.token_ids, "a call is a root-to-node path"
-        assert sorted(place) == list(range(len(call.sampled_ids))), "it keeps its sampled tokens"
-        path = tree.path(end)
-        depth = 0
-        for i in path:
-            start = depth
-            depth += len(tree.nodes[i].token_ids)
-            for offset in (o for o, n in place.items() if n == i):
-                assert start <= call.prompt_length + offset < depth, "where it sampled them"
-        assert set(place.values()) <= set(path)
+        size = len(call.sampled_ids)
+        assert sorted(place) == list(range(size)), "it keeps its sampled tokens"
+        path = [(i, at) for i in tree.path(end) for at in range(len(tree.nodes[i].token_ids))]
+        first = len(path) - size
+        assert [place[i] for i in range(size)] == path[first:], "they are the end of its path"
+        assert tree.path_ids(end)[first:] == call.sampled_ids, "they are the tokens that it sampled"
+    assert (tree.tokens_altered == 0) == all(map(_is_exact, *_paths(tree))), "what differs counts"
+
+
+def assert_exact(tree: TokenTree, calls: Sequence[Call]) -> None:
+    """Check that `tree` is an exact merge of `calls`, see `MergerPromises`."""
+    assert_whole(tree, calls)
+    assert tree.tokens_altered == 0
+    for call, ids in zip(*_paths(tree), strict=True):
+        assert _is_exact(call, ids), "a call is a root-to-node path"
+
+
+def assert_shared(tree: TokenTree) -> None:
+    """Check that tokens that follow the same tokens are in the tree once."""
+    branches: dict[int, set[int]] = {}
+    for node in tree.nodes:
+        first = branches.setdefault(node.parent, set())
+        assert node.token_ids[0] not in first, "what is shared is held once"
+        first.add(node.token_ids[0])
 
 
 def assert_trained_once(tree: TokenTree) -> None:
-    """Check that every layout trains each sampled token of each call once, in its context."""
+    """Check that every layout trains each sampled token of each call once, in its context.
+
+    That is the path to the token; `assert_exact` checks that it is the context of the call.
+    """
     expected = sorted(
-        (number, i, tuple(call.token_ids[: call.prompt_length + i + 1]))
-        for number, call in enumerate(tree.calls)
-        for i in range(len(call.sampled_ids))
+        (number, i, tuple(ids[: len(ids) - size + i + 1]))
+        for number, (call, ids) in enumerate(zip(*_paths(tree), strict=True))
+        for size in [len(call.sampled_ids)]
+        for i in range(size)
         # The very first token of a sequence has no context, so it cannot be trained.
-        if call.prompt_length + i > 0
+        if len(ids) - size + i > 0
     )
     for layout in LAYOUTS:
         trained = []
@@ -67,6 +81,28 @@ def assert_trained_once(tree: TokenTree) -> None:
                         context = above + segment.token_ids[: span.offset + i + 1]
                         trained.append((span.call, span.start + i, tuple(context)))
         assert sorted(trained) == expected, layout
+
+
+def _paths(tree: TokenTree) -> tuple[list[Call], list[list[int]]]:
+    """Return the calls, and for each the tokens from the root to its end."""
+    return tree.calls, [tree.path_ids(end) for end in tree.ends]
+
+
+def _is_exact(call: Call, ids: list[int]) -> bool:
+    # A call that sampled nothing may end within a node.
+    whole = len(ids) == call.length or not call.sampled_ids
+    return whole and ids[: call.length] == call.token_ids
+
+
+def _spoken(call: Call, messages: Sequence[tuple[int, str, str]], tools: str = "") -> Call:
+    """Return `call` with messages: end in the prompt, role and text of each."""
+    placed = []
+    start = 0
+    for end, role, text in messages:
+        placed.append(PlacedMessage(start, end, MessageText(role, text)))
+        start = end
+    answer = MessageText("assistant", f"answer of {call.call_id}")
+    return replace(call, messages=tuple(placed), answer=answer, tools=tools)
 
 
 def _cases() -> dict[str, list[Call]]:
@@ -115,11 +151,25 @@ def _cases() -> dict[str, list[Call]]:
         ],
         "no context between two calls": [turn, make_call("on", [1, 2, 3, 4], [5], index=1)],
         "nothing at all": [make_call("empty", [], [])],
+        "the same words in other tokens": [
+            _spoken(make_call("a", [1, 2, 3, 9], [4]), [(3, "user", "up")]),
+            _spoken(
+                make_call("b", [1, 1, 2, 2, 3, 9, 4, 7, 8, 9], [5], index=1),
+                [(5, "user", "up"), (7, "assistant", "answer of a"), (9, "user", "on")],
+            ),
+            _spoken(make_call("c", [1, 6, 2, 3, 9], [4], index=2), [(4, "user", "up")]),
+        ],
+        "the same words with other tools": [
+            _spoken(make_call("a", [1, 2, 3, 9], [4]), [(3, "user", "up")], "one"),
+            _spoken(make_call("b", [2, 2, 3, 9], [5], index=1), [(3, "user", "up")], "two"),
+        ],
     }
 
 
 class MergerSuite:
     """Conformance tests of a `Merger`; a subclass creates one.
+
+    Tests of what `Merger.promises` does not declare are skipped, with the reason.
 
     ::
 
@@ -142,8 +192,17 @@ class MergerSuite:
         """Return one of the cases."""
         return _cases()[request.param]
 
-    def test_the_merge_is_exact(self, merger: Merger, calls: list[Call]) -> None:
+    def test_nothing_is_lost(self, merger: Merger, calls: list[Call]) -> None:
+        assert_whole(merger.merge("episode", calls), calls)
+
+    def test_an_exact_merge_is_exact(self, merger: Merger, calls: list[Call]) -> None:
+        if not merger.promises.exact:
+            pytest.skip("this merger does not promise to be exact")
         assert_exact(merger.merge("episode", calls), calls)
+
+    def test_what_calls_share_is_held_once(self, merger: Merger, calls: list[Call]) -> None:
+        _skip_unless_it_shares(merger)
+        assert_shared(merger.merge("episode", calls))
 
     def test_every_sampled_token_is_trained_once(self, merger: Merger, calls: list[Call]) -> None:
         assert_trained_once(merger.merge("episode", calls))
@@ -152,6 +211,12 @@ class MergerSuite:
         first = merger.merge("episode", calls)
         merger.merge("episode", conversation(3))
         assert merger.merge("episode", calls) == first
+
+    def test_another_merger_gives_the_same_tree(
+        self, merger: Merger, calls: list[Call], tmp_path: Path
+    ) -> None:
+        """The tools that show a run make a merger of their own."""
+        assert self.make_merger(tmp_path).merge("episode", calls) == merger.merge("episode", calls)
 
     def test_the_order_of_the_calls_does_not_matter(
         self, merger: Merger, calls: list[Call]
@@ -166,7 +231,13 @@ class MergerSuite:
         assert calls == before
 
     def test_a_conversation_is_held_once(self, merger: Merger) -> None:
+        _skip_unless_it_shares(merger)
         calls = conversation(8, hints=False)
         tree = merger.merge("episode", calls)
         assert tree.tokens == len(calls[-1].token_ids)
         assert tree.tokens_sampled == 24
+
+
+def _skip_unless_it_shares(merger: Merger) -> None:
+    if not merger.promises.shares:
+        pytest.skip("this merger does not promise to share tokens")

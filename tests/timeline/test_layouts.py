@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_core.timeline import LAYOUTS, LINEAR_LAYOUTS, Call, TrainSpan, TrainTree, lay_out
-from ajet_testing.suites.merger_suite import assert_trained_once
+from ajet_testing.suites.merger_suite import assert_exact, assert_trained_once
 from ajet_testing.suites.samples import conversation, make_call
 
 from .episodes import episodes, tree_of
@@ -25,7 +25,9 @@ def trained(units: list[TrainTree]) -> list[tuple[int, int, tuple[int, ...]]]:
 
 @given(episodes())
 def test_every_layout_trains_every_token_once_in_its_context(calls: list[Call]) -> None:
-    assert_trained_once(tree_of(calls))
+    tree = tree_of(calls)
+    assert_exact(tree, calls)
+    assert_trained_once(tree)
 
 
 @given(st.lists(episodes(), max_size=3))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ajet_core.timeline import Call, Sampling, TokenTree, TokenTrie
 from ajet_core.timeline.radix import RadixTree, Run
-from ajet_testing.suites.merger_suite import assert_exact, assert_trained_once
+from ajet_testing.suites.merger_suite import assert_exact, assert_shared, assert_trained_once
 from ajet_testing.suites.samples import conversation, make_call
 
 from .episodes import episodes, spoken, tree_of
@@ -17,6 +17,7 @@ from .episodes import episodes, spoken, tree_of
 def test_any_episode_is_held_exactly(calls: list[Call]) -> None:
     tree = tree_of(calls)
     assert_exact(tree, calls)
+    assert_shared(tree)
     assert_trained_once(tree)
 
 

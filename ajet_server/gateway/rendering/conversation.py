@@ -107,6 +107,9 @@ class ConversationIndex:
     Tokens can be shared with a call as soon as its write to the store starts, so that concurrent
     calls do not each store the same prompt. Conversations continue from a call only when it is
     durable.
+
+    The index finds these tokens with a `TokenTrie` of its own, whatever merger the run has: it asks
+    which recorded tokens a prompt begins with, not which contexts are trained together.
     """
 
     _by_key: dict[str, Call] = field(default_factory=dict)
