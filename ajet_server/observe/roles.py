@@ -31,14 +31,22 @@ def node_roles(tree: TokenTree) -> list[list[NodeRole]]:
         starts.append(0 if parent < 0 else starts[parent] + len(tree.nodes[parent].token_ids))
     found: dict[int, list[NodeRole]] = {}
     for call, end in zip(tree.calls, tree.ends, strict=True):
-        spans = [(m.start, m.end, m.text.role, m.text.name) for m in call.messages]
-        spans.append((call.prompt_length, call.length, "assistant", ""))
-        # A relaxed policy can put a call at a depth other than its own length.
+        # A merger that is not exact can put a call at a depth other than its own length.
         depth = starts[end] + len(tree.nodes[end].token_ids) if end >= 0 else 0
         shift = depth - call.length
         number = end
+        new = []
         # An earlier call that passed through a node also passed through all nodes above it.
         while number >= 0 and number not in found:
+            new.append(number)
+            number = tree.nodes[number].parent
+        # Usually another call passed through what the call has in common with its base. The base's
+        # messages are only needed if not, because reading them takes time for the whole prompt.
+        reaches_base = bool(new) and starts[new[-1]] - shift < call.shared
+        messages = call.conversation() if reaches_base else call.messages
+        spans = [(m.start, m.end, m.text.role, m.text.name) for m in messages]
+        spans.append((call.prompt_length, call.length, "assistant", ""))
+        for number in new:
             start, size = starts[number], len(tree.nodes[number].token_ids)
             found[number] = [
                 NodeRole(
@@ -50,5 +58,4 @@ def node_roles(tree: TokenTree) -> list[list[NodeRole]]:
                 for first, last, role, name in spans
                 if first + shift < start + size and last + shift > start and last > first
             ]
-            number = tree.nodes[number].parent
     return [found.get(number, []) for number in range(len(tree.nodes))]
