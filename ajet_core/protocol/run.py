@@ -442,8 +442,8 @@ class EvaluationConfig(Message):
 class RunConfig(Message):
     """Everything that says what is trained and how.
 
-    :param merger: what makes timelines of an episode's calls. The setting ``policy`` of ``trie`` says when a call
-        continues in an existing context (docs/timelines.md).
+    :param merger: what makes timelines of an episode's calls. The setting ``policy`` of ``trie``
+        says when a call continues in an existing context (docs/timelines.md).
     :param mixture: None takes episodes of any tag as they come.
     :param weight_channel: how weights come from the trainer to the engine, such as ``safetensors_dir`` or
         ``collective``; None takes the first that the trainer offers and the engine accepts.

@@ -57,8 +57,9 @@ class StepSummary(Message):
       ``tokens_per_second`` (sampled tokens of the batch over the time since the step before);
     - with a mixture, ``tasks/TAG`` and ``episodes/TAG`` for each of its tags, and where it has episodes ``reward_mean/TAG``,
       ``reward_std/TAG``, ``calls/TAG``, ``calls_malformed/TAG`` and ``tokens_per_call/TAG``;
-    - ``tokens_altered`` (by a merger that is not exact), ``calls_dropped``, ``tokens_dropped``, ``calls_alone`` (by
-      the limits of `TimelineConfig`), ``tokens_sampled`` (those that are not trained included).
+    - ``tokens_altered`` (by a merger that is not exact), ``calls_dropped``, ``tokens_dropped``,
+      ``calls_alone`` (by the limits of `TimelineConfig`), ``tokens_sampled`` (those that are not
+      trained included).
 
     :param plan: the layout that was trained.
     :param forks: in words, why timelines forked and what it costs, the dearest first.
