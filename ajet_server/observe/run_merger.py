@@ -51,13 +51,7 @@ class RunMerger:
         :raises DamagedRecordError: the stored configuration does not say which one it is.
         :raises PluginError: the merger cannot be used here; the message says what to install.
         """
-        try:
-            config = _Merging() if run is None else _Merging.model_validate_json(run.config_json)
-        except ValidationError as error:
-            raise DamagedRecordError(
-                f"the stored configuration of run {run.run_id if run else ''} is damaged: restore "
-                "the store from a backup"
-            ) from error
+        config = _Merging() if run is None else _stored(run)
         context = WorkerContext(run_dir=run_dir, seed=config.seed)
         try:
             return cls(config.merger.name, make_merger(config.merger, plugins, context))
@@ -65,3 +59,13 @@ class RunMerger:
             raise PluginError(
                 f"the run's merger {config.merger.name!r} cannot be used here: {error.message}"
             ) from error
+
+
+def _stored(run: RunRecord) -> _Merging:
+    try:
+        return _Merging.model_validate_json(run.config_json)
+    except ValidationError as error:
+        raise DamagedRecordError(
+            f"the stored configuration of run {run.run_id} does not say how its calls are merged: "
+            "it is damaged, restore the store from a backup"
+        ) from error

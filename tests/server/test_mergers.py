@@ -13,8 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ajet_cli.main import cli
-from ajet_core.interfaces import Merger, WorkerContext
+from ajet_core.errors import DamagedRecordError
+from ajet_core.interfaces import Merger, RunRecord, WorkerContext
 from ajet_core.protocol import EpisodeTimelines
+from ajet_server.observe.run_merger import RunMerger
 from ajet_testing.plugins import scripted_plugins
 from ajet_testing.servers import CONTROL, Running, ServerFactory, error_of
 from ajet_testing.suites.merger_suite import MergerSuite
@@ -151,6 +153,17 @@ async def test_a_merger_that_is_not_installed_is_one_line(
         answer = await server.http.get(url, headers=CONTROL)
         assert (answer.status_code, error_of(answer)["type"]) == (500, "plugin_error")
         assert "install the one that has it" in error_of(answer)["message"]
+
+
+def test_without_a_run_the_merger_is_the_usual_one(tmp_path: Path) -> None:
+    assert RunMerger.of(None, scripted_plugins(), tmp_path).name == "trie"
+
+
+@pytest.mark.parametrize("config", ['{"merger": 3}', '{"merger": {"settings": {}}}', "{"])
+def test_a_damaged_configuration_is_told(config: str, tmp_path: Path) -> None:
+    run = RunRecord("run-1", config, 0.0)
+    with pytest.raises(DamagedRecordError, match="configuration of run run-1 does not say how"):
+        RunMerger.of(run, scripted_plugins(), tmp_path)
 
 
 @pytest.mark.parametrize(
