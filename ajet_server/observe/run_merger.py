@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -12,6 +13,7 @@ from ajet_core.errors import AjetError, DamagedRecordError, PluginError
 from ajet_core.interfaces import Merger, RunRecord, WorkerContext
 from ajet_core.plugin import PluginManager
 from ajet_core.protocol import ComponentChoice, RunConfig
+from ajet_core.timeline import Call, TokenTree
 
 
 def make_merger(chosen: ComponentChoice, plugins: PluginManager, context: WorkerContext) -> Merger:
@@ -58,6 +60,21 @@ class RunMerger:
         except AjetError as error:
             raise PluginError(
                 f"the run's merger {config.merger.name!r} cannot be used here: {error.message}"
+            ) from error
+
+    def merge(self, episode_id: str, calls: Sequence[Call]) -> TokenTree:
+        """Merge the calls of one episode.
+
+        :raises PluginError: the merger failed.
+        """
+        try:
+            return self.merger.merge(episode_id, calls)
+        except AjetError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"the run's merger {self.name!r} failed on episode {episode_id}: "
+                f"{type(error).__name__}: {error}"
             ) from error
 
 

@@ -51,8 +51,11 @@ class MergedEpisode:
 
 
 def merge_episode(episode_id: str, calls: Sequence[Call], merger: RunMerger) -> MergedEpisode:
-    """Merge the calls of one episode as the run does."""
-    merge = merger.merger.merge
+    """Merge the calls of one episode as the run does.
+
+    :raises PluginError: the merger failed.
+    """
+    merge = merger.merge
     tree = merge(episode_id, calls)
     kept = [call for call in calls if call.finish_reason != ABORTED]
     seen = tree if len(kept) == len(calls) else merge(episode_id, kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ajet_cli.main import cli
-from ajet_core.errors import DamagedRecordError
+from ajet_core.errors import DamagedRecordError, PluginError
 from ajet_core.interfaces import Merger, RunRecord, WorkerContext
 from ajet_core.protocol import EpisodeTimelines
+from ajet_core.timeline import Call, TokenTree
 from ajet_server.observe.run_merger import RunMerger
+from ajet_server.observe.timeline_view import merge_episode
 from ajet_testing.plugins import scripted_plugins
 from ajet_testing.servers import CONTROL, Running, ServerFactory, error_of
 from ajet_testing.suites.merger_suite import MergerSuite
@@ -153,6 +155,19 @@ async def test_a_merger_that_is_not_installed_is_one_line(
         answer = await server.http.get(url, headers=CONTROL)
         assert (answer.status_code, error_of(answer)["type"]) == (500, "plugin_error")
         assert "install the one that has it" in error_of(answer)["message"]
+
+
+def test_a_merger_that_fails_is_named_with_the_episode(tmp_path: Path) -> None:
+    class Failing(Branches):
+        def merge(self, episode_id: str, calls: Sequence[Call]) -> TokenTree:
+            raise RuntimeError("out of ideas")
+
+    merger = RunMerger("failing", Failing(BranchesSettings(), WorkerContext(tmp_path)))
+    with pytest.raises(PluginError) as caught:
+        merge_episode("e1", [], merger)
+    assert caught.value.message == (
+        "the run's merger 'failing' failed on episode e1: RuntimeError: out of ideas"
+    )
 
 
 def test_without_a_run_the_merger_is_the_usual_one(tmp_path: Path) -> None:
