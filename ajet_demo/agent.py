@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentjet.client import Episode, EpisodeOutcome, Task
-from ajet_core.interfaces import WorldAnswer, WorldCall
+from ajet_core.interfaces import ComponentSettings, WorldAnswer, WorldCall
 from ajet_worlds.agent import WorldAgent, episode_outcome
 from ajet_worlds.grid import GridWorld, grid_outcome, walk_with
 from ajet_worlds.gridwalk import GridWalk
@@ -21,7 +21,7 @@ class GridWalkAgent(WorldAgent):
     """
 
     def __init__(self, temperature: float = 1.0, *, http_client: Any = None) -> None:
-        super().__init__(GridWorld(), temperature, http_client=http_client)
+        super().__init__(GridWorld(ComponentSettings()), temperature, http_client=http_client)
 
     async def __call__(self, task: Task, episode: Episode) -> EpisodeOutcome:
         """Walk the task of `task.id` with the model of `episode`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ajet_core.interfaces import ComponentSettings
 from ajet_core.protocol import RunConfig
 from ajet_worlds import recipe
 from ajet_worlds.grid import GridWorld
@@ -23,7 +24,12 @@ def run_config(
 ) -> RunConfig:
     """Return the demo's GRPO configuration with these components."""
     return recipe.run_config(
-        GridWorld(), model, name="gridwalk-tiny", seed=seed, engine=engine, trainer=trainer
+        GridWorld(ComponentSettings()),
+        model,
+        name="gridwalk-tiny",
+        seed=seed,
+        engine=engine,
+        trainer=trainer,
     )
 
 

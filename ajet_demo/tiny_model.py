@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ajet_core.interfaces import ComponentSettings
 from ajet_worlds import tiny_model
 from ajet_worlds.grid import GridWorld
 from ajet_worlds.tiny_model import HIDDEN, ProgressCallback, TinyModelReport
@@ -23,7 +24,7 @@ def create_tiny_model(
     """
     return tiny_model.create_tiny_model(
         directory,
-        worlds=[GridWorld()],
+        worlds=[GridWorld(ComponentSettings())],
         seed=seed,
         hidden=hidden,
         warmup_steps=warmup_steps,

@@ -88,7 +88,7 @@ class ScriptedEngineSettings(FaultSettings):
     checks_grammar: bool = False
 
 
-class ScriptedEngine(Engine):
+class ScriptedEngine(Engine[ScriptedEngineSettings]):
     """The engine ``scripted``.
 
     It supports ``max_tokens``, stop tokens, the context limit, pauses, cancellation and
@@ -96,14 +96,13 @@ class ScriptedEngine(Engine):
     the token (`scripted_logprob`).
     """
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: ScriptedEngineSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
-        self._settings = ScriptedEngineSettings.model_validate(settings.model_dump())
-        self._faults = Faults(self._settings, context.run_dir, "engine", EngineError)
+        self._faults = Faults(self.settings, context.run_dir, "engine", EngineError)
         self._going = asyncio.Event()
         self._going.set()
         self._closed = False
-        self._info = EngineInfo(self._settings.max_context, self._settings.vocab_size)
+        self._info = EngineInfo(self.settings.max_context, self.settings.vocab_size)
         self._policy_version = 0
         self._digest = ""
         self._probes, self._seal = ProbeWatch(), SealReport(0)
@@ -115,9 +114,9 @@ class ScriptedEngine(Engine):
         """Apply the smaller of the two context limits; nothing is loaded."""
         limit = min(self._info.max_context, model.max_context or self._info.max_context)
         self._info = replace(self._info, max_context=limit)
-        if self._settings.replies:
-            self._script = _Script(Path(model.path), self._settings.replies)
-        if self._settings.checks_grammar:
+        if self.settings.replies:
+            self._script = _Script(Path(model.path), self.settings.replies)
+        if self.settings.checks_grammar:
             from ajet_testing.suites.grammar_check import GrammarCheck
 
             self._grammars = GrammarCheck(Path(model.path), self._info.vocab_size)
@@ -140,7 +139,7 @@ class ScriptedEngine(Engine):
             ids, reason = _cut(self._reply(request), request.sampling, room)
             if self._grammars is not None:
                 self._grammars.check(request, ids)
-            step = self._settings.chunk_tokens
+            step = self.settings.chunk_tokens
             for start in range(0, max(1, len(ids)), step):
                 await self._going.wait()
                 if self._closed:
@@ -170,7 +169,7 @@ class ScriptedEngine(Engine):
             found = file.read_text(encoding="utf-8") if file.is_file() else None  # noqa: ASYNC240
         if found is None:
             raise EngineError(f"there are no weights at {update.location!r}")
-        if self._faults.due(update.policy_version, self._settings.stale_at, "stale"):
+        if self._faults.due(update.policy_version, self.settings.stale_at, "stale"):
             self._digest = self._misloaded(str(found))
         else:
             self._digest = str(found)
@@ -179,7 +178,7 @@ class ScriptedEngine(Engine):
 
     def _misloaded(self, digest: str) -> str:
         half = len(digest) // 2
-        match self._settings.planted:
+        match self.settings.planted:
             case "stale":
                 return self._digest
             case "swapped":
@@ -195,7 +194,7 @@ class ScriptedEngine(Engine):
         if update.probe is None:
             return SealReport(update.policy_version)
         count = len(update.probe.logprobs)
-        found = [-1.0 + self._settings.sways * one for one in swayed(self._digest, count)]
+        found = [-1.0 + self.settings.sways * one for one in swayed(self._digest, count)]
         return self._probes.check(update, found, who)
 
     async def seal(self) -> SealReport:
@@ -245,12 +244,12 @@ class ScriptedEngine(Engine):
     def _reply(self, request: GenerateRequest) -> list[int]:
         if self._script is not None and (found := self._script.reply(request)) is not None:
             return found
-        if self._settings.reply_ids is not None:
-            return list(self._settings.reply_ids)
+        if self.settings.reply_ids is not None:
+            return list(self.settings.reply_ids)
         stops = request.sampling.stop_token_ids
-        made_up = _made_up_ids(request, self._settings.vocab_size)
+        made_up = _made_up_ids(request, self.settings.vocab_size)
         ids = (token for token in made_up if token not in stops)
-        return [next(ids) for _ in range(self._settings.reply_length)] + list(stops[:1])
+        return [next(ids) for _ in range(self.settings.reply_length)] + list(stops[:1])
 
     def _chunk(
         self, ids: list[int], request: GenerateRequest, reason: FinishReason | None
@@ -263,7 +262,7 @@ class ScriptedEngine(Engine):
 
     def _top(self, token: int, count: int) -> list[tuple[int, float]]:
         return [
-            ((token + rank) % self._settings.vocab_size, scripted_logprob(token) - rank)
+            ((token + rank) % self.settings.vocab_size, scripted_logprob(token) - rank)
             for rank in range(count)
         ]
 

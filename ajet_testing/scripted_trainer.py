@@ -15,7 +15,6 @@ from pydantic import Field
 from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.files import read_json
 from ajet_core.interfaces import (
-    ComponentSettings,
     ModelDirectory,
     StepReport,
     Trainer,
@@ -64,23 +63,16 @@ class ScriptedTrainerSettings(FaultSettings):
     dies_in: Literal["start", "load", "publish", "save"] | None = None
 
 
-class ScriptedTrainer(Trainer):
+class ScriptedTrainer(Trainer[ScriptedTrainerSettings]):
     """The trainer ``scripted``.
 
     Its "weights" are a digest over all trained batches, in order, so that a test can check whether
     a resumed run trained the same batches. A step that fails leaves the digest unchanged.
     """
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: ScriptedTrainerSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
-        checked = ScriptedTrainerSettings.model_validate(settings.model_dump())
-        self._faults = Faults(checked, context.run_dir, "trainer", TrainerError)
-        self._refuses_at = checked.refuses_at
-        self._tears_at = checked.tears_at
-        self._rehearsed_gap, self._memory = checked.rehearsed_gap, checked.memory
-        self._sways, self._reports_checksums = checked.sways, checked.reports_checksums
-        self._dies_in = checked.dies_in
-        self._reports = checked.reports
+        self._faults = Faults(settings, context.run_dir, "trainer", TrainerError)
         self._torn = False
         self._algorithm = AlgorithmConfig()
         self._steps = 0
@@ -88,7 +80,7 @@ class ScriptedTrainer(Trainer):
 
     def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
         """Initialise the digest with the model's path."""
-        self._faults.die(self._dies_in, "start")
+        self._faults.die(self.settings.dies_in, "start")
         self._algorithm = algorithm
         self._digest = hashlib.sha256(model.path.encode()).hexdigest()
         return TrainerInfo(parameters=32, trainable_parameters=32, device="none")
@@ -103,7 +95,7 @@ class ScriptedTrainer(Trainer):
         """
         if self._faults.check(batch.step):
             self._hang()
-        self._torn |= self._faults.due(batch.step, self._tears_at, "torn")
+        self._torn |= self._faults.due(batch.step, self.settings.tears_at, "torn")
         if self._torn:
             raise WeightsLostError(f"scripted loss of the weights in step {batch.step}")
         self._refuse(batch)
@@ -130,7 +122,7 @@ class ScriptedTrainer(Trainer):
                 "learning_rate": self._algorithm.learning_rate,
                 **{
                     name: values[min(batch.step, len(values)) - 1]
-                    for name, values in self._reports.items()
+                    for name, values in self.settings.reports.items()
                 },
             },
             tokens_trained=trained,
@@ -157,13 +149,13 @@ class ScriptedTrainer(Trainer):
     def _rehearsed(self, logprobs: list[float]) -> list[float]:
         sways = swayed(self._digest, len(logprobs))
         return [
-            one + self._rehearsed_gap * place + self._sways * sways[place]
+            one + self.settings.rehearsed_gap * place + self.settings.sways * sways[place]
             for place, one in enumerate(logprobs)
         ]
 
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
         """Write the digest to the location where a scripted engine reads it."""
-        self._faults.die(self._dies_in, "publish")
+        self._faults.die(self.settings.dies_in, "publish")
         if channel not in WEIGHT_CHANNELS:
             raise TrainerError(f"the scripted trainer has no weight channel {channel!r}")
         location = _SHARED_KEY
@@ -173,13 +165,13 @@ class ScriptedTrainer(Trainer):
             location = str(self.context.run_dir / _WEIGHT_FILE)
             Path(location).write_text(self._digest, encoding="utf-8")
         checksums: dict[str, tuple[str, ...]] = {}
-        if self._reports_checksums:
+        if self.settings.reports_checksums:
             checksums = {"digest": (self._digest,)}
         return WeightUpdate(channel, policy_version, location, checksums=checksums)
 
     def save(self, directory: Path) -> None:
         """Write digest and number of steps as JSON."""
-        self._faults.die(self._dies_in, "save")
+        self._faults.die(self.settings.dies_in, "save")
         directory.mkdir(parents=True, exist_ok=True)
         state = {"steps": self._steps, "digest": self._digest}
         (directory / _STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
@@ -189,7 +181,7 @@ class ScriptedTrainer(Trainer):
 
         :raises TrainerError: there is nothing to load.
         """
-        self._faults.die(self._dies_in, "load")
+        self._faults.die(self.settings.dies_in, "load")
         try:
             state = read_json(directory / _STATE_FILE)
             self._steps, self._digest = int(state["steps"]), str(state["digest"])
@@ -208,7 +200,7 @@ class ScriptedTrainer(Trainer):
         self.context.shared.pop(_SHARED_KEY, None)
 
     def _refuse(self, batch: TrainBatch, *, rehearsal: bool = False) -> None:
-        if not rehearsal and self._faults.due(batch.step, self._refuses_at, "refused"):
+        if not rehearsal and self._faults.due(batch.step, self.settings.refuses_at, "refused"):
             raise StepRefusedError(f"scripted refusal of step {batch.step}")
         for call in batch.calls:
             if not all(map(math.isfinite, (call.advantage, *call.logprobs))):
@@ -218,7 +210,7 @@ class ScriptedTrainer(Trainer):
 
     def _check_memory(self, batch: TrainBatch) -> None:
         longest = max((tree.tokens for tree in batch.trees), default=0)
-        if self._memory is not None and longest > self._memory:
+        if self.settings.memory is not None and longest > self.settings.memory:
             raise TrainerError(
                 f"{longest} tokens do not fit into the memory of the scripted trainer"
             )

@@ -13,6 +13,7 @@ from pydantic import Field
 from ajet_core.interfaces import (
     Chat,
     ComponentSettings,
+    SettingsT_co,
     World,
     WorldAnswer,
     WorldCall,
@@ -37,7 +38,7 @@ model has learned about half of that: it hardly succeeds more often than a rando
 the observation. With 0.1, models of some seeds never start to learn."""
 
 
-class GridWorld(World):
+class GridWorld(World[SettingsT_co]):
     """Walk to a goal whose direction is in every reply; the reward comes at the end."""
 
     recipe = WorldRecipe(
@@ -83,15 +84,14 @@ class SlowGridSettings(ComponentSettings):
     tail: Annotated[float, Field(gt=0)] = 1.1
 
 
-class SlowGridWorld(GridWorld):
+class SlowGridWorld(GridWorld[SlowGridSettings]):
     """The grid with delays, which are the same for the same move of the same rollout of a task."""
 
-    def __init__(self, settings: ComponentSettings | None = None) -> None:
-        super().__init__(settings or SlowGridSettings())
+    def __init__(self, settings: SlowGridSettings) -> None:
+        super().__init__(settings)
         self._rollouts: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
     def delays(self, task_id: str) -> Iterator[float]:
-        assert isinstance(self.settings, SlowGridSettings)
         least, most, tail = self.settings.shortest, self.settings.longest, self.settings.tail
         number = next(self._rollouts[task_id])
         rng = random.Random(f"slow-grid/{task_id}/{number}")  # noqa: S311 - a puzzle, not a secret

@@ -47,6 +47,7 @@ from options import at_least, fraction
 from reporting import report
 
 from agentjet.client import AsyncSwarmClient, SwarmClient
+from ajet_core.interfaces import ComponentSettings
 from ajet_core.protocol import ComponentChoice, RolloutConfig, RunConfig, ServerState, ServerStatus
 from ajet_demo.orchestrate import terminate_as_interrupt
 from ajet_demo.recipe import (
@@ -59,7 +60,7 @@ from ajet_demo.recipe import (
 from ajet_demo.server_child import DemoServer
 from ajet_demo.tiny_model import create_tiny_model
 from ajet_worlds.agent import WorldAgent
-from ajet_worlds.grid import GridWorld, SlowGridWorld
+from ajet_worlds.grid import GridWorld, SlowGridSettings, SlowGridWorld
 
 EVAL_TASKS = 256
 POLL_SECONDS = 0.05
@@ -71,7 +72,7 @@ class SlowTools(SlowGridWorld):
     """The world ``slow-grid``, which also sums the time of its tools."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(SlowGridSettings())
         self.seconds = 0.0
 
     def delays(self, task_id: str) -> Iterator[float]:
@@ -109,7 +110,10 @@ async def train(
 ) -> Figures:
     """Roll out the tasks of `steps` batches, wait for the last step, and evaluate its weights."""
     tools = SlowTools()
-    slow, quick = WorldAgent(tools, TEMPERATURE), WorldAgent(GridWorld(), TEMPERATURE)
+    slow, quick = (
+        WorldAgent(tools, TEMPERATURE),
+        WorldAgent(GridWorld(ComponentSettings()), TEMPERATURE),
+    )
     tasks = [task_id for step in range(1, steps + 1) for task_id in train_task_ids(seed, step)]
 
     async with AsyncSwarmClient(url, token) as client:

@@ -8,16 +8,15 @@ from dataclasses import replace
 from ajet_backend_torch.trainer import TorchTrainer
 from altered_plugin import FaultySettings
 
-from ajet_core.interfaces import ComponentSettings, StepReport, WorkerContext
+from ajet_core.interfaces import StepReport, WorkerContext
 from ajet_core.timeline import TrainBatch
 
 
 class FaultyTrainer(TorchTrainer):
     """The torch trainer with a wrong learning rate, noisy logprobs, or a deterministic policy."""
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: FaultySettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
-        assert isinstance(settings, FaultySettings)
         self._fault = settings
         self._random = random.Random(settings.from_step)
         self._raised = False

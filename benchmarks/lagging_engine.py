@@ -9,15 +9,14 @@ from dataclasses import replace
 from ajet_backend_torch.engine import TorchEngine
 from altered_plugin import LaggingSettings
 
-from ajet_core.interfaces import ComponentSettings, GenerateChunk, GenerateRequest, WorkerContext
+from ajet_core.interfaces import GenerateChunk, GenerateRequest, WorkerContext
 
 
 class LaggingEngine(TorchEngine):
     """The torch engine; some calls report policy versions that are several steps too old."""
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: LaggingSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
-        assert isinstance(settings, LaggingSettings)
         self._fault = settings
         self._random = random.Random(settings.lag)
 

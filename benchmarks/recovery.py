@@ -59,6 +59,7 @@ from recovery_swarm import CONTROL, Swarm
 from reporting import report
 
 from agentjet.client import SwarmClient
+from ajet_core.interfaces import ComponentSettings
 from ajet_core.protocol import (
     AlgorithmConfig,
     BatchConfig,
@@ -224,7 +225,7 @@ def make_model(directory: Path) -> None:
     from ajet_worlds.grid import GridWorld
     from ajet_worlds.tiny_model import build_model, build_tokenizer, save
 
-    tokenizer = build_tokenizer([GridWorld()])
+    tokenizer = build_tokenizer([GridWorld(ComponentSettings())])
     save(build_model(tokenizer, 0), tokenizer, directory)
 
 

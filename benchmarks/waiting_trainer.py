@@ -7,16 +7,15 @@ import time
 from ajet_backend_torch.trainer import TorchTrainer
 from altered_plugin import WaitingSettings
 
-from ajet_core.interfaces import ComponentSettings, StepReport, WeightUpdate, WorkerContext
+from ajet_core.interfaces import StepReport, WeightUpdate, WorkerContext
 from ajet_core.timeline import TrainBatch
 
 
 class WaitingTrainer(TorchTrainer):
     """The torch trainer, which sleeps at the end of a step until its time is over."""
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: WaitingSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
-        assert isinstance(settings, WaitingSettings)
         self._share, self._seconds = settings.share, settings.seconds
         self._published_at = time.monotonic()
 

@@ -7,6 +7,7 @@ from ajet_core.interfaces.context import (
     ComponentSettings,
     ModelDirectory,
     ModelServers,
+    SettingsT_co,
     WorkerContext,
 )
 from ajet_core.interfaces.engine import (
@@ -89,6 +90,7 @@ __all__ = [
     "SamplingParams",
     "SealReport",
     "ServingEngine",
+    "SettingsT_co",
     "StepRecord",
     "StepReport",
     "Trainer",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Generic
 
-from ajet_core.interfaces.context import ComponentSettings
+from ajet_core.interfaces.context import SettingsT_co
 from ajet_core.protocol import AlgorithmConfig
 from ajet_core.timeline import Call, TrainEpisode
 
 
-class AdvantageEstimator(ABC):
+class AdvantageEstimator(Generic[SettingsT_co], ABC):
     """Computes advantages from the rewards of a batch.
 
     The server creates one estimator per run and calls it before each step, in the server's process:
@@ -21,7 +22,7 @@ class AdvantageEstimator(ABC):
         meant for estimators.
     """
 
-    def __init__(self, settings: ComponentSettings, algorithm: AlgorithmConfig) -> None:
+    def __init__(self, settings: SettingsT_co, algorithm: AlgorithmConfig) -> None:
         self.settings = settings
         self.algorithm = algorithm
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import Generic
 
-from ajet_core.interfaces.context import ComponentSettings
+from ajet_core.interfaces.context import SettingsT_co
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class ModelEndpoint:
     model: str = "default"
 
 
-class AgentAdapter(ABC):
+class AgentAdapter(Generic[SettingsT_co], ABC):
     """Adapter for one agent framework.
 
     An adapter need not route model calls: requests are rerouted when they are sent
@@ -33,7 +34,7 @@ class AgentAdapter(ABC):
     from it.
     """
 
-    def __init__(self, settings: ComponentSettings) -> None:
+    def __init__(self, settings: SettingsT_co) -> None:
         self.settings = settings
 
     @abstractmethod
@@ -54,7 +55,7 @@ class AgentAdapter(ABC):
         """
         return None
 
-    def prepare(self) -> None:  # noqa: B027 - there may be nothing to do
+    def prepare(self) -> None:
         """Prepare the framework for training: disable telemetry and caches of answers.
 
         Called before each episode whose program has imported the framework, possibly by several

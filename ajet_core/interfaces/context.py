@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
+from typing_extensions import TypeVar
 
 LOOPBACK = "127.0.0.1"
 
@@ -14,6 +15,13 @@ class ComponentSettings(BaseModel):
     """Base class of components' settings: typed, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# Covariant, so that any engine is an `Engine`, which is short for `Engine[ComponentSettings]`.
+SettingsT_co = TypeVar(
+    "SettingsT_co", bound=ComponentSettings, default=ComponentSettings, covariant=True
+)
+"""The settings class of a component: the one that its spec names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Generic, Literal
 
 from ajet_core.errors import EngineError
-from ajet_core.interfaces.context import ComponentSettings, WorkerContext
+from ajet_core.interfaces.context import SettingsT_co, WorkerContext
 from ajet_core.protocol.run import ModelConfig
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -280,10 +280,10 @@ class ServingEngine(ABC):
         return ""
 
 
-class Engine(ServingEngine):
+class Engine(ServingEngine, Generic[SettingsT_co]):
     """An inference engine, which is started and closed by the process that creates it."""
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: SettingsT_co, context: WorkerContext) -> None:
         self.settings = settings
         self.context = context
 

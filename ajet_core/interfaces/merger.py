@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic
 
-from ajet_core.interfaces.context import ComponentSettings, WorkerContext
+from ajet_core.interfaces.context import SettingsT_co, WorkerContext
 from ajet_core.timeline import Call, TokenTree
 
 __all__ = ["Merger", "MergerPromises"]
@@ -25,14 +26,14 @@ class MergerPromises:
     shares: bool = False
 
 
-class Merger(ABC):
+class Merger(Generic[SettingsT_co], ABC):
     """A merger. It is pure: the same calls give the same tree, whatever was merged before.
 
     The server makes one with the settings of the run. Its trees are trained, and they are what
     ``GET /v1/timelines``, ``ajet inspect`` and ``ajet export`` show.
     """
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: SettingsT_co, context: WorkerContext) -> None:
         self.settings = settings
         self.context = context
 

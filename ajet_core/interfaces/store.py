@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Generic, Literal
 
-from ajet_core.interfaces.context import ComponentSettings, WorkerContext
+from ajet_core.interfaces.context import SettingsT_co, WorkerContext
 from ajet_core.protocol import AbortCause
 from ajet_core.timeline import Call
 
@@ -201,7 +201,7 @@ class EpisodeQuery:
 ALL_EPISODES = EpisodeQuery()
 
 
-class SampleStore(ABC):
+class SampleStore(Generic[SettingsT_co], ABC):
     """Durable records of a run.
 
     A store only keeps records. The server derives everything else from them: which claims were
@@ -212,7 +212,7 @@ class SampleStore(ABC):
     derives `EpisodeRecord.batch_id`. A `StepRecord` has the scores of the calls that were trained.
     """
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: SettingsT_co, context: WorkerContext) -> None:
         self.settings = settings
         self.context = context
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic
 
 from ajet_core.errors import TrainerError
-from ajet_core.interfaces.context import ComponentSettings, WorkerContext
+from ajet_core.interfaces.context import SettingsT_co, WorkerContext
 from ajet_core.interfaces.engine import WeightUpdate
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
 from ajet_core.timeline import CostModel, TrainBatch
@@ -86,13 +87,13 @@ class StepReport:
     logprobs: list[list[float]] = field(default_factory=list)
 
 
-class Trainer(ABC):
+class Trainer(Generic[SettingsT_co], ABC):
     """A trainer. All methods are called from one thread, one at a time.
 
     Failures raise `ajet_core.errors.TrainerError`.
     """
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: SettingsT_co, context: WorkerContext) -> None:
         self.settings = settings
         self.context = context
 

@@ -11,9 +11,9 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal
 
-from ajet_core.interfaces.context import ComponentSettings
+from ajet_core.interfaces.context import SettingsT_co
 from ajet_core.protocol import AlgorithmConfig, BatchConfig, TimelineConfig
 
 Split = Literal["train", "eval"]
@@ -126,7 +126,7 @@ class WorldRecipe:
     warmup_steps: int = 240
 
 
-class World(ABC):
+class World(Generic[SettingsT_co], ABC):
     """A small environment.
 
     One object serves any number of concurrent episodes. All randomness of an episode derives from
@@ -139,8 +139,8 @@ class World(ABC):
     recipe: ClassVar[WorldRecipe]
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
-    def __init__(self, settings: ComponentSettings | None = None) -> None:
-        self.settings = settings or ComponentSettings()
+    def __init__(self, settings: SettingsT_co) -> None:
+        self.settings = settings
 
     def task_ids(self, split: Split, seed: int, count: int, start: int = 0) -> list[str]:
         """Return ids of `count` tasks from `start` on. Splits and seeds share no tasks."""

@@ -41,9 +41,9 @@ A plugin is a distribution with a light module of hooks. This one adds an engine
 
         repeat: int = 1
 
-``ajet_echo/engine.py`` holds ``class EchoEngine(ajet_core.interfaces.Engine)`` and may import whatever it
-needs: it is imported only where the engine runs. ``ajet plugins`` shows whether the plugin is found and
-what it registers.
+``ajet_echo/engine.py`` holds ``class EchoEngine(ajet_core.interfaces.Engine[EchoSettings])`` and may
+import whatever it needs: it is imported only where the engine runs. Its ``self.settings`` is a valid
+`EchoSettings`. ``ajet plugins`` shows whether the plugin is found and what it registers.
 
 Rules:
 

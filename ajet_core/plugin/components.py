@@ -20,7 +20,8 @@ class ComponentSpec:
 
     :param name: the name in settings and run configurations; unique among components of its kind.
     :param target: the class, a subclass of the kind's interface.
-    :param settings: the settings class, a subclass of `ajet_core.interfaces.ComponentSettings`.
+    :param settings: the class of the settings that `target` receives, a subclass of
+        `ajet_core.interfaces.ComponentSettings`.
     :param summary: one line for ``ajet plugins``.
     """
 

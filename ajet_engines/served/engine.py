@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ajet_core.errors import AjetError, EngineError, SealError, WeightsGoneError
 from ajet_core.interfaces import (
-    ComponentSettings,
     Engine,
     EngineInfo,
     EngineStats,
     GenerateChunk,
     GenerateRequest,
     SealReport,
+    SettingsT_co,
     WeightUpdate,
     WorkerContext,
     check_request,
@@ -41,7 +41,7 @@ _log = logging.getLogger("ajet.served")
 _SERVERS_LOST_BY_ONE_REQUEST = 3
 
 
-class ServedEngine(Engine):
+class ServedEngine(Engine[SettingsT_co]):
     """Serves a model by one or more servers, each in a separate process.
 
     Servers do not need to track versions: before weights change, every request is ended, and
@@ -62,7 +62,7 @@ class ServedEngine(Engine):
     max_top_logprobs: ClassVar[int]
     shapes: ClassVar[bool] = False
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: SettingsT_co, context: WorkerContext) -> None:
         super().__init__(settings, context)
         self.patience = 900.0
         self._fleet: Fleet | None = None

@@ -9,12 +9,12 @@ from io import FileIO
 from pathlib import Path
 
 from ajet_core.errors import StoreError
-from ajet_core.interfaces import ComponentSettings, MetricsLogger, WorkerContext
+from ajet_core.interfaces import MetricsLogger, WorkerContext
 from ajet_core.protocol import Evaluation
 from ajet_server.embedded.settings import JsonlLoggerSettings
 
 
-class JsonlLogger(MetricsLogger):
+class JsonlLogger(MetricsLogger[JsonlLoggerSettings]):
     """Appends ``{"step": 3, "loss": 0.1, ...}`` to ``<run_dir>/metrics.jsonl``.
 
     Evaluations are appended to ``evaluations.jsonl``. A step that is trained again after a crash
@@ -22,11 +22,10 @@ class JsonlLogger(MetricsLogger):
     (and of a client and tag). Numbers that JSON does not have (NaN, infinity) become null.
     """
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: JsonlLoggerSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
-        checked = JsonlLoggerSettings.model_validate(settings.model_dump())
-        self._steps = _Lines(context.run_dir / checked.file)
-        self._evaluations = _Lines(context.run_dir / checked.evaluations_file)
+        self._steps = _Lines(context.run_dir / settings.file)
+        self._evaluations = _Lines(context.run_dir / settings.evaluations_file)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line; it is visible to other processes when this returns.

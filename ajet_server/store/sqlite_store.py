@@ -18,7 +18,6 @@ from ajet_core.interfaces import (
     BatchRecord,
     CallScore,
     CallTotals,
-    ComponentSettings,
     EpisodeQuery,
     EpisodeRecord,
     Record,
@@ -67,7 +66,7 @@ class _Opened:
     writing: _Writing | None
 
 
-class SqliteStore(SampleStore):
+class SqliteStore(SampleStore[SqliteStoreSettings]):
     """Stores all records of a run in ``<run_dir>/samples.sqlite3``.
 
     Writes of concurrent callers share transactions (`GroupCommitter`). Prompts are stored as the
@@ -75,10 +74,9 @@ class SqliteStore(SampleStore):
     Reads use a separate connection and see everything that was acknowledged.
     """
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: SqliteStoreSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
-        self._settings = SqliteStoreSettings.model_validate(settings.model_dump())
-        self._path = context.run_dir / self._settings.file
+        self._path = context.run_dir / settings.file
         self._lock = FileLock(self._path.with_name(f"{self._path.name}.lock"))
         self._opened: _Opened | None = None
 
@@ -213,9 +211,9 @@ class SqliteStore(SampleStore):
         with contextlib.ExitStack() as undo:
             self._lock.acquire()
             undo.callback(self._lock.release)
-            writing = connect_writer(self._path, self._settings)
+            writing = connect_writer(self._path, self.settings)
             undo.callback(writing.close)
-            reader = connect_reader(self._path, self._settings)
+            reader = connect_reader(self._path, self.settings)
             undo.callback(reader.close)
             try:
                 writer = StoreWriter(writing)

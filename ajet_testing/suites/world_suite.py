@@ -51,7 +51,7 @@ class WorldSuite:
 
         class TestMyWorld(WorldSuite):
             def make_world(self) -> World:
-                return MyWorld()
+                return MyWorld(MySettings())
 
     :cvar expert_success: minimum mean success of the expert over 64 tasks.
     """

@@ -104,13 +104,12 @@ class Records:
                 self.episodes[episode_id] = replace(episode, batch_id=None)
 
 
-class JsonlStore(SampleStore):
+class JsonlStore(SampleStore[JsonlStoreSettings]):
     """Keeps a small run in one file: an append copies what it may have to undo."""
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: JsonlStoreSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
-        chosen = JsonlStoreSettings.model_validate(settings.model_dump())
-        self._path: Path = context.run_dir / chosen.file
+        self._path: Path = context.run_dir / settings.file
         self._records: Records | None = None
         self._file: TextIO | None = None
 

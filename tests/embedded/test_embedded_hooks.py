@@ -33,7 +33,7 @@ def load(target: str) -> object:
     ],
 )
 def test_components_are_what_they_are_registered_as(
-    spec: ComponentSpec, name: str, base: type[object]
+    spec: ComponentSpec, name: str, base: type
 ) -> None:
     assert spec.name == name
     target, settings = load(spec.target), load(spec.settings)
@@ -41,6 +41,8 @@ def test_components_are_what_they_are_registered_as(
     assert issubclass(target, base)
     assert isinstance(settings, type)
     assert issubclass(settings, ComponentSettings)
+    if settings is not ComponentSettings:
+        assert vars(target)["__orig_bases__"] == (base[settings],)
 
 
 @pytest.mark.processes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ajet_core.interfaces import ComponentSettings, Merger, MergerPromises, WorkerContext
+from ajet_core.interfaces import ComponentSettings, Merger, MergerPromises
 from ajet_core.plugin import MergerSpec, PluginManager, hookimpl
 from ajet_core.plugin.discovery import installed_entry_points
 from ajet_core.timeline import Call, Sampling, TokenNode, TokenTree
@@ -29,17 +29,13 @@ class BranchesSettings(ComponentSettings):
     window: int | None = None
 
 
-class Branches(Merger):
+class Branches(Merger[BranchesSettings]):
     """Calls share nothing, and those with long prompts are trained after the end of them alone."""
-
-    def __init__(self, settings: BranchesSettings, context: WorkerContext) -> None:
-        super().__init__(settings, context)
-        self._window = settings.window
 
     @property
     def promises(self) -> MergerPromises:
         """Exactness, as long as whole prompts are kept."""
-        return MergerPromises(exact=self._window is None)
+        return MergerPromises(exact=self.settings.window is None)
 
     def merge(self, episode_id: str, calls: Sequence[Call]) -> TokenTree:
         """Make a node of each prompt and one of each answer."""
@@ -49,7 +45,9 @@ class Branches(Merger):
         altered = 0
         for number, call in enumerate(made):
             prompt = call.prompt_ids
-            first = 0 if self._window is None else max(0, len(prompt) - self._window)
+            first = (
+                0 if self.settings.window is None else max(0, len(prompt) - self.settings.window)
+            )
             altered += first
             end = -1
             if prompt[first:]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ajet_core.interfaces import AdvantageEstimator, ComponentSettings
 from ajet_core.plugin import AdvantageSpec, hookimpl
-from ajet_core.protocol import AlgorithmConfig
 from ajet_core.timeline import Call, TrainEpisode
 
 
@@ -28,19 +27,15 @@ class RankSettings(ComponentSettings):
     scale: float = 1.0
 
 
-class Ranks(AdvantageEstimator):
+class Ranks(AdvantageEstimator[RankSettings]):
     """How many episodes of the task have a smaller reward."""
-
-    def __init__(self, settings: RankSettings, algorithm: AlgorithmConfig) -> None:
-        super().__init__(settings, algorithm)
-        self._scale = settings.scale
 
     def estimate(
         self, episodes: Sequence[TrainEpisode], calls: Sequence[Sequence[Call]]
     ) -> list[list[float]]:
         """One advantage per call."""
         ranks = [
-            self._scale
+            self.settings.scale
             * sum(e.group == other.group and other.reward < e.reward for other in episodes)
             for e in episodes
         ]

@@ -35,7 +35,7 @@ class CoinSettings(ComponentSettings):
     sides: tuple[str, ...] = ("heads", "tails", "edge")
 
 
-class CoinWorld(World):
+class CoinWorld(World[CoinSettings]):
     recipe = WorldRecipe(
         steps=2,
         algorithm=AlgorithmConfig(),
@@ -43,7 +43,7 @@ class CoinWorld(World):
     )
 
     async def play(self, task_id: str, chat: Chat) -> WorldOutcome:
-        up = random.Random(task_id).choice(self.sides)
+        up = random.Random(task_id).choice(self.settings.sides)
         asked = [{"role": "user", "content": f"{up} is up"}]
         answer = await chat.ask(WorldPrompt(asked))
         success = float(answer.text == up)
@@ -53,9 +53,4 @@ class CoinWorld(World):
         return WorldAnswer(prompt.messages[0]["content"].split()[0])
 
     def novice(self, prompt: WorldPrompt, rng: random.Random) -> WorldAnswer:
-        return WorldAnswer(rng.choice(self.sides))
-
-    @property
-    def sides(self) -> tuple[str, ...]:
-        assert isinstance(self.settings, CoinSettings)
-        return self.settings.sides
+        return WorldAnswer(rng.choice(self.settings.sides))

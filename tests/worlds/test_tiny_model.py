@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet_core.errors import ConfigError
-from ajet_core.interfaces import WorldAnswer, WorldCall
+from ajet_core.interfaces import ComponentSettings, WorldAnswer, WorldCall
 from ajet_worlds import load_world, tiny_model, world_specs
 from ajet_worlds.demonstrations import assistant_turn, demonstrate, encode_turn
 from ajet_worlds.grid import GridWorld
@@ -37,7 +37,7 @@ def one_thread() -> None:
 
 @functools.cache
 def the_tokenizer() -> Any:
-    return tiny_model.build_tokenizer([GridWorld()])
+    return tiny_model.build_tokenizer([GridWorld(ComponentSettings())])
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,9 @@ def test_a_turn_survives_parsing(tokenizer: Any, renderer: Any, direction: str) 
 
 
 def test_demonstrations_are_what_the_gateway_serves(tokenizer: Any, renderer: Any) -> None:
-    (demo,) = demonstrate(renderer, tokenizer, GridWorld(), "t", random.Random(1))
+    (demo,) = demonstrate(
+        renderer, tokenizer, GridWorld(ComponentSettings()), "t", random.Random(1)
+    )
     assert len(demo.token_ids) == len(demo.sampled)
     sampled = [t for t, s in zip(demo.token_ids, demo.sampled, strict=True) if s]
     turns = tokenizer.decode(sampled, skip_special_tokens=False).split("<|im_end|>")[:-1]
@@ -145,7 +147,7 @@ def test_the_warm_up_lowers_the_loss_and_reports(tokenizer: Any) -> None:
     model = tiny_model.build_model(tokenizer, seed=0)
     seen: list[tiny_model.WarmupProgress] = []
     last = tiny_model.warm_up(
-        model, tokenizer, [GridWorld()], seed=0, steps=12, progress=seen.append
+        model, tokenizer, [GridWorld(ComponentSettings())], seed=0, steps=12, progress=seen.append
     )
     assert [p.step for p in seen] == list(range(1, 13))
     assert {p.steps for p in seen} == {12}
@@ -153,7 +155,7 @@ def test_the_warm_up_lowers_the_loss_and_reports(tokenizer: Any) -> None:
     assert seen[-1].loss < 0.6 * seen[0].loss
 
 
-create = functools.partial(tiny_model.create_tiny_model, worlds=[GridWorld()])
+create = functools.partial(tiny_model.create_tiny_model, worlds=[GridWorld(ComponentSettings())])
 
 
 def files(directory: Path) -> dict[str, bytes]:

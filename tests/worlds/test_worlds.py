@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ajet_core.errors import ConfigError, UnknownComponentError
-from ajet_core.interfaces import Chat, World, WorldOutcome
+from ajet_core.interfaces import Chat, ComponentSettings, World, WorldOutcome
 from ajet_testing.plugins import plugins_with
 from ajet_testing.suites.world_suite import WorldSuite
 from ajet_worlds import load_world, world_specs
@@ -105,8 +105,8 @@ def test_a_slow_grid_waits_the_same_for_the_same_rollout_of_a_task() -> None:
             for task in ("a", "a", "b")
         ]
 
-    first = waits(SlowGridWorld())
-    assert first == waits(SlowGridWorld())
+    first = waits(SlowGridWorld(SlowGridSettings()))
+    assert first == waits(SlowGridWorld(SlowGridSettings()))
     assert len(set(first)) == 3, "rollouts of a task and tasks take times of their own"
     assert all(0.1 <= seconds <= 6.0 * 6 for seconds in first)
 
@@ -130,9 +130,14 @@ def test_a_world_that_awaits_something_else_than_its_chat_is_refused() -> None:
             return await super().play(task_id, chat)
 
     with pytest.raises(RuntimeError, match=r"Impatient\.play awaits something other than its chat"):
-        rehearse(Impatient(), "t", GridWorld().expert, random.Random(0))
+        rehearse(
+            Impatient(ComponentSettings()),
+            "t",
+            GridWorld(ComponentSettings()).expert,
+            random.Random(0),
+        )
 
 
 async def test_a_world_can_be_rehearsed_inside_an_event_loop() -> None:
-    world = GridWorld()
+    world = GridWorld(ComponentSettings())
     assert rehearse(world, "t", world.expert, random.Random(0)).outcome.reward == 1.0

@@ -138,7 +138,7 @@ def aim(trainer: VerlTrainer, algorithm: AlgorithmConfig, **settings: object) ->
 
     options = VerlTrainerSettings(device="cpu", **settings)
     check_algorithm(options, algorithm)
-    trainer._options, trainer._algorithm = options, algorithm
+    trainer.settings, trainer._algorithm = options, algorithm
     trainer.policy.workers.aim(
         actor_config(algorithm, options), weighs_itself=options.loss_mode in WEIGHS_ITSELF
     )

@@ -24,7 +24,6 @@ from ajet_core.errors import (
     EngineError,
 )
 from ajet_core.interfaces import (
-    ComponentSettings,
     Engine,
     EngineInfo,
     EngineStats,
@@ -53,18 +52,15 @@ from ajet_torch.models import (
 )
 
 
-class TorchEngine(Engine):
+class TorchEngine(Engine[TorchEngineSettings]):
     """Continuous batching with the unmodified forward pass of a Hugging Face causal LM.
 
     Weight channels: ``in_process`` serves the trainer's own parameters in this process, so the
     engine is paused while the trainer trains. ``safetensors_dir`` loads a Hugging Face directory.
     """
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: TorchEngineSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
-        if not isinstance(settings, TorchEngineSettings):
-            settings = TorchEngineSettings.model_validate(settings.model_dump())
-        self._options: TorchEngineSettings = settings
         self._config: ModelConfig | None = None
         self._model: CachedModel | None = None
         self._model_is_shared = False
@@ -90,24 +86,24 @@ class TorchEngine(Engine):
         self._config = model
         self._shapings = Shapings(model.path, self._vocab_size)
         post = Post(asyncio.get_running_loop())
-        slots = self._options.max_requests
+        slots = self.settings.max_requests
         self._model = CachedModel(module, slots, self._capacity)
         self._batcher = Batcher(
             self._model,
             SlotTable(slots, self._capacity, self._vocab_size),
             post,
             policy_version=version,
-            prefill_token_budget=self._options.prefill_token_budget,
+            prefill_token_budget=self.settings.prefill_token_budget,
             seed=self.context.seed,
         )
         device = next(module.parameters()).device
-        threads = self._options.threads
+        threads = self.settings.threads
         self._loop = DecodeLoop(self._batcher, post, lambda: set_threads(threads, device))
         return EngineInfo(max_context=self._capacity, vocab_size=self._vocab_size)
 
     def _open(self, model: ModelConfig) -> tuple[nn.Module, int]:
-        device = resolve_device(self._options.device)
-        set_threads(self._options.threads, device)
+        device = resolve_device(self.settings.device)
+        set_threads(self.settings.threads, device)
         shared = self.context.shared.get(SHARED_MODEL_KEY)
         if isinstance(shared, SharedModel) and shared.path == model.path:
             module, version = shared.module, shared.policy_version
@@ -115,7 +111,7 @@ class TorchEngine(Engine):
         else:
             module, version = _load(model, device), 0
         limit = context_limit(module, model)
-        self._capacity = min(limit, self._options.kv_tokens or limit)
+        self._capacity = min(limit, self.settings.kv_tokens or limit)
         if self._capacity < 2:
             raise ConfigError("model.max_context must be at least 2", param="model.max_context")
         self._vocab_size = vocabulary_size(module)
@@ -240,7 +236,7 @@ class TorchEngine(Engine):
             self._model.cache.clear()
         else:
             module.eval()
-            self._model = CachedModel(module, self._options.max_requests, self._capacity)
+            self._model = CachedModel(module, self.settings.max_requests, self._capacity)
         self._batcher.swap(self._model, version)
 
     async def pause(self) -> None:

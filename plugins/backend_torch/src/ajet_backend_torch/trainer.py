@@ -12,7 +12,6 @@ from ajet_backend_torch.policy import TrainedPolicy
 from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_core.errors import TrainerError, WeightsLostError
 from ajet_core.interfaces import (
-    ComponentSettings,
     StepReport,
     Trainer,
     TrainerInfo,
@@ -32,7 +31,7 @@ from ajet_training.minibatches import dealing_units
 from ajet_training.steps import advantage_metrics
 
 
-class TorchTrainer(Trainer):
+class TorchTrainer(Trainer[TorchTrainerSettings]):
     """Policy-gradient training of a Hugging Face causal LM, of all parameters or LoRA adapters.
 
     All of `AlgorithmConfig` is supported; the batch already contains the effect of advantage and
@@ -44,11 +43,8 @@ class TorchTrainer(Trainer):
     weights.
     """
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: TorchTrainerSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
-        if not isinstance(settings, TorchTrainerSettings):
-            settings = TorchTrainerSettings.model_validate(settings.model_dump())
-        self._options: TorchTrainerSettings = settings
         self._model: ModelConfig | None = None
         self._algorithm = AlgorithmConfig()
         self._policy: TrainedPolicy | None = None
@@ -64,11 +60,11 @@ class TorchTrainer(Trainer):
         """
         if self._policy is not None:
             raise TrainerError("the trainer 'torch' was started already")
-        device = resolve_device(self._options.device)
-        set_threads(self._options.threads, device)
+        device = resolve_device(self.settings.device)
+        set_threads(self.settings.threads, device)
         reason = ""
         try:
-            self._policy = TrainedPolicy(model, algorithm, self._options, device, self.context)
+            self._policy = TrainedPolicy(model, algorithm, self.settings, device, self.context)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -125,7 +121,7 @@ class TorchTrainer(Trainer):
             batch, policy.vocab_size, units, trees=policy.trees, max_tokens=policy.max_tokens
         )
         check_finite(batch)
-        limits = Limits(self._options.loss_limit, self._options.grad_norm_limit)
+        limits = Limits(self.settings.loss_limit, self.settings.grad_norm_limit)
         applied = train_on(
             policy, self._algorithm, limits, batch, self._progress, rehearsal=rehearsal
         )

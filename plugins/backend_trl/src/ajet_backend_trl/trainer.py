@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from torch import nn
+from typing_extensions import TypeVar
 
 from ajet_backend_trl.attempts import BatchStep
 from ajet_backend_trl.hooks import WEIGHT_CHANNELS
@@ -25,7 +26,6 @@ from ajet_backend_trl.sft import best_of
 from ajet_backend_trl.zero import check_installed
 from ajet_core.errors import TrainerError, WeightsLostError
 from ajet_core.interfaces import (
-    ComponentSettings,
     StepReport,
     Trainer,
     TrainerInfo,
@@ -43,8 +43,12 @@ from ajet_torch.models import resolve_device
 from ajet_torch.publishing import Publisher
 from ajet_training.steps import advantage_metrics
 
+TrlSettingsT_co = TypeVar(
+    "TrlSettingsT_co", bound=TrlSettings, default=TrlTrainerSettings, covariant=True
+)
 
-class TrlTrainer(Trainer):
+
+class TrlTrainer(Trainer[TrlSettingsT_co]):
     """Policy-gradient training by TRL's `GRPOTrainer`, of all parameters or LoRA adapters.
 
     TRL computes losses, gradients and clipping, on batches with rollouts, rewards and advantages
@@ -56,15 +60,11 @@ class TrlTrainer(Trainer):
     """
 
     name = "trl"
-    settings_type: type[TrlSettings] = TrlTrainerSettings
 
     def __init__(
-        self, settings: ComponentSettings, context: WorkerContext, *, is_peer: bool = False
+        self, settings: TrlSettingsT_co, context: WorkerContext, *, is_peer: bool = False
     ) -> None:
         super().__init__(settings, context)
-        if not isinstance(settings, self.settings_type):
-            settings = self.settings_type.model_validate(settings.model_dump())
-        self._options: TrlSettings = settings
         self._model: ModelConfig | None = None
         self._algorithm = AlgorithmConfig()
         self._policy: TrlPolicy | None = None
@@ -82,14 +82,14 @@ class TrlTrainer(Trainer):
         """
         if self._policy is not None:
             raise TrainerError(f"the trainer {self.name!r} was started already")
-        if self._options.distribution == "deepspeed":
+        if self.settings.distribution == "deepspeed":
             check_installed()
-        if self._options.processes > 1 and not self._is_peer:
+        if self.settings.processes > 1 and not self._is_peer:
             self._peers = Peers(
-                self._options.processes,
-                partial(type(self), self._options, is_peer=True),
+                self.settings.processes,
+                partial(type(self), self.settings, is_peer=True),
                 self.context,
-                cuda=resolve_device(self._options.device).type == "cuda",
+                cuda=resolve_device(self.settings.device).type == "cuda",
             )
         with self._peers_do("start", model, algorithm):
             self._policy = self._loaded(model, algorithm)
@@ -101,7 +101,7 @@ class TrlTrainer(Trainer):
         if self._peers is not None:
             self._peers.meet()
         try:
-            return TrlPolicy(model, algorithm, self._options, self.context)
+            return TrlPolicy(model, algorithm, self.settings, self.context)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -163,7 +163,7 @@ class TrlTrainer(Trainer):
         # A linear sequence belongs to one episode.
         check_batch(batch, policy.vocab_size, list(range(len(batch.episodes))), trees=False)
         check_finite(batch)
-        limit = self._options.grad_norm_limit
+        limit = self.settings.grad_norm_limit
         with self._peers_do("rehearse" if rehearsal else "step", batch):
             chosen = self._trained(batch)
             applied = BatchStep(
@@ -280,21 +280,19 @@ class TrlTrainer(Trainer):
         return self._policy, self._model
 
 
-class TrlSftTrainer(TrlTrainer):
+class TrlSftTrainer(TrlTrainer[TrlSftSettings]):
     """Rejection sampling: TRL's `SFTTrainer` on the best calls of each batch.
 
     The best calls are those with a positive advantage: better than the baseline of their group.
     """
 
     name = "trl_sft"
-    settings_type = TrlSftSettings
 
     def _trained(self, batch: TrainBatch) -> TrainBatch:
-        assert isinstance(self._options, TrlSftSettings)
-        return best_of(batch, self._options.min_reward)
+        return best_of(batch, self.settings.min_reward)
 
 
-class TrlDistillationTrainer(TrlTrainer):
+class TrlDistillationTrainer(TrlTrainer[TrlDistillationSettings]):
     """On-policy distillation: TRL's `DistillationTrainer` on the student's own calls.
 
     Every sampled token is trained, whatever the reward of its episode. Metrics besides the common
@@ -304,4 +302,3 @@ class TrlDistillationTrainer(TrlTrainer):
     """
 
     name = "trl_distillation"
-    settings_type = TrlDistillationSettings

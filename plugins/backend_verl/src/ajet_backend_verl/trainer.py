@@ -13,7 +13,6 @@ from ajet_backend_verl.settings import VerlTrainerSettings, check_algorithm
 from ajet_backend_verl.surroundings import prepare
 from ajet_core.errors import ConfigError, TrainerError, WeightsLostError
 from ajet_core.interfaces import (
-    ComponentSettings,
     StepReport,
     Trainer,
     TrainerInfo,
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from ajet_backend_verl.policy import VerlPolicy
 
 
-class VerlTrainer(Trainer):
+class VerlTrainer(Trainer[VerlTrainerSettings]):
     """Policy-gradient training by verl's workers on Ray, of all parameters or LoRA adapters.
 
     verl shards the model (FSDP2), computes losses and gradients, and steps the optimiser, on
@@ -42,11 +41,8 @@ class VerlTrainer(Trainer):
     in the trainer ``torch``; they contain whole weights, whatever the number of workers.
     """
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: VerlTrainerSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
-        if not isinstance(settings, VerlTrainerSettings):
-            settings = VerlTrainerSettings.model_validate(settings.model_dump())
-        self._options: VerlTrainerSettings = settings
         self._model: ModelConfig | None = None
         self._algorithm = AlgorithmConfig()
         self._policy: VerlPolicy | None = None
@@ -62,15 +58,15 @@ class VerlTrainer(Trainer):
         """
         if self._policy is not None:
             raise TrainerError("the trainer 'verl' was started already")
-        check_algorithm(self._options, algorithm)
-        device = resolve_device(self._options.device)
+        check_algorithm(self.settings, algorithm)
+        device = resolve_device(self.settings.device)
         self._check(model, on_cpu=device.type == "cpu")
         prepare(device)
         # Imported here, because verl reads its environment on import.
         from ajet_backend_verl.policy import VerlPolicy
 
         try:
-            self._policy = VerlPolicy(model, algorithm, self._options, self.context, device)
+            self._policy = VerlPolicy(model, algorithm, self.settings, self.context, device)
         except WorkerFailure as failure:
             what = "do not fit into memory" if failure.memory else "cannot be loaded by verl"
             raise TrainerError(
@@ -88,7 +84,7 @@ class VerlTrainer(Trainer):
                 "verl's adapters have no dropout: set model.lora.dropout to 0, or use the trainer 'trl' or 'torch'",
                 param="model.lora.dropout",
             )
-        if on_cpu and self._options.offload:
+        if on_cpu and self.settings.offload:
             raise ConfigError(
                 "trainer.settings.offload moves weights from a GPU to the host, and the trainer computes on the CPU",
                 param="trainer.settings.offload",
@@ -136,7 +132,7 @@ class VerlTrainer(Trainer):
         check_batch(batch, policy.vocab_size, list(range(len(batch.episodes))), trees=False)
         check_finite(batch)
         applied = BatchStep(
-            policy, self._algorithm, self._options, batch, self._progress, rehearsal
+            policy, self._algorithm, self.settings, batch, self._progress, rehearsal
         ).apply()
         return StepReport(
             step=batch.step,

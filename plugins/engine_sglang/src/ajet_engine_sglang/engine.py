@@ -6,7 +6,7 @@ import asyncio
 import secrets
 
 from ajet_core.errors import EngineError
-from ajet_core.interfaces import ComponentSettings, WorkerContext
+from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol.run import ModelConfig
 from ajet_engine_sglang.hooks import MAX_TOP_LOGPROBS, WEIGHT_CHANNELS
 from ajet_engine_sglang.launch import LaunchPlan
@@ -25,7 +25,7 @@ from ajet_engines.served import (
 from ajet_engines.served.launching import explained, find_python, has_gpu
 
 
-class SglangEngine(ServedEngine):
+class SglangEngine(ServedEngine[SglangEngineSettings]):
     """Run SGLang servers, or attach to servers that already run at the operator's URLs.
 
     Started servers listen on Unix sockets that no other user can reach, and require a key that only
@@ -37,22 +37,21 @@ class SglangEngine(ServedEngine):
     max_top_logprobs = MAX_TOP_LOGPROBS
     shapes = True
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: SglangEngineSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
-        self._options = SglangEngineSettings.model_validate(settings.model_dump())
-        self.patience = self._options.boot_timeout_seconds
+        self.patience = settings.boot_timeout_seconds
         self.sockets = SocketDirectory("sglang")
 
     def replicas(self) -> int:
         """Return the number of URLs, or the configured number of replicas."""
-        return len(self.context.servers.urls) or self._options.replicas
+        return len(self.context.servers.urls) or self.settings.replicas
 
     async def launch(self, replica: Replica, model: ModelConfig) -> Launched:
         """Start a server, or wait for the one at the replica's URL.
 
         :raises EngineError: it did not start; the message contains the last lines of its log.
         """
-        servers, options = self.context.servers, self._options
+        servers, options = self.context.servers, self.settings
         if servers.urls:
             address = Address(servers.urls[replica.number], api_key=servers.api_key)
             server = _server(address, model, shapes=False, sleeps=options.sleep)
@@ -99,7 +98,7 @@ class SglangEngine(ServedEngine):
 
         :raises EngineError: they were not started with sleep mode; nothing changes.
         """
-        if not self._options.sleep:
+        if not self.settings.sleep:
             raise EngineError("the SGLang servers cannot sleep: set engine.settings.sleep")
         await super().sleep()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ajet_core.errors import EngineError
-from ajet_core.interfaces import ComponentSettings, WorkerContext
+from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol.run import ModelConfig
 from ajet_engine_vllm.hooks import MAX_TOP_LOGPROBS, WEIGHT_CHANNELS
 from ajet_engine_vllm.launch import LaunchPlan
@@ -24,7 +24,7 @@ from ajet_engines.served import (
 from ajet_engines.served.launching import explained, find_python, has_gpu
 
 
-class VllmEngine(ServedEngine):
+class VllmEngine(ServedEngine[VllmEngineSettings]):
     """Run vLLM servers, or attach to servers that already run at the operator's URLs.
 
     Started servers listen on Unix sockets that no other user can reach.
@@ -35,15 +35,14 @@ class VllmEngine(ServedEngine):
     max_top_logprobs = MAX_TOP_LOGPROBS
     shapes = True
 
-    def __init__(self, settings: ComponentSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: VllmEngineSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
-        self._options = VllmEngineSettings.model_validate(settings.model_dump())
-        self.patience = self._options.boot_timeout_seconds
+        self.patience = settings.boot_timeout_seconds
         self.sockets = SocketDirectory("vllm")
 
     def replicas(self) -> int:
         """Return the number of URLs, or the configured number of replicas."""
-        return len(self.context.servers.urls) or self._options.replicas
+        return len(self.context.servers.urls) or self.settings.replicas
 
     async def launch(self, replica: Replica, model: ModelConfig) -> Launched:
         """Start a server, or wait for the one at the replica's URL.
@@ -53,7 +52,7 @@ class VllmEngine(ServedEngine):
         urls = self.context.servers.urls
         if urls:
             address = Address(urls[replica.number], api_key=self.context.servers.api_key)
-            limit = self._options.boot_timeout_seconds
+            limit = self.settings.boot_timeout_seconds
             return await attach(self._server(address, model), address.url, limit)
         socket = self.sockets.new(replica.number)
         servers = self.context.servers
@@ -61,11 +60,11 @@ class VllmEngine(ServedEngine):
             python=await asyncio.to_thread(
                 find_python, "vllm", servers.python, self.context.run_dir
             ),
-            options=self._options,
+            options=self.settings,
             arguments=servers.arguments,
             model=model,
             socket=socket,
-            cpu=self._options.device == "cpu" or (self._options.device == "auto" and not has_gpu()),
+            cpu=self.settings.device == "cpu" or (self.settings.device == "auto" and not has_gpu()),
             # Servers with the same seed would give the same answers.
             seed=hash((self.context.seed, replica.number, replica.lives)) % 2**31,
         )
@@ -77,7 +76,7 @@ class VllmEngine(ServedEngine):
                 environment=plan.environment(replica.number),
                 log=self.context.run_dir / "logs" / f"vllm-{replica.number}.log",
                 ready=server.healthy,
-                timeout=self._options.boot_timeout_seconds,
+                timeout=self.settings.boot_timeout_seconds,
             )
         except BaseException as error:
             await server.close()
@@ -87,14 +86,14 @@ class VllmEngine(ServedEngine):
         return Launched(server, process)
 
     def _server(self, address: Address, model: ModelConfig) -> VllmServer:
-        return VllmServer(HttpClient(address), model, self._options)
+        return VllmServer(HttpClient(address), model, self.settings)
 
     async def sleep(self) -> None:
         """Free the servers' GPU memory.
 
         :raises EngineError: they were not started with sleep mode.
         """
-        if not self._options.sleep:
+        if not self.settings.sleep:
             raise EngineError("the vLLM servers cannot sleep: set engine.settings.sleep")
         await super().sleep()
 
