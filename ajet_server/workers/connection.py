@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
@@ -19,27 +18,8 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-class _Stream:
-    """The response to a running `generate`: its next chunk, an error, or None at the end.
-
-    A queue with one reader and no limit. asyncio's queue has locks and counters, which would slow
-    down each call.
-    """
-
-    def __init__(self) -> None:
-        self._items: deque[GenerateChunk | Exception | None] = deque()
-        self._waiting: asyncio.Future[None] | None = None
-
-    def put(self, item: GenerateChunk | Exception | None) -> None:
-        self._items.append(item)
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-
-    async def get(self) -> GenerateChunk | Exception | None:
-        if not self._items:
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-        return self._items.popleft()
+_Stream = asyncio.Queue[GenerateChunk | Exception | None]
+"""The response to a running `generate`: its next chunk, an error, or None at the end."""
 
 
 class Connection:
@@ -113,12 +93,12 @@ class Connection:
             if kind == frames.CHUNKS:
                 for call_id, chunk in rest[0]:
                     if (stream := self._streams.get(call_id)) is not None:
-                        stream.put(unpack_chunk(chunk))
+                        stream.put_nowait(unpack_chunk(chunk))
                 continue
             call_id, value = rest
             failure = error_from_payload(value) if kind == frames.ERROR else None
             if (stream := self._streams.get(call_id)) is not None:
-                stream.put(failure)
+                stream.put_nowait(failure)
                 continue
             future = self._pending.get(call_id)
             if future is None or future.done():
@@ -135,7 +115,7 @@ class Connection:
             if not future.done():
                 future.set_exception(WorkerDiedError(reason))
         for stream in self._streams.values():
-            stream.put(WorkerDiedError(reason))
+            stream.put_nowait(WorkerDiedError(reason))
 
     def close(self) -> None:
         """Tell the worker to end, and close the socket."""
