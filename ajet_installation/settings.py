@@ -37,6 +37,7 @@ MASK = "**********"
 """Displayed instead of a secret."""
 
 Seconds = Annotated[float, Field(gt=0)]
+FastPath = Literal["router", "words", "collector"]
 
 
 class _Section(BaseModel):
@@ -104,6 +105,8 @@ class ServerSettings(_Section):
         so that it need not load libraries and the model again; 0 ends them at once.
     :param peers: the other servers of joint episodes, by the names that clients give them; they are
         queried about joint episodes in doubt.
+    :param fast_paths: ways of saving CPU time (`ajet_server.fastpath`) that are used; without them
+        the server answers the same.
     :param worker_restarts: consecutive deaths of a worker after which the run fails.
     """
 
@@ -135,6 +138,7 @@ class ServerSettings(_Section):
     engine_stall_seconds: Seconds = 180.0
     stuck_seconds: Seconds = 60.0
     orphan_seconds: Annotated[float, Field(ge=0, le=3600)] = 15.0
+    fast_paths: tuple[FastPath, ...] = ("router", "words", "collector")
     worker_restarts: Annotated[int, Field(ge=0)] = 3
     peers: dict[str, PeerSettings] = Field(default_factory=dict)
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -46,6 +46,7 @@ from ajet_core.protocol import (
     StartRequest,
     negotiate,
 )
+from ajet_server.fastpath.router import JsonEndpoint, ShortCut
 from ajet_server.gateway.formats.table import is_llm_path
 from ajet_server.http import http_errors, joint_routes, llm_routes, timeline_routes, token_routes
 from ajet_server.http.access import Client, Control, Looker, peer_of
@@ -53,7 +54,6 @@ from ajet_server.http.auth_middleware import METRICS_PATH, OPEN_PATHS, AuthMiddl
 from ajet_server.http.disconnect import until_disconnect
 from ajet_server.http.documented import ENDED, ERRORS, REFUSED
 from ajet_server.http.limits import BodyLimit
-from ajet_server.http.short_cut import JsonEndpoint, ShortCut
 from ajet_server.security.audit import AuditLog
 from ajet_server.security.guard import TokenGuard
 from ajet_server.security.tokens import Token
@@ -131,7 +131,8 @@ def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
     timeline_routes.add_routes(app, service)
     token_routes.add_routes(app, service, audit)
     # The middleware that is added last runs first.
-    app.add_middleware(ShortCut, routes=[chat, *claim_and_end])
+    if "router" in settings.fast_paths:
+        app.add_middleware(ShortCut, routes=[chat, *claim_and_end])
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,

@@ -141,7 +141,9 @@ def resolve_run(
         trainer=_plan(plugins, trainer, config.trainer, settings),
         capabilities=engine.capabilities,
         channel=channel,
-        renderer=make_renderer(config.model, directory),
+        renderer=make_renderer(
+            config.model, directory, words="words" in settings.server.fast_paths
+        ),
         merger=merger,
         estimator=plugins.load_target(estimator)(estimator_settings, config.algorithm),
         python=python,

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ajet_core.errors import EpisodeClosedError
 from ajet_core.protocol import PROTOCOL_HEADER, PROTOCOL_VERSION
-from ajet_server.http.short_cut import JsonEndpoint, ShortCut
+from ajet_server.fastpath.router import JsonEndpoint, ShortCut
 
 
 class Number(BaseModel):

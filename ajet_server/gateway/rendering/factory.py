@@ -27,12 +27,13 @@ def renderer_names() -> list[str]:
     return sorted({AUTO, DEFAULT, *family_names()} - {"custom"})
 
 
-def make_renderer(model: ModelConfig, directory: Path) -> ChatRenderer:
+def make_renderer(model: ModelConfig, directory: Path, *, words: bool = True) -> ChatRenderer:
     """Make the renderer for a model directory. Reads files: call it on a thread.
 
     ``auto`` chooses the library's renderer for the model's name, else the one that writes the same
     tokens as the directory's chat template on some probes, else the template itself.
 
+    :param words: as for `FastTokenizer`.
     :raises ConfigError: the name is unknown, or the tokenizer lacks tokens that the renderer needs.
     :raises ModelDirectoryError: the tokenizer is missing or cannot be read.
     """
@@ -60,7 +61,7 @@ def make_renderer(model: ModelConfig, directory: Path) -> ChatRenderer:
                 param="model.renderer",
             )
     else:
-        tokenizer = load_tokenizer(directory, public_name)
+        tokenizer = load_tokenizer(directory, public_name, words=words)
     return build_renderer(name, tokenizer, extra_stop_ids=_generation_stop_ids(directory, name))
 
 

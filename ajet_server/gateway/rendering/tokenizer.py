@@ -11,7 +11,7 @@ from pydantic_core import to_json
 
 from ajet_core import files
 from ajet_core.errors import ConfigError, ModelDirectoryError, UnreadableFileError
-from ajet_server.gateway.rendering.words import KnownWords
+from ajet_server.fastpath.words import KnownWords
 
 _SHORT_TEXT = 32
 _OTHER_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
@@ -49,6 +49,7 @@ class FastTokenizer:
 
     :param backend: a `tokenizers.Tokenizer`.
     :param chat_template: Jinja template from the model directory, "" if there is none.
+    :param words: whether to encode text by known words.
     """
 
     def __init__(
@@ -59,11 +60,12 @@ class FastTokenizer:
         unk_token: str | None = None,
         eos_token: str | None = None,
         chat_template: str = "",
+        words: bool = True,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._words = KnownWords.of(backend)
+        self._words = KnownWords.of(backend) if words else None
         # Templates consist of the same few short texts, for which the call of the backend costs
         # more than the encoding.
         self._encode_short = lru_cache(maxsize=2048)(self._encode)
@@ -116,12 +118,15 @@ class FastTokenizer:
         return token
 
 
-def load_tokenizer(directory: Path, name_or_path: str | None = None) -> GatewayTokenizer:
+def load_tokenizer(
+    directory: Path, name_or_path: str | None = None, *, words: bool = True
+) -> GatewayTokenizer:
     """Load the tokenizer of a model directory.
 
     A ``tokenizer.json`` needs only the `tokenizers` package; older formats need transformers.
 
     :param name_or_path: the model's public name if it is known; some renderers use it.
+    :param words: as for `FastTokenizer`.
     :raises ModelDirectoryError: there are no tokenizer files, or they cannot be read.
     :raises ConfigError: a package that is needed to read them is missing.
     """
@@ -157,6 +162,7 @@ def load_tokenizer(directory: Path, name_or_path: str | None = None) -> GatewayT
         unk_token=special.get("unk_token"),
         eos_token=special.get("eos_token"),
         chat_template=_chat_template(directory),
+        words=words,
     )
 
 

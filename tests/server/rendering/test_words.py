@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split, Whitespace
 
-from ajet_server.gateway.rendering import words as words_module
-from ajet_server.gateway.rendering.words import KnownWords
+from ajet_server.fastpath import words as words_module
+from ajet_server.fastpath.words import KnownWords
 from ajet_testing.tokenizers import CORPUS
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

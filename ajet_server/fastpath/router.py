@@ -1,7 +1,7 @@
 """Serve the few routes with most of the requests without FastAPI's router.
 
 For a claim or an end, FastAPI's routing, context stacks and dependencies cost several times the
-work itself; for a call the router took a tenth of the time. The application has all of these
+work itself. The application has all of these
 routes as well: they are the documented ones, and they answer requests that are not well-formed, so
 errors are the same either way.
 """

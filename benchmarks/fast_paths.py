@@ -1,0 +1,86 @@
+"""Benchmark what each fast path of the gateway saves, in CPU time of a call.
+
+One gateway has all of them, and one each is without one of them. They take turns with the requests
+of `gateway`, so that other load of the machine affects all alike. A figure is the CPU time of the
+gateway without the fast path over that of the one with all, of each round: median, least, most.
+
+The JSON line comes last; `--output` also writes it to a file, with date and hardware.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, get_args
+
+from gateway import CONNECTIONS, Measured, round_of, swarm_claim
+from load import start_run
+from options import at_least
+from reporting import report
+from stub_processes import gateway
+
+from ajet_core import credentials
+from ajet_installation.settings import FastPath
+from ajet_testing.tokenizers import write_model
+
+NAMES = get_args(FastPath)
+_VARIABLE = "AJET_SERVER__FAST_PATHS"
+
+
+async def measure(rounds: int, episodes: int, directory: Path) -> dict[str, Any]:
+    """Run all rounds, and return the figures."""
+    model = write_model(directory / "models" / "tiny", "qwen3")
+    (model / "model.safetensors").write_bytes(b"")
+    measured: dict[str, list[Measured]] = {name: [] for name in ("none", *NAMES)}
+    with ExitStack() as stack:
+        servers = {}
+        for off in measured:
+            os.environ[_VARIABLE] = json.dumps([name for name in NAMES if name != off])
+            server = stack.enter_context(gateway(directory / f"run-{off}", model))
+            tokens = credentials.find_local(f"http://127.0.0.1:{server.port}")
+            assert tokens is not None
+            await start_run(server.port, tokens.control, model)
+            servers[off] = server, swarm_claim(tokens.client)
+            await round_of(*servers[off], 16, 16, seed=1, group=1)
+        for number in range(rounds):
+            # Each is first as often as the others.
+            turn = number % len(servers)
+            for off in [*servers, *servers][turn : turn + len(servers)]:
+                seed = 100 + number
+                found = await round_of(*servers[off], CONNECTIONS, episodes, seed, group=1)
+                measured[off].append(found)
+    with_all = measured.pop("none")
+    figures: dict[str, Any] = {
+        "benchmark": "fast_paths",
+        "cpu_us_per_call": round(statistics.median(m.cpu / m.calls for m in with_all) * 1e6, 1),
+    }
+    for off, without in measured.items():
+        ratios = sorted(m.cpu / base.cpu for m, base in zip(without, with_all, strict=True))
+        median = statistics.median(ratios)
+        figures[f"without_{off}"] = [round(one, 3) for one in (median, ratios[0], ratios[-1])]
+    return figures
+
+
+def main() -> None:
+    """Run the benchmark and print the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=at_least(1), default=8)
+    parser.add_argument("--episodes", type=at_least(1), default=96, help="of a round")
+    parser.add_argument(
+        "--output", type=Path, help="also write the JSON line, with date and hardware"
+    )
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ajet-fast-paths-") as directory:
+        os.environ["XDG_STATE_HOME"] = directory
+        result = asyncio.run(measure(args.rounds, args.episodes, Path(directory)))
+    report(result, args.output)
+
+
+if __name__ == "__main__":
+    main()
