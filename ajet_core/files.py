@@ -30,7 +30,7 @@ def read_bytes(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise UnreadableFileError(f"{path} is no regular file")
+                raise UnreadableFileError(f"{path} is not a regular file")
             with os.fdopen(descriptor, "rb", closefd=False) as file:
                 content = file.read(limit + 1)
         finally:
@@ -39,10 +39,10 @@ def read_bytes(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
         raise
     # ValueError: the path is not valid, for example because it contains a null character.
     except (OSError, ValueError) as error:
-        raise UnreadableFileError(f"{path} cannot be read: {error}") from error
+        raise UnreadableFileError(f"cannot read {path}: {error}") from error
     if len(content) > limit:
         raise UnreadableFileError(
-            f"{path} is larger than {limit} bytes, so it does not hold what its name says"
+            f"{path} is larger than {limit} bytes and cannot be the file that its name suggests"
         )
     return content
 
@@ -61,11 +61,11 @@ def read_json(path: Path, limit: int = MAX_TEXT_BYTES) -> dict[str, Any]:
         value = pydantic_core.from_json(content)
     except ValueError as error:
         raise UnreadableFileError(
-            f"{path} holds no valid JSON ({error}): restore it from a backup or create it again"
+            f"{path} is not valid JSON ({error}): restore it from a backup or create it again"
         ) from error
     if not isinstance(value, dict):
         raise UnreadableFileError(
-            f"{path} holds no JSON object: restore it from a backup or create it again"
+            f"{path} does not contain a JSON object: restore it from a backup or create it again"
         )
     return value
 
@@ -80,7 +80,7 @@ def read_toml(path: Path, limit: int = MAX_TEXT_BYTES) -> dict[str, Any]:
     try:
         return tomllib.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UnreadableFileError(f"{path}: not valid TOML: {error}") from error
+        raise UnreadableFileError(f"{path} is not valid TOML: {error}") from error
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o600) -> None:

@@ -45,7 +45,7 @@ def read_model_config(directory: Path, param: str = "model.path") -> dict[str, A
     for name in ("text_config", "quantization_config"):
         part = config.get(name)
         if part is not None and not isinstance(part, dict):
-            raise ModelDirectoryError(f"{path}: {name} is no JSON object", param=param)
+            raise ModelDirectoryError(f"{path}: {name} is not a JSON object", param=param)
         if name == "text_config" and part:
             _check(path, "text_config.", part, param)
     return config

@@ -73,19 +73,19 @@ class ProbeWatch:
             distinguished from noise, and for the initial weights, which cannot be compared.
         :raises SealError: the server does not serve the published weights.
         """
-        assert update.probe is not None, "the update has a probe"
+        assert update.probe is not None, "the update has no probe"
         trained, version = update.probe.logprobs, update.policy_version
         wrong = f"{who} does not serve the weights of policy version {version}: "
         if len(served) != len(trained) or not all(map(math.isfinite, served)):
-            raise SealError(f"{wrong}it does not answer the probe with {len(trained)} numbers")
+            raise SealError(f"{wrong}it did not return {len(trained)} numbers for the probe")
         gap = _less(served, trained)
         last = self._last
         if last is None:
             spread = _size([one - median(trained) for one in trained])
             if _size(gap) > max(_UNLIKE * spread, _LEAST_NOISE):
                 raise SealError(
-                    f"{wrong}its logprobs of the probe are {_size(gap):.2g} nats from the trainer's, as those of another "
-                    "model"
+                    f"{wrong}its logprobs of the probe differ from the trainer's by "
+                    f"{_size(gap):.2g} nats, so it serves another model"
                 )
             self._accept(_Proven(version, trained, served, proof=False), gap)
             return _report(version, proven=False, change=0.0, noise=self._noises[0])
@@ -95,13 +95,14 @@ class ProbeWatch:
         noise = max(self._noises)
         if off > _NOISES * noise + _PART * size:
             found = (
-                f"they are as they were at policy version {last.version}"
+                f"it still serves policy version {last.version}"
                 if _size(moved) <= _PART * size
-                else "it has loaded a part of the update, or other weights"
+                else "it loaded only part of the update, or other weights"
             )
             raise SealError(
-                f"{wrong}since policy version {last.version} the trainer's logprobs of the probe have changed by "
-                f"{size:.2g} nats, and its own are {off:.2g} nats from following, where {noise:.2g} are noise; {found}"
+                f"{wrong}since policy version {last.version} the trainer's logprobs of the "
+                f"probe have changed by {size:.2g} nats, and the engine's change differs "
+                f"from that by {off:.2g} nats (noise: {noise:.2g}): {found}"
             )
         # If the weights have not changed, they are proven if they were before.
         same = trained == last.trained

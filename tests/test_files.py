@@ -91,7 +91,7 @@ def test_a_file_that_is_too_large_or_none_is_not_read(tmp_path: Path) -> None:
         read_json(path)
     os.mkfifo(path)
     # A pipe has no end to be read to.
-    with pytest.raises(UnreadableFileError, match="no regular file"):
+    with pytest.raises(UnreadableFileError, match="not a regular file"):
         read_json(path)
     path.unlink()
     path.mkdir()

@@ -186,13 +186,13 @@ def test_a_refused_secret_is_not_shown() -> None:
 
 def test_bad_toml_names_file_and_place() -> None:
     toml("[server\n")
-    assert "ajet.toml: not valid TOML" in refusal().message
+    assert "ajet.toml is not valid TOML" in refusal().message
     assert "line 1" in refusal().message
 
 
 def test_a_file_that_is_not_text_is_refused() -> None:
     Path("ajet.toml").write_bytes(b"\xff\xfe")
-    assert "ajet.toml: not valid TOML" in refusal().message
+    assert "ajet.toml is not valid TOML" in refusal().message
 
 
 def test_a_named_file_must_exist() -> None:

@@ -666,7 +666,7 @@ class AsyncSwarmClient:
             body = build(MixtureConfig, "set_mixture", ratios=dict(mixture), **kept)
         return await self._connection.perform(Call("PUT", "/v1/mixture", MixtureStatus, body))
 
-    async def pause_engine(self, reason: str = "paused by hand") -> RunStatus:
+    async def pause_engine(self, reason: str = "paused manually") -> RunStatus:
         """Open no episodes and train no batches until `resume_engine`; open episodes continue.
 
         :raises StateError: no run is active.

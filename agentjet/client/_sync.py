@@ -664,7 +664,7 @@ class SwarmClient:
             body = build(MixtureConfig, "set_mixture", ratios=dict(mixture), **kept)
         return self._connection.perform(Call("PUT", "/v1/mixture", MixtureStatus, body))
 
-    def pause_engine(self, reason: str = "paused by hand") -> RunStatus:
+    def pause_engine(self, reason: str = "paused manually") -> RunStatus:
         """Open no episodes and train no batches until `resume_engine`; open episodes continue.
 
         :raises StateError: no run is active.

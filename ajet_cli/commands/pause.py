@@ -21,7 +21,7 @@ def _client(state: CliState, url: str | None) -> SwarmClient:
 @click.option("--url", help=_URL_HELP)
 @click.option(
     "--reason",
-    default="paused by hand",
+    default="paused manually",
     show_default=True,
     help="Reason, shown to holders of a control token.",
 )

@@ -68,11 +68,11 @@ class AgentAdapter(Generic[SettingsT_co], ABC):
         :raises TypeError: the task cannot be passed to the agent unchanged; no model was called.
         """
         if type(self).run_sync is AgentAdapter.run_sync:
-            raise NotImplementedError(f"{type(self).__name__} has neither run nor run_sync")
+            raise NotImplementedError(f"{type(self).__name__} defines neither run nor run_sync")
         return await asyncio.to_thread(self.run_sync, agent, task)
 
     def run_sync(self, agent: object, task: object) -> object:
         """Run a fresh agent as `run` does, for programs without an event loop."""
         if type(self).run is AgentAdapter.run:
-            raise NotImplementedError(f"{type(self).__name__} has neither run nor run_sync")
+            raise NotImplementedError(f"{type(self).__name__} defines neither run nor run_sync")
         return asyncio.run(self.run(agent, task))

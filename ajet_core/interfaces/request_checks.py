@@ -24,37 +24,40 @@ def check_request(
     """
     prompt, sampling = request.prompt_ids, request.sampling
     if not prompt:
-        raise RequestError("the prompt has no tokens", param="prompt_ids")
+        raise RequestError("the prompt is empty: send at least one token", param="prompt_ids")
     if len(prompt) >= info.max_context:
         raise ContextLengthError(
-            f"the prompt has {len(prompt)} tokens, and prompt and completion together may have "
-            f"{info.max_context}; shorten the prompt",
+            f"the prompt has {len(prompt)} tokens, but prompt and completion together are "
+            f"limited to {info.max_context}; shorten the prompt",
             param="prompt_ids",
         )
     if not 0 <= request.sampled < len(prompt):
         raise RequestError(
-            f"sampled is {request.sampled}, and has to be less than the {len(prompt)} tokens of the prompt",
+            f"sampled is {request.sampled}, but must be less than the {len(prompt)} tokens "
+            "of the prompt",
             param="sampled",
         )
     ids = (*sampling.stop_token_ids, min(prompt), max(prompt))
     if not all(0 <= token < info.vocab_size for token in ids):
         raise RequestError(
-            f"a token id is outside the model's vocabulary of {info.vocab_size}", param="prompt_ids"
+            f"the prompt contains a token id outside the model's vocabulary of {info.vocab_size}",
+            param="prompt_ids",
         )
     if sampling.top_logprobs > max_top_logprobs:
         raise UnsupportedError(
-            f"top_logprobs is {sampling.top_logprobs}, the engine answers at most {max_top_logprobs}",
+            f"top_logprobs is {sampling.top_logprobs}, but the engine returns at most "
+            f"{max_top_logprobs}",
             param="top_logprobs",
         )
     if sampling.is_penalised and not penalties:
         raise UnsupportedError(
-            "the engine knows no penalties and no logit_bias", param="logit_bias"
+            "the engine does not support penalties or logit_bias", param="logit_bias"
         )
     if sampling.grammar and not grammar:
-        raise UnsupportedError("the engine cannot hold completions to a grammar", param="grammar")
+        raise UnsupportedError("the engine does not support grammars", param="grammar")
     if not all(0 <= token < info.vocab_size for token, _ in sampling.logit_bias):
         raise RequestError(
-            f"logit_bias: a token id is outside the model's vocabulary of {info.vocab_size}",
+            f"logit_bias contains a token id outside the model's vocabulary of {info.vocab_size}",
             param="logit_bias",
         )
     for name, valid, rule in (

@@ -49,8 +49,10 @@ def hook_api_problem(
     ours = format_hook_api(offered)
     if not declared:
         return (
-            "it declares no hook API version. Its author must add to pyproject.toml:\n"
-            f'    [project.entry-points."agentjet.hook_api"]\n    "{ours}" = "{module}"'
+            "it declares no hook API version. Its author must add these lines to "
+            "pyproject.toml:\n"
+            '    [project.entry-points."agentjet.hook_api"]\n'
+            f'    "{ours}" = "{module}"'
         )
     reasons = []
     for text in declared:
@@ -61,11 +63,12 @@ def hook_api_problem(
             )
         elif version[0] > offered[0] or (version[0] == offered[0] and version[1] > offered[1]):
             reasons.append(
-                f"it needs hook API {text} and this agentjet offers {ours}: upgrade agentjet"
+                f"it needs hook API {text}, but this agentjet offers {ours}: upgrade agentjet"
             )
         elif version[0] < offered[0]:
             reasons.append(
-                f"it was made for hook API {text} and this agentjet offers {ours}: upgrade the plugin"
+                f"it was written for hook API {text}, but this agentjet offers {ours}: "
+                "upgrade the plugin"
             )
         else:
             return ""
@@ -89,8 +92,9 @@ def negotiate_channel(trainer: TrainerSpec, engine: EngineSpec, wanted: str | No
             param="weight_channel",
         )
     raise ChannelError(
-        f"trainer {trainer.name!r} and engine {engine.name!r} share no weight channel: the trainer offers "
-        f"{_listed(offered)}, the engine accepts {_listed(accepted)}; choose another engine or trainer",
+        f"trainer {trainer.name!r} and engine {engine.name!r} have no weight channel in "
+        f"common: the trainer offers {_listed(offered)}, the engine accepts "
+        f"{_listed(accepted)}; choose another engine or trainer",
         param="engine.name",
     )
 

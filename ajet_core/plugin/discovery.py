@@ -90,7 +90,8 @@ def _found(point: EntryPoint, declared: list[str], blocked: frozenset[str]) -> F
         return _refused(
             FoundPlugin(point, info),
             PluginApiError(
-                f"{describe(info)} was not imported: {problem}\nOr {way_out(info)}.",
+                f"{describe(info)} was not imported: {problem}\n"
+                f"To continue without it, {way_out(info)}.",
                 param="plugins.blocked",
             ),
         )
@@ -120,8 +121,9 @@ def _refuse_duplicates(plugins: list[FoundPlugin]) -> list[FoundPlugin]:
             _refused(
                 plugin,
                 PluginConflictError(
-                    f"plugin {plugin.info.name!r} comes from several distributions, {owners}, and none of "
-                    f"them was imported: uninstall one, or set plugins.blocked in ajet.toml to {choices}",
+                    f"plugin {plugin.info.name!r} is provided by several distributions, "
+                    f"{owners}, so none of them was imported: uninstall one, or set "
+                    f"plugins.blocked in ajet.toml to {choices}",
                     param="plugins.blocked",
                 ),
             )

@@ -100,4 +100,4 @@ def kind_of(spec: ComponentSpec) -> Kind:
     for kind in KINDS:
         if isinstance(spec, kind.spec):
             return kind
-    raise TypeError(f"{type(spec).__name__} is not the spec of any kind of component")
+    raise TypeError(f"no kind of component has the spec {type(spec).__name__}")

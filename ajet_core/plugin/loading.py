@@ -54,9 +54,7 @@ def load_plugin(found: FoundPlugin) -> LoadedPlugin:
     # A plugin's module may raise anything, including SystemExit, which must not affect other
     # plugins.
     except (Exception, SystemExit) as error:
-        raise _broken(
-            info, f"its module {info.module} cannot be imported: {_shown(error)}"
-        ) from error
+        raise _broken(info, f"cannot import its module {info.module}: {_shown(error)}") from error
 
     hooks = pluggy.PluginManager(hook_specs.HOOK_NAMESPACE)
     hooks.add_hookspecs(hook_specs)
@@ -102,7 +100,7 @@ def _refuse_silent_mistakes(
         for implementation in _hook(hooks, name).get_hookimpls():
             if inspect.iscoroutinefunction(implementation.function):
                 raise _broken(
-                    info, f"hook {name} is a coroutine function; hooks are plain functions"
+                    info, f"hook {name} is a coroutine function, but hooks must be plain functions"
                 )
 
 
@@ -124,23 +122,27 @@ def _ask(info: PluginInfo, hooks: pluggy.PluginManager, kind: Kind) -> list[Comp
     seen: set[str] = set()
     for spec in specs:
         if spec.name in seen:
-            raise _broken(info, f"hook {kind.hook} names {kind.name} {spec.name!r} twice")
+            raise _broken(info, f"hook {kind.hook} returned {kind.name} {spec.name!r} twice")
         seen.add(spec.name)
     return specs
 
 
 def _checked(info: PluginInfo, kind: Kind, item: Any) -> ComponentSpec:
     if not isinstance(item, kind.spec):
-        raise _wrong(info, kind, f"a sequence that holds a {type(item).__name__}")
+        raise _wrong(info, kind, f"a sequence that contains a {type(item).__name__}")
     if not item.name or not isinstance(item.name, str):
-        raise _broken(info, f"hook {kind.hook} names a {kind.name} {item.name!r}")
+        raise _broken(
+            info,
+            f"hook {kind.hook} returned a {kind.name} with the name {item.name!r}, which is not "
+            "allowed",
+        )
     for field in ("target", "settings"):
         value = getattr(item, field)
         if not isinstance(value, str) or not _TARGET.fullmatch(value):
             raise _broken(
                 info,
-                f"hook {kind.hook} gives {kind.name} {item.name!r} the {field} {value!r}, "
-                'which is not "package.module:Name"',
+                f"hook {kind.hook} set {field} of {kind.name} {item.name!r} to {value!r}, "
+                'which is not of the form "package.module:Name"',
             )
     return item
 

@@ -220,7 +220,10 @@ class PluginManager:
         :raises ValueError: `hook_name` is not an observer hook.
         """
         if hook_name not in OBSERVERS:
-            raise ValueError(f"{hook_name!r} is not an observer hook: {', '.join(OBSERVERS)}")
+            raise ValueError(
+                f"{hook_name!r} is not an observer hook; the observer hooks are "
+                f"{', '.join(OBSERVERS)}"
+            )
         self._load()
         for plugin in self._loaded:
             try:
@@ -229,7 +232,7 @@ class PluginManager:
             # durable, so a faulty observer must not stop training or other observers.
             except Exception:
                 logger.exception(
-                    "%s: its hook %s raised; training continues",
+                    "%s: its hook %s raised an exception; training continues",
                     discovery.describe(plugin.info),
                     hook_name,
                 )
@@ -247,7 +250,7 @@ class PluginManager:
             problem = self._problem(plugin)
             if plugin.info.name == name and problem is not None:
                 raise type(problem)(
-                    f"{kind} {name!r} cannot be used: {problem.message}", param=problem.param
+                    f"cannot use {kind} {name!r}: {problem.message}", param=problem.param
                 )
         raise UnknownComponentError(
             self._unknown(kind, name), param=BY_NAME[kind].chosen_by or f"{kind}.name"
@@ -256,15 +259,16 @@ class PluginManager:
     def _unknown(self, kind: KindName, name: str) -> str:
         known = self.names(kind)
         unknown = (
-            f"no installed plugin provides {kind} {name!r}; known: {', '.join(known) or 'none'} (`ajet plugins` says "
-            "which plugin has which; install the one that has it)"
+            f"no installed plugin provides {kind} {name!r}; known: "
+            f"{', '.join(known) or 'none'}. Install the plugin that provides it, or list the "
+            "installed ones with `ajet plugins`"
         )
         lines = [unknown]
         for plugin in self._found:
             problem = self._problem(plugin)
             if plugin.info.blocked:
                 lines.append(
-                    f"not looked at: {discovery.describe(plugin.info)}: {plugin.info.problem}"
+                    f"not imported: {discovery.describe(plugin.info)}: {plugin.info.problem}"
                 )
             elif problem is not None:
                 lines.append(f"not usable: {problem.message}")
@@ -309,7 +313,7 @@ class PluginManager:
                 return discovery.describe(info), targets.install_hint(info.distribution)
         return (
             "no installed plugin",
-            f"pip install the distribution of {spec.target.partition('.')[0]}",
+            f"install the distribution of {spec.target.partition('.')[0]} with pip",
         )
 
 

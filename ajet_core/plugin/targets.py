@@ -63,18 +63,18 @@ def import_target(target: str, what: str, hint: str) -> Any:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise PluginLoadError(
-            f"{what} cannot be imported from {target}: {error}; what it needs comes with: {hint}"
+            f"cannot import {what} from {target}: {error}; install what it needs: {hint}"
         ) from error
     # Backends may raise any error while they are imported (drivers, binary mismatches).
     except Exception as error:
         raise PluginLoadError(
-            f"{what} cannot be imported from {target}: {type(error).__name__}: {error}"
+            f"cannot import {what} from {target}: {type(error).__name__}: {error}"
         ) from error
     try:
         return getattr(module, name)
     except AttributeError:
         raise PluginLoadError(
-            f"{what} cannot be imported: module {module_name} has no {name}; upgrade its plugin"
+            f"cannot import {what}: module {module_name} has no {name}; upgrade its plugin"
         ) from None
 
 

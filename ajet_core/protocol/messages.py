@@ -140,7 +140,7 @@ class EpisodeStatus(Message):
     calls: int
     policy_version: int
     lease_expires_in: float | None = Field(
-        description="Seconds until the lease runs out; null when the episode is closed."
+        description="Seconds until the lease expires; null when the episode is closed."
     )
 
 

@@ -219,21 +219,25 @@ class RolloutConfig(Message):
         if self.mode == "async":
             if self.max_staleness == 0 or self.max_mean_staleness == 0:
                 raise ValueError(
-                    "mode async needs max_staleness of at least 1 and max_mean_staleness above 0: while a batch is "
-                    "trained the next one is sampled, by weights that are one step behind when it is trained"
+                    "mode async needs max_staleness of at least 1 and max_mean_staleness "
+                    "above 0: the next batch is sampled while a batch is trained, by "
+                    "weights that are one step behind"
                 )
             if self.engine_sleeps:
-                raise ValueError("engine_sleeps is for mode sync; in async the engine never rests")
+                raise ValueError(
+                    "engine_sleeps is available in mode sync only: in mode async the engine is "
+                    "always in use"
+                )
             for name in ("spare_tasks", "drain_seconds"):
                 if getattr(self, name):
                     raise ValueError(
-                        f"{name} is for mode sync; in async nothing is drained, and max_staleness says how far "
-                        "rollouts may be ahead"
+                        f"{name} is available in mode sync only: mode async does not drain, "
+                        "and max_staleness limits how far rollouts may be ahead"
                     )
         elif self.late == "carry" and self.max_staleness == 0:
             raise ValueError(
-                "max_staleness 0 trains nothing that is carried over to a later batch: set late to drop, or raise "
-                "max_staleness"
+                "with max_staleness 0, nothing can be carried over to a later batch: set "
+                "late to drop, or raise max_staleness"
             )
         return self
 
@@ -286,7 +290,7 @@ class MixtureConfig(Message):
                 raise ValueError(f"{name} must sum to 1; {told} is {total:g}")
         steps = [stage.from_step for stage in self.schedule]
         if any(later <= earlier for earlier, later in pairwise(steps)):
-            raise ValueError(f"the steps of the schedule must rise; they are {steps}")
+            raise ValueError(f"the steps of the schedule must increase, but are {steps}")
         return self
 
     def at(self, step: int) -> Ratios:
@@ -433,7 +437,7 @@ class EvaluationConfig(Message):
     def _in_order(self) -> Self:
         if list(self.pass_at) != sorted(set(self.pass_at)):
             raise ValueError(
-                f"evaluation.pass_at must name each k once, in growing order, such as "
+                "evaluation.pass_at must list each k once, in increasing order, such as "
                 f"{sorted(set(self.pass_at))}"
             )
         return self
@@ -483,8 +487,9 @@ class RunConfig(Message):
         unchanged = AlgorithmConfig.model_fields["importance_cap"].default
         if self.importance != "truncated" and algorithm.importance_cap != unchanged:
             raise ValueError(
-                f"algorithm.importance_cap {algorithm.importance_cap:g} bounds nothing: importance is "
-                f"{algorithm.importance}, which has no importance weights; set importance to truncated"
+                f"algorithm.importance_cap {algorithm.importance_cap:g} has no effect: "
+                f"importance {algorithm.importance} has no importance weights; set "
+                "importance to truncated"
             )
         return self
 
@@ -492,8 +497,8 @@ class RunConfig(Message):
     def _groups_have_a_baseline(self) -> Self:
         if self.batch.episodes_per_task == 1 and self.batch.full_by != "episodes":
             raise ValueError(
-                "batch.episodes_per_task must be at least 2: the advantage of an episode is its reward "
-                "relative to the other episodes of its task"
+                "batch.episodes_per_task must be at least 2: the advantage of an episode is "
+                "its reward relative to the other episodes of its task"
             )
         return self
 
@@ -506,8 +511,9 @@ class RunConfig(Message):
         mean = self.rollout.max_mean_staleness
         if self.rollout.mode == "async" and mean is not None and mean * places < 1:
             raise ValueError(
-                f"rollout.max_mean_staleness {mean:g} is below what a batch needs in mode async: with one of its "
-                f"{places} {unit} begun while the batch before is trained, it is {1 / places:.3g}. Allow that, have "
-                "larger batches, or take mode sync"
+                f"rollout.max_mean_staleness {mean:g} is below the minimum of "
+                f"{1 / places:.3g} for mode async, where at least one of the {places} {unit} "
+                "of a batch begins while the batch before it is trained. Raise "
+                "max_mean_staleness, make batches larger, or use mode sync"
             )
         return self

@@ -266,7 +266,7 @@ class StartRequest(Message):
 class PauseRequest(Message):
     """Body of ``POST /v1/run/pause``."""
 
-    reason: Annotated[str, Field(min_length=1, max_length=4096)] = "paused by hand"
+    reason: Annotated[str, Field(min_length=1, max_length=4096)] = "paused manually"
 
 
 class ResumeRequest(Message):
@@ -283,7 +283,7 @@ class ResumeRequest(Message):
     @model_validator(mode="after")
     def _goes_back(self) -> Self:
         if self.retrain and self.from_step is None:
-            raise ValueError("retrain applies to the batches after from_step: give from_step too")
+            raise ValueError("retrain applies to the batches after from_step: set from_step too")
         return self
 
 

@@ -171,15 +171,16 @@ class TrainBatch:
     def _sequence(self, number: int, tree: TrainTree) -> TrainSequence:
         if len(tree.segments) != 1:
             raise ValueError(
-                f"batch {self.batch_id}: tree {number} has {len(tree.segments)} segments, so it is no "
-                "linear sequence"
+                f"batch {self.batch_id}: tree {number} has {len(tree.segments)} segments, so "
+                "it is not a linear sequence"
             )
         (segment,) = tree.segments
         size = len(segment.token_ids)
         episodes = {self.calls[span.call].episode for span in segment.spans}
         if len(episodes) != 1:
             raise ValueError(
-                f"batch {self.batch_id}: tree {number} is of {len(episodes)} episodes, not of one"
+                f"batch {self.batch_id}: tree {number} holds {len(episodes)} episodes "
+                "instead of one"
             )
         sequence = TrainSequence(
             episode=episodes.pop(),

@@ -61,19 +61,23 @@ class Call:
         sampled = len(self.sampled_ids)
         if len(self.logprobs) != sampled or len(self.policy_versions) != sampled:
             raise ValueError(
-                f"call {self.call_id}: {sampled} sampled tokens, but {len(self.logprobs)} logprobs "
-                f"and {len(self.policy_versions)} policy versions"
+                f"call {self.call_id} has {sampled} sampled tokens, but {len(self.logprobs)} "
+                f"logprobs and {len(self.policy_versions)} policy versions"
             )
         base = self.base
         if not 0 <= self.shared <= (0 if base is None else base.length):
             raise ValueError(
-                f"call {self.call_id}: it shares {self.shared} tokens with "
-                + ("no call" if base is None else f"call {base.call_id}, which has {base.length}")
+                f"call {self.call_id} shares {self.shared} tokens with "
+                + (
+                    "no call"
+                    if base is None
+                    else f"call {base.call_id}, which has only {base.length}"
+                )
             )
         if base is not None and base.episode_id != self.episode_id:
             raise ValueError(
-                f"call {self.call_id} is of episode {self.episode_id}, its base {base.call_id} of "
-                f"episode {base.episode_id}"
+                f"call {self.call_id} belongs to episode {self.episode_id}, but its base "
+                f"{base.call_id} to episode {base.episode_id}"
             )
 
     @property

@@ -58,10 +58,11 @@ class TokenTrie:
         """
         if call.episode_id != self.episode_id:
             raise ValueError(
-                f"call {call.call_id} is of episode {call.episode_id}, not of {self.episode_id}"
+                f"call {call.call_id} belongs to episode {call.episode_id}, not to "
+                f"{self.episode_id}"
             )
         if call.call_id in self._ends:
-            raise ValueError(f"call {call.call_id} was added before")
+            raise ValueError(f"call {call.call_id} has already been added")
         if self._spoken is None:
             prompt_end = self._radix.insert(*self._begin(call))
         else:

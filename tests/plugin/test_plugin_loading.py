@@ -66,25 +66,25 @@ BROKEN = {
             "@hookimpl\ndef ajet_register_trainers():\n"
             "    return [EngineSpec(name='x', target='a:B', capabilities=CHANNELS)]"
         ),
-        "hook ajet_register_trainers returned a sequence that holds a EngineSpec",
+        "hook ajet_register_trainers returned a sequence that contains a EngineSpec",
     ),
     "no-target": (
         (
             "@hookimpl\ndef ajet_register_engines():\n"
             "    return [EngineSpec(name='x', target='a.B', capabilities=CHANNELS)]"
         ),
-        "gives engine 'x' the target 'a.B'",
+        "set target of engine 'x' to 'a.B'",
     ),
     "no-name": (
         "@hookimpl\ndef ajet_register_stores():\n    return [StoreSpec(name='', target='a:B')]",
-        "names a store ''",
+        "returned a store with the name ''",
     ),
     "twice": (
         (
             "@hookimpl\ndef ajet_register_stores():\n"
             "    return [StoreSpec(name='x', target='a:B'), StoreSpec(name='x', target='a:C')]"
         ),
-        "names store 'x' twice",
+        "returned store 'x' twice",
     ),
     "unknown-hook": (
         "@hookimpl\ndef ajet_register_rockets():\n    return []",
@@ -127,7 +127,7 @@ def test_a_broken_plugin_leaves_the_others_alone(site: Site, source: str, reason
 
 def test_the_component_named_like_a_broken_plugin_gets_that_plugins_error(site: Site) -> None:
     site.install("ajet-bad", "import no_such_module_at_all", name="rocket")
-    with pytest.raises(PluginLoadError, match=r"engine 'rocket' cannot be used: .*no_such_module"):
+    with pytest.raises(PluginLoadError, match=r"cannot use engine 'rocket': .*no_such_module"):
         PluginManager().engine("rocket")
 
 
@@ -141,18 +141,21 @@ def test_another_missing_component_mentions_the_broken_plugin_and_the_known_name
     first, *others = raised.value.message.splitlines()
     assert "no installed plugin provides engine 'rocket'" in first
     assert "quick" in first
-    assert "(`ajet plugins` says which plugin has which; install the one that has it)" in first
+    assert (
+        "Install the plugin that provides it, or list the installed ones with `ajet plugins`"
+        in first
+    )
     assert any("not usable: plugin 'ajet-bad'" in line for line in others)
     assert raised.value.param == "engine.name"
 
 
 REFUSED = {
-    "other major": (("2.0",), "needs hook API 2.0 and this agentjet offers 1.1: upgrade agentjet"),
+    "other major": (("2.0",), "needs hook API 2.0, but this agentjet offers 1.1: upgrade agentjet"),
     "older major": (
         ("0.9",),
-        "was made for hook API 0.9 and this agentjet offers 1.1: upgrade the",
+        "was written for hook API 0.9, but this agentjet offers 1.1: upgrade the",
     ),
-    "newer minor": (("1.2",), "needs hook API 1.2 and this agentjet offers 1.1: upgrade agentjet"),
+    "newer minor": (("1.2",), "needs hook API 1.2, but this agentjet offers 1.1: upgrade agentjet"),
     "undeclared": ((), '"1.1" = "ajet_odd_hooks"'),
     "not a version": (("one",), "'one' is not a hook API version"),
 }
@@ -188,7 +191,7 @@ def test_a_blocked_plugin_is_never_imported(
     info = info_of(manager, "odd")
     assert info.blocked
     assert "plugins.blocked" in info.problem
-    with pytest.raises(UnknownComponentError, match=r"not looked at: plugin 'odd'.*blocked"):
+    with pytest.raises(UnknownComponentError, match=r"not imported: plugin 'odd'.*blocked"):
         manager.engine("odd")
     assert imported() == set()
 

@@ -138,7 +138,7 @@ async def test_a_server_that_says_no_checksums_is_replaced_if_the_probe_says_so(
     await engine.update_weights(probed(6))
     (breach,) = (await engine.seal()).breaches
     assert "server 1 of fake does not serve the weights of policy version 6" in breach
-    assert ("as they were at policy version 5" in breach) is (fault == "stale")
+    assert ("still serves policy version 5" in breach) is (fault == "stale")
     await all_up(engine)
     assert engine.servers[1].closed
     assert not engine.servers[1].requests

@@ -341,8 +341,8 @@ async def test_an_incomplete_model_directory_is_refused_by_what_it_lacks(
         ({"text_config": {"num_hidden_layers": 0}}, "text_config.num_hidden_layers is '0'"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
         ({"torch_dtype": "float17"}, "torch_dtype is 'float17', expected one of auto, bfloat16"),
-        ({"quantization_config": "int4"}, "quantization_config is no JSON object"),
-        ([], "holds no JSON object"),
+        ({"quantization_config": "int4"}, "quantization_config is not a JSON object"),
+        ([], "does not contain a JSON object"),
     ],
 )
 async def test_a_model_configuration_that_cannot_be_is_refused_in_a_sentence(

@@ -92,7 +92,7 @@ def test_over_many_batches_the_sums_follow_the_ratios(
                 "ratios": {"a": 1},
                 "schedule": [{"from_step": s, "ratios": {"a": 1}} for s in (3, 3)],
             },
-            "must rise",
+            "must increase",
         ),
     ],
 )

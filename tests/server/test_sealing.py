@@ -103,7 +103,7 @@ async def test_an_engine_that_a_probe_does_not_find_its_weights_in_is_replaced(
     assert server.service.coordinator.step == 1
     (told,) = events(server, "seal")
     assert "does not serve the weights of policy version 1" in told["message"]
-    assert ("as they were at policy version 0" in told["message"]) is (fault == "stale")
+    assert ("still serves policy version 0" in told["message"]) is (fault == "stale")
     assert (await metrics(server))["sealed_servers"] == 1
 
 

@@ -77,8 +77,8 @@ def test_no_trained_token_is_older_than_the_bound_and_no_episode_is_trained_in_p
     [
         ({"mode": "async", "max_staleness": 0}, "at least 1"),
         ({"mode": "async", "max_mean_staleness": 0}, "above 0"),
-        ({"mode": "async", "spare_tasks": 1}, "spare_tasks is for mode sync"),
-        ({"mode": "async", "drain_seconds": 1}, "drain_seconds is for mode sync"),
+        ({"mode": "async", "spare_tasks": 1}, "spare_tasks is available in mode sync only"),
+        ({"mode": "async", "drain_seconds": 1}, "drain_seconds is available in mode sync only"),
         ({"max_staleness": 0}, "set late to drop"),
     ],
 )
@@ -109,7 +109,7 @@ def test_a_mean_that_no_asynchronous_batch_can_have_is_refused(
     if possible:
         RunConfig.model_validate(config)
     else:
-        with pytest.raises(ValidationError, match=f"is below what a batch needs .* {full_by} "):
+        with pytest.raises(ValidationError, match=f"is below the minimum of .* {full_by} "):
             RunConfig.model_validate(config)
 
 
@@ -125,6 +125,6 @@ def test_a_cap_is_refused_where_there_are_no_importance_weights(importance: str,
         assert RunConfig.model_validate(config).importance == "truncated"
     else:
         with pytest.raises(
-            ValidationError, match=f"is {importance}, .* set importance to truncated"
+            ValidationError, match=f"importance {importance} has .* set importance to truncated"
         ):
             RunConfig.model_validate(config)

@@ -106,7 +106,7 @@ def test_the_nearest_call_shares_the_most_tokens() -> None:
 def test_the_wrong_calls_are_refused() -> None:
     trie = TokenTrie("episode")
     trie.add(make_call("a", [1], [2]))
-    with pytest.raises(ValueError, match="added before"):
+    with pytest.raises(ValueError, match="already been added"):
         trie.add(make_call("a", [1], [2]))
     with pytest.raises(ValueError, match="another"):
         trie.add(make_call("b", [1], [2], episode_id="another"))
