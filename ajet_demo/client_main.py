@@ -113,7 +113,7 @@ class DemoClient:
 
         async def agent(task: Task, episode: Episode) -> EpisodeOutcome:
             if episode.policy_version >= step:
-                raise StaleStepError(f"step {step} is trained already")
+                raise StaleStepError(f"step {step} is already trained")
             return await self._agent(task, episode)
 
         began = self._clock()
@@ -164,8 +164,9 @@ class DemoClient:
 def _gave_up(failures: Sequence[EpisodeFailure]) -> AjetError:
     first = failures[0]
     return AjetError(
-        f"{len(failures)} episodes failed {ROUNDS} times in a row; the first, of task "
-        f"{first.task.id}:\n{first.traceback}"
+        f"{len(failures)} episodes failed {ROUNDS} times in a row. First failure, of task "
+        f"{first.task.id}:\n"
+        f"{first.traceback}"
     )
 
 
@@ -204,8 +205,8 @@ def _print_line(line: Line) -> None:
 @click.command()
 @click.option("--url", required=True, help="URL of the swarm server.")
 @click.option("--seed", type=int, default=0, help="Seed of the tasks.")
-@click.option("--target", type=float, default=0.9, help="Success at which to stop.")
-@click.option("--steps", type=int, default=60, help="Most steps to train.")
+@click.option("--target", type=float, default=0.9, help="Success rate at which to stop.")
+@click.option("--steps", type=int, default=60, help="Maximum number of steps to train.")
 def main(url: str, seed: int, target: float, steps: int) -> None:
     """Train the demo's model on a running swarm server. The token comes from AJET_TOKEN."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

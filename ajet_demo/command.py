@@ -17,7 +17,7 @@ def _interpreters(
         component, separator, path = value.partition("=")
         if not separator or not Path(path).is_file():
             raise click.BadParameter(
-                f"{value!r} is no COMPONENT=PATH of an interpreter that exists"
+                f"{value!r} is not COMPONENT=PATH with the path of an existing interpreter"
             )
         # Do not resolve links: the interpreter of an environment is a link.
         found[component] = str(Path(path).absolute())
@@ -31,26 +31,30 @@ def _interpreters(
 @click.option(
     "--run-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for everything it writes.  [default: runs/demo-seed{SEED}]",
+    help="Directory for all output.  [default: runs/demo-seed{SEED}]",
 )
 @click.option(
-    "--steps", type=click.IntRange(1), default=60, show_default=True, help="Most training steps."
+    "--steps",
+    type=click.IntRange(1),
+    default=60,
+    show_default=True,
+    help="Maximum number of training steps.",
 )
 @click.option(
     "--target",
     type=click.FloatRange(0, 1),
     default=0.9,
     show_default=True,
-    help="Success at which to stop.",
+    help="Success rate at which to stop.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the summary as JSON on standard output."
 )
-@click.option("--fresh", is_flag=True, help="Begin a new run beside one that exists.")
+@click.option("--fresh", is_flag=True, help="Start a new run beside an existing one.")
 @click.option(
     "--two-models",
     is_flag=True,
-    help="Two models on two servers: a planner and an executor that have to walk together.",
+    help="Two models on two servers: a planner and an executor that must cooperate.",
 )
 @click.option("--engine", default="torch", show_default=True, help="Inference engine.")
 @click.option("--trainer", default="torch", show_default=True, help="Trainer.")

@@ -115,8 +115,8 @@ def check_packages() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"the demo needs packages that are not installed ({', '.join(missing)}): "
-            "pip install 'agentjet[demo]'"
+            f"the demo requires packages that are not installed ({', '.join(missing)}): pip "
+            "install 'agentjet[demo]'"
         )
 
 
@@ -177,7 +177,7 @@ def _make_model(
     from ajet_demo.tiny_model import create_tiny_model
 
     began = clock()
-    display.phase("making a tiny model")
+    display.phase("creating a tiny model")
     create_tiny_model(
         run_dir / MODEL_DIR,
         seed=options.seed,

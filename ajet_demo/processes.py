@@ -61,7 +61,7 @@ class Child:
     @property
     def lines(self) -> IO[str]:
         """The standard output, if it is read."""
-        assert self._process.stdout is not None, f"the output of the {self.name} is not read"
+        assert self._process.stdout is not None, f"cannot read the output of the {self.name}"
         return self._process.stdout
 
     def poll(self) -> int | None:

@@ -45,7 +45,7 @@ def open_run(run_dir: Path, seed: int, *, fresh: bool) -> tuple[Path, RunState]:
     if not path.exists():
         if run_dir.exists() and any(run_dir.iterdir()):
             raise ConfigError(
-                f"{run_dir} is not empty and no run of the demo (it has no {STATE_FILE}): choose "
+                f"{run_dir} is not empty and not a demo run (it has no {STATE_FILE}): choose "
                 "another --run-dir"
             )
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -56,12 +56,12 @@ def open_run(run_dir: Path, seed: int, *, fresh: bool) -> tuple[Path, RunState]:
         state = RunState.model_validate(read_json(path))
     except ValueError as error:
         raise ConfigError(
-            f"{path} cannot be read as the state of a demo run: --fresh starts a new one beside it"
+            f"cannot read {path} as the state of a demo run: start a new run beside it with --fresh"
         ) from error
     if state.seed != seed:
         raise ConfigError(
-            f"{run_dir} holds a run with seed {state.seed}, not {seed}: give --seed {state.seed} to go "
-            "on with it, or another --run-dir"
+            f"{run_dir} contains a run with seed {state.seed}, not {seed}: pass --seed "
+            f"{state.seed} to continue it, or choose another --run-dir"
         )
     return run_dir, state
 
@@ -76,7 +76,7 @@ def read_summary(run_dir: Path) -> Summary:
         return Summary.model_validate(read_json(path))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} cannot be read, though the run is finished: --fresh starts a new one"
+            f"cannot read {path}, although the run is finished: start a new run with --fresh"
         ) from error
 
 

@@ -118,7 +118,7 @@ class DemoServer:
                 self._client.stop_engine(INTERRUPT_SECONDS)
         except AjetError as second:
             assert error is not None, "only an interrupt stops the run here"
-            error.add_note(f"(the run was not stopped in order: {second.message})")
+            error.add_note(f"(the run was not stopped properly: {second.message})")
         finally:
             if self._client is not None:
                 self._client.close()
@@ -160,7 +160,8 @@ class DemoServer:
             self.child.check()
             if self._clock() > deadline:
                 raise DeadlineError(
-                    f"the demo's server does not listen after {START_SECONDS:g} s; its last lines:\n"
+                    f"the demo's server did not start listening within {START_SECONDS:g} s; "
+                    "its last lines:\n"
                     f"{self.child.tail()}"
                 )
             self._sleep(POLL_SECONDS)

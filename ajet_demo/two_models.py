@@ -280,7 +280,7 @@ def _make_model(directory: Path, role: str, options: DemoOptions, display: Displ
     from ajet_demo.tiny_model import create_tiny_model
 
     if not (directory / MODEL_DIR).exists():
-        display.phase(f"making the {role}, {WIDTHS[role]} wide")
+        display.phase(f"creating the {role}, {WIDTHS[role]} wide")
         create_tiny_model(
             directory / MODEL_DIR,
             seed=options.seed,
@@ -297,7 +297,7 @@ def _read(run_dir: Path) -> TwoModelsSummary:
         return TwoModelsSummary.model_validate(read_json(run_dir / SUMMARY_FILE))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{run_dir} holds no finished run of two models: --fresh starts a new one"
+            f"{run_dir} contains no finished run of two models: start a new run with --fresh"
         ) from error
 
 

@@ -68,7 +68,7 @@ def check_components(run_dir: Path, workers: WorkerSettings, *, engine: str, tra
             continue
         if why := why_not_here(recipe.plugin):
             raise ConfigError(
-                f"the {kind} {spec.name!r} cannot run in this interpreter ({why}): make an environment for it: "
-                f"{create_command(recipe.name, None)}",
+                f"the {kind} {spec.name!r} cannot run in this interpreter ({why}): create an "
+                f"environment for it: {create_command(recipe.name, None)}",
                 param="workers.python",
             )

@@ -30,8 +30,8 @@ def check_seal(
         return
     shown = ", ".join(wrong[:_SHOWN]) + (", ..." if len(wrong) > _SHOWN else "")
     raise SealError(
-        f"{who} does not serve the weights of policy version {update.policy_version}: {len(wrong)} of "
-        f"{len(expected)} tensors are not as they were published ({shown}); "
+        f"{who} does not serve the weights of policy version {update.policy_version}: "
+        f"{len(wrong)} of {len(expected)} tensors differ from the published ones ({shown}); "
         f"{_diagnosis(expected, served, wrong, before)}"
     )
 
@@ -53,9 +53,9 @@ def _diagnosis(
     stale = [name for name in wrong if served[name] in old.get(name, ())]
     if stale:
         assert before is not None, "it has checksums"
-        return f"{len(stale)} of them are those of policy version {before.policy_version}"
+        return f"{len(stale)} of them are from policy version {before.policy_version}"
     places = {found: name for name in wrong for found in expected[name]}
     swapped = next((name for name in wrong if served[name] in places), None)
     if swapped is not None:
-        return f"{swapped} holds what was published as {places[served[swapped]]}"
+        return f"{swapped} contains what was published as {places[served[swapped]]}"
     return "they match no known version"

@@ -57,13 +57,13 @@ class Shapings:
     def _matcher(self, sampling: SamplingParams) -> object:
         if find_spec("llguidance") is None:
             raise UnsupportedError(
-                "grammars need llguidance: pip install llguidance", param="grammar"
+                "grammars require llguidance: pip install llguidance", param="grammar"
             )
         if not sampling.stop_token_ids:
             raise UnsupportedError("a grammar needs a stop token to end with", param="grammar")
         if not self._grammars.file.is_file():
             raise UnsupportedError(
-                f"grammars need the model's tokens, and {self._grammars.file} is missing",
+                f"grammars require the model's tokens, but {self._grammars.file} is missing",
                 param="grammar",
             )
         try:

@@ -14,7 +14,7 @@ def main(distribution: str) -> str:
     manager = PluginManager()
     infos = [info for info in manager.plugins(load=True) if info.distribution == distribution]
     if not infos:
-        return f"{distribution} has no plugin"
+        return f"{distribution} contains no plugin"
     for info in infos:
         if info.problem:
             return info.problem

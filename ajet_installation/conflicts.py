@@ -74,7 +74,7 @@ class Conflict:
     def __str__(self) -> str:
         if (pair := self.exclusive) is not None:
             first, second = pair
-            return f"{first}, and {second}: no version suits both ({self.found} is installed)"
+            return f"{first}, and {second}: no version satisfies both ({self.found} is installed)"
         return f"{'; '.join(map(str, self.unmet))}; {self.found} is installed"
 
     @property

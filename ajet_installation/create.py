@@ -133,21 +133,23 @@ def _what_is_there(order: Order) -> Environment | None:
         digest = order.recipe.digest(order.device)
         if (there.name, there.record.device) != (order.recipe.name, order.device):
             raise ConfigError(
-                f"{directory} is the environment {there.name} for {there.record.device}: give another --path, "
-                "or put the new one in its place with --force"
+                f"{directory} is already the environment {there.name} for "
+                f"{there.record.device}: choose another --path, or replace the environment "
+                "with --force"
             )
         if there.record.digest != digest:
             raise ConfigError(
-                f"{directory} was made by another version of the recipe, agentjet {there.record.agentjet}: make it "
-                f"anew with {create_command(order.recipe.name, order.device, directory, force=True)}"
+                f"{directory} was created from another version of the recipe, agentjet "
+                f"{there.record.agentjet}: recreate it with "
+                f"{create_command(order.recipe.name, order.device, directory, force=True)}"
             )
     if there is None and directory.exists() and any(directory.iterdir()):
         if not (directory / "pyvenv.cfg").is_file():
-            raise ConfigError(f"{directory} holds something else: give another --path")
+            raise ConfigError(f"{directory} contains other files: choose another --path")
         if not order.force:
             raise ConfigError(
-                f"{directory} is an environment that ajet has not made: give another --path, or put the new one "
-                "in its place with --force"
+                f"{directory} is an environment that ajet did not create: choose another "
+                "--path, or replace the environment with --force"
             )
     return there
 
@@ -156,8 +158,9 @@ def _check_space(order: Order) -> None:
     needed, free = order.build.gigabytes, shutil.disk_usage(order.directory.parent).free / _GIGABYTE
     if free < needed:
         raise BackendEnvironmentError(
-            f"{order.recipe.name} for {order.device} takes about {needed:g} GB and {order.directory.parent} has "
-            f"{free:.1f} GB free: make room, or give a --path on another disk"
+            f"{order.recipe.name} for {order.device} needs about {needed:g} GB, but "
+            f"{order.directory.parent} has only {free:.1f} GB free: free disk space, or "
+            "choose a --path on another disk"
         )
 
 
@@ -165,7 +168,7 @@ def _made(order: Order, runner: Runner, progress: Progress) -> Environment:
     began = time.monotonic()
     build, directory = order.build, order.directory
     progress.step(f"new environment with Python {order.python.version}")
-    runner.run("making the environment", [order.python.path, "-m", "venv", str(directory)])
+    runner.run("creating the environment", [order.python.path, "-m", "venv", str(directory)])
     making = _Making.begin(order, runner, progress)
     for number, step in enumerate(build.steps, 1):
         progress.step(f"step {number} of {len(build.steps)}: {_described(step)}")
@@ -235,7 +238,7 @@ def _install_agentjet(making: _Making) -> list[str]:
     # The plugin's requirements may contain distributions that have other names here.
     making.install(name, "--no-deps", *source.plugin)
     if missing := _unmet(making):
-        making.install(f"what {name} needs", *missing)
+        making.install(f"the requirements of {name}", *missing)
     target = ["--upgrade", "--target", str(order.directory.absolute() / PLUGINS)]
     making.install(f"{name} for servers", "--no-deps", *target, *source.plugin)
     return list(source.distributions)
@@ -248,7 +251,7 @@ def _unmet(making: _Making) -> list[str]:
     for name in order.source.distributions:
         if canonicalize_name(name) not in packages:
             raise BackendEnvironmentError(
-                f"{making.installer.name} did not install {name}, though it said so"
+                f"{making.installer.name} reported success, but did not install {name}"
             )
         problems = unmet(name, packages, provides=order.build.provides)
         wanted.update(dict.fromkeys(problem.wanted for problem in problems))
@@ -256,7 +259,7 @@ def _unmet(making: _Making) -> list[str]:
 
 
 def _check(order: Order, plugins: list[str], runner: Runner, progress: Progress) -> None:
-    progress.step("is everything importable?")
+    progress.step("import check")
     python = str(_python(order))
     imports = (f"import {module}" for module in order.build.imports)
     statements = "\n".join([order.build.prepare, *imports])
@@ -264,7 +267,7 @@ def _check(order: Order, plugins: list[str], runner: Runner, progress: Progress)
     runner.run(f"importing {', '.join(order.build.imports)}", [python, "-c", statements], variables)
     for plugin in plugins:
         command = [python, "-m", "ajet_installation.check_plugin", plugin]
-        runner.run(f"importing what {plugin} registers", command, variables)
+        runner.run(f"importing the components of {plugin}", command, variables)
 
 
 def _size(directory: Path) -> int:

@@ -93,7 +93,7 @@ def _python() -> Finding:
     except PackageNotFoundError:
         wanted = ""
     if wanted and not SpecifierSet(wanted).contains(version):
-        return Finding("Python", version, "wrong", f"agentjet needs Python {wanted}")
+        return Finding("Python", version, "wrong", f"agentjet requires Python {wanted}")
     return Finding("Python", version, "ok", sys.executable)
 
 
@@ -101,7 +101,7 @@ def _core(mending: Mending) -> Finding:
     packages = mending.packages
     name = canonicalize_name(CORE_DISTRIBUTION)
     if name not in packages:
-        return Finding("agentjet", "", "wrong", "its metadata is not there", "pip install agentjet")
+        return Finding("agentjet", "", "wrong", "its metadata is missing", "pip install agentjet")
     version = packages[name].version
     if problems := unmet(name, packages, deep=True):
         lines = "; ".join(map(str, problems[:_SHOWN]))
@@ -166,7 +166,9 @@ def _remedy(distribution: str, device: Device) -> str:
 def _no_environment(recipe: Recipe, half: list[Path], plugged: set[str], device: Device) -> Finding:
     what = f"environment {recipe.name}"
     if half:
-        detail = f"{half[0]} is not finished: it is being made, or that was ended in the middle"
+        detail = (
+            f"{half[0]} is incomplete: it is still being created, or its creation was interrupted"
+        )
         return Finding(what, "", "wrong", detail, create_command(recipe.name, device, half[0]))
     here = recipe.plugin in plugged and not why_not_here(recipe.plugin)
     detail = "not needed: the plugin runs here" if here else "not made"
@@ -185,7 +187,8 @@ def _environment(recipe: Recipe, environment: Environment) -> Finding:
             what,
             version,
             "ok",
-            f"{environment.directory}, by the recipe of agentjet {record.agentjet}; this one has a newer recipe",
+            f"{environment.directory}, created from the recipe of agentjet "
+            f"{record.agentjet}; this version has a newer recipe",
             environment.create_command(force=True),
         )
     if not record.plugins:
@@ -224,10 +227,10 @@ def _broken(environment: Environment) -> str:
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return f"its Python does not run: {error}"
     if python != record.python:
-        return f"its Python was {record.python} and is {python}"
+        return f"its Python is {python}, but was {record.python} when it was created"
     if record.plugins and agentjet != __version__:
         has = "no agentjet that can be imported" if agentjet is None else f"agentjet {agentjet}"
-        return f"it has {has}, and this is agentjet {__version__}"
+        return f"it has {has}, but this is agentjet {__version__}"
     return _changed(environment)
 
 
@@ -239,10 +242,10 @@ def _changed(environment: Environment) -> str:
         if now.get(name) != before
     ]
     if record.plugins and not environment.plugin_directory.is_dir():
-        changed.append(f"{PLUGINS} is gone")
+        changed.append(f"{PLUGINS} is missing")
     if not changed:
         return ""
     more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
     packages = by_name(distributions(path=[str(p) for p in site_packages(environment.directory)]))
     conflicts = "".join(f"; {one}" for one in find_conflicts(packages, record.packages)[:_SHOWN])
-    return f"changed since it was made: {', '.join(changed[:_SHOWN])}{more}{conflicts}"
+    return f"changed since it was created: {', '.join(changed[:_SHOWN])}{more}{conflicts}"

@@ -71,7 +71,7 @@ def ajet_register_loggers() -> Sequence[LoggerSpec]:
             name="jsonl",
             target="ajet_server.embedded.jsonl_logger:JsonlLogger",
             settings="ajet_server.embedded.settings:JsonlLoggerSettings",
-            summary="One JSON line a step in metrics.jsonl",
+            summary="One JSON line per step in metrics.jsonl",
         ),
     )
 
@@ -83,7 +83,7 @@ def ajet_register_worlds() -> Sequence[WorldSpec]:
         WorldSpec(
             name="bandit",
             target="ajet_worlds.bandit:BanditWorld",
-            summary="One turn: which arm pays for which lamp is found out by pulling",
+            summary="One turn: pull arms to find out which one pays for which lamp",
             ability="one turn, learned from noisy rewards alone",
         ),
         WorldSpec(
@@ -95,13 +95,13 @@ def ajet_register_worlds() -> Sequence[WorldSpec]:
         WorldSpec(
             name="memory",
             target="ajet_worlds.memory:MemoryWorld",
-            summary="A key that is asked for 20 turns later, with a history that is compacted",
+            summary="A key that must be recalled 20 turns later, with a history that is compacted",
             ability="keeping what matters through rewritten histories",
         ),
         WorldSpec(
             name="mine",
             target="ajet_worlds.mine:MineWorld",
-            summary="The right tool for each rock, at a cost per call, and to stop in time",
+            summary="The right tool for each rock, with a cost per call, and when to stop",
             ability="choosing tools and stopping, with rewards of single calls",
         ),
         WorldSpec(
@@ -114,8 +114,8 @@ def ajet_register_worlds() -> Sequence[WorldSpec]:
             name="slow-grid",
             target="ajet_worlds.grid:SlowGridWorld",
             settings="ajet_worlds.grid:SlowGridSettings",
-            summary="The grid with a tool that is quick most of the time and now and then very slow",
-            ability="the same, while few episodes hold up many",
+            summary="The grid with a tool that is usually quick and sometimes very slow",
+            ability="the same, with few slow episodes holding up many",
         ),
     )
 

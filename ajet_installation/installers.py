@@ -111,16 +111,16 @@ def find_installer(name: InstallerName | None, python: Path) -> Installer:
     uv = _uv()
     if uv is None:
         if name == "uv":
-            raise ConfigError("there is no uv: install it (`pip install uv`), or leave it to pip")
+            raise ConfigError("uv is not installed: install it (`pip install uv`), or use pip")
         return PIP
     configured = pip_configuration(python)
     if "extra-index-url" in configured and "index-url" not in configured:
         configured["index-url"] = _default_index(python)
     options, variables, left = uv_settings(configured, os.environ)
     if left:
-        why = f"uv cannot be told what pip is configured with: {', '.join(left)}"
+        why = f"uv does not support these settings of pip: {', '.join(left)}"
         if name == "uv":
-            raise ConfigError(f"{why}; leave it to pip")
+            raise ConfigError(f"{why}; use pip instead")
         return replace(PIP, why=why)
     return Installer("uv", (uv, "pip", "install", "--no-progress", *options), "--python", variables)
 
@@ -195,7 +195,7 @@ def _default_index(python: Path) -> str:
         r"--index-url <url>.*?\(default\s+([^\s)]+)\)", _pip(python, "install", "--help"), re.DOTALL
     )
     if found is None:
-        raise BackendEnvironmentError(f"the pip of {python} does not tell its default index")
+        raise BackendEnvironmentError(f"the pip of {python} does not report its default index")
     return found[1]
 
 
@@ -211,7 +211,7 @@ def _pip(python: Path, *arguments: str) -> str:
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise BackendEnvironmentError(
-            f"{python} does not tell how pip is configured: {error}"
+            f"{python} does not report the configuration of pip: {error}"
         ) from error
 
 

@@ -95,7 +95,8 @@ def _telling_the_environment(name: str) -> Iterator[None]:
         if recipe is None:
             raise
         raise UnknownComponentError(
-            f"{error.message}\n{name} runs in an environment of its own, which is made by: "
+            f"{error.message}\n"
+            f"{name} runs in its own environment; create it with: "
             f"{create_command(recipe.name, None)}",
             param=error.param,
         ) from error
@@ -140,8 +141,9 @@ def _named(python: str, environments: dict[str, Environment]) -> Interpreter:
     name = python.removeprefix(PREFIX)
     if name not in environments:
         raise ConfigError(
-            f"workers.python names the environment {name!r}, which is not there (there are: "
-            f"{', '.join(sorted(environments)) or 'none'}): make it with: ajet env create {name}",
+            f"workers.python names the environment {name!r}, which does not exist "
+            f"(available: {', '.join(sorted(environments)) or 'none'}): create it with: ajet "
+            f"env create {name}",
             param="workers.python",
         )
     return _usable(environments[name])
@@ -151,8 +153,8 @@ def _usable(environment: Environment) -> Interpreter:
     # The interpreter is a broken link if the original Python was removed.
     if not os.access(environment.python, os.X_OK):
         raise ConfigError(
-            f"the environment {environment.directory} has no Python that can be run: make it anew with: "
-            f"{environment.create_command(force=True)}",
+            f"the Python of the environment {environment.directory} does not run: recreate "
+            f"the environment with: {environment.create_command(force=True)}",
             param="workers.environments",
         )
     return environment.interpreter
@@ -187,7 +189,7 @@ def _is_here(found: Distribution) -> bool:
 def why_not_here(plugin: str) -> str:
     """Return why a plugin's components cannot run in this interpreter; "" if they can."""
     if not is_installed_here(plugin):
-        return f"{plugin} is not installed in this one"
+        return f"{plugin} is not installed in this environment"
     recipe = recipe_of_plugin(plugin)
     provides = recipe.cpu.provides if recipe is not None else {}
     problems = [str(one) for one in unmet(plugin, installed_here(), provides=provides)]
@@ -195,5 +197,5 @@ def why_not_here(plugin: str) -> str:
     imports = recipe.cpu.imports if recipe is not None else ()
     for module in dict.fromkeys(name.partition(".")[0] for name in imports):
         if find_spec(module) is None:
-            problems.append(f"{module} is not installed in this one")
+            problems.append(f"{module} is not installed in this environment")
     return "; ".join(problems)

@@ -86,8 +86,9 @@ def cannot_share(chosen: Iterable[Recipe], device: Device) -> list[str]:
         ]
         if clashes:
             reasons.append(
-                f"agentjet[{first.name},{second.name}] cannot be installed together: {'; '.join(clashes)}. "
-                f"Make an environment for each: ajet env create {first.name}, ajet env create {second.name}"
+                f"agentjet[{first.name},{second.name}] cannot be installed together: "
+                f"{'; '.join(clashes)}. Create an environment for each: ajet env create "
+                f"{first.name}, ajet env create {second.name}"
             )
     return reasons
 

@@ -26,14 +26,17 @@ def locked(directory: Path) -> Iterator[int]:
         descriptor = lock_file(lock)
     except BlockingIOError as error:
         raise BackendEnvironmentError(
-            f"process {error} is making {directory} already: wait for it, or give another --path"
+            f"process {error} is already creating {directory}: wait for it, or choose "
+            "another --path"
         ) from error
     except OSError as error:
-        raise BackendEnvironmentError(f"nothing can be made in {lock.parent}: {error}") from error
+        raise BackendEnvironmentError(
+            f"cannot create anything in {lock.parent}: {error}"
+        ) from error
     try:
         yield descriptor
     except OSError as error:
-        raise BackendEnvironmentError(f"{directory} cannot be made: {error}") from error
+        raise BackendEnvironmentError(f"cannot create {directory}: {error}") from error
     finally:
         # Closing is not enough: a child process that outlives this one would still hold the lock.
         fcntl.flock(descriptor, fcntl.LOCK_UN)

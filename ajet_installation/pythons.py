@@ -41,7 +41,8 @@ def find_python(wanted: str, given: str | None = None) -> Python:
         looked_at.append(f"{candidate} is {version}")
     found = "; ".join(looked_at) or ("it does not run" if given is not None else "none was found")
     raise ConfigError(
-        f"Python {wanted} is needed ({found}): name one with --python", param="python"
+        f"Python {wanted} is required ({found}): choose an interpreter with --python",
+        param="python",
     )
 
 

@@ -30,7 +30,7 @@ def _checked_range(text: str) -> str:
     try:
         SpecifierSet(text)
     except InvalidSpecifier as error:
-        raise ValueError(f"{text!r} is no range of versions") from error
+        raise ValueError(f"{text!r} is not a version range") from error
     return text
 
 
@@ -128,7 +128,7 @@ def read_recipe(path: Path) -> Recipe:
         table = read_toml(path)
         return Recipe.model_validate({**table, "name": path.stem, "directory": path.parent})
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is no recipe of an environment: {error}") from error
+        raise ConfigError(f"{path} is not a valid recipe of an environment: {error}") from error
 
 
 @cache
@@ -144,7 +144,9 @@ def recipe(name: str) -> Recipe:
     """
     known = recipes()
     if name not in known:
-        raise ConfigError(f"there is no environment {name!r} to make; known: {', '.join(known)}")
+        raise ConfigError(
+            f"there is no recipe for an environment {name!r}; known: {', '.join(known)}"
+        )
     return known[name]
 
 

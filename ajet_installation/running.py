@@ -25,11 +25,11 @@ _CAUSES = (
             "ConnectTimeout",
             "error sending request for url",
         ),
-        "no package index was reached: is there a network, and does `pip config list` say what it should?",
+        "cannot reach a package index: check the network and the output of `pip config list`",
     ),
     (
         ("No module named ensurepip", "ensurepip is not available"),
-        "this Python cannot make environments",
+        "this Python cannot create environments",
     ),
 )
 

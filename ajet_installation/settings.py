@@ -60,11 +60,11 @@ class PeerSettings(_Section):
     def _is_protected(self) -> Self:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-            raise ValueError(f"not the URL of a server: {self.url!r}")
+            raise ValueError(f"not a valid server URL: {self.url!r}")
         if parts.scheme == "http" and not (self.insecure or _is_loopback(parts.hostname)):
             raise ValueError(
-                f"{self.url!r} would get its token in the clear: use https, or, in a network you trust, set "
-                "insecure = true"
+                f"the token would be sent to {self.url!r} in the clear: use https, or, in a "
+                "network you trust, set insecure = true"
             )
         return self
 
@@ -149,9 +149,9 @@ class ServerSettings(_Section):
             raise ValueError("tls_cert and tls_key must be set together")
         if not (self.insecure or self.tls_cert or _is_loopback(self.host)):
             raise ValueError(
-                f"host {self.host!r} can be reached from other machines, which would send tokens and data "
-                "in the clear: set tls_cert and tls_key, or listen on 127.0.0.1, or, in a network you "
-                "trust, set insecure = true (--insecure)"
+                f"host {self.host!r} is reachable from other machines, but tokens and data "
+                "would be sent in the clear: set tls_cert and tls_key, or listen on "
+                "127.0.0.1, or, in a network you trust, set insecure = true (--insecure)"
             )
         return self
 

@@ -126,8 +126,9 @@ def _read_environment(settings_cls: type[BaseSettings]) -> dict[str, Any]:
             not nested and any(key.startswith(f"{section}_") for section in sections)
         ):
             raise ConfigError(
-                f"environment variable {name} names no setting; sections are joined by two underscores, "
-                f"as in AJET_SERVER__PORT (sections: {', '.join(sections)})",
+                f"environment variable {name} does not name a setting; join section and key "
+                "with two underscores, as in AJET_SERVER__PORT (sections: "
+                f"{', '.join(sections)})",
                 param=name,
             )
     try:
@@ -140,7 +141,7 @@ def _read_environment(settings_cls: type[BaseSettings]) -> dict[str, Any]:
             if field and name.upper().startswith(ENV_PREFIX + field[1].upper())
         )
         raise ConfigError(
-            f"environment: {', '.join(culprits)}: a value that must be JSON is not, such as "
+            f"environment: {', '.join(culprits)}: the value must be JSON, such as "
             "AJET_PLUGINS__BLOCKED='[\"torch\"]'",
             param=field[1] if field else None,
         ) from error
@@ -167,7 +168,9 @@ def _read_toml(file: Path) -> dict[str, Any]:
     except UnreadableFileError as error:
         raise ConfigError(error.message, param="config") from error
     if "config" in values:
-        raise ConfigError(f"{file}: config: a file cannot name another one", param="config")
+        raise ConfigError(
+            f"{file}: config: a settings file cannot name another settings file", param="config"
+        )
     return values
 
 

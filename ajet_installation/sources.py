@@ -43,11 +43,11 @@ def source_of(wanted: Recipe, tree: Path | None, find_links: Path | None) -> Sou
     names = (wanted.plugin,)
     if tree is not None:
         if not _is_tree(tree):
-            raise ConfigError(f"{tree} is no source tree of agentjet")
+            raise ConfigError(f"{tree} is not a source tree of agentjet")
         core = ("-e", f"{tree.absolute()}[server]")
         directory = tree.absolute() / wanted.source
         if not (directory / "pyproject.toml").is_file():
-            note = f"the plugin {wanted.plugin} is left out: there is no {directory}"
+            note = f"the plugin {wanted.plugin} is left out: {directory} does not exist"
             return Source(core, note=note)
         return Source(core, ("-e", str(directory)), names)
     links = ("--find-links", str(find_links.absolute())) if find_links is not None else ()

@@ -38,7 +38,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"cannot make the run directory {run_dir}: {error}", param="server.run_dir"
+            f"cannot create the run directory {run_dir}: {error}", param="server.run_dir"
         ) from error
     context = WorkerContext(run_dir=run_dir)
     store = RunStore(make_store(settings.store, plugins, run_dir))

@@ -101,8 +101,8 @@ def bind(server: ServerSettings) -> socket.socket:
         listener.close()
         why = "the port is in use" if error.errno == errno.EADDRINUSE else str(error.strerror)
         raise ConfigError(
-            f"cannot listen on {server.host}:{server.port}: {why} "
-            "(the flag --port or the setting server.port chooses another; 0 takes any free one)",
+            f"cannot listen on {server.host}:{server.port}: {why} (choose another port with "
+            "--port or the setting server.port; 0 picks a free port)",
             param="server.port",
         ) from error
     return listener
@@ -169,8 +169,8 @@ def _allow_connections(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (best, hard))
         if best < wanted:
             _log.warning(
-                "this process may open %d files, too few for %d connections: raise its limit (ulimit -n), or "
-                "set server.max_connections to less",
+                "this process may open only %d files, too few for %d connections: raise the "
+                "limit (ulimit -n), or lower server.max_connections",
                 best,
                 count,
             )
@@ -181,8 +181,8 @@ def _load_tls(config: uvicorn.Config, server: ServerSettings) -> None:
         config.load()
     except OSError as error:  # includes ssl.SSLError
         raise ConfigError(
-            f"the certificate {server.tls_cert} and the key {server.tls_key} cannot be used: {error}; both "
-            "must be PEM files that belong together",
+            f"cannot use the certificate {server.tls_cert} with the key {server.tls_key}: "
+            f"{error}; both must be PEM files that belong together",
             param="server.tls_cert",
         ) from error
     assert config.ssl is not None
@@ -224,4 +224,4 @@ def _publish_tokens(port: int, tokens: ServerTokens) -> None:
         credentials.publish_local(port, tokens)
     except OSError as error:
         # Clients that are given their token do not need the file, so keep serving without it.
-        _log.warning("local clients will not find the tokens by themselves: %s", error)
+        _log.warning("local clients cannot find the tokens automatically: %s", error)

@@ -118,7 +118,7 @@ class SwarmService:
                 self._again_and_again("asking how joint episodes ended", self.peers.look)
             ),
             asyncio.create_task(
-                self._again_and_again("telling of evaluations", self.tell_evaluations)
+                self._again_and_again("reporting evaluations", self.tell_evaluations)
             ),
         ]
 
@@ -128,7 +128,7 @@ class SwarmService:
             await asyncio.to_thread(note_store, self.settings.store, run_dir)
         except OSError as error:
             # The note is only for external tools; the run does not need it.
-            _log.error("tools may not find the store of this run: %s", error)
+            _log.error("tools may be unable to find the store of this run: %s", error)
 
     async def close(self) -> None:
         """Stop the workers and close the store; an active run resumes at the next start."""
@@ -141,7 +141,7 @@ class SwarmService:
         try:
             self.tokens.close()
         except StoreError as error:
-            _log.error("when tokens were last used is not kept: %s", error.message)
+            _log.error("cannot save when tokens were last used: %s", error.message)
 
     async def interrupt(self) -> None:
         """End all waiting and streaming requests, so that connections can close."""
@@ -388,7 +388,7 @@ class SwarmService:
                 for p in self.episodes.prepared
             ],
             unread_calls="" if chat is None else chat.unread_calls,
-            doing=loop.doing if loop is not None else "",
+            activity=loop.activity if loop is not None else "",
             training=loop is not None and loop.training_step is not None,
         )
 
@@ -437,7 +437,7 @@ class SwarmService:
 
         :return: seconds until the next check.
         """
-        for evaluation in self.evaluations.settled():
+        for evaluation in self.evaluations.completed():
             told = evaluation.model_dump(mode="json")
             self.events.emit("evaluation", told, evaluation.client_id)
             await asyncio.to_thread(self.loggers.log_evaluation, evaluation)
@@ -495,7 +495,7 @@ def _check_size(request: EndRequest, limit: float) -> None:
 
 def _too_large(what: str, value: float, limit: float, param: str) -> RequestError:
     return RequestError(
-        f"{what} is {value:g}; this server takes values from {-limit:g} to {limit:g} "
-        "(setting server.max_reward): scale the rewards of the task down",
+        f"{what} is {value:g}, but must be from {-limit:g} to {limit:g} (setting "
+        "server.max_reward): scale down the rewards of the task",
         param=param,
     )

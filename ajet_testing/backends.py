@@ -26,7 +26,10 @@ def backend_python(name: str) -> str:
     root = os.environ.get("AJET_WORKERS__ENVIRONMENTS")
     directory = (Path(root) if root else ROOT / DIRECTORY) / name
     if Environment.read(directory) is None:
-        missing = f"there is no environment {name} in {directory.parent}: make backends, or ajet env create {name}"
+        missing = (
+            f"there is no environment {name} in {directory.parent}: run make backends, or ajet "
+            f"env create {name}"
+        )
         if os.environ.get("CI"):
             pytest.fail(missing)
         pytest.skip(missing)

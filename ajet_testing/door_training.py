@@ -45,7 +45,7 @@ def assert_learns(play: Play, directory: Path, replies: Sequence[ScriptedReply] 
     Without the development environment, which has the real model, the test is skipped.
     """
     if not PYTHON.is_file():
-        pytest.skip(f"there is no development environment at {PYTHON}: make setup")
+        pytest.skip(f"there is no development environment at {PYTHON}: run make setup")
     recorded = record(play, directory / "scripted", replies)
     lesson = directory / "lesson.json"
     lesson.write_text(json.dumps(recorded))

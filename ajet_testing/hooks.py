@@ -43,7 +43,7 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
             name="scripted",
             target="ajet_testing.scripted_trainer:ScriptedTrainer",
             settings="ajet_testing.scripted_trainer:ScriptedTrainerSettings",
-            summary="Remembers what it was trained on; for tests",
+            summary="Records its batches; for tests",
             capabilities=TrainerCapabilities(
                 weight_channels=scripted_trainer.WEIGHT_CHANNELS,
                 algorithm_fields=scripted_trainer.ALGORITHM_FIELDS,

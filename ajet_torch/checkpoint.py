@@ -70,7 +70,7 @@ def save_checkpoint(directory: Path, optimiser: Checkpointed, progress: Progress
             content["sha256"] = _own_digest(content)
             (aside / PROGRESS_FILE).write_text(json.dumps(content, indent=1))
     except (OSError, SafetensorError) as error:
-        raise TrainerError(f"checkpoint {directory} could not be written: {error}") from error
+        raise TrainerError(f"cannot write checkpoint {directory}: {error}") from error
 
 
 def load_checkpoint(directory: Path, optimiser: Checkpointed) -> Progress:
@@ -89,7 +89,9 @@ def load_checkpoint(directory: Path, optimiser: Checkpointed) -> Progress:
             seed=int(content["seed"]),  # type: ignore[call-overload]
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise TrainerError(f"{directory / PROGRESS_FILE} lacks or garbles {error}") from error
+        raise TrainerError(
+            f"{directory / PROGRESS_FILE} is incomplete or invalid: {error}"
+        ) from error
     optimiser.restore(Snapshot(weights, state))
     return progress
 
@@ -100,7 +102,7 @@ def _read_progress(directory: Path) -> Mapping[str, object]:
         content: Mapping[str, object] = read_json(path)
     except OSError as error:
         raise TrainerError(
-            f"{directory} is no checkpoint: {PROGRESS_FILE} is not readable ({error})"
+            f"{directory} is not a checkpoint: cannot read {PROGRESS_FILE} ({error})"
         ) from error
     except ValueError as error:
         raise TrainerError(f"{path} is damaged: {error}") from error
@@ -126,14 +128,15 @@ def _read_tensors(
         lacking = sorted(expected.keys() - tensors.keys())[:3]
         unknown = sorted(tensors.keys() - expected.keys())[:3]
         raise TrainerError(
-            f"{path} is of another model or LoRA setting: it lacks {lacking}, and has unknown {unknown}"
+            f"{path} belongs to another model or LoRA setting: it lacks {lacking}, and has "
+            f"unknown {unknown}"
         )
     for name, tensor in expected.items():
         found = tensors[name]
         if found.shape != tensor.shape or found.dtype != tensor.dtype:
             raise TrainerError(
-                f"{path}: {name} is {tuple(found.shape)} {found.dtype}, but the model that is trained needs "
-                f"{tuple(tensor.shape)} {tensor.dtype}"
+                f"{path}: {name} is {tuple(found.shape)} {found.dtype}, but the trained "
+                f"model needs {tuple(tensor.shape)} {tensor.dtype}"
             )
     return tensors
 

@@ -50,14 +50,14 @@ def check_batch(
         # Only the first token can have no context.
         if counts[1:].min(initial=1) < 1:
             raise TrainerError(
-                f"batch {batch.batch_id}: sampled token {1 + int(counts[1:].argmin())} of call "
-                f"{call.call_id} is trained nowhere"
+                f"batch {batch.batch_id}: sampled token {1 + int(counts[1:].argmin())} of "
+                f"call {call.call_id} is not trained"
             )
 
 
 def _call_problem(call: TrainCall, episodes: int) -> str:
     if not 0 <= call.episode < episodes:
-        return f"it names episode {call.episode} of {episodes}"
+        return f"it names episode {call.episode}, but there are only {episodes}"
     if len(call.policy_versions) != len(call.logprobs):
         return f"{len(call.logprobs)} logprobs, but {len(call.policy_versions)} policy_versions"
     if not call.temperature > 0:
@@ -70,8 +70,8 @@ def _tree_problem(tree: TrainTree, calls: Sequence[TrainCall], vocab_size: int, 
         return "it has no segments"
     if len(tree.segments) > 1 and not trees:
         return (
-            f"it has {len(tree.segments)} segments, but this model is trained on linear sequences "
-            "alone (TrainerInfo.trees is False)"
+            f"it has {len(tree.segments)} segments, but this model is trained on linear "
+            "sequences only (TrainerInfo.trees is False)"
         )
     for number, segment in enumerate(tree.segments):
         problem = _segment_problem(segment, number, calls, vocab_size)
@@ -89,7 +89,7 @@ def _segment_problem(
     if not (min(segment.token_ids) >= 0 and max(segment.token_ids) < vocab_size):
         return f": a token id is outside the model's vocabulary of {vocab_size}"
     if not (segment.parent == -1 if number == 0 else 0 <= segment.parent < number):
-        return f" has parent {segment.parent}, which is not one before it"
+        return f" has parent {segment.parent}, which does not precede it"
     for span in segment.spans:
         if number == 0 and span.offset == 0:
             return ": the first token of a tree has no context and cannot be trained"
@@ -101,16 +101,16 @@ def _segment_problem(
 
 def _span_problem(span: TrainSpan, size: int, calls: Sequence[TrainCall]) -> str:
     if not 0 <= span.call < len(calls):
-        return f"a span names call {span.call} of {len(calls)}"
+        return f"a span names call {span.call}, but there are only {len(calls)}"
     if span.length < 1 or span.offset < 0 or span.offset + span.length > size:
         return (
-            f"a span of {span.length} tokens at {span.offset} is out of the segment's {size} tokens"
+            f"a span of {span.length} tokens at {span.offset} exceeds the segment's {size} tokens"
         )
     sampled = len(calls[span.call].logprobs)
     if span.start < 0 or span.start + span.length > sampled:
         return (
-            f"a span of {span.length} tokens at {span.start} is out of the {sampled} tokens that call "
-            f"{calls[span.call].call_id} sampled"
+            f"a span of {span.length} tokens at {span.start} exceeds the {sampled} tokens "
+            f"that call {calls[span.call].call_id} sampled"
         )
     return ""
 
@@ -118,8 +118,8 @@ def _span_problem(span: TrainSpan, size: int, calls: Sequence[TrainCall]) -> str
 def _unit_problem(tree: TrainTree, calls: Sequence[TrainCall], units: Sequence[int]) -> str:
     if len({units[calls[span.call].episode] for span in _spans(tree)}) > 1:
         return (
-            "it holds episodes that are dealt to minibatches one by one; trees of several episodes need one "
-            "group, and at least as many groups as minibatches"
+            "it holds episodes that are distributed over minibatches one by one; trees of "
+            "several episodes need one group, and at least as many groups as minibatches"
         )
     return ""
 
@@ -133,8 +133,9 @@ def _length_problem(tree: TrainTree, max_tokens: int | None) -> str:
         depths.append(above + len(segment.token_ids))
     if max(depths) > max_tokens:
         return (
-            f"it has a context of {max(depths)} tokens, but this model's positions mean the same up to "
-            f"{max_tokens} only; set model.max_context or timelines.max_tokens"
+            f"it has a context of {max(depths)} tokens, but the positions of this model are "
+            f"consistent only up to {max_tokens}; set model.max_context or "
+            "timelines.max_tokens"
         )
     return ""
 

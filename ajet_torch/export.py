@@ -66,7 +66,7 @@ def write_model(module: nn.Module, model: ModelConfig, target: Path) -> None:
                     if file.is_file():
                         shutil.copyfile(file, aside / file.name)
     except (OSError, RuntimeError) as error:
-        raise TrainerError(f"model directory {target} could not be written: {error}") from error
+        raise TrainerError(f"cannot write model directory {target}: {error}") from error
 
 
 def _drop_old_versions(newest: Path) -> None:

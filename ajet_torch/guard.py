@@ -59,9 +59,10 @@ def check_finite(batch: TrainBatch) -> None:
         )
         episode = batch.episodes[call.episode]
         raise StepRefusedError(
-            f"step {batch.step} was refused before anything was computed: of call {call.call_id} (episode "
-            f"{episode.episode_id}, reward {episode.reward:g}) the {what}, which is not finite. Look for "
-            "overflowing rewards, or for an engine that recorded damaged logprobs"
+            f"step {batch.step} was refused before anything was computed: the {what}, which "
+            f"is not finite, in call {call.call_id} (episode {episode.episode_id}, reward "
+            f"{episode.reward:g}). Check for overflowing rewards, or for an engine that "
+            "recorded damaged logprobs"
         )
 
 
@@ -105,14 +106,15 @@ class StepGuard:
         limit = self._limits.loss
         if limit is not None and abs(loss) > limit * found.expected_loss:
             what = (
-                f"its loss {loss:.3g} is more than {limit:g} times (trainer.settings.loss_limit) the "
-                f"{found.expected_loss:.3g} that a policy close to the one that sampled can have"
+                f"its loss {loss:.3g} is more than {limit:g} times "
+                f"(trainer.settings.loss_limit) the {found.expected_loss:.3g} that is "
+                "possible for a policy close to the one that sampled"
             )
             raise self._refused(number, what, FAR_AWAY)
         limit = self._limits.grad_norm
         if limit is not None and grad_norm > limit:
             what = f"its gradient norm {grad_norm:.3g} exceeds trainer.settings.grad_norm_limit {limit:g}"
-            raise self._refused(number, what, f"rewards of a wrong scale, or {FAR_AWAY}")
+            raise self._refused(number, what, f"rewards on a wrong scale, or {FAR_AWAY}")
         return float(grad_norm)
 
     def weights_refused(self) -> StepRefusedError:
@@ -128,6 +130,6 @@ class StepGuard:
 
     def _error(self, when: str, what: str, cause: str) -> StepRefusedError:
         return StepRefusedError(
-            f"step {self._step} was refused: {when}: {what}. Likely {cause}. Weights and optimiser are as before the "
-            "step"
+            f"step {self._step} was refused: {when}: {what}. Likely cause: {cause}. Weights "
+            "and optimiser are as before the step"
         )

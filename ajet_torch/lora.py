@@ -38,7 +38,7 @@ def add_lora(module: nn.Module, lora: LoraConfig, device: torch.device, seed: in
             peft = get_peft_model(module, config)
         except ValueError as error:
             raise ConfigError(
-                f"LoRA adapters cannot be added: {error}", param="model.lora.target_modules"
+                f"cannot add LoRA adapters: {error}", param="model.lora.target_modules"
             ) from error
     peft.eval()
     return cast("PeftModel", peft)

@@ -53,8 +53,8 @@ def resolve_device(name: str) -> torch.device:
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= found:
             raise ConfigError(
-                f"device {name!r} was asked for, but torch sees {found} CUDA devices; "
-                "choose 'auto' or 'cpu', or install a CUDA build of torch",
+                f"device {name!r} is not available: torch sees {found} CUDA devices; choose "
+                "'auto' or 'cpu', or install a CUDA build of torch",
                 param="device",
             )
     return device
@@ -82,7 +82,7 @@ def check_model_directory(path: Path) -> None:
                 pass
         except (SafetensorError, OSError) as error:
             raise ModelDirectoryError(
-                f"weight file {file} is not readable ({error}); copy or download it again",
+                f"cannot read weight file {file} ({error}); copy or download it again",
                 param="model.path",
             ) from error
 
@@ -105,8 +105,8 @@ def load_config(path: Path) -> Any:
     if not known:
         # transformers would treat the weights as unquantised.
         raise ModelDirectoryError(
-            f"{path / 'config.json'}: quantization_config.quant_method is {quantised['quant_method']!r}, which "
-            "transformers does not know",
+            f"{path / 'config.json'}: transformers does not support "
+            f"quantization_config.quant_method {quantised['quant_method']!r}",
             param="model.path",
         )
     return config
@@ -137,11 +137,11 @@ def _weight_files(path: Path) -> list[Path]:
         names = sorted({str(name) for name in read_json(index)["weight_map"].values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelDirectoryError(
-            f"weight index {index} is not readable ({error!r})", param="model.path"
+            f"cannot read weight index {index} ({error!r})", param="model.path"
         ) from error
     if outside := [name for name in names if "\0" in name or Path(name).name != name]:
         raise ModelDirectoryError(
-            f"weight index {index} names {outside[0]!r}, which is no file of its own directory",
+            f"weight index {index} names {outside[0]!r}, which is not a file in its own directory",
             param="model.path",
         )
     missing = [name for name in names if not (path / name).is_file()]
@@ -199,7 +199,8 @@ def load_model(
         if is_out_of_memory(error):
             raise
         raise ModelDirectoryError(
-            f"model directory {path} could not be loaded as a causal language model: {in_a_sentence(error)}",
+            f"cannot load model directory {path} as a causal language model: "
+            f"{in_a_sentence(error)}",
             param="model.path",
         ) from error
     _check_loading_info(path, info, strict)
@@ -247,13 +248,13 @@ def context_limit(module: nn.Module, model: ModelConfig) -> int:
     if not isinstance(limit, int):
         if wanted is None:
             raise ConfigError(
-                f"model {model.path} names no max_position_embeddings; set model.max_context",
+                f"model {model.path} does not set max_position_embeddings; set model.max_context",
                 param="model.max_context",
             )
         return wanted
     if wanted is not None and wanted > limit:
         raise ConfigError(
-            f"model.max_context is {wanted}, but {model.path} has {limit} positions",
+            f"model.max_context is {wanted}, but {model.path} has only {limit} positions",
             param="model.max_context",
         )
     return wanted or limit
@@ -267,9 +268,9 @@ def checked_positions(module: nn.Module, model: ModelConfig) -> int | None:
     exact, wanted = exact_positions(module), model.max_context
     if exact is not None and wanted is not None and wanted > exact:
         raise ConfigError(
-            f"model.max_context is {wanted}, but {model.path} rotates the positions of contexts longer than "
-            f"{exact} tokens by a factor that depends on their length, so that tokens which are computed "
-            f"once would be wrong: set model.max_context to at most {exact}",
+            f"model.max_context is {wanted}, but {model.path} rotates the positions of "
+            f"contexts longer than {exact} tokens by a factor that depends on their length, "
+            f"so cached tokens would be wrong: set model.max_context to at most {exact}",
             param="model.max_context",
         )
     return exact

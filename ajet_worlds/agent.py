@@ -116,7 +116,7 @@ def shared_client(http_client: Any = None) -> AsyncOpenAI:
         import openai
     except ImportError as error:
         raise ConfigError(
-            "playing a world needs openai, which is not installed: pip install 'agentjet[demo]'"
+            "playing a world requires openai, which is not installed: pip install 'agentjet[demo]'"
         ) from error
     if http_client is None:
         try:
@@ -125,7 +125,8 @@ def shared_client(http_client: Any = None) -> AsyncOpenAI:
             http_client = openai.DefaultAioHttpClient()
         except RuntimeError as error:
             raise ConfigError(
-                "playing a world needs aiohttp, which is not installed: pip install 'agentjet[demo]'"
+                "playing a world requires aiohttp, which is not installed: pip install "
+                "'agentjet[demo]'"
             ) from error
     # Placeholders that never reach the network: each episode sets its base URL and key.
     return openai.AsyncOpenAI(

@@ -109,7 +109,9 @@ def create_tiny_model(
     :raises ConfigError: `directory` exists, or required packages are not installed.
     """
     if directory.exists():
-        raise ConfigError(f"{directory} exists; a new model is not written over it")
+        raise ConfigError(
+            f"{directory} already exists and is not overwritten; choose another directory"
+        )
     require_packages()
     tokenizer = build_tokenizer(worlds)
     model = build_model(tokenizer, seed, hidden)
@@ -137,7 +139,8 @@ def require_packages() -> None:
         import transformers
     except ImportError as error:
         raise ConfigError(
-            f"making a tiny model needs {error.name}, which is not installed: pip install 'agentjet[demo]'"
+            f"creating a tiny model requires {error.name}, which is not installed: pip "
+            "install 'agentjet[demo]'"
         ) from error
     del renderers, tokenizers, torch, transformers
 

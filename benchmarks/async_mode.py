@@ -292,12 +292,10 @@ def main() -> None:
     parser.add_argument("--update-share", type=fraction, nargs="+", default=[0.3])
     parser.add_argument("--seeds", type=at_least(1), default=5, help="how many")
     parser.add_argument(
-        "--at-once", type=at_least(1), default=1, help="how many runs share the machine"
+        "--at-once", type=at_least(1), default=1, help="number of runs that share the machine"
     )
-    parser.add_argument(
-        "--histories", type=Path, help="a directory that keeps the metrics of all steps"
-    )
-    parser.add_argument("--output", type=Path, help="also write the figures to this file")
+    parser.add_argument("--histories", type=Path, help="directory for the metrics of all steps")
+    parser.add_argument("--output", type=Path, help="also write the results to this file")
     options = parser.parse_args()
     if options.histories is not None:
         options.histories.mkdir(parents=True, exist_ok=True)

@@ -233,9 +233,9 @@ def main() -> None:
     parser.add_argument("--engine", default="torch")
     parser.add_argument("--steps", type=at_least(1), default=10)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", type=Path, help="a model of the demo, made before")
-    parser.add_argument("--channel", help="how weights are published, if not the first way")
-    parser.add_argument("--output", type=Path, help="also write the figures to this file")
+    parser.add_argument("--model", type=Path, help="model of the demo, created before")
+    parser.add_argument("--channel", help="channel to publish weights by, if not the default")
+    parser.add_argument("--output", type=Path, help="also write the results to this file")
     options = parser.parse_args()
     # Environments of engines and trainers are searched for above the run directory.
     (ROOT / "runs").mkdir(exist_ok=True)

@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument(
         "--open",
         type=at_least(1),
-        help="measure instead with so many open episodes, a tenth as many waiting claims",
+        help="measure instead with this many open episodes, a tenth as many waiting claims",
     )
     parser.add_argument(
         "--output", type=Path, help="also write the JSON line, with date and hardware"

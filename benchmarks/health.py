@@ -250,7 +250,7 @@ class Pause:
         kinds = tuple(f.code for f in status.findings if f.message in words)
         named = re.search(r"resume --from-step (\d+)", words)
         if named is None or not kinds:
-            raise RuntimeError(f"a pause that is not for a finding: {words}")
+            raise RuntimeError(f"the pause was not caused by a finding: {words}")
         return cls(status.step, kinds, int(named[1]))
 
 
@@ -422,14 +422,16 @@ def keep(directory: Path, seen: Seen, fault: Fault | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--healthy", type=at_least(0), default=20, help="runs without a fault")
-    parser.add_argument("--steps", type=at_least(1), default=20, help="of a healthy run")
+    parser.add_argument("--steps", type=at_least(1), default=20, help="steps of a healthy run")
     parser.add_argument(
-        "--within", type=at_least(1), default=5, help="steps in which a fault has to be found"
+        "--within", type=at_least(1), default=5, help="steps within which a fault must be found"
     )
-    parser.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time")
-    parser.add_argument("--only", help="faults whose names contain this; no healthy runs")
-    parser.add_argument("--histories", type=Path, help="a directory for the metrics of each run")
-    parser.add_argument("--output", type=Path, help="also write the figures to this file")
+    parser.add_argument(
+        "--jobs", type=at_least(1), default=1, help="number of runs at the same time"
+    )
+    parser.add_argument("--only", help="only faults whose names contain this; no healthy runs")
+    parser.add_argument("--histories", type=Path, help="directory for the metrics of each run")
+    parser.add_argument("--output", type=Path, help="also write the results to this file")
     options = parser.parse_args()
     faults = [fault for fault in FAULTS if options.only is None or options.only in fault.name]
     healthy = options.healthy if options.only is None else 0

@@ -301,10 +301,13 @@ def main() -> None:
     parser.add_argument("--kills", type=at_least(1), default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--steps", type=at_least(1), default=30, help="of each model; more if the kills take longer"
+        "--steps",
+        type=at_least(1),
+        default=30,
+        help="steps of each model; more if the kills take longer",
     )
-    parser.add_argument("--keep", type=Path, help="leave everything in this directory")
-    parser.add_argument("--output", type=Path, help="also write the figures to this file")
+    parser.add_argument("--keep", type=Path, help="keep all files in this directory")
+    parser.add_argument("--output", type=Path, help="also write the results to this file")
     options = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:

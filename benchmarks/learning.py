@@ -240,16 +240,20 @@ def chosen_worlds(name: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--world", default="all", help="a world's name, or all")
+    parser.add_argument("--world", default="all", help="name of a world, or all")
     parser.add_argument("--trainer", default="torch")
     parser.add_argument("--engine", default="torch")
     parser.add_argument("--mode", choices=["sync", "async"], default="sync")
-    parser.add_argument("--seeds", type=at_least(1), default=5, help="how many, from 0 on")
-    parser.add_argument("--steps", type=at_least(1), help="instead of those of each world's recipe")
+    parser.add_argument("--seeds", type=at_least(1), default=5, help="number of seeds, from 0 on")
+    parser.add_argument(
+        "--steps", type=at_least(1), help="steps instead of those of each world's recipe"
+    )
     parser.add_argument("--eval-tasks", type=at_least(1), default=EVAL_TASKS)
-    parser.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time")
-    parser.add_argument("--output", type=Path, help="also write the figures to this file")
-    parser.add_argument("--plot", type=Path, help="also draw them to this PNG file")
+    parser.add_argument(
+        "--jobs", type=at_least(1), default=1, help="number of runs at the same time"
+    )
+    parser.add_argument("--output", type=Path, help="also write the results to this file")
+    parser.add_argument("--plot", type=Path, help="also plot them to this PNG file")
     options = parser.parse_args()
     try:
         worlds = chosen_worlds(options.world)

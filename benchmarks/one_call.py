@@ -71,7 +71,7 @@ async def measure(directory: Path, profile: Profile) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="print the functions")
-    parser.add_argument("--output", type=Path, help="also write the figures to this file")
+    parser.add_argument("--output", type=Path, help="also write the results to this file")
     options = parser.parse_args()
     profile = Profile()
     with tempfile.TemporaryDirectory(prefix="ajet-one-call-") as directory:

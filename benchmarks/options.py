@@ -15,7 +15,7 @@ def at_least(least: int) -> Callable[[str], int]:
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if number < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, is {number}")
+            raise argparse.ArgumentTypeError(f"must be at least {least}, not {number}")
         return number
 
     return whole
@@ -25,7 +25,7 @@ def fraction(text: str) -> float:
     """Parse an `argparse` option that is between 0 and 1, both excluded."""
     number = _number(text)
     if not 0 < number < 1:
-        raise argparse.ArgumentTypeError(f"must be between 0 and 1, is {text}")
+        raise argparse.ArgumentTypeError(f"must be between 0 and 1, not {text}")
     return number
 
 
@@ -33,7 +33,7 @@ def positive(text: str) -> float:
     """Parse an `argparse` option that is above 0."""
     number = _number(text)
     if not number > 0:
-        raise argparse.ArgumentTypeError(f"must be above 0, is {text}")
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
     return number
 
 

@@ -256,19 +256,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=at_least(1), default=100)
     parser.add_argument(
-        "--minutes", type=positive, default=math.inf, help="kill no longer than this"
+        "--minutes", type=positive, default=math.inf, help="stop killing after this many minutes"
     )
     parser.add_argument(
         "--patience",
         type=positive,
         default=120.0,
-        help="seconds after which a server that is not ROLLING, or a client, stands still; more on a busy machine",
+        help=(
+            "seconds after which a client, or a server that is not ROLLING, counts as stuck; "
+            "more on a busy machine"
+        ),
     )
     parser.add_argument("--mode", choices=list(ROLLOUTS), default="sync")
     parser.add_argument("--backend", choices=list(WITNESSES), default="torch")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="leave everything in this directory")
-    parser.add_argument("--output", type=Path, help="also write the figures to this file")
+    parser.add_argument("--keep", type=Path, help="keep all files in this directory")
+    parser.add_argument("--output", type=Path, help="also write the results to this file")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as temporary:

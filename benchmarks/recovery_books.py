@@ -116,7 +116,7 @@ def audit(swarm: Swarm, run: RunConfig, scores: list[Evaluation]) -> dict[str, o
         "batches_untrained": len(batches - set(saw)),
         "staleness_max": max(json.loads(line)["staleness_max"] for line in metrics),
         "tasks_added": sum("more" in line for line in lines),
-        "deaths_in_boot": log.count("died while it booted"),
+        "deaths_in_boot": log.count("died during startup"),
         **(mixture(made, run.mixture, run.batch.tasks) if run.mixture is not None else {}),
         **(evaluation(ended, members, scores) if "eval" in swarm.episode_kinds else {}),
         **restarts(swarm, lines),

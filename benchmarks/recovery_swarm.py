@@ -266,7 +266,7 @@ class Swarm:
 
     def _help(self, client: SwarmClient, why: str) -> None:
         self.runs_stopped += 1
-        print(f"did not go on by itself: {why}", file=sys.stderr)
+        print(f"did not continue by itself: {why}", file=sys.stderr)
         self._show_server()
         with contextlib.suppress(AjetError):
             if self.gateway is None or self.gateway.poll() is not None:

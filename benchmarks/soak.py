@@ -171,7 +171,7 @@ def main() -> None:
     """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=positive, default=30.0)
-    parser.add_argument("--rate", type=positive, default=100.0, help="calls a second")
+    parser.add_argument("--rate", type=positive, default=100.0, help="calls per second")
     parser.add_argument(
         "--output", type=Path, help="also write the JSON line, with date and hardware"
     )

@@ -73,7 +73,7 @@ def _child(*arguments: str) -> Iterator[Child]:
             if found := re.search(r"listening on http://127\.0\.0\.1:(\d+)", line):
                 break
         else:
-            raise RuntimeError(f"{arguments[0]} did not come up:\n{''.join(said)}")
+            raise RuntimeError(f"{arguments[0]} did not start:\n{''.join(said)}")
         # Pass on the rest of its output, which would otherwise fill the pipe.
         threading.Thread(
             target=lambda: sys.stderr.writelines(process.stderr or ()), daemon=True

@@ -358,7 +358,7 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--on", help="run on this device what --device cuda would run (a dry run)")
+    parser.add_argument("--on", help="run the cases of --device cuda on this device (a dry run)")
     parser.add_argument("--hidden", type=at_least(1), help="default: 128, or 2048 with cuda")
     parser.add_argument("--layers", type=at_least(1), help="default: 4, or 16 with cuda")
     parser.add_argument(

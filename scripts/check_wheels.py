@@ -121,7 +121,7 @@ def check_installed(core: Path, plugins: list[Path], directory: Path) -> None:
         if row["problem"] or not row["components"]:
             sys.exit(f"plugin {row['name']!r} is not usable from its wheel: {row}")
     if len(found) != len(plugins) + 1:
-        sys.exit(f"of the core and {len(plugins)} plugins only {', '.join(found)} are found")
+        sys.exit(f"expected the core and {len(plugins)} plugins, but found only {', '.join(found)}")
     run(ajet, "--help", cwd=directory)
     # Check only that a page can be assembled from the package's files; other tests check its
     # content.

@@ -22,7 +22,10 @@ def find_problems(version: str) -> Iterator[str]:
         declared = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
         source = project / declared["tool"]["hatch"]["version"]["path"]
         if source.resolve() != ROOT / "ajet_core" / "__init__.py":
-            yield f"{project.relative_to(ROOT)}/pyproject.toml: the version is not that of ajet_core"
+            yield (
+                f"{project.relative_to(ROOT)}/pyproject.toml: the version differs from that of "
+                "ajet_core"
+            )
     document = json.loads((ROOT / "docs" / "openapi.json").read_text(encoding="utf-8"))
     if (documented := document["info"]["version"]) != version:
         yield f"docs/openapi.json is of version {documented}: run make generate"
@@ -30,7 +33,7 @@ def find_problems(version: str) -> Iterator[str]:
     if changed := run("git", "status", "--porcelain", cwd=ROOT).splitlines():
         yield f"not committed: {', '.join(line[3:] for line in changed)}"
     if run("git", "tag", "--list", f"v{version}", cwd=ROOT):
-        yield f"the tag v{version} exists: raise __version__ in ajet_core/__init__.py"
+        yield f"the tag v{version} already exists: raise __version__ in ajet_core/__init__.py"
 
 
 def find_changelog_problems(version: str) -> Iterator[str]:

@@ -145,7 +145,7 @@ def test_an_unknown_key_of_the_environment_names_the_variable(
 def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "1")
     error = refusal()
-    assert f"{name} names no setting" in error.message
+    assert f"{name} does not name a setting" in error.message
     assert "AJET_SERVER__PORT" in error.message
 
 
@@ -158,7 +158,7 @@ def test_a_variable_that_does_not_look_like_a_setting_is_left_alone(
 
 def test_a_value_that_should_be_json_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AJET_PLUGINS__BLOCKED", "torch")
-    assert "AJET_PLUGINS__BLOCKED: a value that must be JSON" in refusal().message
+    assert "AJET_PLUGINS__BLOCKED: the value must be JSON" in refusal().message
 
 
 @pytest.mark.parametrize(

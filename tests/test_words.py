@@ -1,8 +1,10 @@
-"""The words of the documentation and of the command line: plain English, one word for each idea."""
+"""The words of documentation, messages and command line: plain English, one word for each idea."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -22,6 +24,22 @@ BANNED = re.compile(
     re.IGNORECASE,
 )
 """Words that read as translated, or that make persons of programs. `docs/glossary.md` has better ones."""
+IN_MESSAGES = re.compile(
+    BANNED.pattern
+    + r"|\b(any more|anew|asked for|broken off|brought back|knows no|knows nothing|leave it to|make room"
+    r"|paid again|paid twice|said so|says so|went away|what it is|what it was)\b"
+    r"|(?<!there )\b(is|are|holds?|names?) no (?!longer\b|more\b)\w+",
+    re.IGNORECASE,
+)
+"""Further words that messages do not use: "is not a valid URL" is plainer than "is no URL"."""
+PROGRAMS = sorted(
+    path.relative_to(ROOT)
+    for pattern in ("agentjet", "ajet_*", "benchmarks", "scripts", "plugins/*/src")
+    for folder in ROOT.glob(pattern)
+    for path in folder.rglob("*.py")
+)
+ALLOWED: dict[str, set[str]] = {}
+"""By file, strings with such words that are part of a contract, such as those of other programs."""
 
 
 def prose(text: str) -> str:
@@ -33,6 +51,44 @@ def prose(text: str) -> str:
 def test_pages_use_plain_words(page: Path) -> None:
     text = prose((ROOT / page).read_text(encoding="utf-8"))
     assert [found.group() for found in BANNED.finditer(text)] == []
+
+
+def texts(source: str) -> Iterator[str]:
+    """The string literals of a module: messages, help and log lines, without docstrings."""
+    tree = ast.parse(source)
+    documenting = {
+        id(statement.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for statement in node.body
+        if isinstance(statement, ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in documenting
+        ):
+            yield node.value
+
+
+def test_programs_of_this_repository_are_found() -> None:
+    assert {"agentjet", "ajet_server", "benchmarks", "plugins"} <= {p.parts[0] for p in PROGRAMS}
+
+
+def test_messages_use_plain_words() -> None:
+    found = {}
+    for program in PROGRAMS:
+        allowed = ALLOWED.get(program.as_posix(), set())
+        said = texts((ROOT / program).read_text(encoding="utf-8"))
+        if words := [text for text in said if IN_MESSAGES.search(text) and text not in allowed]:
+            found[program.as_posix()] = words
+    assert found == {}
+
+
+def test_docstrings_and_code_are_no_messages() -> None:
+    source = '"""Nobody."""\n\ndef goes_on():\n    """It goes on."""\n    return f"{nobody} ends"\n'
+    assert list(texts(source)) == [" ends"]
 
 
 def commands() -> list[tuple[str, click.Command]]:

@@ -45,8 +45,9 @@ class Adapters:
         known = ", ".join(sorted(spec.name for spec in self._find())) or "none"
         kind = f"{type(agent).__module__}.{type(agent).__qualname__}"
         raise ConfigError(
-            f"no agent adapter knows what to do with {kind} (installed adapters: {known}): install the plugin of its "
-            "framework (such as agentjet[langchain]), or decorate a function that runs it"
+            f"no agent adapter supports {kind} (installed adapters: {known}): install the "
+            "plugin of its framework (such as agentjet[langchain]), or decorate a function "
+            "that runs it"
         )
 
     def prepare(self) -> None:
@@ -101,7 +102,7 @@ class Adapters:
             made.prepare()
             return made
         except AjetError as error:
-            _log.warning("agent adapter %s cannot be used: %s", spec.name, error.message)
+            _log.warning("cannot use agent adapter %s: %s", spec.name, error.message)
             return None
 
 

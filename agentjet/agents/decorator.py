@@ -83,7 +83,7 @@ def trainable(
     """
     if target is None or isinstance(target, Client):
         if target is not None and client is not None:
-            raise TypeError("two clients were given")
+            raise TypeError("two clients were given: pass one")
         return partial(
             trainable,
             client=target if client is None else client,
@@ -99,7 +99,7 @@ def trainable(
             timeout=timeout,
         )
     if models is not None and client is not None:
-        raise TypeError("models= says which servers there are; leave the client out")
+        raise TypeError("models= already names the servers: do not pass a client as well")
     terms = Terms(
         reward=reward,
         roles=dict(roles or {}),
@@ -113,7 +113,7 @@ def trainable(
     )
     if isinstance(target, Trainable):
         raise TypeError(
-            "this is trainable already: put all parameters into one call, or take its `plain`"
+            "the agent is already trainable: pass all parameters in one call, or use its `plain`"
         )
     _refuse_generators(target)
     if is_program(target):
@@ -149,13 +149,14 @@ def is_async(program: Any) -> bool:
 def _refuse_generators(target: Any) -> None:
     if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
         raise TypeError(
-            f"{target.__qualname__} is a generator, whose end is not its result: decorate a function that returns"
+            f"{target.__qualname__} is a generator, which has no result to reward: decorate "
+            "a function that returns"
         )
 
 
 def _refuse_async_reward(reward: Reward | None) -> None:
     if reward is not None and is_async(reward):
-        raise TypeError("the reward is async, which takes a program that is async too")
+        raise TypeError("the reward function is async, which requires an async program")
 
 
 def _of_agent(
@@ -179,7 +180,8 @@ def _of_agent(
 def _async_client(client: Client | None, models: Models | None) -> AsyncClient | None:
     if isinstance(client, SyncClient):
         raise TypeError(
-            f"an async function needs AsyncSwarmClient or AsyncSwarm, not {type(client).__name__}"
+            "an async function requires AsyncSwarmClient or AsyncSwarm, not "
+            f"{type(client).__name__}"
         )
     return AsyncSwarm(*_servers_of(models)) if models is not None else client
 
@@ -187,7 +189,8 @@ def _async_client(client: Client | None, models: Models | None) -> AsyncClient |
 def _sync_client(client: Client | None, models: Models | None) -> SyncClient | None:
     if isinstance(client, AsyncSwarmClient | AsyncSwarm):
         raise TypeError(
-            f"a function that is not async needs SwarmClient or Swarm, not {type(client).__name__}"
+            "a function that is not async requires SwarmClient or Swarm, not "
+            f"{type(client).__name__}"
         )
     return Swarm(*_servers_of(models)) if models is not None else client
 

@@ -99,8 +99,8 @@ def _tasks(program: Trainable[Any], items: Sequence[Any]) -> list[Task]:
     for task in tasks:
         if task.id in seen:
             raise RequestError(
-                f"two tasks are called {task.id!r}: their episodes would be compared with each other; give them ids "
-                "that differ (task_id=)",
+                f"two tasks have the id {task.id!r}, so their episodes would be compared "
+                "with each other: give each task its own id (task_id=)",
                 param="tasks",
             )
         seen.add(task.id)
@@ -113,13 +113,14 @@ def _size(status: RunStatus, size: int | None) -> int:
     size = batch.episodes_per_task if size is None else size
     if size < 1 or (size > batch.episodes_per_task and batch.full_by != "episodes"):
         raise RequestError(
-            f"group_size is {size}, and the run's batches take {batch.episodes_per_task} episodes of a task: the others would "
-            "wait for ever",
+            f"group_size is {size}, but the run's batches take {batch.episodes_per_task} "
+            "episodes of a task: the others would never be trained",
             param="group_size",
         )
     if size < batch.episodes_per_task and batch.full_by != "episodes":
         _log.warning(
-            "group_size is %d, and the run's batches take %d episodes of a task: what does not fill one is not trained",
+            "group_size is %d, but the run's batches take %d episodes of a task: episodes "
+            "that do not fill a batch are not trained",
             size,
             batch.episodes_per_task,
         )

@@ -25,8 +25,8 @@ def override_method(kind: type, name: str, make: Callable[[Callable[..., Any]], 
     with _lock:
         if not hasattr(kind, name):
             raise ConfigError(
-                f"{kind.__module__}.{kind.__qualname__} has no {name}: this version of the framework is made differently; "
-                "install one that the adapter knows"
+                f"{kind.__module__}.{kind.__qualname__} has no {name}: the adapter does not "
+                "support this version of the framework; install a supported version"
             )
         original = vars(kind).get(name)
         if original is None or hasattr(original, _MARK):

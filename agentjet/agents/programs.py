@@ -84,7 +84,9 @@ class Trainable(ABC, Generic[R]):
             names = []
         if not (names and names[0] in kwargs):
             name = getattr(self.plain, "__qualname__", self.plain)
-            raise TypeError(f"{name!s}() was called without a task, which is its first argument")
+            raise TypeError(
+                f"{name!s}() was called without a task: pass the task as its first argument"
+            )
         others = dict(kwargs)
         return others.pop(names[0]), (), others
 
@@ -100,15 +102,17 @@ class Trainable(ABC, Generic[R]):
         name = getattr(self.plain, "__qualname__", self.plain)
         if route.sent:
             raise RoutingError(
-                f"{name!s} returned, but none of its {route.sent} model calls was answered: it must have caught the errors"
+                f"{name!s} returned, but none of its {route.sent} model calls succeeded: it "
+                "must have caught the errors"
             )
         if route.strange:
             raise RoutingError(
-                f"{name!s} asked models at {', '.join(sorted(route.strange))} alone: {STRANGE}"
+                f"{name!s} called only models at {', '.join(sorted(route.strange))}: {STRANGE}"
             )
         raise RoutingError(
-            f"{name!s} made no model call that could be trained: its model is asked by other means than httpx or httpx2, or "
-            "from a thread that was not given the context (run it by contextvars.copy_context().run)"
+            f"{name!s} made no model call that could be trained: it calls its model without "
+            "httpx and httpx2, or from a thread that lacks the context (run the thread's "
+            "function with contextvars.copy_context().run)"
         )
 
 
@@ -134,7 +138,7 @@ class SyncTrainable(Trainable[R]):
     def episode(self, /, *args: Any, **kwargs: Any) -> EpisodeRun[R]:
         """Run the program as an episode, and return the episode and the outcome with the result."""
         if self.client is None:
-            raise TypeError("there is no client to claim an episode with")
+            raise TypeError("there is no client to claim an episode with: pass one")
         task, args, kwargs = self._task_of(args, kwargs)
         its, terms = self.terms.task(task), self.terms
         with self.client.episode(
@@ -174,7 +178,8 @@ class SyncTrainable(Trainable[R]):
             if inspect.iscoroutine(result):
                 result.close()
             raise TypeError(
-                f"{getattr(self.plain, '__qualname__', self.plain)!s} returned something to be awaited: declare it `async def`"
+                f"{getattr(self.plain, '__qualname__', self.plain)!s} returned an awaitable: "
+                "declare it with `async def`"
             )
         self._check(route)
         reward = self.terms.reward
@@ -206,7 +211,7 @@ class AsyncTrainable(Trainable[R]):
     async def episode(self, /, *args: Any, **kwargs: Any) -> EpisodeRun[R]:
         """Run the program as an episode, and return the episode and the outcome with the result."""
         if self.client is None:
-            raise TypeError("there is no client to claim an episode with")
+            raise TypeError("there is no client to claim an episode with: pass one")
         task, args, kwargs = self._task_of(args, kwargs)
         its, terms = self.terms.task(task), self.terms
         async with self.client.episode(

@@ -15,8 +15,9 @@ from ajet_core.errors import RoutingError
 from ajet_core.interfaces import ModelEndpoint
 
 STRANGE = (
-    "the server does not speak its dialect; have the program use chat completions, responses, completions or Anthropic "
-    "messages, or say that it is meant (with passthrough())"
+    "the server does not support its dialect; make the program use chat completions, "
+    "responses, completions or Anthropic messages, or mark the call as intended (with "
+    "passthrough())"
 )
 _log = logging.getLogger("ajet.agents")
 
@@ -69,7 +70,7 @@ class Route:
             fresh = where not in self.strange
             self.strange.add(where)
         if fresh:
-            _log.warning("a model call to %s is not the episode's: %s", where, STRANGE)
+            _log.warning("a model call to %s is not part of the episode: %s", where, STRANGE)
 
     def agent_of(self, system_prompt: str) -> str | None:
         """Return the agent with this system prompt, or None if it is not known."""
@@ -90,8 +91,9 @@ class Route:
         """
         if self.finished:
             raise RoutingError(
-                "this code was started in an episode that is over: a worker that serves several episodes has to be started "
-                "outside of them, or run each job in the context of who wants it (contextvars.copy_context().run)"
+                "this code was started in an episode that is over: start a worker that "
+                "serves several episodes outside of them, or run each job in the context of "
+                "its episode (contextvars.copy_context().run)"
             )
         if len(self.endpoints) == 1:
             return next(iter(self.endpoints.values()))
@@ -99,9 +101,9 @@ class Route:
             if name is not None and (role := self.roles.get(name, name)) in self.endpoints:
                 return self.endpoints[role]
         raise RoutingError(
-            f"a call of agent {agent!r} for model {model!r} belongs to none of the roles "
-            f"{', '.join(map(repr, self.endpoints))}: name the agent or the model like its role, or say which is whose "
-            "(roles={name: role})"
+            f"a call of agent {agent!r} for model {model!r} matches none of the roles "
+            f"{', '.join(map(repr, self.endpoints))}: give the agent or the model the name "
+            "of its role, or map names to roles (roles={name: role})"
         )
 
 

@@ -46,8 +46,8 @@ def text_of_task(task: object) -> str:
     if isinstance(task, str):
         return task
     raise TypeError(
-        f"a task of type {type(task).__name__} is no text for an agent: decorate a function that runs the agent with what it "
-        "is to know of the task"
+        f"a task of type {type(task).__name__} cannot be passed to an agent as text: "
+        "decorate a function that runs the agent with the text of the task"
     )
 
 
@@ -62,7 +62,7 @@ def _own_id(item: object) -> str:
         return _digest(json.dumps(item, sort_keys=True))
     except TypeError as error:
         raise TypeError(
-            f"a task of type {type(item).__name__} has no name ({error}): say what tasks are called with "
+            f"a task of type {type(item).__name__} has no id ({error}): define one with "
             "task_id=lambda task: ..."
         ) from error
 

@@ -31,7 +31,7 @@ OnResult = Callable[[EpisodeResult[Any, Any] | EpisodeFailure], object]
 Report = RunnerReport[Any, Any]
 
 _log = logging.getLogger("ajet.agents")
-_NEEDS_ASYNC = "an async program is trained with AsyncSwarmClient or AsyncSwarm"
+_NEEDS_ASYNC = "an async program requires AsyncSwarmClient or AsyncSwarm"
 
 
 def train(
@@ -112,7 +112,7 @@ def train(
         )
     server = client if client is not None else its.client
     if isinstance(server, AsyncSwarmClient | AsyncSwarm):
-        raise TypeError("a function that is not async is trained with SwarmClient or Swarm")
+        raise TypeError("a function that is not async requires SwarmClient or Swarm")
     with _closing(server) as found:
         status = _start(found, config)
         asking = plan(
@@ -165,7 +165,7 @@ async def train_async(
     its = _trainable(program)
     if not isinstance(its, AsyncTrainable):
         raise TypeError(
-            "a function that is not async is trained by `train`, which runs it in threads"
+            "a function that is not async must be trained with `train`, which runs it in threads"
         )
     server = client if client is not None else its.client
     if isinstance(server, SwarmClient | Swarm):
@@ -212,7 +212,9 @@ def _refuse_loop() -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    raise TypeError("an event loop runs here, as in a notebook: use `await train_async(...)`")
+    raise TypeError(
+        "an event loop is already running, as in a notebook: use `await train_async(...)`"
+    )
 
 
 async def _with_threads(loop_over: Coroutine[Any, Any, Report]) -> Report:
@@ -291,7 +293,7 @@ def _tell_what_is_left(status: ServerStatus) -> None:
         return
     unit = "episodes" if batch.full_by == "episodes" else "tasks"
     _log.warning(
-        "the open batch has %d of %d %s: they are trained once %d more are rolled out",
+        "the open batch has %d of %d %s: it is trained once %d more are rolled out",
         batch.ready,
         batch.needed,
         unit,
@@ -302,5 +304,6 @@ def _tell_what_is_left(status: ServerStatus) -> None:
 def _refuse(config: RunConfig | None) -> None:
     if config is not None:
         raise ConfigError(
-            "several models have a configuration each: give them to the swarm's sync_train_config, and start it"
+            "several models need a configuration each: pass them to the swarm's "
+            "sync_train_config, and start the swarm"
         )

@@ -611,7 +611,9 @@ class AsyncSwarmClient:
             if state is ServerState.OFFLINE:
                 if status.error is not None:
                     raise error_from_payload(status.error.model_dump())
-                raise StateError("the server went offline while it was booting; its log says why")
+                raise StateError(
+                    "the server went offline while it was booting; see its log for the reason"
+                )
         return await self.run_status()
 
     async def stop_engine(self, timeout: float = 600.0) -> RunStatus:
@@ -633,8 +635,8 @@ class AsyncSwarmClient:
             if connection.clock() < deadline:
                 raise
             raise DeadlineError(
-                f"the run has not stopped within {timeout:g} s; it is still being stopped, and calling stop_engine "
-                f"again continues the wait ({error.message})"
+                f"the run has not stopped within {timeout:g} s; the server continues to stop "
+                f"it, and calling stop_engine again continues the wait ({error.message})"
             ) from error
         except StateError as error:
             # If the run has stopped, repeating the request returns the same status.

@@ -140,7 +140,7 @@ class Connection:
                 if failures >= self._retries:
                     raise ServerUnreachableError(
                         f"lost the event stream of {self.endpoint.url} "
-                        f"({failure or 'the server ended it'}) and could not get it back"
+                        f"({failure or 'the server closed it'}) and could not restore it"
                     ) from failure
                 delay = self.backoff.delay(failures)
                 failures += 1
@@ -168,9 +168,9 @@ class Connection:
             raise VersionError(f"{self.endpoint.url}: {error}") from None
         if version is None:
             raise VersionError(
-                f"{self.endpoint.url} (agentjet {info.server_version}) speaks protocol "
-                f"{', '.join(info.versions)}, this client {', '.join(SUPPORTED_VERSIONS)}: "
-                "upgrade the older of the two"
+                f"{self.endpoint.url} (agentjet {info.server_version}) supports protocol "
+                f"{', '.join(info.versions)}, but this client "
+                f"{', '.join(SUPPORTED_VERSIONS)}: upgrade the older of the two"
             )
         return version
 
@@ -184,11 +184,11 @@ class Connection:
                 unsafe = failure.sent and not call.repeatable
                 if failures >= retries or unsafe or self.clock() >= until:
                     raise self._unreachable(call, failure, failures + 1) from failure
-                self.log_wait(f"{call.method} {call.path}", began, f"no answer yet ({failure})")
+                self.log_wait(f"{call.method} {call.path}", began, f"no response yet ({failure})")
                 delay = self.backoff.delay(failures)
                 if self.version is None and failures + 1 == TOLD_AFTER:
                     _log.warning(
-                        "no answer from %s yet (%s): trying again", self.endpoint.url, failure
+                        "no response from %s yet (%s): retrying", self.endpoint.url, failure
                     )
             else:
                 if 200 <= response.status_code < 300:
@@ -252,13 +252,13 @@ class Connection:
     ) -> ServerUnreachableError:
         tried = "once" if attempts == 1 else f"{attempts} times"
         advice = (
-            "the request may have arrived, and repeating it is not safe"
+            "the server may have received the request, and repeating it is not safe"
             if failure.sent and not call.repeatable
             else "is the server running, and is the URL right (argument url=, or AJET_URL)?"
         )
         return ServerUnreachableError(
-            f"no answer from {self.endpoint.url} to {call.method} {call.path} (tried {tried}): "
-            f"{failure}; {advice}"
+            f"no response from {self.endpoint.url} to {call.method} {call.path} (tried "
+            f"{tried}): {failure}; {advice}"
         )
 
     def _read_events(self, data: list[str]) -> list[Event]:
@@ -267,8 +267,8 @@ class Connection:
             return [Event.model_validate_json(text, extra="ignore") for text in data]
         except ValidationError:
             raise AjetError(
-                f"{self.endpoint.url}/v1/events sent something that is no event; "
-                "is this an agentjet server?"
+                f"{self.endpoint.url}/v1/events sent something that is not an event; is this "
+                "an agentjet server?"
             ) from None
 
     def _after_refusal(

@@ -198,7 +198,10 @@ class RunnerReport(Generic[EpisodeT, OutcomeT]):
             first = self.failures[0]
             # Unlike the exception, the traceback does not contain the episode's key.
             why = first.traceback.strip().rpartition("\n")[2]
-            said += f"; {len(self.failures)} were given up, the first, of task {first.task.id!r}, because of {why}"
+            said += (
+                f"; {len(self.failures)} failed, the first (task {first.task.id!r}) because of "
+                f"{why}"
+            )
         return said
 
 
@@ -279,4 +282,4 @@ def traceback_text(error: BaseException, episode: Rollout | None) -> str:
     return text if episode is None else episode.redact(text)
 
 
-NO_REWARD = "the client left the episode without a reward"
+NO_REWARD = "the client left the episode without reporting a reward"

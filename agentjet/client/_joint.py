@@ -62,8 +62,8 @@ class SwarmOutcome:
             return cls(parts=dict.fromkeys(roles, EpisodeOutcome.of(value)))
         if set(value) != set(roles):
             raise RequestError(
-                f"rewards for {', '.join(map(repr, value))}: the roles of this swarm are "
-                f"{', '.join(map(repr, roles))}, and each needs one"
+                f"got rewards for {', '.join(map(repr, value))}, but the roles of this swarm "
+                f"are {', '.join(map(repr, roles))}, and each needs one"
             )
         return cls(parts={role: EpisodeOutcome.of(value[role]) for role in roles})
 
@@ -79,14 +79,14 @@ def check_configs(roles: Sequence[str], configs: Mapping[str, RunConfig]) -> Non
     """
     if set(configs) != set(roles):
         raise ConfigError(
-            f"configurations for {', '.join(sorted(configs))}: the roles of this swarm are "
-            f"{', '.join(roles)}"
+            f"got configurations for {', '.join(sorted(configs))}, but the roles of this "
+            f"swarm are {', '.join(roles)}"
         )
     sizes = {role: configs[role].batch.episodes_per_task for role in roles}
     if len(set(sizes.values())) > 1:
         told = ", ".join(f"{size} at {role!r}" for role, size in sizes.items())
         raise ConfigError(
-            f"batch.episodes_per_task differs ({told}): a joint episode belongs to the group of its task on "
-            "every server, so groups must have one size",
+            f"batch.episodes_per_task differs ({told}): a joint episode belongs to the group "
+            "of its task on every server, so all groups must have the same size",
             param="batch.episodes_per_task",
         )

@@ -60,7 +60,7 @@ def _limits() -> httpx.Limits:
 
 
 def _closed_error(what: str) -> StateError:
-    return StateError(f"this {what} is closed; make a new one")
+    return StateError(f"this {what} is closed; create a new one")
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ class SseParser:
         self._buffer += chunk
         if len(self._buffer) > MAX_LINE:
             raise AjetError(
-                "an event of the server is longer than 16 MiB; is this an agentjet server?"
+                "the server sent an event longer than 16 MiB; is this an agentjet server?"
             )
         complete: list[str] = []
         while (end := self._buffer.find(b"\n")) >= 0:

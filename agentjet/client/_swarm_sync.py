@@ -239,7 +239,8 @@ class Swarm:
             over = self.clients[role].heartbeats([part])
             if over:
                 raise EpisodeClosedError(
-                    f"the part at {role!r} is over while another one waited: {over[part.episode_id]}"
+                    f"the part at {role!r} ended while another part was waiting: "
+                    f"{over[part.episode_id]}"
                 )
 
     def end_episode(self, episode: SwarmEpisode, rewards: Rewards) -> dict[str, EpisodeStatus]:
@@ -271,7 +272,7 @@ class Swarm:
                     episode[role], outcome.parts[role], prepare=role != self.arbiter
                 )
         except EpisodeError as error:
-            reason = f"a part of the joint episode is over: {error.message}"
+            reason = f"a part of the joint episode has ended: {error.message}"
             self.abort_episode(episode, reason, cause="cancelled")
             raise
         finally:
@@ -364,7 +365,7 @@ class Swarm:
         try:
             self._join()
         except AjetError as error:
-            _log.warning("joint episodes in doubt are not looked for: %s", error.message)
+            _log.warning("skipped the search for undecided joint episodes: %s", error.message)
             return 0
         judges = {run: self.clients[role] for role, run in self._runs.items()}
         for role, client in self.clients.items():
@@ -377,7 +378,7 @@ class Swarm:
                     parts = [part for part in found.prepared if part.arbiter_run == run]
                     resolved += _resolve(client, judges[run], run, parts[:IDS_AT_ONCE])
             except AjetError as error:
-                _log.warning("what is in doubt at %r stays so for now: %s", role, error.message)
+                _log.warning("the parts at %r remain undecided for now: %s", role, error.message)
         return resolved
 
     @contextlib.contextmanager
@@ -526,7 +527,8 @@ class Swarm:
             first = next(other for other in self.roles if runs[other] == run)
             if first != role:
                 raise ConfigError(
-                    f"{first!r} and {role!r} are the same server (run {run}): a joint episode has one part on each"
+                    f"{first!r} and {role!r} are the same server (run {run}), but a joint "
+                    "episode has only one part on each server"
                 )
         check_configs(self.roles, configs)
         self._runs = runs
@@ -563,7 +565,7 @@ def _resolve(
     call = Call("POST", "/v1/joint/outcomes", JointOutcomes, body)
     answer = judge._connection.perform(call, retries=0)
     if answer.run_id != run:
-        raise StateError(f"{judge.url} has another run by now ({answer.run_id})")
+        raise StateError(f"{judge.url} now has another run ({answer.run_id})")
     resolved = 0
     for part in parts:
         outcome = answer.outcomes[part.joint_id]
@@ -576,7 +578,7 @@ def _resolve(
         else:
             client._abort(
                 part.episode_id,
-                f"its joint episode was aborted: {part.arbiter!r} says {outcome}",
+                f"its joint episode was aborted: {part.arbiter!r} reported {outcome}",
                 cause="cancelled",
                 final=False,
                 retries=0,
@@ -587,4 +589,4 @@ def _resolve(
 
 def _log_untold(role: str, error: AjetError) -> None:
     """Log that a server has not been notified of a decision yet, which does not change it."""
-    _log.warning("%r hears later what was decided: %s", role, error.message)
+    _log.warning("%r will receive the decision later: %s", role, error.message)

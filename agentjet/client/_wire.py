@@ -72,16 +72,17 @@ def resolve_endpoint(url: str | None, token: str | None) -> Endpoint:
         valid = False
     if not valid:
         raise ConfigError(
-            f"not the URL of a server: {chosen!r} (expected something like {DEFAULT_URL})",
+            f"not a valid server URL: {chosen!r} (expected something like {DEFAULT_URL})",
             param="url",
         )
     if parts.username or parts.password:
         raise ConfigError(
-            "the server's URL holds a user name or password; give the token as token= or in AJET_TOKEN",
+            "the server's URL contains a user name or password; pass the token as token= or "
+            "in AJET_TOKEN",
             param="url",
         )
     if parts.query or parts.fragment:
-        raise ConfigError("the server's URL has a query or fragment; leave it out", param="url")
+        raise ConfigError("the server's URL contains a query or fragment; remove it", param="url")
     clean = chosen.rstrip("/").removesuffix("/v1").rstrip("/")
     token = token or os.environ.get("AJET_TOKEN") or None
     given = token is not None
@@ -89,7 +90,9 @@ def resolve_endpoint(url: str | None, token: str | None) -> Endpoint:
         local = find_local(clean)
         token = local.control if local else None
     if token is not None and not (token.isascii() and token.isprintable()):
-        raise ConfigError("the token holds characters that no token has", param="token")
+        raise ConfigError(
+            "the token contains characters that are not allowed in tokens", param="token"
+        )
     return Endpoint(clean, token, given)
 
 
@@ -179,7 +182,7 @@ def read_answer(call: Call[A], response: httpx.Response) -> A:
         found = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in found["loc"]) or "body"
         raise AjetError(
-            f"{call.method} {call.path}: the answer is no {call.answer.__name__}: "
+            f"{call.method} {call.path}: the response is not a valid {call.answer.__name__}: "
             f"{where}: {found['msg']}; is this an agentjet server?"
         ) from None
 

@@ -129,7 +129,7 @@ def list_(state: CliState, as_json: bool) -> None:
         if (environment := found.get(name)) is not None:
             table.add_row(*map(Text, _cells(environment)))
         else:
-            command = f"not made: {create_command(name, device_here())}"
+            command = f"not created: {create_command(name, device_here())}"
             table.add_row(*map(Text, (name, its_recipe.summary, "", "", "", command)), style="dim")
     table_console().print(table)
 
@@ -155,7 +155,7 @@ def path_(state: CliState, name: str) -> None:
     found = find_environments(state.settings())
     if name not in found:
         command = create_command(recipe(name).name, device_here())
-        raise ConfigError(f"there is no environment {name}: make it with {command}")
+        raise ConfigError(f"there is no environment {name}: create it with {command}")
     click.echo(found[name].directory)
 
 
@@ -164,7 +164,7 @@ def _directory(path: Path) -> Path:
     if directory.name == "..":
         directory = directory.resolve()
     if not directory.name:
-        raise ConfigError(f"{directory} cannot be an environment: give another --path")
+        raise ConfigError(f"{directory} cannot be an environment: choose another --path")
     return directory
 
 

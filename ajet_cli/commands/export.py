@@ -121,6 +121,6 @@ def _texts(directory: Path | None) -> TokenTexts:
     texts = TokenTexts.load(directory)
     if texts.problem:
         raise RequestError(
-            f"--text needs the run's tokenizer: {texts.problem}; name another with --tokenizer"
+            f"--text needs the run's tokenizer: {texts.problem}; choose another with --tokenizer"
         )
     return texts

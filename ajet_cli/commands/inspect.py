@@ -92,11 +92,12 @@ def inspect(
     choice = EpisodeChoice(state, task, step, refused=refused)
     if episode is not None and (limit is not None or choice != EpisodeChoice()):
         raise click.UsageError(
-            "--limit, --step, --refused, --task and --state choose episodes: leave out EPISODE"
+            "--limit, --step, --refused, --task and --state select episodes and cannot be "
+            "combined with EPISODE"
         )
     if html is not None and episode is None and step is None and not refused:
         raise click.UsageError(
-            "--html needs an EPISODE, or the --step (or --refused) whose episodes it shows"
+            "--html needs an EPISODE, or the --step (or --refused) whose episodes to show"
         )
     store = store_of_run(run, cli.settings().store, cli.plugins)
     run_dir = run if run.is_dir() else run.parent
@@ -125,7 +126,9 @@ async def _chosen(reader: StoreReader, choice: EpisodeChoice, limit: int | None)
     ids = await reader.episode_ids(choice, limit=limit)
     if not ids:
         batch = "a refused batch" if choice.refused else f"step {choice.step}"
-        raise RequestError(f"no episode of {reader.run_dir} is of {batch} and as asked for")
+        raise RequestError(
+            f"no episode of {reader.run_dir} belongs to {batch} and matches the other options"
+        )
     return ids
 
 
@@ -162,8 +165,8 @@ class _Found:
         drifted = sum(episode.tokens_drifted for episode in episodes)
         rows += [
             Text(
-                f"step {batch.step} was first given batch {batch.batch_id} "
-                f"({len(batch.episode_ids)} episodes), which the trainer refused: {batch.refused}",
+                f"the trainer refused the first batch of step {batch.step}, {batch.batch_id} "
+                f"({len(batch.episode_ids)} episodes): {batch.refused}",
                 "red",
             )
             for batch in refused
@@ -210,7 +213,8 @@ class _Found:
         click.echo(f"wrote {path} ({len(content) / 2**20:.1f} MiB, {len(episode_ids)} episodes)")
         if data.tokens_cut:
             click.echo(
-                f"{data.tokens_cut} tokens are not in it: raise --max-tokens, or choose fewer episodes"
+                f"{data.tokens_cut} tokens are left out: raise --max-tokens, or choose fewer "
+                "episodes"
             )
         if data.texts.problem:
             click.echo(f"tokens are shown as ids: {data.texts.problem}")
@@ -224,11 +228,12 @@ def _footer(shown: int, total: int, forks: ForkSummary, drifted: int) -> list[Re
     sentences = forks.sentences()
     rows += [Text(sentence) for sentence in sentences]
     if not sentences:
-        rows.append(Text("no tokens are paid twice", style="dim"))
+        rows.append(Text("no tokens are recomputed", style="dim"))
     if drifted:
         rows.append(
             Text(
-                f"{drifted} sampled tokens would have drifted on the way through text; they were kept"
+                f"{drifted} sampled tokens would have changed on the way through text; they "
+                "were kept"
             )
         )
     return rows

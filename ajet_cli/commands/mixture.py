@@ -34,7 +34,7 @@ def mixture(state: CliState, ratios: tuple[str, ...], url: str | None, as_json: 
     if as_json:
         click.echo(found.model_dump_json())
     elif found.config is None:
-        click.echo("there is no mixture: episodes of any tag are taken as they come")
+        click.echo("there is no mixture: episodes of all tags are accepted")
     else:
         table_console().print(_table(found))
 
@@ -49,7 +49,7 @@ def _parsed(ratios: Sequence[str]) -> dict[str, float]:
             found[tag] = float(value)
         except ValueError:
             raise click.UsageError(
-                f"{text!r} is no TAG=RATIO such as math=0.4, each tag once"
+                f"{text!r} is not of the form TAG=RATIO, such as math=0.4, with each tag once"
             ) from None
     return found
 
@@ -76,7 +76,5 @@ def _numbers(*values: float | None) -> list[str]:
 
 
 def _progress(now: TagProgress) -> list[str]:
-    blocked = (
-        "no client is working on it; its places have gone to the other tags" if now.blocked else ""
-    )
+    blocked = "no client is working on it; the other tags share its slots" if now.blocked else ""
     return [str(now.places), str(now.ready), str(now.under_way), blocked]

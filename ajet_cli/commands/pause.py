@@ -40,7 +40,7 @@ def pause(state: CliState, url: str | None, reason: str) -> None:
     "--from-step",
     type=click.IntRange(min=0),
     metavar="N",
-    help="First go back to the checkpoint of step N; 0 is the model that the run began with.",
+    help="First go back to the checkpoint of step N; 0 is the model that the run started with.",
 )
 @click.option(
     "--retrain", is_flag=True, help="Train the batches after step N again, instead of new ones."
@@ -59,5 +59,5 @@ def resume(state: CliState, url: str | None, from_step: int | None, retrain: boo
         )
     with _client(state, url) as client:
         status = client.resume_engine(from_step, retrain=retrain)
-    back = "" if from_step is None else f", going back to step {from_step}"
+    back = "" if from_step is None else f", from the checkpoint of step {from_step}"
     click.echo(f"run {status.run_id} resumed{back}")

@@ -68,8 +68,9 @@ def _not_full(status: ServerStatus, wait: float) -> str:
     )
     reason = found or progress or f"the server is {status.state}"
     return (
-        f"no batch to try within {wait:g} s: {reason}. Run a client that rolls out episodes of your tasks against this "
-        "server, or wait longer (--wait); the next full batch is tried in any case"
+        f"no batch to check within {wait:g} s: {reason}. Run a client that rolls out "
+        "episodes of your tasks against this server, or wait longer (--wait); the next full "
+        "batch is checked in any case"
     )
 
 

@@ -12,17 +12,17 @@ from ajet_core.errors import ConfigError
 
 @click.command()
 @click.option("--host", help="Address to listen on.")
-@click.option("--port", type=int, help="Port to listen on; 0 takes any free one.")
+@click.option("--port", type=int, help="Port to listen on; 0 picks a free port.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Directory of the run's files.")
 @click.option(
     "--model-root",
     "model_roots",
     type=click.Path(path_type=Path),
     multiple=True,
-    help="Directory that models may be in; may be repeated.",
+    help="Directory that may contain models; may be repeated.",
 )
 @click.option(
-    "--public-url", help="URL that clients reach this server by, if it is behind a proxy."
+    "--public-url", help="URL at which clients reach this server, if it is behind a proxy."
 )
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate chain, PEM.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="Private key, PEM.")
@@ -49,7 +49,7 @@ def serve(state: CliState, /, **options: object) -> None:
         if (error.name or "").startswith("ajet_"):
             raise
         raise ConfigError(
-            f"the server needs packages that are not installed (no module named {error.name!r}); "
-            "install them with: pip install 'agentjet[server]'"
+            "the server requires packages that are not installed (no module named "
+            f"{error.name!r}): pip install 'agentjet[server]'"
         ) from error
     run_server(settings)

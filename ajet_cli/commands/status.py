@@ -25,10 +25,10 @@ from ajet_core.protocol import (
 _RETRIES = 1
 _ABORTED = "aborted_"
 _TIMELINE_NOTES = {
-    "calls_drifted": "answers would have drifted (kept as sampled)",
+    "calls_drifted": "answers would have changed through text (kept as sampled)",
     "calls_echoed_otherwise": "answers came back in another form (kept as sampled)",
     "tokens_altered": "tokens altered by merging",
-    "calls_dropped": "calls left out by limits",
+    "calls_dropped": "calls excluded by limits",
     "calls_alone": "over-long calls trained alone",
 }
 _TIMELINE_METRICS = (
@@ -123,7 +123,9 @@ def _since(finding: Finding) -> str:
     if finding.since_step is None:
         return ""
     good = finding.good_step
-    where = f"checkpoint of step {good}" if good else "none, only the model that the run began with"
+    where = (
+        f"checkpoint of step {good}" if good else "none, only the model that the run started with"
+    )
     return f" (since step {finding.since_step}; last good checkpoint: {where})"
 
 
@@ -196,7 +198,7 @@ def _rollout(rollout: RolloutStatus) -> str:
 
 
 def _tag(progress: TagProgress) -> str:
-    text = f"{progress.ready} of {progress.places} places ready, {progress.under_way} under way"
+    text = f"{progress.ready} of {progress.places} slots ready, {progress.under_way} started"
     text += f" (ratio {progress.ratio:g})"
     return text + (", no client is working on it" if progress.blocked else "")
 

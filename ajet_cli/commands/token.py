@@ -48,7 +48,7 @@ class Duration(click.ParamType[float]):
         """Convert the value to seconds."""
         found = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", str(value))
         if found is None:
-            self.fail(f"{value!r} is no duration such as 30d, 12h, 90m or 45s", param, ctx)
+            self.fail(f"{value!r} is not a duration such as 30d, 12h, 90m or 45s", param, ctx)
         return float(found[1]) * _UNITS[found[2]]
 
 
@@ -90,13 +90,20 @@ def token() -> None:
     type=Duration(),
     help="Time until it expires, such as 30d or 12h.  [default: never]",
 )
-@click.option("--max-open", "open_episodes", type=int, help="Episodes open at once.")
-@click.option("--max-waiting", "waiting_claims", type=int, help="Claims waiting at once.")
-@click.option("--max-calls", "calls_at_once", type=int, help="Model calls answered at once.")
+@click.option("--max-open", "open_episodes", type=int, help="Maximum number of open episodes.")
+@click.option("--max-waiting", "waiting_claims", type=int, help="Maximum number of waiting claims.")
 @click.option(
-    "--max-requests", "requests_per_minute", type=int, help="Requests with the token, per minute."
+    "--max-calls", "calls_at_once", type=int, help="Maximum number of concurrent model calls."
 )
-@click.option("--max-streams", "event_streams", type=int, help="Readers of events at once.")
+@click.option(
+    "--max-requests",
+    "requests_per_minute",
+    type=int,
+    help="Maximum number of requests with the token per minute.",
+)
+@click.option(
+    "--max-streams", "event_streams", type=int, help="Maximum number of open event streams."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_where
 @pass_state
@@ -219,7 +226,7 @@ def _tokens(state: CliState, url: str | None, run_dir: Path | None) -> Iterator[
     server = settings.url
     if run_dir is not None:
         if not run_dir.is_dir():
-            raise ConfigError(f"there is no run directory {run_dir}", param="run-dir")
+            raise ConfigError(f"the run directory {run_dir} does not exist", param="run-dir")
         from ajet_server.security.tokens import TokenBook
 
         book = TokenBook(run_dir)

@@ -19,11 +19,13 @@ def new_file(path: Path, *, replace: bool) -> Iterator[Path]:
     :raises RequestError: `path` exists, is a directory, or its directory does not exist.
     """
     if not path.parent.is_dir():
-        raise RequestError(f"cannot write {path}: there is no directory {path.parent}")
+        raise RequestError(f"cannot write {path}: directory {path.parent} does not exist")
     if path.is_dir():
         raise RequestError(f"cannot write {path}: it is a directory")
     if path.exists() and not replace:
-        raise RequestError(f"{path} exists: give another name, or --force to replace it")
+        raise RequestError(
+            f"{path} already exists: choose another name, or replace it with --force"
+        )
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield temporary
@@ -42,5 +44,5 @@ def _take_free_name(temporary: Path, path: Path) -> None:
         # Unlike a rename, a link does not replace a file that was created meanwhile.
         path.hardlink_to(temporary)
     except FileExistsError as error:
-        raise RequestError(f"{path} was made meanwhile: it was not replaced") from error
+        raise RequestError(f"{path} was created in the meantime, and was not replaced") from error
     temporary.unlink()

@@ -129,7 +129,7 @@ def _fork(fork: TimelineFork, numbers: Mapping[str, int]) -> dict[str, Any]:
         "role": fork.role,
         "field": fork.field,
         "shared": fork.shared,
-        "paidAgain": fork.paid_again,
+        "recomputedTokens": fork.paid_again,
         "diff": diff_parts(fork.before, fork.after),
     }
 

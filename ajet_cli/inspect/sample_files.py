@@ -68,7 +68,7 @@ class ParquetWriter(RowWriter):
             from pyarrow import parquet
         except ImportError as error:
             raise ConfigError(
-                "writing Parquet needs pyarrow: pip install 'agentjet[export]', or write JSONL"
+                "writing Parquet requires pyarrow: pip install 'agentjet[export]', or write JSONL"
             ) from error
         types: dict[Kind, Any] = {
             "text": pa.string(),
@@ -116,7 +116,7 @@ def file_format(path: Path, given: str | None) -> FileFormat:
         if name == known:
             return known
     raise RequestError(
-        f"{path} does not end in .jsonl or .parquet: name it so, or say --format jsonl or parquet"
+        f"{path} does not end in .jsonl or .parquet: rename it, or pass --format jsonl or parquet"
     )
 
 

@@ -20,7 +20,7 @@ class EpisodeSummary:
     :param step: the training step that consumes it, None if it has no batch.
     :param tokens_raw: number of tokens of all calls as separate samples.
     :param tokens: number of tokens of the tree.
-    :param paid_again: tokens that were computed twice because of forks.
+    :param recomputed_tokens: tokens that were computed twice because of forks.
     :param tokens_drifted: sampled tokens that would have changed if answers were tokenized from
         text.
     :param joint_id: id of its joint episode, the same on all servers; None if it is not part of
@@ -40,7 +40,7 @@ class EpisodeSummary:
     timelines: int
     tokens_raw: int
     tokens: int
-    paid_again: int
+    recomputed_tokens: int
     forks: int
     tokens_drifted: int
     joint_id: str | None = None
@@ -63,7 +63,7 @@ class EpisodeSummary:
             timelines=len(seen.leaves()),
             tokens_raw=seen.tokens_raw,
             tokens=seen.tokens,
-            paid_again=merged.paid_again,
+            recomputed_tokens=merged.recomputed_tokens,
             forks=len(merged.forks),
             tokens_drifted=sum(int(call.metadata.get(DRIFT_TOKENS, 0)) for call in seen.calls),
             joint_id=record.joint.joint_id if record.joint else None,

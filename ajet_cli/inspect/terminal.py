@@ -17,7 +17,7 @@ from ajet_core.protocol import EpisodeTimelines, TimelineCall, TimelineFork, Tim
 
 _COLUMNS = (
     *("episode", "task", "group", "state", "step", "reward", "calls", "timelines"),
-    *("tokens raw", "in tree", "paid twice", "forks"),
+    *("tokens raw", "in tree", "recomputed", "forks"),
 )
 _WORDS = 5
 _STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
@@ -53,7 +53,7 @@ def episode_table(episodes: Sequence[EpisodeSummary]) -> Table:
             str(episode.timelines),
             str(episode.tokens_raw),
             str(episode.tokens),
-            str(episode.paid_again) if episode.paid_again else "",
+            str(episode.recomputed_tokens) if episode.recomputed_tokens else "",
             str(episode.forks) if episode.forks else "",
         )
         table.add_row(*(Text(cell) for cell in cells))
@@ -164,9 +164,9 @@ def _sampling(call: TimelineCall, node: TimelineNode, start: int) -> Text:
     if call.finish_reason != "stop":
         row.append(f", {call.finish_reason}", "red")
     if call.drift_tokens:
-        row.append(f", {call.drift_tokens} tokens would have drifted", "yellow")
+        row.append(f", {call.drift_tokens} tokens would have changed through text", "yellow")
     if call.echo_fields:
-        row.append(f", the answer before came back with another {call.echo_fields}", "yellow")
+        row.append(f", the previous answer came back with another {call.echo_fields}", "yellow")
     return row
 
 
@@ -201,7 +201,7 @@ def _fork(fork: TimelineFork, indices: dict[str, int]) -> Text:
     if fork.message >= 0:
         row.append(f" at message {fork.message} ({visible(fork.role)}), field {fork.field}")
     if fork.paid_again:
-        row.append(f", {fork.paid_again} tokens paid twice", "bold")
+        row.append(f", {fork.paid_again} tokens recomputed", "bold")
     if fork.before or fork.after:
         diff = text_diff(fork.before, fork.after)
         row.append(f"\n{shorten(visible(diff), _DIFF_WIDTH)}")

@@ -28,9 +28,9 @@ class TokenTexts:
     def load(cls, directory: Path | None) -> TokenTexts:
         """Load the tokenizer of a model directory; without one, tokens are shown as ids."""
         if directory is None:
-            return cls(None, "no run was configured, so no model is known")
+            return cls(None, "no run was configured, so the model is unknown")
         if not directory.is_dir():
-            return cls(None, f"the model directory {directory} is not there")
+            return cls(None, f"the model directory {directory} does not exist")
         try:
             return cls(load_tokenizer(directory))
         except AjetError as error:

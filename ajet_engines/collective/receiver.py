@@ -116,17 +116,19 @@ class WeightReceiver:
             # A late answer would be mistaken for the answer to another request.
             self._hang_up()
             if isinstance(error, TimeoutError):
-                raise WeightsGoneError("the sender of weights does not answer") from error
+                raise WeightsGoneError("the sender of the weights does not respond") from error
             raise
         match answer:
             case Ready():
                 pass
             case Gone():
                 raise WeightsGoneError(
-                    f"the weights of policy version {update.policy_version} are not offered any more"
+                    f"the weights of policy version {update.policy_version} are no longer available"
                 )
             case other:
-                raise EngineError(f"the sender of weights said {other!r} when asked for some")
+                raise EngineError(
+                    f"the sender of the weights responded {other!r} to a request for weights"
+                )
 
     async def close(self) -> None:
         """Close the connection and make the server leave the group, as the sender then does."""
@@ -156,7 +158,7 @@ class WeightReceiver:
                 )
         except (OSError, TimeoutError) as error:
             raise WeightsGoneError(
-                f"the trainer does not send weights at {update.location} any more: {error}"
+                f"the trainer no longer sends weights at {update.location}: {error}"
             ) from error
         member = self._member
         await self._ask(
@@ -167,9 +169,9 @@ class WeightReceiver:
                 group = await self._answer("joining the group")
         except TimeoutError:
             self._hang_up()
-            raise EngineError("the sender of weights named no group in time") from None
+            raise EngineError("the sender of the weights did not name a group in time") from None
         if not isinstance(group, Group):
-            raise EngineError(f"the sender of weights named no group but said {group!r}")
+            raise EngineError(f"the sender of the weights responded {group!r} instead of a group")
         self._joined = True
         await self._both(member.join(group), self._answered("meeting the group"))
 
@@ -185,10 +187,10 @@ class WeightReceiver:
             self._hang_up()
             raise
 
-    async def _answered(self, doing: str) -> None:
-        answer = await self._answer(doing)
+    async def _answered(self, phase: str) -> None:
+        answer = await self._answer(phase)
         if not isinstance(answer, Done):
-            raise EngineError(f"the sender of weights said {answer!r} while {doing}")
+            raise EngineError(f"the sender of the weights responded {answer!r} during: {phase}")
 
     async def _ask(self, request: Request) -> None:
         assert self._writer is not None, "it was joined"
@@ -197,7 +199,7 @@ class WeightReceiver:
             await self._writer.drain()
         except OSError as error:
             self._hang_up()
-            raise WeightsGoneError(f"the sender of weights is gone: {error}") from error
+            raise WeightsGoneError(f"lost the sender of the weights: {error}") from error
 
     async def _answer_if_there(self) -> Answer:
         """Return the sender's answer before any server was involved.
@@ -209,15 +211,15 @@ class WeightReceiver:
         except EngineError as error:
             raise WeightsGoneError(error.message) from error
 
-    async def _answer(self, doing: str) -> Answer:
+    async def _answer(self, phase: str) -> Answer:
         assert self._reader is not None, "it was joined"
         try:
             line = await self._reader.readline()
             answer = read_answer(line) if line else None
         except (OSError, ValueError) as error:
-            raise EngineError(f"the sender of weights was lost while {doing}: {error}") from error
+            raise EngineError(f"lost the sender of the weights during: {phase}: {error}") from error
         if answer is None:
-            raise EngineError(f"the sender of weights was lost while {doing}")
+            raise EngineError(f"lost the sender of the weights during: {phase}")
         if isinstance(answer, Failed):
-            raise EngineError(f"the sender of weights failed while {doing}: {answer.error}")
+            raise EngineError(f"the sender of the weights failed during: {phase}: {answer.error}")
         return answer

@@ -136,8 +136,8 @@ class WeightSender:
         except OSError as error:
             self.close()
             raise TrainerError(
-                f"weights cannot be offered at {self._host}: {error}; set workers.collective_host to an address of "
-                "this machine"
+                f"cannot offer weights at {self._host}: {error}; set workers.collective_host "
+                "to an address of this machine"
             ) from error
         self._port = self._server.sockets[0].getsockname()[1]
 
@@ -163,7 +163,7 @@ class WeightSender:
         try:
             await self._serve(member, reader, writer)
         except (OSError, ValueError, TimeoutError) as error:
-            _log.warning("a receiver of weights is gone: %s", error)
+            _log.warning("lost a receiver of weights: %s", error)
         except asyncio.CancelledError:
             pass
         finally:
@@ -182,7 +182,7 @@ class WeightSender:
             first = read_request(await reader.readline())
         known = self._token.encode()
         if not isinstance(first, Join) or not hmac.compare_digest(first.token.encode(), known):
-            await answer(Failed(error="this is not the sender's token"))
+            await answer(Failed(error="the token is not the sender's"))
             return
         try:
             backend, device = self._backend(first)
@@ -203,7 +203,7 @@ class WeightSender:
             while line := await reader.readline():
                 request = read_request(line)
                 if not isinstance(request, Send):
-                    raise ValueError("a receiver joins once")
+                    raise ValueError("this receiver has already joined")
                 offer = self._offer
                 if offer is None or offer.policy_version != request.policy_version:
                     await answer(Gone())
@@ -233,7 +233,8 @@ class WeightSender:
             if backend == "gloo" and torch.distributed.is_gloo_available():
                 return "gloo", torch.device("cpu")
         raise TrainerError(
-            f"trainer and engine have no backend for collectives in common: the engine has {', '.join(join.backends)}"
+            "trainer and engine have no collective backend in common: the engine has "
+            f"{', '.join(join.backends)}"
         )
 
 
@@ -329,7 +330,7 @@ async def _unless_hung_up(reader: asyncio.StreamReader, work: Coroutine[Any, Any
     try:
         await asyncio.wait([task, hears], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ConnectionError("it hung up in the middle")
+            raise ConnectionError("it closed the connection in the middle of a message")
         return task.result()
     finally:
         task.cancel()

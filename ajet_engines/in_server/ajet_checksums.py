@@ -111,8 +111,9 @@ class LoadedWeights:
                 # A load that corrupted memory looks the same: if few or no layers match, it is
                 # worth a look.
                 _log.warning(
-                    "%d of %d layers are in memory as they were loaded, and are proven there from now on; the others are "
-                    "packed or split, and are proven up to the loader only",
+                    "%d of %d layers are in memory as they were loaded, and are proven "
+                    "there from now on; the others are packed or split, and are proven up "
+                    "to the loader only",
                     len(same),
                     len(loaded),
                 )

@@ -148,7 +148,7 @@ class Followed:
             self._taken = len(sampled)
             return self._shaping.row()
         except Exception:  # noqa: BLE001 - see the class
-            _log.exception("the completion is ended: its grammar cannot be followed")
+            _log.exception("the completion was ended because it cannot follow its grammar")
             self._shaping = self._end()
             return self._shaping.row()
 
@@ -156,7 +156,9 @@ class Followed:
         try:
             return self._from_the_beginning()
         except Exception:  # noqa: BLE001 - see the class
-            _log.exception("the completion is ended: its grammar cannot be enforced here")
+            _log.exception(
+                "the completion was ended because this server cannot enforce its grammar"
+            )
             return self._end()
 
     def _end(self) -> Shaping:

@@ -119,7 +119,7 @@ class ServedEngine(Engine[SettingsT_co]):
         :raises EngineError: a server did not start; all are ended.
         """
         if self._fleet is not None:
-            raise EngineError(f"the engine {self.name!r} was started already")
+            raise EngineError(f"the engine {self.name!r} has already been started")
         self._model = model
         self._fleet = Fleet(
             self.name,
@@ -134,7 +134,7 @@ class ServedEngine(Engine[SettingsT_co]):
         except BaseException:
             await self.close()
             raise
-        assert self._info is not None, "the servers said so"
+        assert self._info is not None, "the servers report their capabilities"
         if self.shapes:
             self._shapings = _shapings(model, self._info)
         return self._info
@@ -188,15 +188,16 @@ class ServedEngine(Engine[SettingsT_co]):
                     if not (flight.heard or self._halts > halts or self._closed):
                         # Retrying could continue forever.
                         raise EngineError(
-                            f"server {chosen.number} of {self.name} ended a request that had no token yet, and gave no "
-                            "reason"
+                            f"server {chosen.number} of {self.name} ended a request before "
+                            "its first token, without a reason"
                         )
                 except ServerGoneError as error:
                     lost += 1
                     await fleet.doubt(chosen, str(error))
                     if lost >= _SERVERS_LOST_BY_ONE_REQUEST:
                         raise EngineError(
-                            f"{lost} servers of {self.name} failed at one request; the last: {error}"
+                            f"{lost} servers of {self.name} failed while processing the same "
+                            f"request. Last reason: {error}"
                         ) from error
                 finally:
                     self._end(fleet, chosen, flight)
@@ -247,7 +248,7 @@ class ServedEngine(Engine[SettingsT_co]):
             except BaseException:
                 # The caller was cancelled, and the state of the servers is unknown.
                 for one in up:
-                    fleet.lose(one, "a change of its weights was broken off")
+                    fleet.lose(one, "a change of its weights was interrupted")
                 raise
             finally:
                 self._updating = False
@@ -256,8 +257,9 @@ class ServedEngine(Engine[SettingsT_co]):
             raise refused[0]
         if not taken:
             raise EngineError(
-                f"the weights of policy version {update.policy_version} were refused: {refused[0]}; the servers of "
-                f"{self.name} serve the weights before, and are started again for it where that is necessary"
+                f"the weights of policy version {update.policy_version} were refused: "
+                f"{refused[0]}; the servers of {self.name} keep the previous weights, and "
+                "are restarted if necessary"
             )
         await fleet.until_up()
 

@@ -72,7 +72,8 @@ class Fleet:
         """
         if self.hopeless:
             raise EngineError(
-                f"no server of {self.name} can be brought back; the first: {self.replicas[0].failure}"
+                f"no server of {self.name} can be restarted. First reason: "
+                f"{self.replicas[0].failure}"
             )
 
     def choose(self, token_ids: list[int]) -> Replica:
@@ -98,7 +99,7 @@ class Fleet:
             first = error.exceptions[0]
             if isinstance(first, ServerGoneError):
                 raise EngineError(
-                    f"a server of {self.name} was lost at its start: {first}"
+                    f"a server of {self.name} was lost while it started: {first}"
                 ) from first
             raise first from None
         self._watch = asyncio.create_task(SilenceWatch(self.replicas, self.lose).run())
@@ -147,7 +148,9 @@ class Fleet:
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task])
-                self._restoring[one] = asyncio.create_task(self._restore(one, "it was not up yet"))
+                self._restoring[one] = asyncio.create_task(
+                    self._restore(one, "it was not ready yet")
+                )
         await asyncio.gather(*(one.discard() for one in self.replicas if not one.up))
 
     async def ask(self, one: Replica, asking: Awaitable[None]) -> None:
@@ -198,7 +201,8 @@ class Fleet:
             raise ServerGoneError(f"{type(error).__name__}: {error}") from error
         except Exception as error:
             raise EngineError(
-                f"server {one.number} of {self.name} answered what is not understood: {type(error).__name__}: {error}"
+                f"server {one.number} of {self.name} sent an invalid response: "
+                f"{type(error).__name__}: {error}"
             ) from error
 
     @asynccontextmanager
@@ -213,7 +217,7 @@ class Fleet:
                 if not limit.expired():
                     raise
                 raise ServerGoneError(
-                    f"it has not done within {self._patience:g} s what it was asked for"
+                    f"it did not complete a request within {self._patience:g} s"
                 ) from None
 
     async def close(self) -> None:
@@ -246,7 +250,7 @@ class Fleet:
             # Catch everything: otherwise the server would silently never come back.
             except Exception as error:  # noqa: BLE001
                 why = str(error) or type(error).__name__
-                _log.error("server %d of %s did not come back: %s", one.number, self.name, why)
+                _log.error("server %d of %s could not be restarted: %s", one.number, self.name, why)
             else:
                 return
         one.failure = why

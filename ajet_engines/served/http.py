@@ -124,7 +124,7 @@ class HttpClient:
                         if (data := event[len(_DATA) :]) == b"[DONE]":
                             return
                         yield json.loads(data)
-        raise ServerGoneError("the stream ended in the middle")
+        raise ServerGoneError("the stream ended before the response was complete")
 
     async def close(self) -> None:
         """Close all connections."""
@@ -133,7 +133,7 @@ class HttpClient:
     @contextmanager
     def _reached(self) -> Iterator[None]:
         if self._http.is_closed:
-            raise ServerGoneError("the connections to it were closed")
+            raise ServerGoneError("its connections were closed")
         try:
             yield
         except httpx.RequestError as error:

@@ -22,8 +22,8 @@ _NO_MEMORY = (
     r"less than desired GPU memory utilization|can(no|')t allocate memory"
 )
 _HOW_TO_FIT = (
-    "the model does not fit: set model.max_context lower or model.dtype to bfloat16, or in engine.settings use more "
-    "GPUs for a server, or no more of their memory than is free"
+    "the model does not fit: lower model.max_context or set model.dtype to bfloat16; or, in "
+    "engine.settings, use more GPUs per server, or only as much of their memory as is free"
 )
 
 
@@ -40,7 +40,7 @@ def find_python(module: str, chosen: str | None, run_dir: Path) -> str:
     """
     if chosen is not None:
         if not Path(chosen).is_file():
-            raise EngineError(f"servers.{module}.python: there is no interpreter at {chosen}")
+            raise EngineError(f"servers.{module}.python: no interpreter at {chosen}")
         return chosen
     if importlib.util.find_spec(module) is not None:
         return sys.executable
@@ -52,14 +52,14 @@ def find_python(module: str, chosen: str | None, run_dir: Path) -> str:
         return str(made.python)
     half = next((root / module for root in roots if is_unfinished(root / module)), None)
     found = "" if half is None else f" ({half} is not finished)"
-    raise EngineError(f"there is no interpreter with {module}{found}: {how_to_install(module)}")
+    raise EngineError(f"found no interpreter with {module}{found}: {how_to_install(module)}")
 
 
 def how_to_install(module: str) -> str:
     """Return advice for a missing interpreter."""
     return (
-        f"make an environment for it (ajet env create {module}), or name an interpreter that has it in ajet.toml: "
-        f'[servers.{module}] python = ".../bin/python"'
+        f"create an environment for it (ajet env create {module}), or set an interpreter "
+        f'that has it in ajet.toml: [servers.{module}] python = ".../bin/python"'
     )
 
 
@@ -92,7 +92,8 @@ def check_arguments(engine: str, arguments: tuple[str, ...], denied: Collection[
         begins = len(flag) > 2 and any(one.startswith(flag) for one in denied)
         if flag in denied or (flag.startswith("--") and begins):
             raise ConfigError(
-                f"servers.{engine}.arguments must not have {argument!r}: agentjet sets or excludes it",
+                f"servers.{engine}.arguments must not contain {argument!r}: agentjet sets or "
+                "excludes this argument",
                 param=f"servers.{engine}.arguments",
             )
 
@@ -127,8 +128,8 @@ def gpus_of(replica: int, replicas: int, each: int) -> str:
     mine = gpus[replica * each : (replica + 1) * each]
     if len(mine) < each:
         raise ConfigError(
-            f"{replicas} replicas with {each} GPUs each need {each * replicas}, and CUDA_VISIBLE_DEVICES has "
-            f"{len(gpus)}",
+            f"{replicas} replicas with {each} GPUs each need {each * replicas} GPUs, but "
+            f"CUDA_VISIBLE_DEVICES lists {len(gpus)}",
             param="engine.settings.replicas",
         )
     return ",".join(mine)

@@ -24,7 +24,7 @@ def labelled(texts: Mapping[int, str]) -> str:
         try:
             parsed = list(text_string_to_metric_families(text))
         except ValueError as error:
-            _log.warning("what server %d measures cannot be read: %s", number, error)
+            _log.warning("cannot read the metrics of server %d: %s", number, error)
             continue
         for found in parsed:
             family = families.setdefault(

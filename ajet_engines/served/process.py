@@ -139,13 +139,13 @@ class ServerProcess:
         # Like a shell, the guard adds 128 to the number of the signal that killed the command.
         number = -status if status < 0 else status - 128
         self._killed = number > 0 and not self._closing
-        how = f"ended by itself with status {status}"
+        how = f"exited with status {status}"
         if self._closing:
             how = "was ended"
         elif self._killed:
             how = f"was killed by signal {number}"
             if number == signal.SIGKILL:
-                how += ", which is also what the kernel sends when memory runs out"
+                how += ", which the kernel also sends when memory runs out"
         tail = await asyncio.to_thread(_tail, self._log, self._begins)
         self.died.set_result(f"{self._name} {how} (log {self._log}); its last lines:\n{tail}")
 

@@ -42,7 +42,7 @@ async def attach(server: ModelServer, url: str, timeout: float) -> Launched:
     except BaseException as error:
         await server.close()
         if isinstance(error, TimeoutError):
-            raise EngineError(f"no model server answered at {url} within {timeout:g} s") from None
+            raise EngineError(f"no model server responded at {url} within {timeout:g} s") from None
         raise
     return Launched(server, None)
 
@@ -108,7 +108,7 @@ class Replica:
             return await launched.server.healthy()
         # Any error means that the server is not healthy.
         except Exception as error:  # noqa: BLE001
-            _log.warning("server %d does not say how it is: %r", self.number, error)
+            _log.warning("server %d does not report its state: %r", self.number, error)
             return False
 
     async def look(self) -> EngineStats:
@@ -139,7 +139,7 @@ class Replica:
             await launched.server.close()
         # The process must be ended whatever error the server raises.
         except Exception as error:  # noqa: BLE001
-            _log.warning("server %d was not closed in peace: %r", self.number, error)
+            _log.warning("server %d was not closed cleanly: %r", self.number, error)
         finally:
             if launched.process is not None:
                 await launched.process.close()

@@ -55,7 +55,8 @@ class SilenceWatch:
             self._failed[one] = 0
             self.lost(
                 one,
-                f"it has sent nothing for its {len(one.flights)} requests and failed {_PROBES} health probes"
+                f"it sent nothing for its {len(one.flights)} requests and failed {_PROBES} "
+                "health probes"
                 if one.flights
-                else f"it does not answer, and failed {_PROBES} health probes",
+                else f"it does not respond, and failed {_PROBES} health probes",
             )

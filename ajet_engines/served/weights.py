@@ -32,7 +32,7 @@ def check_update(update: WeightUpdate, model: Path) -> None:
     try:
         expected = tensor_shapes(model)
     except (OSError, ValueError) as error:
-        raise EngineError(f"the model in {model} cannot be read: {error}") from error
+        raise EngineError(f"cannot read the model in {model}: {error}") from error
     _compare(update.location, found, model, expected, model)
 
 
@@ -45,7 +45,7 @@ def check_weights(directory: Path, model: Path) -> None:
     try:
         found, expected = tensor_shapes(directory), tensor_shapes(model)
     except (OSError, ValueError) as error:
-        raise EngineError(f"the weights in {directory} cannot be read: {error}") from error
+        raise EngineError(f"cannot read the weights in {directory}: {error}") from error
     _compare(directory, found, model, expected, directory)
 
 
@@ -62,8 +62,9 @@ def _compare(
     if found != expected:
         names = sorted(n for n in found.keys() | expected.keys() if found.get(n) != expected.get(n))
         raise EngineError(
-            f"the weights in {where} are of another model than {model}: {names[0]} is "
-            f"{found.get(names[0], 'missing')}, not {expected.get(names[0], 'there')} ({len(names)} tensors differ)"
+            f"the weights in {where} belong to another model than {model}: {names[0]} is "
+            f"{found.get(names[0], 'missing')}, not {expected.get(names[0], 'there')} "
+            f"({len(names)} tensors differ)"
         )
 
 
@@ -76,7 +77,7 @@ def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     files = sorted(directory.glob("*.safetensors"))
     if not files:
-        raise ValueError("no *.safetensors file is in it")
+        raise ValueError("it contains no *.safetensors file")
     for file in files:
         shapes |= _file_shapes(file)
     return shapes
@@ -87,16 +88,16 @@ def _file_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if length > min(size, _MOST_HEADER):
-            raise ValueError(f"{path.name} is no safetensors file")
+            raise ValueError(f"{path.name} is not a safetensors file")
         header = pydantic_core.from_json(file.read(length))
     try:
         header.pop("__metadata__", None)
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
         shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
     except (AttributeError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"{path.name} is no safetensors file") from error
+        raise ValueError(f"{path.name} is not a safetensors file") from error
     if _LENGTH_BYTES + length + end != size:
-        raise ValueError(f"{path.name} is cut off or too long")
+        raise ValueError(f"{path.name} is truncated or too long")
     return shapes
 
 

@@ -128,8 +128,8 @@ class Admission:
         for ticket in self._waiting:
             if ticket.group is not None and builder.starves(ticket.request.tag):
                 _log.info(
-                    "task %r is complete in this batch and gets one more episode: nothing else is "
-                    "rolled out",
+                    "task %r is complete in this batch and gets one more episode because no "
+                    "other task is rolled out",
                     ticket.request.task_id,
                 )
                 self._waiting.discard(ticket)
@@ -271,12 +271,13 @@ class Admission:
         if builder is None or not self._board.rolling:
             # Do not quote the pause reason: it may contain another client's data.
             paused = self._board.state is ServerState.PAUSED
-            return f"{state}; its operator sees why" if paused else state
+            return f"{state}; ask its operator for the reason" if paused else state
         progress = builder.progress()
         unit = "episodes" if progress.full_by == "episodes" else "tasks"
         return (
-            f"{state} and the batch has no place for it: {progress.ready} of {progress.needed} "
-            f"{unit} are complete, {progress.open_episodes} episodes are open"
+            f"{state} and the batch has no slot for it: {progress.ready} of "
+            f"{progress.needed} {unit} are complete, {progress.open_episodes} episodes are "
+            "open"
         )
 
     def _refuse_tags(self, builder: BatchBuilder) -> None:

@@ -89,7 +89,7 @@ class ClaimDesk:
             granted = await begun
             await self._episodes.drop(
                 granted.record.episode_id,
-                "its client went away before it got the episode",
+                "the client disconnected before it received the episode",
                 "cancelled",
             )
 
@@ -100,5 +100,5 @@ def _own(granted: Granted, client_id: str) -> Granted:
     :raises ForbiddenError: it belongs to another client.
     """
     if granted.record.client_id != client_id:
-        raise ForbiddenError("the claim of this claim_id is another client's")
+        raise ForbiddenError("this claim_id belongs to a claim of another client")
     return granted

@@ -116,7 +116,10 @@ class Places:
         if self.quotas.get(lane, 0) > 0 and lane not in self._inherited:
             return None
         known = ", ".join(map(repr, sorted(mixture.tags)))
-        return f"the mixture has no tag {tag!r}, only {known} (the argument tag of the episode)"
+        return (
+            f"the mixture has no tag {tag!r}, only {known}: set the argument tag of the episode "
+            "to one of these"
+        )
 
     def change(self, mixture: MixtureConfig) -> None:
         """Use another mixture from the next batch on, or from this one before it is filled."""
@@ -221,7 +224,7 @@ class Places:
             batch = shares.quotas(left, without)
             self.limits |= shares.first_of(max(0, left + ahead), batch) | kept | self._inherited
         self._add_later(ahead)
-        assert self._next_mixture is not None, "a mixture is only ever replaced by another"
+        assert self._next_mixture is not None, "a run with a mixture cannot continue without one"
         for tag in self.limits.keys() - self._next_mixture.tags:
             # No later batch trains these tags.
             self.limits[tag] = min(self.limits[tag], self.quotas.get(tag, 0))

@@ -96,7 +96,7 @@ class TagKeeper:
                 self.look()
             # One failure must not end the loop: a tag without clients would block the batch.
             except Exception:  # noqa: BLE001
-                _log.exception("looking for tags that no client is working on failed")
+                _log.exception("the search for tags without clients failed")
             await asyncio.sleep(
                 min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, self._grace / _LOOKS_PER_GRACE))
             )
@@ -127,7 +127,11 @@ class TagKeeper:
         """Report that the places of some tags are given away."""
         # Warn once, not for every batch in which the tags are absent.
         if not tags <= self._known:
-            _log.warning("no client is working on %s: their places go to %s", sorted(tags), heirs)
+            _log.warning(
+                "no client is working on %s: their share of the batch goes to %s",
+                sorted(tags),
+                heirs,
+            )
         told = {"what": "blocked", "tags": sorted(tags), "places": self._builder.places.quotas}
         self._events.emit("mixture", told)
         self._admission.admit()

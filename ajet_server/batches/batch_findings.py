@@ -30,7 +30,8 @@ def batch_findings(
     found: dict[BatchFault, str] = {}
     if stale:
         found["stale"] = (
-            f"{_of(stale, [*records, *stale])} have tokens older than rollout.max_staleness allows and were left out"
+            f"{_of(stale, [*records, *stale])} have tokens older than rollout.max_staleness "
+            "allows and were left out"
         )
         if not records:
             return found
@@ -39,13 +40,15 @@ def batch_findings(
     ]
     if records and len(silent) == len(records):
         found["empty"] = (
-            f"none of the batch's {len(records)} episodes made a model call, so there is nothing to train: does "
-            "the agent use the base_url and api_key of its episode?"
+            f"none of the batch's {len(records)} episodes made a model call, so there is "
+            "nothing to train on: check that the agent uses the base_url and api_key of its "
+            "episode"
         )
         return found
     if silent:
         found["silent"] = (
-            f"{_of(silent, records)} made no model call and add only their reward to the baseline"
+            f"{_of(silent, records)} made no model call, so only their rewards count, in the "
+            "baseline"
         )
     if not any(call.advantage for call in batch.calls):
         found["no_signal"] = _no_signal(records)
@@ -56,9 +59,10 @@ def batch_findings(
         flat = [g for g, members in groups.items() if not differ(members)]
         if flat and 2 * len(flat) >= len(groups):
             found["flat"] = (
-                f"{len(flat)} of {len(groups)} tasks have equal rewards in all their episodes and train nothing "
-                f"({_listed(flat)}): they are too easy or too hard; batch.full_by = "
-                '"differing_tasks" fills batches with others'
+                f"all rewards are equal in {len(flat)} of {len(groups)} tasks, which "
+                f"therefore contribute nothing to training ({_listed(flat)}): they are too "
+                'easy or too hard; set batch.full_by = "differing_tasks" to fill batches '
+                "with other tasks"
             )
     return found
 
@@ -67,12 +71,14 @@ def _no_signal(records: Sequence[EpisodeRecord]) -> str:
     rewards = [record.reward or 0.0 for record in records]
     if len(set(rewards)) == 1:
         return (
-            f"all {len(rewards)} rewards of the batch are {rewards[0]:g}, so nothing tells good from bad and nothing "
-            "is learned: look at the reward function, or at tasks that are all too easy or too hard"
+            f"all {len(rewards)} rewards of the batch are {rewards[0]:g}, so nothing can be "
+            "learned from it: check the reward function, or use tasks that are neither all "
+            "too easy nor all too hard"
         )
     return (
-        "within each task all rewards are equal, so that no episode is better than its baseline and nothing is "
-        "learned: episodes of one task need different outcomes (is the sampling temperature above 0?)"
+        "rewards are equal within each task, so every advantage is 0 and nothing can be "
+        "learned: episodes of one task need different outcomes (is the sampling temperature "
+        "above 0?)"
     )
 
 

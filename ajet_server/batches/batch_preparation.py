@@ -84,7 +84,7 @@ async def prepare_batch(
         return await asyncio.to_thread(prepare, episodes)
     # Merging, planning and plugins process client data: none of their exceptions may end the run.
     except Exception as error:
-        _log.error("batch %s cannot be processed", record.batch_id, exc_info=error)
+        _log.error("cannot process batch %s", record.batch_id, exc_info=error)
         culprits = await find_culprits(episodes, _client, works)
         raise _unprocessable(error, [e.record.episode_id for e in culprits]) from error
 
@@ -128,7 +128,7 @@ async def _load(store: RunStore, record: BatchRecord) -> list[_StoredEpisode]:
         calls = await store.calls(record.episode_ids)
         found = [await store.get_episode(episode_id) for episode_id in record.episode_ids]
     except DamagedRecordError as error:
-        _log.error("batch %s cannot be read: %s", record.batch_id, error.message)
+        _log.error("cannot read batch %s: %s", record.batch_id, error.message)
         return await _load_each(store, record)
     return [_StoredEpisode(episode, calls[episode.episode_id]) for episode in found if episode]
 

@@ -68,7 +68,7 @@ class Refusals:
         who = "1 worker" if deaths == 1 else f"{deaths} workers"
         # The rest of the message is the end of the worker's log.
         last = error.message.partition("\n")[0]
-        return StepRefusedError(f"training the batch cost {who}, the last one: {last}")
+        return StepRefusedError(f"{who} died while training the batch; the last failure: {last}")
 
     def spares(self, batch_id: str) -> bool:
         """Return whether to retry a batch once the run is resumed: it was trained before."""

@@ -46,8 +46,9 @@ class RefusedBatches:
         """
         if self._refusals.spares(record.batch_id):
             await self._rollouts.pause_itself(
-                f"batch {record.batch_id}, which was trained before the last restart, cannot be trained now: "
-                f"{error.message}. Look at the machine and the checkpoint; resuming tries it once more"
+                f"training batch {record.batch_id} now fails, although it was trained before "
+                f"the last restart: {error.message}. Check the machine and the checkpoint; "
+                "resuming the run retries the batch once"
             )
             return record
         clients = await self._clients(record.episode_ids)
@@ -60,8 +61,9 @@ class RefusedBatches:
             self._accuse(record.batch_id, clients.keys(), error)
         if self._refusals.too_many:
             await self._rollouts.pause_itself(
-                f"{self._refusals.in_a_row} batches in a row could not be trained, the last one because: {reason}. "
-                "The batches are kept: `ajet inspect --refused` shows their episodes"
+                f"{self._refusals.in_a_row} batches in a row could not be trained. Reason "
+                f"for the last one: {reason}. The batches are kept: `ajet inspect --refused` "
+                "shows their episodes"
             )
         return None
 
@@ -90,7 +92,7 @@ class RefusedBatches:
         if not clients or self._refusals.was_trained(record.batch_id):
             return record
         theirs = {i for i in record.episode_ids if await self._client(i) in clients}
-        error = StepRefusedError("their client is set aside")
+        error = StepRefusedError("the client of these episodes is set aside")
         if len(theirs) < len(record.episode_ids):
             return (await self._split(record, theirs, error))[0] if theirs else record
         reason = _reason(await self._clients(theirs), error)

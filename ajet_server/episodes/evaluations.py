@@ -148,7 +148,7 @@ class Evaluations:
             shown += [(key, tallies[key]) for key in list(last.values())[-_SHOWN_IN_STATUS:]]
         return [tally.shown(key, self.config) for key, tally in sorted(shown, key=_by_key)]
 
-    def settled(self) -> list[Evaluation]:
+    def completed(self) -> list[Evaluation]:
         """Return the evaluations whose last open episode ended since the previous call."""
         told = []
         for key in list(self._untold):

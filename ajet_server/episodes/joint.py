@@ -51,19 +51,20 @@ class JointDesk:
         decides = joint.role == joint.arbiter
         if decides and joint.arbiter_run != run_id:
             raise StateError(
-                f"the run of this server is {run_id}, not {joint.arbiter_run}: its run directory is another one "
-                "than when the client connected; make a new Swarm"
+                f"this server's run is {run_id}, not {joint.arbiter_run}: its run directory "
+                "has changed since the client connected; create a new Swarm"
             )
         if not decides and joint.arbiter_run == run_id:
             raise RequestError(
-                f"{joint.role!r} and {joint.arbiter!r} are the same server: a joint episode has one part on each",
+                f"{joint.role!r} and {joint.arbiter!r} are the same server, but a joint "
+                "episode has only one part on each server",
                 param="joint",
             )
         other = (await self._store.joint_parts([joint.joint_id])).get(joint.joint_id)
         # An identical claim is a retry after a lost response.
         if other is not None and other.claim_hash != hash_secret(request.claim_id or ""):
             raise RequestError(
-                "this server has a part of the joint episode already, by another claim",
+                "this server already has a part of the joint episode, from another claim",
                 param="joint",
             )
 
@@ -75,8 +76,9 @@ class JointDesk:
         record, _ = await self._episodes.get(episode_id)
         if record.joint is not None and not record.joint.decides:
             raise StateError(
-                f"episode {episode_id} is a part of a joint one whose arbiter is {record.joint.arbiter!r}: prepare "
-                "it, end it there, then commit it (Swarm.end_episode does all three)"
+                f"episode {episode_id} is part of a joint episode whose arbiter is "
+                f"{record.joint.arbiter!r}: prepare it, end the arbiter's part, then commit "
+                "it (Swarm.end_episode does all three)"
             )
 
     async def prepare(self, episode_id: str, request: EndRequest) -> EpisodeRecord:
@@ -89,8 +91,10 @@ class JointDesk:
         """
         record, _ = await self._episodes.get(episode_id)
         if record.joint is None or record.joint.decides:
-            what = "no part of a joint one" if record.joint is None else "its arbiter's part"
-            raise StateError(f"episode {episode_id} cannot be prepared, it is {what}: end it")
+            what = "not part of a joint episode" if record.joint is None else "the arbiter's part"
+            raise StateError(
+                f"episode {episode_id} cannot be prepared because it is {what}: end it instead"
+            )
 
         async def write(record: EpisodeRecord) -> EpisodeRecord:
             outcome = replace(
@@ -123,7 +127,7 @@ class JointDesk:
         if record.state == "prepared":
             record = await self._settle(replace(record, state="ended"))
         if record.state == "open":
-            raise StateError(f"episode {episode_id} is not prepared, so that nothing can commit it")
+            raise StateError(f"episode {episode_id} cannot be committed because it is not prepared")
         if record.state == "aborted":
             raise EpisodeClosedError(f"episode {episode_id} was aborted: {record.reason}")
         return record
@@ -135,8 +139,8 @@ class JointDesk:
         """
         if not request.arbiter_aborted:
             raise StateError(
-                f"episode {record.episode_id} is prepared: what becomes of it is its arbiter's to "
-                "say; abort it there, then here with arbiter_aborted"
+                f"episode {record.episode_id} is prepared, so its arbiter decides its "
+                "outcome: abort it there first, then here with arbiter_aborted"
             )
         return await self.drop(record, request.reason, request.cause, final=request.final)
 

@@ -62,8 +62,9 @@ class JointPeers:
         peer = self._peers.get(arbiter)
         if peer is None:
             doubt = (
-                "its client has not said what was decided, and this server cannot ask (no setting "
-                f"server.peers.{arbiter}); any Swarm of the same token resolves it"
+                "its client has not reported the decision, and this server cannot ask for "
+                f"it (no setting server.peers.{arbiter}); any Swarm with the same token "
+                "resolves it"
             )
             for part in parts:
                 part.doubt = doubt
@@ -77,7 +78,10 @@ class JointPeers:
             if isinstance(answer, str):
                 part.doubt = answer
             elif answer.run_id != part.joint.arbiter_run:
-                part.doubt = f"{peer.url} has run {answer.run_id}, not {part.joint.arbiter_run}, which decides it"
+                part.doubt = (
+                    f"{peer.url} now has run {answer.run_id}, but the decision belongs to run "
+                    f"{part.joint.arbiter_run}"
+                )
             else:
                 await self._resolve(part, answer.outcomes.get(part.joint.joint_id, "open"))
 
@@ -86,9 +90,11 @@ class JointPeers:
         if outcome == "ended":
             await self._desk.commit(part.record.episode_id)
         elif outcome == "open":
-            part.doubt = "it is open there, until its client decides or its lease ends"
+            part.doubt = (
+                "it is still open on its arbiter, until its client decides or its lease ends"
+            )
         else:
-            reason = f"its joint episode was aborted: {arbiter!r} says {outcome}"
+            reason = f"its joint episode was aborted: {arbiter!r} reported {outcome}"
             await self._desk.drop(part.record, reason, "cancelled")
 
     async def _outcomes(self, peer: PeerSettings, joint_ids: list[str]) -> JointOutcomes | str:
@@ -106,13 +112,13 @@ class JointPeers:
                     json=body.model_dump(),
                 )
         except httpx.HTTPError as error:
-            return f"{peer.url} does not answer ({type(error).__name__})"
+            return f"{peer.url} is not reachable ({type(error).__name__})"
         if answer.status_code != httpx.codes.OK:
-            return f"{peer.url} answers with HTTP {answer.status_code}"
+            return f"{peer.url} responded with HTTP {answer.status_code}"
         try:
             return JointOutcomes.model_validate_json(answer.content, extra="ignore")
         except ValidationError:
-            return f"{peer.url} does not answer as a swarm server does"
+            return f"{peer.url} did not send the response of a swarm server"
 
 
 def _token(peer: PeerSettings) -> str:

@@ -21,7 +21,7 @@ class PreparedEpisode:
     record: EpisodeRecord
     since: float
     silent: bool = False
-    doubt: str = "its client has not said what its arbiter decided"
+    doubt: str = "its client has not reported its arbiter's decision"
 
     @property
     def joint(self) -> JointRecord:

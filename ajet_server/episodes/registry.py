@@ -285,12 +285,12 @@ class EpisodeRegistry:
             record = episode.record
             if episode.ends_at <= self._clock():
                 overlong[record.episode_id] = (
-                    f"it was open for {self.open.max_seconds:g} s, the longest time that this "
-                    "server allows (setting server.max_episode_seconds)"
+                    f"the episode was open for {self.open.max_seconds:g} s, the maximum of "
+                    "this server (setting server.max_episode_seconds)"
                 )
             else:
                 expired[record.episode_id] = (
-                    f"lease expired: no call or heartbeat for {record.lease_seconds:g} s"
+                    f"the lease expired: no call or heartbeat for {record.lease_seconds:g} s"
                 )
         await self._drop_each(expired, "lease_expired")
         await self._drop_each(overlong, "timeout")
@@ -405,5 +405,5 @@ def closed_message(record: EpisodeRecord) -> str:
     if record.state == "aborted":
         return f"episode {record.episode_id} was aborted: {record.reason}"
     if record.state == "prepared":
-        return f"episode {record.episode_id} is prepared to be ended: it makes no more calls"
+        return f"episode {record.episode_id} is prepared and accepts no more calls"
     return f"episode {record.episode_id} has ended"

@@ -103,14 +103,16 @@ class TaskFailures:
         """Return why a client's task is not tried, None unless it is set aside."""
         if (client := self._clients.get(client_id)) is not None:
             return (
-                "the train episodes of this client are set aside, because those of several batches in a row could not be "
-                f"trained, the last ones because: {client.reason} (setting failures.max_refused; the operator gives it "
-                "another chance by resuming the run)"
+                "this client's training episodes are set aside because several batches in a "
+                f"row could not be trained with them. Last reason: {client.reason} (setting "
+                "failures.max_refused; when the operator resumes the run, the client may "
+                "continue)"
             )
         aside = self._aside.get((client_id, task_id))
         if aside is None:
             return None
         return (
-            f"task {task_id!r} is set aside: its last {aside.aborts} episodes failed and none ended, the last one "
-            f"because: {aside.reason} (setting batch.max_aborts_per_task; resuming the run gives it another chance)"
+            f"task {task_id!r} is set aside: its last {aside.aborts} episodes failed and "
+            f"none ended. Last reason: {aside.reason} (setting batch.max_aborts_per_task; "
+            "when the run is resumed, the task is tried again)"
         )

@@ -69,7 +69,9 @@ class EngineGate:
                 # The message holds a traceback and possibly other clients' text: agents must not
                 # see it.
                 _log.error("a call failed in %s: %s", engine, error.message)
-                raise EngineError("the engine failed; the server's log says how") from None
+                raise EngineError(
+                    "the engine failed; see the server's log for the details"
+                ) from None
             finally:
                 self.running -= 1
                 # Close now, not at garbage collection: closing cancels the call in the worker.
@@ -88,8 +90,8 @@ class EngineGate:
                 await self._board.wait_until(decided)
         except TimeoutError as error:
             raise DeadlineError(
-                f"no engine was ready within {self._deadline:.0f} s "
-                f"(the server is {self._board.state}; setting server.call_deadline_seconds)",
+                f"no engine became ready within {self._deadline:.0f} s (the server is "
+                f"{self._board.state}; setting server.call_deadline_seconds)",
                 retry_after=5.0,
             ) from error
         if self._engine is None:

@@ -38,6 +38,6 @@ class EngineWatch:
         if stalled > self._limit:
             self.forget()
             raise EngineError(
-                f"the engine has sampled nothing for {stalled:.0f} s though {calls} calls wait for it; its worker is "
-                "replaced (setting server.engine_stall_seconds)"
+                f"the engine has sampled nothing for {stalled:.0f} s while {calls} calls "
+                "wait for it; its worker is replaced (setting server.engine_stall_seconds)"
             )

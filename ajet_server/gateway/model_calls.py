@@ -209,7 +209,7 @@ class ModelCall:
         except AjetError as error:
             yield self._dialect.error_event(error, position)
         except Exception:  # noqa: BLE001 - a defect; the connection need not break for it
-            _log.exception("a stream of episode %s broke", self._episode.record.episode_id)
+            _log.exception("a stream of episode %s failed", self._episode.record.episode_id)
             yield self._dialect.error_event(internal_error(), position)
         finally:
             await rest.aclose()
@@ -239,13 +239,13 @@ class ModelCall:
 
     def _too_slow(self) -> DeadlineError:
         return DeadlineError(
-            f"the call was not answered within {self._deadline:g} s (the server is "
+            f"the call was not completed within {self._deadline:g} s (the server is "
             f"{self._service.board.state}; setting server.call_deadline_seconds)"
         )
 
 
 def _closed() -> EpisodeClosedError:
-    return EpisodeClosedError("the episode was closed while this call was answered")
+    return EpisodeClosedError("the episode was closed while this call was running")
 
 
 def _being_cancelled() -> bool:

@@ -98,7 +98,7 @@ def zero_signal(history: History, limits: FailureConfig) -> Reading | str:
     which = "the batch has" if silent == 1 else f"{silent} batches in a row have"
     cause = f"{which} no signal: within each task all rewards are equal"
     if solved := series.solved(history):
-        cause += ", and close to the best so far"
+        cause += ", but close to the best so far"
     level = silent / limits.zero_signal_steps
     return Reading(level, cause, pauses=not solved, span=max(1, silent))
 
@@ -113,7 +113,7 @@ def equal_rewards(history: History, limits: FailureConfig) -> Reading | str:
     if series.solved(history) or share == 1:
         # Nothing is left to learn, or there is no signal at all, which `zero_signal` finds.
         share = 0.0
-    cause = f"in {_percent(share)} of the tasks of the last {_SPAN} batches all rewards are equal"
+    cause = f"all rewards are equal in {_percent(share)} of the tasks of the last {_SPAN} batches"
     return Reading(share / limits.max_equal_rewards, cause)
 
 
@@ -123,7 +123,9 @@ def cut_off(history: History, limits: FailureConfig) -> Reading | str:
     shares = series.ratios(history, "calls_cut_off", "calls")
     if not shares:
         return "no step has measured it"
-    cause = f"{_percent(shares[-1])} of the answers were cut off by max_tokens or the context"
+    cause = (
+        f"{_percent(shares[-1])} of the answers were cut off by max_tokens or the context length"
+    )
     return Reading(shares[-1] / limits.max_cut_off, cause)
 
 
@@ -138,8 +140,8 @@ def trimmed(history: History, limits: FailureConfig) -> Reading | str:
     )
     share = (dropped + too_old) / sampled if sampled > 0 else 0.0
     cause = (
-        f"{_percent(share)} of the sampled tokens are left out of training: {dropped:.0f} by the limits of timelines, "
-        f"{too_old:.0f} because they are too old"
+        f"{_percent(share)} of the sampled tokens are not trained on: the limits of "
+        f"timelines excluded {dropped:.0f}, and {too_old:.0f} are too old"
     )
     return Reading(share / limits.max_trimmed, cause)
 
@@ -150,7 +152,7 @@ def malformed(history: History, limits: FailureConfig) -> Reading | str:
     shares = series.ratios(history, "calls_malformed", "calls")
     if not shares:
         return "no step has measured it"
-    cause = f"{_percent(shares[-1])} of the answers hold a tool call that cannot be parsed"
+    cause = f"{_percent(shares[-1])} of the answers contain a tool call that cannot be parsed"
     # Do not pause for a model that has yet to learn the format.
     lost = len(shares) > _SPAN and shares[-1] >= 2 * median(shares[:_PAST])
     return Reading(shares[-1] / limits.max_malformed, cause, pauses=lost)
@@ -164,7 +166,7 @@ def stale(history: History, limits: FailureConfig) -> Reading | str:
         return "the last step did not measure it"
     too_old = newest["episodes_stale"]
     share = too_old / (too_old + newest["episodes"]) if too_old > 0 else 0.0
-    cause = f"{_percent(share)} of the episodes are too old to be trained"
+    cause = f"{_percent(share)} of the episodes are too old to be trained on"
     return Reading(share / limits.max_stale, cause)
 
 
@@ -177,8 +179,8 @@ def advantage_bias(history: History, limits: FailureConfig) -> Reading | str:
     mean = fmean(found)
     side = "bad" if mean < 0 else "good"
     cause = (
-        f"{_percent((1 + abs(mean)) / 2)} of the weight of the last {_SPAN} batches is on tokens of "
-        f"{side} outcomes (advantage_bias {mean:.2f})"
+        f"{_percent((1 + abs(mean)) / 2)} of the weight of the last {_SPAN} batches is on "
+        f"tokens of {side} outcomes (advantage_bias {mean:.2f})"
     )
     return Reading(abs(mean) / limits.max_advantage_bias, cause)
 
@@ -190,7 +192,7 @@ def logprob_gap(history: History, limits: FailureConfig) -> Reading | str:
         return "the trainer reports no logprob_gap_mean"
     gap, most, growth = found[-1], limits.max_logprob_gap, limits.max_logprob_gap_growth
     level = gap / most if most is not None else 0.0
-    cause = f"the engine's logprobs differ from the trainer's by {gap:.3g} nats a token"
+    cause = f"the engine's logprobs differ from the trainer's by {gap:.3g} nats per token"
     return _or_growth(Reading(level, cause), found, growth, _SMALL_GAP)
 
 
@@ -205,7 +207,10 @@ def kl(history: History, limits: FailureConfig) -> Reading | str:
         return series.too_few(len(found), series.ENOUGH)
     # If the weights are the reference's again, the trained ones were lost.
     fall = change.before / max(change.now, 1e-9) / _LOST_KL if change.before > _SMALL_KL else 0.0
-    cause = f"the KL divergence to the reference is {change.newest:.3g} nats, {change.before:.3g} before"
+    cause = (
+        f"the KL divergence from the reference is {change.newest:.3g} nats; before, it was "
+        f"{change.before:.3g}"
+    )
     return Reading(max(change.growth(limits.max_kl_growth, _SMALL_KL), fall), cause)
 
 
@@ -215,7 +220,7 @@ def entropy(history: History, limits: FailureConfig) -> Reading | str:
     if not found:
         return "the trainer reports no entropy"
     least, growth = limits.min_entropy, limits.max_entropy_growth
-    level, cause = 0.0, f"the entropy is {found[-1]:.3g} nats a token"
+    level, cause = 0.0, f"the entropy is {found[-1]:.3g} nats per token"
     if least is not None and len(found) >= _SPAN:
         level = least / max(median(found[-_SPAN:]), least / 100)
     return _or_growth(Reading(level, cause), found, growth, _SMALL_ENTROPY)
@@ -229,7 +234,7 @@ def length(history: History, limits: FailureConfig) -> Reading | str:
     if change is None:
         return series.too_few(len(found), series.ENOUGH)
     ratio = max(change.now, 1e-9) / max(change.before, 1e-9)
-    cause = f"answers have {change.now:.0f} tokens, {change.before:.0f} before"
+    cause = f"answers have {change.now:.0f} tokens on average; before, they had {change.before:.0f}"
     return Reading(max(ratio, 1 / ratio) / limits.max_length_growth, cause)
 
 
@@ -242,7 +247,7 @@ def grad_norm(history: History, limits: FailureConfig) -> Reading | str:
     if len(found) <= series.ENOUGH:
         return series.too_few(len(found), series.ENOUGH + 1)
     usual = max(median(found[-1 - series.WINDOW : -1]), median(found[:-1]))
-    cause = f"the gradient norm is {found[-1]:.3g}, {usual:.3g} in the steps before"
+    cause = f"the gradient norm is {found[-1]:.3g}; in the steps before, it was {usual:.3g}"
     return Reading(found[-1] / usual / limits.max_grad_growth, cause)
 
 
@@ -251,12 +256,13 @@ def shortened(history: History, limits: FailureConfig) -> Reading | str:
     assert limits.max_shortened is not None
     shares = series.ratios(history, "updates_shortened", "updates")[-_STEADY:]
     if not shares:
-        return "the trainer reports no updates_shortened: it shortens no updates"
+        return "the trainer reports no updates_shortened: it never shortens updates"
     if len(shares) < _STEADY:
         return series.too_few(len(shares), _STEADY)
     cause = (
-        f"at least {_percent(min(shares))} of the updates of each of the last {_STEADY} steps were "
-        "shortened, because they moved the policy by more than algorithm.max_update_kl"
+        f"at least {_percent(min(shares))} of the updates in each of the last {_STEADY} "
+        "steps were shortened, because they moved the policy by more than "
+        "algorithm.max_update_kl"
     )
     return Reading(min(shares) / limits.max_shortened, cause)
 
@@ -273,7 +279,7 @@ def reward_drop(history: History, limits: FailureConfig) -> Reading | str:
         fallen / (limits.max_reward_drop * trend.height) if trend.height else 0.0,
         fallen / (_NOISE * trend.noise) if trend.noise else float(fallen > 0),
     )
-    cause = f"the mean reward fell to {trend.now:.3g} from {trend.best:.3g}"
+    cause = f"the mean reward fell from {trend.best:.3g} to {trend.now:.3g}"
     return Reading(max(0.0, level), cause)
 
 
@@ -306,7 +312,7 @@ def _or_growth(
     grown = change.growth(limit, least)
     if grown <= reading.level:
         return reading
-    return Reading(grown, f"{reading.cause}, {change.before:.3g} before")
+    return Reading(grown, f"{reading.cause}; before, it was {change.before:.3g}")
 
 
 def _percent(share: float) -> str:
@@ -320,22 +326,23 @@ CHECKS: Sequence[Check] = (
         "logprob_gap",
         ("max_logprob_gap", "max_logprob_gap_growth"),
         logprob_gap,
-        "the engine may serve other weights or sample otherwise than is recorded, or the two compute in "
-        "different precision: compare dtype, quantisation and versions of engine and trainer",
+        "the engine may serve other weights or sample differently than recorded, or engine "
+        "and trainer compute in different precision: compare their dtype, quantisation and "
+        "versions",
     ),
     Check(
         "zero_signal",
         ("zero_signal_steps",),
         zero_signal,
-        "look at the reward function, take tasks of another difficulty, and check that the sampling temperature "
-        "is above 0",
+        "check the reward function, choose easier or harder tasks, and check that the "
+        "sampling temperature is above 0",
         before=True,
     ),
     Check(
         "reward_drop",
         ("max_reward_drop",),
         reward_drop,
-        f"if tasks and rewards are the same as before, {_GO_BACK}",
+        f"if tasks and rewards are unchanged, {_GO_BACK}",
         before=True,
         span=_SPAN,
         of_answers=True,
@@ -352,7 +359,7 @@ CHECKS: Sequence[Check] = (
         "entropy",
         ("max_entropy_growth", "min_entropy"),
         entropy,
-        f"{_GO_BACK}; algorithm.entropy_coef and clip_high counteract a falling entropy",
+        f"{_GO_BACK}; raise algorithm.entropy_coef or clip_high if the entropy falls",
         span=2,
         of_answers=True,
     ),
@@ -380,23 +387,24 @@ CHECKS: Sequence[Check] = (
         "grad_norm",
         ("max_grad_growth",),
         grad_norm,
-        "look at the step's episodes (`ajet inspect`); lower algorithm.learning_rate or max_grad_norm if it "
-        "happens again",
+        "inspect the step's episodes (`ajet inspect`); if it happens again, lower "
+        "algorithm.learning_rate or max_grad_norm",
     ),
     Check(
         "shortened",
         ("max_shortened",),
         shortened,
-        "the learning rate is too high for minibatches of this size: lower algorithm.learning_rate or "
-        "minibatches, or begin with a warm-up (algorithm.warmup_steps)",
+        "the learning rate is too high for minibatches of this size: lower "
+        "algorithm.learning_rate or minibatches, or add a warm-up (algorithm.warmup_steps)",
         span=_STEADY,
     ),
     Check(
         "advantage_bias",
         ("max_advantage_bias",),
         advantage_bias,
-        "episodes of the other outcome are missing or much shorter: see what is left out of the batch (episodes_stale, "
-        "calls_dropped), or set algorithm.aggregation to episode_mean",
+        "episodes with the other outcome are missing or much shorter: check what is left "
+        "out of the batch (episodes_stale, calls_dropped), or set algorithm.aggregation to "
+        "episode_mean",
         before=True,
         span=_SPAN,
     ),
@@ -404,8 +412,8 @@ CHECKS: Sequence[Check] = (
         "cut_off",
         ("max_cut_off",),
         cut_off,
-        "raise max_tokens of the agent's calls or model.max_context: rewards may depend on length more "
-        "than on content",
+        "raise max_tokens of the agent's calls or model.max_context; otherwise rewards may "
+        "depend on length more than on content",
         before=True,
         of_answers=True,
     ),
@@ -420,16 +428,17 @@ CHECKS: Sequence[Check] = (
         "trimmed",
         ("max_trimmed",),
         trimmed,
-        "what is long is missing, and the model learns from the rest: raise timelines.max_tokens or max_timelines, set "
-        "timelines.over_long to separate, or raise rollout.max_staleness",
+        "long episodes are missing, and the model learns only from the others: raise "
+        "timelines.max_tokens or max_timelines, set timelines.over_long to separate, or "
+        "raise rollout.max_staleness",
         before=True,
     ),
     Check(
         "equal_rewards",
         ("max_equal_rewards",),
         equal_rewards,
-        'take tasks that are neither too easy nor too hard; batch.full_by = "differing_tasks" fills batches with '
-        "others",
+        "choose tasks that are neither too easy nor too hard, or set batch.full_by = "
+        '"differing_tasks" to fill batches with other tasks',
         before=True,
         span=_SPAN,
     ),

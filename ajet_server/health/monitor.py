@@ -94,7 +94,7 @@ class HealthMonitor:
             return "off"
         if check.kind in self._found:
             return "found"
-        reading = self._readings.get(check.kind, "no step was trained yet")
+        reading = self._readings.get(check.kind, "no step has been trained yet")
         return reading if isinstance(reading, str) else "ok"
 
     def _look(

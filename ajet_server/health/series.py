@@ -87,7 +87,7 @@ def ratios(history: Sequence[Mapping[str, float]], part: str, whole: str) -> lis
 
 def too_few(known: int, needed: int) -> str:
     """Return why there is no reading yet."""
-    return f"{known} of the {needed} steps that it needs"
+    return f"it needs {needed} steps and has {known}"
 
 
 def change(found: Sequence[float]) -> Change | None:

@@ -73,7 +73,7 @@ _KEEPALIVE_SECONDS = 15.0
 _NO_NULL = WithJsonSchema({"type": "integer", "minimum": 0})
 
 _SECRETS = {
-    "token": "A control, client or view token; docs/security.md says which opens what.",
+    "token": "A control, client or view token; docs/security.md lists what each may access.",
     "episode_key": "The api_key of an episode.",
 }
 
@@ -92,8 +92,8 @@ async def _check_version(request: Request) -> None:
         raise VersionError(str(error), param=PROTOCOL_HEADER) from error
     if common is None:
         raise VersionError(
-            f"this server speaks protocol {', '.join(SUPPORTED_VERSIONS)}, the client {spoken}: "
-            "install a client of the same major version",
+            f"the server supports protocol {', '.join(SUPPORTED_VERSIONS)}, but the client "
+            f"sent {spoken}: install a client of the same major version",
             param=PROTOCOL_HEADER,
         )
 
@@ -179,19 +179,19 @@ def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | N
         base = (public_url or str(request.base_url)).rstrip("/")
         return await until_disconnect(request, service.claim(body, who.token_id, f"{base}/v1"))
 
-    @app.post("/v1/heartbeats", summary="Renew the leases of many", tags=["episodes"])
+    @app.post("/v1/heartbeats", summary="Renew the leases of several episodes", tags=["episodes"])
     async def heartbeats(body: HeartbeatsRequest, who: Client) -> Heartbeats:
         return await service.heartbeats(body, who.token_id)
 
     @app.post(
-        "/v1/groups", summary="How many episodes groups have", tags=["episodes"], responses=REFUSED
+        "/v1/groups", summary="Count the episodes of groups", tags=["episodes"], responses=REFUSED
     )
     async def groups(body: GroupCountsRequest, who: Client) -> GroupCountsAnswer:
         return await service.group_counts(body, who.token_id)
 
     @app.post(
         "/v1/episodes/{episode_id}/end",
-        summary="End it with its reward",
+        summary="End an episode with its reward",
         tags=["episodes"],
         responses={**REFUSED, **ENDED},
     )
@@ -200,7 +200,10 @@ def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | N
         return await service.end(episode_id, body)
 
     @app.post(
-        "/v1/episodes/{episode_id}/abort", summary="Give it up", tags=["episodes"], responses=ENDED
+        "/v1/episodes/{episode_id}/abort",
+        summary="Abort an episode",
+        tags=["episodes"],
+        responses=ENDED,
     )
     async def abort(episode_id: str, body: AbortRequest, who: Client) -> EpisodeStatus:
         await service.check_owner(episode_id, who)
@@ -208,7 +211,7 @@ def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | N
 
     @app.post(
         "/v1/episodes/{episode_id}/heartbeat",
-        summary="Renew its lease",
+        summary="Renew the lease of an episode",
         tags=["episodes"],
         responses=ENDED,
     )
@@ -216,7 +219,7 @@ def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | N
         await service.check_owner(episode_id, who)
         return await service.heartbeat(episode_id)
 
-    @app.get("/v1/episodes/{episode_id}", summary="How it stands", tags=["episodes"])
+    @app.get("/v1/episodes/{episode_id}", summary="Get the status of an episode", tags=["episodes"])
     async def episode(episode_id: str, who: Looker) -> EpisodeStatus:
         await service.check_owner(episode_id, who)
         return await service.episode(episode_id)
@@ -242,7 +245,7 @@ def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> Non
         ):
             return await service.coordinator.configure(body)
 
-    @app.get("/v1/run", summary="The configured run", tags=["run"])
+    @app.get("/v1/run", summary="Get the configured run", tags=["run"])
     async def run(who: Looker) -> RunStatus:
         return run_for(who, service.coordinator.run_status())
 
@@ -253,14 +256,16 @@ def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> Non
         async with audit.action("run.start", who.token_id, peer_of(request)):
             return await service.coordinator.start((body or StartRequest()).wait_seconds)
 
-    @app.post("/v1/run/pause", summary="Give out no more episodes", tags=["run"])
+    @app.post("/v1/run/pause", summary="Pause the run: open no more episodes", tags=["run"])
     async def pause(
         request: Request, who: Control, body: Annotated[PauseRequest | None, Body()] = None
     ) -> RunStatus:
         async with audit.action("run.pause", who.token_id, peer_of(request)):
             return await service.coordinator.pause((body or PauseRequest()).reason)
 
-    @app.post("/v1/run/resume", summary="Resume after a pause", tags=["run"], responses=REFUSED)
+    @app.post(
+        "/v1/run/resume", summary="Resume the run after a pause", tags=["run"], responses=REFUSED
+    )
     async def resume(
         request: Request, who: Control, body: Annotated[ResumeRequest | None, Body()] = None
     ) -> RunStatus:
@@ -269,22 +274,29 @@ def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> Non
         async with audit.action("run.resume", who.token_id, peer_of(request), **back):
             return await service.coordinator.resume(asked)
 
-    @app.post("/v1/run/preflight", summary="Try the next batch before it is trained", tags=["run"])
+    @app.post(
+        "/v1/run/preflight", summary="Check the next batch before it is trained", tags=["run"]
+    )
     async def preflight(request: Request, who: Control) -> RunStatus:
         async with audit.action("run.preflight", who.token_id, peer_of(request)):
             return await service.coordinator.preflight()
 
-    @app.post("/v1/run/stop", summary="Stop it: checkpoint and export", tags=["run"])
+    @app.post(
+        "/v1/run/stop", summary="Stop the run: save a checkpoint and export the model", tags=["run"]
+    )
     async def stop(request: Request, who: Control) -> RunStatus:
         async with audit.action("run.stop", who.token_id, peer_of(request)):
             return await service.coordinator.stop()
 
-    @app.get("/v1/mixture", summary="The mixture of tags", tags=["run"])
+    @app.get("/v1/mixture", summary="Get the mixture of tags", tags=["run"])
     async def mixture(who: Looker) -> MixtureStatus:
         return mixture_for(who, service.coordinator.mixture_status())
 
     @app.put(
-        "/v1/mixture", summary="Change it from the next batch on", tags=["run"], responses=REFUSED
+        "/v1/mixture",
+        summary="Change the mixture from the next batch on",
+        tags=["run"],
+        responses=REFUSED,
     )
     async def change_mixture(request: Request, body: MixtureConfig, who: Control) -> MixtureStatus:
         async with audit.action("mixture.change", who.token_id, peer_of(request)):
@@ -292,21 +304,21 @@ def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> Non
 
 
 def _add_view_routes(app: FastAPI, service: SwarmService) -> None:
-    @app.get("/v1/protocol", summary="What this server is", tags=["server"])
+    @app.get("/v1/protocol", summary="Get the protocol and server versions", tags=["server"])
     async def protocol() -> ProtocolInfo:
         return ProtocolInfo(versions=list(SUPPORTED_VERSIONS), server_version=__version__)
 
-    @app.get("/v1/status", summary="What it is doing", tags=["server"])
+    @app.get("/v1/status", summary="Get the status of the server", tags=["server"])
     async def status(who: Looker) -> ServerStatus:
         return status_for(who, await service.status())
 
-    @app.get("/v1/evaluations", summary="What evaluations came to", tags=["server"])
+    @app.get("/v1/evaluations", summary="Get the results of evaluations", tags=["server"])
     async def evaluations(who: Looker) -> EvaluationList:
         return EvaluationList(evaluations=evaluations_for(who, service.evaluations.all()))
 
     @app.get(
         METRICS_PATH,
-        summary="The status for Prometheus, and what the engine measures by itself",
+        summary="Get the status and the engine's metrics for Prometheus",
         tags=["server"],
         response_class=Response,
         responses={200: {"content": {"text/plain": {}}, "description": "Text exposition format"}},
@@ -321,7 +333,7 @@ def _add_view_routes(app: FastAPI, service: SwarmService) -> None:
 
     @app.get(
         "/v1/events",
-        summary="What happens, as it happens",
+        summary="Stream events as they happen",
         tags=["server"],
         response_class=StreamingResponse,
         responses={

@@ -199,7 +199,10 @@ class GuardedProtocol(HttpToolsProtocol):
         if now < until or (self.flow.read_paused and self._phase == _BODY):
             self._read_timer = self.loop.call_later(max(1.0, until - now), self._look)
             return
-        text = f"the request did not arrive within {now - self._since:.0f} s (setting server.request_seconds)"
+        text = (
+            f"the request was not complete within {now - self._since:.0f} s (setting "
+            "server.request_seconds)"
+        )
         self._refuse(SlowRequestError(text))
 
     def _refuse(self, error: AjetError) -> None:

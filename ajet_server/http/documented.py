@@ -7,13 +7,19 @@ from ajet_core.protocol import ErrorBody
 Responses = dict[int | str, dict[str, object]]
 
 ERRORS: Responses = {
-    "4XX": {"model": ErrorBody, "description": "The request cannot be served; the error says why."},
-    "5XX": {"model": ErrorBody, "description": "The server cannot serve it now."},
+    "4XX": {
+        "model": ErrorBody,
+        "description": "The request is invalid or not allowed; the error gives the reason.",
+    },
+    "5XX": {"model": ErrorBody, "description": "The server cannot process the request now."},
 }
 """Responses of every route."""
 
 REFUSED: Responses = {
-    400: {"model": ErrorBody, "description": "Its values do not fit this server or each other."}
+    400: {
+        "model": ErrorBody,
+        "description": "Some values are not supported by this server or contradict each other.",
+    }
 }
 """Responses of routes that refuse some values that their schemas allow."""
 

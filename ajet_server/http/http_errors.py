@@ -68,7 +68,7 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
         described = NotFoundError(f"{request.method} {request.url.path}: {error.detail}")
     elif error.status_code == 400:
         # FastAPI's response to a body that its JSON parser rejects, such as a deeply nested one.
-        described = RequestError("the body cannot be parsed as JSON")
+        described = RequestError("the body is not valid JSON")
     else:
         described = RequestError(error.detail)
     answer = error_response(described, request.url.path)
@@ -89,7 +89,7 @@ def _methods(request: Request) -> list[str]:
 
 async def on_client_gone(request: Request, _: Exception) -> JSONResponse:
     """Handle clients that disconnect while they send a body; the response is for the log only."""
-    answer = error_response(RequestError("the client went away"), request.url.path)
+    answer = error_response(RequestError("the client disconnected"), request.url.path)
     answer.status_code = CLIENT_CLOSED_REQUEST
     return answer
 
@@ -101,7 +101,7 @@ async def on_unexpected(request: Request, _: Exception) -> JSONResponse:
 
 def internal_error() -> AjetError:
     """Return the generic error that clients get for a defect."""
-    return AjetError("internal error; the server's log has the details")
+    return AjetError("internal error; see the server's log for the details")
 
 
 def request_error(problems: Sequence[Any]) -> RequestError:

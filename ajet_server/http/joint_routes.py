@@ -21,7 +21,7 @@ def add_routes(app: FastAPI, service: SwarmService) -> None:
 
     @app.post(
         "/v1/episodes/{episode_id}/prepare",
-        summary="Close a part of a joint episode with its reward",
+        summary="Prepare a part of a joint episode with its reward",
         tags=["joint"],
         responses={**REFUSED, **ENDED},
     )
@@ -31,7 +31,7 @@ def add_routes(app: FastAPI, service: SwarmService) -> None:
 
     @app.post(
         "/v1/episodes/{episode_id}/commit",
-        summary="Its arbiter has ended it: end a prepared part",
+        summary="Commit a prepared part after its arbiter has ended",
         tags=["joint"],
         responses=ENDED,
     )
@@ -39,10 +39,10 @@ def add_routes(app: FastAPI, service: SwarmService) -> None:
         await service.check_owner(episode_id, who)
         return await service.commit(episode_id)
 
-    @app.get("/v1/joint", summary="Prepared parts of this token", tags=["joint"])
+    @app.get("/v1/joint", summary="List the prepared parts of this token", tags=["joint"])
     async def prepared(who: Client) -> PreparedParts:
         return service.joint.prepared(who.token_id)
 
-    @app.post("/v1/joint/outcomes", summary="How joint episodes ended", tags=["joint"])
+    @app.post("/v1/joint/outcomes", summary="Get the outcomes of joint episodes", tags=["joint"])
     async def outcomes(body: JointOutcomesRequest, who: Looker) -> JointOutcomes:  # noqa: ARG001 - any valid token
         return await service.joint.outcomes(body.joint_ids, service.coordinator.run_id)

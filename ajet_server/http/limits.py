@@ -52,8 +52,8 @@ class BodyLimit:
                 if self._in_flight > self._max_in_flight:
                     raise HTTPException(
                         BusyError.status,
-                        f"the requests being answered hold {self._max_in_flight} bytes, the limit of this "
-                        "server (setting server.max_bytes_in_flight)",
+                        f"the requests in progress already hold {self._max_in_flight} bytes, "
+                        "the limit of this server (setting server.max_bytes_in_flight)",
                     )
             return message
 

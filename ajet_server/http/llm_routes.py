@@ -57,7 +57,9 @@ def add_routes(app: FastAPI, service: SwarmService) -> Route:
         name = service.coordinator.model_name or "default"
         asked = request.path_params["model"]
         if asked != name:
-            raise NotFoundError(f"there is no model {asked[:80]!r}, only {name!r}")
+            raise NotFoundError(
+                f"model {asked[:80]!r} does not exist; this server has only {name!r}"
+            )
         return JSONResponse(model_object(name, int(service.started_at)))
 
     async def count_tokens(request: Request) -> Response:
@@ -137,16 +139,19 @@ class CallRoute:
 def _operation(summary: str, *, body: bool) -> dict[str, Any]:
     """Return an OpenAPI operation; the dialect's own specification has the details."""
     anything: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    failed = {"description": "An error in the dialect's form.", "content": anything}
+    failed = {"description": "An error in the dialect's format.", "content": anything}
     return {
         "summary": summary,
         "tags": ["agents"],
         **({"requestBody": {"required": True, "content": anything}} if body else {}),
         "responses": {
-            "200": {"description": "As the dialect's own specification says.", "content": anything},
+            "200": {"description": "See the dialect's own specification.", "content": anything},
             "400": {
                 **failed,
-                "description": "The request does not fit the dialect, or asks for what the model cannot do.",
+                "description": (
+                    "The request is not valid in the dialect, or needs something that the model "
+                    "does not support."
+                ),
             },
             "410": {**failed, "description": "The episode has ended."},
             "4XX": failed,
@@ -159,6 +164,8 @@ OPENAPI_PATHS: dict[str, dict[str, Any]] = {
     **{
         path: {"post": _operation(dialect.summary, body=True)} for path, dialect in DIALECTS.items()
     },
-    COUNT_PATH: {"post": _operation("Tokens of Anthropic messages", body=True)},
-    MODELS_PATH: {"get": _operation("The served model", body=False)},
+    COUNT_PATH: {
+        "post": _operation("Count the input tokens of an Anthropic messages request", body=True)
+    },
+    MODELS_PATH: {"get": _operation("List the served model", body=False)},
 }

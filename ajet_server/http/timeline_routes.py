@@ -20,7 +20,7 @@ def add_routes(app: FastAPI, service: SwarmService) -> None:
 
     @app.get(
         "/v1/timelines/{episode_id}",
-        summary="The calls of an episode as a tree of tokens",
+        summary="Get the calls of an episode as a tree of tokens",
         tags=["episodes"],
         response_model=EpisodeTimelines,
     )

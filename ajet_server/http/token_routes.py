@@ -13,7 +13,7 @@ from ajet_server.service import SwarmService
 def add_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> None:
     """Add ``/v1/tokens``."""
 
-    @app.post("/v1/tokens", summary="Make a token", tags=["tokens"])
+    @app.post("/v1/tokens", summary="Create a token", tags=["tokens"])
     async def create(request: Request, body: TokenRequest, who: Control) -> TokenGrant:
         async with audit.action(
             "token.create", who.token_id, peer_of(request), name=body.name, scope=body.scope
@@ -22,12 +22,12 @@ def add_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> None:
             details["id"] = grant.info.token_id
             return grant
 
-    @app.get("/v1/tokens", summary="All tokens, without secrets", tags=["tokens"])
+    @app.get("/v1/tokens", summary="List all tokens, without secrets", tags=["tokens"])
     async def tokens(_: Control) -> TokenList:
         return TokenList(tokens=service.tokens.list())
 
     @app.delete(
-        "/v1/tokens/{token_id}", summary="Revoke a token, and end its episodes", tags=["tokens"]
+        "/v1/tokens/{token_id}", summary="Revoke a token and end its episodes", tags=["tokens"]
     )
     async def revoke(request: Request, token_id: str, who: Control) -> TokenInfo:
         async with audit.action("token.revoke", who.token_id, peer_of(request), id=token_id):

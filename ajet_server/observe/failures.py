@@ -111,9 +111,10 @@ class FailureMeter:
         tasks = list(dict.fromkeys(outcome.task_id for outcome in failed))
         more = f" and {len(tasks) - _SHOWN_TASKS} more" if len(tasks) > _SHOWN_TASKS else ""
         return (
-            f"{len(failed)} of the last {len(self._all.latest)} episodes failed ({told}): {quoted}; "
-            f"tasks {', '.join(tasks[:_SHOWN_TASKS])}{more}. Mend the agent or what it uses, then resume the "
-            "run; failures.max_rate says how many may fail"
+            f"{len(failed)} of the last {len(self._all.latest)} episodes failed ({told}): "
+            f"{quoted}; tasks {', '.join(tasks[:_SHOWN_TASKS])}{more}. Fix the agent or the "
+            "services that it uses, then resume the run; failures.max_rate sets how many "
+            "may fail"
         )
 
     def _exceeds(self, windows: Sequence[_Window]) -> bool:

@@ -46,7 +46,7 @@ class Fork:
     :param before: that field in the earlier call, "" if there is no such message.
     :param after: that field in this call.
     :param shared: number of its tokens that were already in the tree.
-    :param paid_again: number of tokens computed again although an earlier call has their messages.
+    :param recomputed_tokens: number of tokens computed again although an earlier call has their messages.
     """
 
     call_id: str
@@ -58,7 +58,7 @@ class Fork:
     before: str = ""
     after: str = ""
     shared: int = 0
-    paid_again: int = 0
+    recomputed_tokens: int = 0
 
     @property
     def cause(self) -> tuple[str, str, str]:
@@ -72,35 +72,35 @@ class ForkSummary:
 
     :ivar tokens: number of tokens of the trees.
     :ivar forks: number of forks by cause.
-    :ivar paid_again: number of tokens computed again, by cause.
+    :ivar recomputed_tokens: number of tokens computed again, by cause.
     """
 
     tokens: int = 0
     forks: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    paid_again: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    recomputed_tokens: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def add(self, tree: TokenTree, forks: Iterable[Fork]) -> None:
         """Add an episode."""
         self.tokens += tree.tokens
         for fork in forks:
             self.forks[fork.cause] += 1
-            self.paid_again[fork.cause] += fork.paid_again
+            self.recomputed_tokens[fork.cause] += fork.recomputed_tokens
 
     @property
     def share(self) -> float:
         """The fraction of all tokens that is computed again, 0 to 1."""
-        return self.paid_again.total() / self.tokens if self.tokens else 0.0
+        return self.recomputed_tokens.total() / self.tokens if self.tokens else 0.0
 
     def sentences(self) -> list[str]:
         """Describe the causes that cost something, the most expensive first."""
         found = []
-        for cause, tokens in self.paid_again.most_common():
+        for cause, tokens in self.recomputed_tokens.most_common():
             if not tokens:
                 break
             count = self.forks[cause]
             times = "once" if count == 1 else f"{count} times"
             found.append(
-                f"{tokens / self.tokens:.0%} of your tokens are paid twice because "
+                f"{tokens / self.tokens:.0%} of your tokens are recomputed because "
                 f"{_reason(*cause)} ({times}, {tokens} tokens)"
             )
         return found
@@ -226,7 +226,7 @@ def _fork(said: _Said, before: _Said | None, shared: int) -> Fork:
         before=was,
         after=now,
         shared=shared,
-        paid_again=again,
+        recomputed_tokens=again,
     )
 
 
@@ -282,7 +282,7 @@ def _reason(kind: str, role: str, name: str) -> str:
     where = "" if name in {"content", "", "tools", "reasoning"} else f" ({name})"
     return {
         "start": "your agent begins another conversation",
-        "again": "your agent asks the same again",
+        "again": "your agent repeats an earlier request",
         "back": "your agent goes back to an earlier turn",
         "rewritten": f"your agent rewrites {what}{where}",
         "inserted": f"your agent inserts {what} into the history",

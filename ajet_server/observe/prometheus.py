@@ -21,10 +21,10 @@ _COUNTED = {
     "joint_ended": "Parts of joint episodes that ended.",
     "joint_aborted": "Parts of joint episodes that were aborted.",
     "calls": "Model calls.",
-    "tokens_raw": "Tokens of all calls, prompts and what was sampled.",
-    "tokens_sampled": "Tokens that were sampled.",
+    "tokens_raw": "Prompt and sampled tokens of all calls.",
+    "tokens_sampled": "Sampled tokens.",
     "engine_prompt_tokens": "Prompt tokens of the engine's requests since it started.",
-    "engine_cached_tokens": "Of these, those that were not computed again.",
+    "engine_cached_tokens": "Prompt tokens that the engine read from its cache.",
     "engine_sampled_tokens": "Tokens that the engine sampled since it started.",
     "engine_forward_seconds": "Wall time of the engine's forward passes since it started.",
 }
@@ -60,29 +60,33 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 
 def _server(status: ServerStatus) -> Iterator[Metric]:
-    states = GaugeMetricFamily("ajet_state", "1 for the state the server is in.", labels=["state"])
+    states = GaugeMetricFamily(
+        "ajet_state", "1 for the current state of the server.", labels=["state"]
+    )
     for state in ServerState:
         states.add_metric([state.value], float(state is status.state))
     yield states
-    yield _gauge("uptime_seconds", "Since the server was started.", status.uptime_seconds)
-    yield _gauge("step", "Steps the present weights were trained.", status.step)
-    yield _gauge("policy_version", "Version of the weights that are served.", status.policy_version)
+    yield _gauge("uptime_seconds", "Seconds since the server started.", status.uptime_seconds)
+    yield _gauge("step", "Number of steps that the current weights have been trained.", status.step)
+    yield _gauge("policy_version", "Version of the served weights.", status.policy_version)
     findings = GaugeMetricFamily(
         "ajet_finding_seconds",
-        "For how long something has kept the server from going on, or is wrong with what it is given.",
+        "For how many seconds a finding has existed; stuck findings stop progress.",
         labels=["code", "stuck"],
     )
     for finding in status.findings:
         findings.add_metric([finding.code, str(finding.stuck).lower()], finding.seconds)
     yield findings
     if (batch := status.batch) is not None:
-        yield _gauge("batch_needed", "Places of a full batch.", batch.needed)
-        yield _gauge("batch_ready", "Of these, those that are complete.", batch.ready)
-        yield _gauge("tasks_set_aside", "Tasks that are not tried again.", batch.set_aside)
+        yield _gauge("batch_needed", "Number of slots in a batch.", batch.needed)
+        yield _gauge("batch_ready", "Number of complete slots.", batch.ready)
+        yield _gauge("tasks_set_aside", "Number of tasks that are set aside.", batch.set_aside)
     if (rollout := status.rollout) is not None:
         training = float(rollout.training_step is not None)
         yield _gauge("training", "1 while a step is trained or published.", training)
-        yield _gauge("max_staleness", "The bound of a trained token.", rollout.max_staleness)
+        yield _gauge(
+            "max_staleness", "Limit of the staleness of trained tokens.", rollout.max_staleness
+        )
 
 
 def _totals(status: ServerStatus) -> Iterator[Metric]:
@@ -98,9 +102,9 @@ def _totals(status: ServerStatus) -> Iterator[Metric]:
             aborted.add_metric([name.removeprefix(_ABORTED)], value)
     yield aborted
     for name, text in (
-        ("open_episodes", "Episodes that are open."),
-        ("prepared_episodes", "Parts of joint episodes that wait for their arbiter."),
-        ("waiting_claims", "Claims that wait for a place."),
+        ("open_episodes", "Number of open episodes."),
+        ("prepared_episodes", "Number of parts of joint episodes that wait for their arbiter."),
+        ("waiting_claims", "Number of claims that wait for a slot."),
     ):
         if name in counters:
             yield _gauge(name, text, counters[name])
@@ -110,7 +114,7 @@ def _steps(status: ServerStatus) -> Iterator[Metric]:
     if status.last_step is None:
         return
     step = GaugeMetricFamily(
-        "ajet_last_step", "What the last step measured, named as in its summary.", labels=["metric"]
+        "ajet_last_step", "Metrics of the last step, named as in its summary.", labels=["metric"]
     )
     for name, value in sorted(status.last_step.metrics.items()):
         step.add_metric([_label(name)], value)
@@ -121,10 +125,10 @@ def _mixture(status: ServerStatus) -> Iterator[Metric]:
     if status.mixture is None:
         return
     for field, text in (
-        ("ratio", "What the batch asks of a tag."),
-        ("places", "A tag's share of the batch."),
-        ("ready", "What is complete of a tag."),
-        ("under_way", "What is begun of a tag."),
+        ("ratio", "Share of a tag in the mixture."),
+        ("places", "Number of slots of a tag in the batch."),
+        ("ready", "Number of complete slots of a tag."),
+        ("under_way", "Number of started slots of a tag that are not complete."),
         ("blocked", "1 for a tag that no client is working on."),
     ):
         family = GaugeMetricFamily(f"ajet_mixture_{field}", text, labels=["tag"])

@@ -45,9 +45,9 @@ class MergedEpisode:
     forks: list[Fork]
 
     @property
-    def paid_again(self) -> int:
+    def recomputed_tokens(self) -> int:
         """Number of tokens computed again although an earlier call has their messages."""
-        return sum(fork.paid_again for fork in self.forks)
+        return sum(fork.recomputed_tokens for fork in self.forks)
 
 
 def merge_episode(episode_id: str, calls: Sequence[Call], merger: RunMerger) -> MergedEpisode:
@@ -120,7 +120,7 @@ def episode_timelines(
                 before=clean(fork.before),
                 after=clean(fork.after),
                 shared=fork.shared,
-                paid_again=fork.paid_again,
+                paid_again=fork.recomputed_tokens,
             )
             for fork in merged.forks
         ],

@@ -72,7 +72,7 @@ class ServerView:
     :param unread_calls: why calls of the offered tools reach agents as text; "" if they do not.
     :param training: whether a step is being trained; in async mode rollouts may have to wait for
         it.
-    :param doing: what the server is doing in a state other than ROLLING, or in training.
+    :param activity: what the server does in a state other than ROLLING, or in training.
     """
 
     state: ServerState
@@ -93,7 +93,7 @@ class ServerView:
     paused: str = ""
     set_aside: Sequence[SetAside] = ()
     in_doubt: Sequence[DoubtView] = ()
-    doing: str = ""
+    activity: str = ""
     training: bool = False
 
 
@@ -113,14 +113,17 @@ def diagnose(view: ServerView, stuck_seconds: float) -> list[Finding]:
     elif view.state is ServerState.ROLLING:
         found += [finding(*cause) for cause in _why_rolling_waits(view)]
     elif view.state is not ServerState.OFFLINE and view.in_state >= stuck_seconds:
-        message = f"{view.state} for {view.in_state:.0f} s: {view.doing}"
+        message = f"{view.state} for {view.in_state:.0f} s: {view.activity}"
         found.append(finding("slow_state", message, view.in_state))
     refused, last = view.throttled
     if refused:
         found.append(
             Finding(
                 code="throttled",
-                message=f"{refused} requests were refused with 429 in the last minute: {last}",
+                message=(
+                    f"{refused} requests were rejected with 429 in the last minute. Last reason: "
+                    f"{last}"
+                ),
                 seconds=60.0,
                 stuck=False,
             )
@@ -152,21 +155,24 @@ def _why_rolling_waits(view: ServerView) -> Iterator[tuple[str, str, float]]:
         return
     if view.training:
         if view.waiting_claims:
-            text = f"{view.doing}; {view.waiting_claims} claims wait, rollouts have reached the limit of staleness"
+            text = (
+                f"{view.activity}; {view.waiting_claims} claims wait because rollouts have reached "
+                "max_staleness"
+            )
             yield "slow_state", text, view.still
     elif view.open:
         yield "waiting_for_episodes", _waiting(view), min(e.idle for e in view.open)
     elif view.zero_variance and view.batch is not None:
         text = (
-            f"{view.zero_variance} tasks are complete, but all rewards of each are equal, and the batch takes only tasks whose "
-            f"rewards differ ({view.batch.ready} of {view.batch.needed}): give it other tasks, or batch.full_by "
-            '= "tasks"'
+            f"{view.zero_variance} tasks are complete, but all rewards of each are equal, "
+            f"and the batch takes only tasks whose rewards differ ({view.batch.ready} of "
+            f'{view.batch.needed}): roll out other tasks, or set batch.full_by = "tasks"'
         )
         yield "no_signal", text, view.still
     elif view.lacking or view.waiting_claims:
         yield "incomplete_tasks", _incomplete(view), view.still
     else:
-        text = f"no client has asked for an episode or rolled one out for {view.still:.0f} s"
+        text = f"no client has claimed or worked on an episode for {view.still:.0f} s"
         yield "no_client", "; ".join(filter(None, [text, shortage(view.batch)])), view.still
 
 
@@ -176,8 +182,8 @@ def shortage(batch: BatchProgress | None) -> str:
         return ""
     unit = "episodes" if batch.full_by == "episodes" else "tasks"
     return (
-        f"the batch has {batch.ready} of {batch.needed} {unit}, and is trained once clients have rolled out "
-        f"{max(1, batch.needed - batch.ready)} more"
+        f"the batch has {batch.ready} of {batch.needed} {unit}; it is trained once clients "
+        f"have rolled out {max(1, batch.needed - batch.ready)} more"
     )
 
 
@@ -189,7 +195,7 @@ def _waiting(view: ServerView) -> str:
         for e in longest[:_SHOWN]
     )
     more = f" and {len(longest) - _SHOWN} more" if len(longest) > _SHOWN else ""
-    return f"waiting for {told}{more}; {view.waiting_claims} claims wait for a place"
+    return f"waiting for {told}{more}; {view.waiting_claims} claims wait for a slot"
 
 
 def _late(late: Sequence[OpenView], view: ServerView) -> str:
@@ -201,8 +207,9 @@ def _late(late: Sequence[OpenView], view: ServerView) -> str:
     more = f" and {len(oldest) - _SHOWN} more" if len(oldest) > _SHOWN else ""
     left = max(0.0, view.late_seconds - view.late_waited)
     return (
-        f"the batch is complete and waits for {told}{more}, too old for the next batch; what has not ended in "
-        f"{left:.0f} s is aborted (setting rollout.late_seconds)"
+        f"the batch is complete and waits for {told}{more}, which would be too old for the "
+        f"next batch; episodes still open in {left:.0f} s are aborted (setting "
+        "rollout.late_seconds)"
     )
 
 
@@ -211,25 +218,30 @@ def _incomplete(view: ServerView) -> str:
     told = ", ".join(f"{name!r} has {ended} of {size}" for name, ended, _ in view.lacking[:_SHOWN])
     more = f" and {len(view.lacking) - _SHOWN} more" if len(view.lacking) > _SHOWN else ""
     lacking = (
-        f"waiting for episodes of tasks that no client rolls out: {told}{more}" if told else ""
+        f"waiting for episodes of tasks that no client is working on: {told}{more}" if told else ""
     )
     ready = f"{view.batch.ready} of {view.batch.needed} complete" if view.batch is not None else ""
     if view.waiting_claims:
-        asked = f"the {view.waiting_claims} waiting claims are for tasks that are complete in this batch"
+        asked = (
+            f"all {view.waiting_claims} waiting claims are for tasks that are complete in this "
+            "batch"
+        )
         if short := [
             f"{tag!r} ({p.ready} of {p.places})"
             for tag, p in view.tags.items()
             if p.ready < p.places
         ]:
-            asked += f", or for tags that have their places in it; it waits for {', '.join(short)}"
+            asked += (
+                f", or for tags whose slots in it are filled; it still needs {', '.join(short)}"
+            )
         return "; ".join(filter(None, [asked, lacking, ready]))
-    return f"{lacking} ({ready}); start a client for them, or for other tasks"
+    return f"{lacking} ({ready}); start a client for these or for other tasks"
 
 
 def _in_doubt(parts: Sequence[DoubtView]) -> str:
     longest = sorted(parts, key=lambda part: -part.waited)
     told = "; ".join(
-        f"episode {p.episode_id} for {p.waited:.0f} s, whose arbiter is {p.arbiter!r}: {p.why}"
+        f"episode {p.episode_id} for {p.waited:.0f} s, arbiter {p.arbiter!r}: {p.why}"
         for p in longest[:_SHOWN]
     )
     more = f"; and {len(longest) - _SHOWN} more" if len(longest) > _SHOWN else ""
@@ -238,13 +250,16 @@ def _in_doubt(parts: Sequence[DoubtView]) -> str:
 
 def _set_aside(view: ServerView) -> str:
     told = "; ".join(
-        f"{aside.task_id!r} after {aside.aborts} failures, the last: {aside.reason}"
+        f"{aside.task_id!r} after {aside.aborts} failures, last reason: {aside.reason}"
         if aside.task_id
-        else f"all of client {aside.client_id}, whose episodes could not be trained: {aside.reason}"
+        else (
+            f"all tasks of client {aside.client_id}, whose episodes could not be trained: "
+            f"{aside.reason}"
+        )
         for aside in view.set_aside[:_SHOWN]
     )
     more = f"; and {len(view.set_aside) - _SHOWN} more" if len(view.set_aside) > _SHOWN else ""
-    return f"tasks that are not tried any more: {told}{more} (resuming the run gives them another chance)"
+    return f"tasks that are set aside: {told}{more} (they are tried again when the run is resumed)"
 
 
 @dataclass(slots=True)

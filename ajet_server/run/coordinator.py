@@ -299,8 +299,8 @@ class Coordinator:
         others = ", ".join(str(found) for found in folder.steps() if found != step) or "no step"
         state = "is damaged" if step in folder.steps() else "does not exist"
         raise StateError(
-            f"the checkpoint of step {step} {state}: go back to that of {others}, or to 0, the model that the "
-            "run began with"
+            f"the checkpoint of step {step} {state}: go back to the checkpoint of {others}, "
+            "or to 0, the model that the run started with"
         )
 
     async def shutdown(self) -> None:
@@ -359,8 +359,8 @@ class Coordinator:
                 else ""
             )
             raise StateError(
-                f"cannot configure a run: one with another {', '.join(differing)} is active (the server is "
-                f"{self._board.state}); stop it first{live}"
+                f"cannot configure a run: a run with a different {', '.join(differing)} is "
+                f"active (the server is {self._board.state}); stop it first{live}"
             )
 
     def _active_loop(self) -> RunLoop:

@@ -88,7 +88,7 @@ def _in_words(report: PreflightReport, failed: list[PreflightCheck]) -> str:
     words = [f"{check.name}: {check.found}; {check.way_out}" for check in failed]
     return (
         f"{_FAILED} {report.step} failed before anything was trained: {'. '.join(words)}. "
-        "`ajet resume` trains nevertheless"
+        "Run `ajet resume` to train anyway"
     )
 
 

@@ -90,7 +90,10 @@ def logprobs_agree(evidence: Evidence, limit: float) -> PreflightCheck:
             name=name,
             verdict="warn",
             found=f"only {len(gaps)} tokens could be compared between engine and trainer",
-            way_out="the trainer has to rehearse and to report logprobs of a batch with a signal",
+            way_out=(
+                "use a trainer that can rehearse batches and report their logprobs, and a batch "
+                "with a signal"
+            ),
         )
     gaps.sort()
     mean = _mean([gap for _, gap in gaps])
@@ -105,7 +108,9 @@ def logprobs_agree(evidence: Evidence, limit: float) -> PreflightCheck:
         return PreflightCheck(
             name=name,
             verdict="pass",
-            found=f"{found}; the trainer computes its logprobs under dropout, so that no limit applies",
+            found=(
+                f"{found}; no limit applies because the trainer computes its logprobs with dropout"
+            ),
         )
     if mean > limit or max(means) > limit:
         grows = max(means) > _UNEVEN * min(means)
@@ -113,8 +118,10 @@ def logprobs_agree(evidence: Evidence, limit: float) -> PreflightCheck:
             name=name,
             verdict="fail",
             found=f"{found}, above preflight.max_logprob_gap {limit:g}",
-            way_out="it depends on the position: compare the rope scaling, sliding window and maximum length of "
-            "engine and trainer"
+            way_out=(
+                "the difference depends on the position: compare the rope scaling, sliding "
+                "window and maximum length of engine and trainer"
+            )
             if grows
             else "compare the weights, dtype, quantisation and attention kernels of engine and trainer",
         )
@@ -122,7 +129,7 @@ def logprobs_agree(evidence: Evidence, limit: float) -> PreflightCheck:
         return PreflightCheck(
             name=name,
             verdict="warn",
-            found=f"{found}; it is not flat over the position",
+            found=f"{found}; it varies with the position",
             way_out="compare the rope scaling and attention kernels of engine and trainer",
         )
     return PreflightCheck(name=name, verdict="pass", found=found)
@@ -136,22 +143,33 @@ def weights_are_proven(seal: SealReport) -> PreflightCheck:
             name=name,
             verdict="warn",
             found="; ".join(seal.breaches),
-            way_out="the servers were replaced; look at their logs, and at the disk or network between trainer and engine",
+            way_out=(
+                "the engine's servers were replaced; check their logs, and the disk or network "
+                "between trainer and engine"
+            ),
         )
     if seal.proof == "none" and seal.noise:
         return PreflightCheck(
             name=name,
             verdict="warn",
-            found=f"the engine's logprobs of a probe agree with the trainer's up to noise of {seal.noise:.2g} nats, which "
-            f"does not prove yet that the weights of policy version {seal.policy_version} are served",
-            way_out="updates that change them by more are proven (sealed_servers of each step); an engine and a trainer "
-            "that report checksums prove every one (docs/faults.md)",
+            found=(
+                "the engine's logprobs of a probe agree with the trainer's up to noise of "
+                f"{seal.noise:.2g} nats, which does not yet prove that the weights of policy "
+                f"version {seal.policy_version} are served"
+            ),
+            way_out=(
+                "larger updates are proven (sealed_servers of each step); an engine and a "
+                "trainer that report checksums prove every update (docs/faults.md)"
+            ),
         )
     if seal.proof == "none":
         return PreflightCheck(
             name=name,
             verdict="warn",
-            found=f"nothing proves that the weights of policy version {seal.policy_version} are served",
+            found=(
+                f"nothing proves that the weights of policy version {seal.policy_version} are "
+                "served"
+            ),
             way_out="use an engine and a trainer that report checksums (docs/faults.md)",
         )
     what = {
@@ -173,24 +191,27 @@ def template_round_trips(calls: Sequence[Call]) -> PreflightCheck:
             name=name,
             verdict="fail",
             found="the agent made no call",
-            way_out="have it use the base_url and api_key of its episode",
+            way_out="make the agent use the base_url and api_key of its episode",
         )
     if drifted:
         return PreflightCheck(
             name=name,
             verdict="warn",
-            found=f"the template would write {len(drifted)} of {len(calls)} answers in other tokens than were sampled; "
-            "the sampled ones are kept, and a conversation that cannot be continued exactly becomes a branch",
+            found=(
+                f"the template would write {len(drifted)} of {len(calls)} answers with different "
+                "tokens than were sampled; the sampled tokens are kept, and a conversation that "
+                "cannot be continued exactly becomes a branch"
+            ),
             way_out="set model.renderer to the model's own renderer; `ajet inspect` shows the calls",
         )
-    found = f"the template writes all {len(calls)} answers as they were sampled"
+    found = f"the template writes all {len(calls)} answers with the sampled tokens"
     if echoed:
         fields = sorted(
             {field for call in echoed for field in call.metadata[ECHO_FIELDS].split(",")}
         )
         found += (
-            f"; {len(echoed)} of them came back from the agent in another form ({', '.join(fields)}) and are kept as "
-            "they were sampled"
+            f"; the agent sent back {len(echoed)} of them in another form "
+            f"({', '.join(fields)}), and they are kept as sampled"
         )
     return PreflightCheck(name=name, verdict="pass", found=found)
 
@@ -203,15 +224,20 @@ def tool_calls_are_read(calls: Sequence[Call]) -> PreflightCheck:
         return PreflightCheck(
             name=name,
             verdict="fail",
-            found=f"{unread} of {len(calls)} calls offer tools, and get the model's tool calls as text: no known parser "
-            "reads what the chat template writes for a call",
-            way_out="set model.renderer to the family whose format the model was trained on, or put a chat template "
-            "that writes calls in a known format into the model directory",
+            found=(
+                f"{unread} of {len(calls)} calls offer tools, but receive the model's tool calls "
+                "as text: no known parser can read the calls that the chat template writes"
+            ),
+            way_out=(
+                "set model.renderer to the model family whose format the model was trained on, "
+                "or add a chat template that writes calls in a known format to the model "
+                "directory"
+            ),
         )
     return PreflightCheck(
         name=name,
         verdict="pass",
-        found="the model's tool calls are read wherever tools are offered",
+        found="the model's tool calls are parsed in all calls that offer tools",
     )
 
 
@@ -224,15 +250,17 @@ def longest_fits(evidence: Evidence) -> PreflightCheck:
             name=name,
             verdict="fail",
             found=longest.failure,
-            way_out=f"set model.max_context or timelines.max_tokens lower (the longest call so far has {most} "
-            "tokens), or follow the trainer's advice",
+            way_out=(
+                "lower model.max_context or timelines.max_tokens (the longest call so far has "
+                f"{most} tokens), or follow the trainer's advice"
+            ),
         )
     if not longest.tried:
         return PreflightCheck(
             name=name,
             verdict="warn",
-            found="no episode was computed, so that it is not known",
-            way_out="the trainer has to rehearse a batch with a signal",
+            found="unknown, because no episode was computed",
+            way_out="use a trainer that can rehearse batches, and a batch with a signal",
         )
     budget = (evidence.rehearsal.metrics if evidence.rehearsal else {}).get("oom_retries", 0.0)
     retried = f"; the token budget was lowered {budget:.0f} times" if budget else ""
@@ -240,13 +268,16 @@ def longest_fits(evidence: Evidence) -> PreflightCheck:
         return PreflightCheck(
             name=name,
             verdict="warn",
-            found=f"{longest.tried} tokens fit{retried}; the {longest.limit} that an episode may have were not tried",
+            found=(
+                f"{longest.tried} tokens fit{retried}; longer episodes, up to the limit of "
+                f"{longest.limit}, were not tried"
+            ),
             way_out="set model.max_context or timelines.max_tokens to what your episodes need",
         )
     limit = (
         ""
         if longest.limit is not None
-        else "; no model.max_context is set, and longer ones may come"
+        else "; model.max_context is not set, so longer episodes are possible"
     )
     return PreflightCheck(
         name=name, verdict="pass", found=f"{longest.tried} tokens fit{retried}{limit}"
@@ -266,7 +297,7 @@ def rewards_differ_in_groups(evidence: Evidence) -> PreflightCheck:
                 name=name,
                 verdict="fail",
                 found=faults[fault],
-                way_out="look at the reward function and the difficulty of the tasks",
+                way_out="check the reward function and the difficulty of the tasks",
             )
     groups = {episode.group for episode in evidence.batch.episodes}
     if "flat" in faults:

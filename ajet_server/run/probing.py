@@ -56,7 +56,7 @@ async def probed(run: ResolvedRun, workers: RunWorkers, update: WeightUpdate) ->
         return update
     logprobs = report.logprobs[0] if report.logprobs else []
     if len(logprobs) != len(ids) - 1 or not all(map(math.isfinite, logprobs)):
-        _log.warning("the trainer gives no logprobs of the probe; nothing proves its weights")
+        _log.warning("the trainer returned no logprobs of the probe, so nothing proves its weights")
         return update
     seconds = update.seal_seconds + report.seconds
     return replace(update, probe=Probe(ids, logprobs), seal_seconds=seconds)

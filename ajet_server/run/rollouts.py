@@ -190,7 +190,8 @@ class Rollouts:
                 # be carried over without them.
                 builder.drain()
                 await self._episodes.drop_late(
-                    f"it was late: the batch of step {step} was made without it (setting rollout.late)"
+                    f"it was late: the batch of step {step} was trained without it (setting "
+                    "rollout.late)"
                 )
         taken = builder.take()
         # Claims for a task that was complete may start it again.
@@ -211,8 +212,8 @@ class Rollouts:
         builder.trained()
         most = self._config.rollout.max_staleness
         await self._episodes.drop_late(
-            f"it was late: it was claimed with weights that are more than {most} steps older than those that step "
-            f"{step + 1} is trained on (setting rollout.max_staleness)",
+            f"it was late: the weights at its claim are more than {most} steps older than "
+            f"those that step {step + 1} trains (setting rollout.max_staleness)",
             before=step - most,
         )
         self._admission.admit()
@@ -258,8 +259,9 @@ class Rollouts:
         # Drain first, or the same tasks would start again and be waited for again.
         builder.drain()
         reason = (
-            f"it was late: the batch of step {builder.places.step} was complete and waited {seconds:g} s for its task, "
-            "which would be too old for the next batch (setting rollout.late_seconds)"
+            f"it was late: the batch of step {builder.places.step} was complete and waited "
+            f"{seconds:g} s for its task, which would be too old for the next batch (setting "
+            "rollout.late_seconds)"
         )
         for episode_id in builder.awaited():
             await self._episodes.drop(episode_id, reason, "late")

@@ -16,7 +16,7 @@ _log = logging.getLogger("ajet.server")
 
 # A finding is made at most this many steps after the problem started to show.
 _LATE = 5
-_NO_CHECKPOINT = "No checkpoint is good, only the model that the run began with"
+_NO_CHECKPOINT = "There is no good checkpoint, only the model that the run started with"
 
 
 class BatchHeld(Exception):  # noqa: N818 - no error: it is what was asked for
@@ -91,7 +91,8 @@ class RunHealth:
         self._tell(before)
         if grave := self._newly_grave(record.step):
             raise BatchHeld(
-                f"the batch of step {record.step} is held back: {self._words(grave)}. `ajet resume` trains it"
+                f"the batch of step {record.step} was not trained: {self._words(grave)}. Run "
+                "`ajet resume` to train it"
             )
 
     def stepped(
@@ -111,7 +112,7 @@ class RunHealth:
         if not (grave := self._newly_grave(summary.step)):
             return summary, ""
         reason = f"after step {summary.step}: {self._words(grave)}"
-        return summary, f"{reason}. `ajet resume` continues from the present weights"
+        return summary, f"{reason}. Run `ajet resume` to continue from the current weights"
 
     def _newly_grave(self, step: int) -> list[HealthFinding]:
         """Return findings to pause for that did not require a pause at the last call."""
@@ -127,7 +128,7 @@ class RunHealth:
         good = min(self._good_checkpoint(finding) for finding in findings)
         causes = "; ".join(finding.sentence for finding in findings)
         last = f"The last good checkpoint is that of step {good}" if good else _NO_CHECKPOINT
-        return f"{causes}. {last}: `ajet resume --from-step {good}` goes back to it"
+        return f"{causes}. {last}: run `ajet resume --from-step {good}` to return to it"
 
     def _tell(self, before: Sequence[HealthFinding]) -> None:
         """Report the findings that started or ended since `before`."""

@@ -120,17 +120,18 @@ class RunLoop:
         return self._book.last
 
     @property
-    def doing(self) -> str:
+    def activity(self) -> str:
         """A description of the work in states without rollouts, and its time limit."""
         settings = self._parts.settings
         if self._board.state is ServerState.BOOTING:
             return (
-                f"the workers load the model (at most {settings.boot_timeout_seconds:g} s); their "
-                f"logs are in {self._parts.run_dir / 'logs'}"
+                "the workers are loading the model (at most "
+                f"{settings.boot_timeout_seconds:g} s); their logs are in "
+                f"{self._parts.run_dir / 'logs'}"
             )
         at_most = f"at most {settings.step_timeout_seconds:g} s"
         if self._finishing:
-            return f"the model is exported ({at_most})"
+            return f"the model is being exported ({at_most})"
         last = self.last_step
         before = f"; the one before took {last.metrics['update_seconds']:.0f} s" if last else ""
         return (
@@ -207,11 +208,12 @@ class RunLoop:
         """
         if not booted:
             return WorkerBootError(
-                f"workers died {self._deaths} times in a row before the run was ready (setting "
-                f"server.worker_restarts); the last: {last.message}"
+                f"workers died {self._deaths} times in a row before the run was ready "
+                f"(setting server.worker_restarts). Last reason: {last.message}"
             )
         return WorkerError(
-            f"workers died {self._deaths} times without finishing a step; the last: {last.message}"
+            f"workers died {self._deaths} times without finishing a step. Last reason: "
+            f"{last.message}"
         )
 
     async def _boot(self) -> None:
@@ -263,8 +265,8 @@ class RunLoop:
         checkpoint = self._checkpoints.at(back.step, run_id) if back.step else None
         if back.step and checkpoint is None:
             raise StoreError(
-                f"the checkpoint of step {back.step}, which the run was to go back to, is damaged or gone: "
-                "restore it, then start the server again"
+                f"the checkpoint of step {back.step}, to which the run was to return, is "
+                "damaged or missing: restore it, then start the server again"
             )
         return checkpoint
 
@@ -302,7 +304,7 @@ class RunLoop:
         limit = self.run.config.steps
         workers, rollouts = self.supervisor.workers, self.rollouts
         while not rollouts.over and (limit is None or self.step < limit):
-            stats = await self.supervisor.watched(workers.engine.stats(), "asking the engine")
+            stats = await self.supervisor.watched(workers.engine.stats(), "querying the engine")
             timing = StepClock(self._parts.clock(), stats)
             again = bool(queued)
             record = await (
@@ -403,7 +405,8 @@ class RunLoop:
 
         async def rehearse(batch: TrainBatch) -> StepReport:
             return await self.supervisor.watched(
-                workers.trainer.rehearse(batch), f"the search for what step {record.step} fails at"
+                workers.trainer.rehearse(batch),
+                f"the search for the episodes that make step {record.step} fail",
             )
 
         async with trainer_alone(run, workers):
@@ -455,8 +458,9 @@ class RunLoop:
         Another engine would not serve these weights either.
         """
         await self.rollouts.pause_itself(
-            f"the engine was replaced and failed the proof of the same weights again: {error.message}. Look at the "
-            "disk or network between trainer and engine, and at the engine's log; resuming tries once more"
+            "the engine was replaced and failed the proof of the same weights again: "
+            f"{error.message}. Check the disk or network between trainer and engine, and the "
+            "engine's log; resuming the run tries once more"
         )
         self._board.set(ServerState.PAUSED)
         await self._board.wait_until(

@@ -158,13 +158,15 @@ def resolve_run(
 def _check_sleep(engine: EngineSpec, plan: ComponentPlan) -> None:
     if not engine.capabilities.sleep:
         raise ConfigError(
-            f"engine {engine.name!r} cannot free its memory while a step is trained: leave out rollout.engine_sleeps",
+            f"engine {engine.name!r} cannot free its memory while a step is trained: remove "
+            "rollout.engine_sleeps",
             param="rollout.engine_sleeps",
         )
     if engine.sleep_setting and not plan.settings[engine.sleep_setting]:
         raise ConfigError(
-            f"engine {engine.name!r} can free its memory only with engine.settings.{engine.sleep_setting}: set it to true, "
-            "or leave out rollout.engine_sleeps",
+            f"engine {engine.name!r} can free its memory only with "
+            f"engine.settings.{engine.sleep_setting}: set it to true, or remove "
+            "rollout.engine_sleeps",
             param=f"engine.settings.{engine.sleep_setting}",
         )
 
@@ -181,13 +183,14 @@ def resolve_model_directory(path: str, settings: Settings, param: str = "model.p
         if not _inside(directory, roots):
             raise ModelDirectoryError(
                 f"model path {path[:_SHOWN_PATH]!r} is outside this server's model roots "
-                f"({', '.join(map(str, roots))}); the setting server.model_roots adds one",
+                f"({', '.join(map(str, roots))}); add a root to the setting "
+                "server.model_roots",
                 param=param,
             )
         if not directory.is_dir():
             raise ModelDirectoryError(
-                f"no model directory at {str(directory)[:_SHOWN_PATH]!r}; models are local directories, never "
-                "URLs or names to download",
+                f"{str(directory)[:_SHOWN_PATH]!r} is not a model directory: model.path must "
+                "be a local directory, not a URL or the name of a model to download",
                 param=param,
             )
         outside = [file.name for file in directory.iterdir() if not _inside(file.resolve(), roots)]
@@ -197,18 +200,19 @@ def resolve_model_directory(path: str, settings: Settings, param: str = "model.p
     except (OSError, ValueError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)[:_SHOWN_PATH]
         raise ModelDirectoryError(
-            f"{path[:_SHOWN_PATH]!r} is no path of a model directory: {why}", param=param
+            f"{path[:_SHOWN_PATH]!r} is not a valid path of a model directory: {why}", param=param
         ) from error
     if outside:
         raise ModelDirectoryError(
-            f"{directory} has links that lead out of this server's model roots ({', '.join(sorted(outside)[:3])}): "
-            "copy the files, or add the directory they are in to server.model_roots",
+            f"{directory} contains links that lead out of this server's model roots "
+            f"({', '.join(sorted(outside)[:3])}): copy the files, or add their directory to "
+            "server.model_roots",
             param=param,
         )
     read_model_config(directory, param)
     if not any(directory.glob("*.safetensors")):
         raise ModelDirectoryError(
-            f"{directory} has no weights: no *.safetensors file in it", param=param
+            f"{directory} has no weights: it contains no *.safetensors file", param=param
         )
     return directory
 
@@ -228,8 +232,9 @@ def stored_config(run: RunRecord) -> RunConfig:
         problem = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, problem["loc"]))
         raise DamagedRecordError(
-            f"the stored configuration of run {run.run_id} cannot be used: {where or 'it'}: {problem['msg']}. It is "
-            "damaged, or of another version of agentjet; start with another run_dir, or with that version"
+            f"the stored configuration of run {run.run_id} is invalid: {where or 'it'}: "
+            f"{problem['msg']}. It is damaged or was written by another version of agentjet; "
+            "use that version, or start with another run_dir"
         ) from error
 
 
@@ -242,7 +247,7 @@ def check_same_run(stored: RunRecord, config: RunConfig) -> None:
     differing = [path for path in _FIXED_FOR_A_RUN if _at(before, path) != _at(config, path)]
     if differing:
         raise ConfigError(
-            f"this run directory holds a run with another {', '.join(differing)}; "
+            f"this run directory contains a run with a different {', '.join(differing)}; "
             "start the server with another run_dir for a new run",
             param=differing[0],
         )
@@ -264,7 +269,7 @@ def _plan(
         pack([settings])
     except (OverflowError, ValueError) as error:
         raise ConfigError(
-            f"the settings of {spec.name!r} cannot be given to a worker: {error}", param=spec.name
+            f"cannot send the settings of {spec.name!r} to a worker: {error}", param=spec.name
         ) from error
     return ComponentPlan(
         name=spec.name,
@@ -312,8 +317,8 @@ def _check_algorithm(config: RunConfig, trainer: TrainerSpec) -> None:
         changed = getattr(config.algorithm, name) not in unchanged
         if changed and name not in honoured | of_estimator:
             raise ConfigError(
-                f"trainer {trainer.name!r} does not honour algorithm.{name}; "
-                f"it honours {', '.join(sorted(honoured))}",
+                f"trainer {trainer.name!r} does not support algorithm.{name}; it supports "
+                f"{', '.join(sorted(honoured))}",
                 param=f"algorithm.{name}",
             )
     if config.model.lora is not None and not trainer.capabilities.lora:

@@ -104,4 +104,4 @@ class AuditLog:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            _log.error("the audit log cannot be written (%s); not in it: %s", error, line)
+            _log.error("cannot write the audit log (%s); missing from it: %s", error, line)

@@ -85,8 +85,8 @@ class TokenGuard:
         secret = bearer(headers)
         if not secret:
             raise AuthError(
-                "this route needs a token: send 'Authorization: Bearer TOKEN' "
-                "(the client takes it from its token argument or AJET_TOKEN)"
+                "this route requires a token: send 'Authorization: Bearer TOKEN' (the "
+                "client takes it from its token argument or AJET_TOKEN)"
             )
         digest = hash_secret(secret)
         # Compare both, so that the time does not reveal which one was close.
@@ -94,7 +94,7 @@ class TokenGuard:
         token = matches[0] if matches else self._book.find(secret)
         if token is None:
             if secret.startswith(EPISODE_KEY_PREFIX):
-                raise ForbiddenError("an episode's API key does not open this route")
+                raise ForbiddenError("this route does not accept the API key of an episode")
             raise AuthError("unknown token")
         now = self._clock()
         if why := token.why_dead(now):
@@ -111,5 +111,5 @@ def check_access(token: Token, needed: Access) -> None:
     opened_by = _OPENED_BY[needed]
     if token.scope not in opened_by:
         raise ForbiddenError(
-            f"this route needs a {' or '.join(opened_by)} token; this is a {token.scope} token"
+            f"this route requires a {' or '.join(opened_by)} token; this is a {token.scope} token"
         )

@@ -74,7 +74,7 @@ class Tenants:
         if tenant in OWN_TENANTS:
             return ""
         token = self._book.get(tenant)
-        return "there is none of its id" if token is None else token.why_dead(self._wall_clock())
+        return "it does not exist" if token is None else token.why_dead(self._wall_clock())
 
     def require_live(self, tenant: str) -> None:
         """Check that the token that claimed an episode is still valid.
@@ -133,7 +133,7 @@ class Tenants:
         """
         waiting = self._waiting[tenant]
         with self._using(self._waiting, tenant):
-            self._check(tenant, "waiting_claims", waiting, "let some of them be granted first")
+            self._check(tenant, "waiting_claims", waiting, "wait until some of them are granted")
             yield
 
     # --- Calls and requests -----------------------------------------------------------------------
@@ -148,16 +148,16 @@ class Tenants:
         limits, episode, tenant = self._limits, record.episode_id, record.client_id
         if made >= limits.calls_per_episode:
             raise BusyError(
-                f"the episode has made {made} calls, the limit of this server "
-                "(setting server.max_calls_per_episode): end it"
+                f"the episode has made {made} calls, the limit of this server (setting "
+                "server.max_calls_per_episode): end it"
             )
         if (running := self._episode_calls[episode]) >= limits.calls_at_once:
             raise BusyError(
-                f"{running} calls of the episode are being answered, the limit of this server "
+                f"{running} calls of the episode are in progress, the limit of this server "
                 "(setting server.max_calls_at_once)",
                 retry_after=_RETRY_SECONDS,
             )
-        self._check(tenant, "calls_at_once", self._calls[tenant], "wait for an answer")
+        self._check(tenant, "calls_at_once", self._calls[tenant], "wait until a call completes")
         self._episode_calls[episode] += 1
         self._calls[tenant] += 1
         try:
@@ -174,8 +174,8 @@ class Tenants:
         """
         if (total := self._streams.total()) >= self._limits.event_streams:
             raise BusyError(
-                f"{total} readers of events are connected, the limit of this server "
-                "(setting server.max_event_streams)",
+                f"{total} event streams are open, the limit of this server (setting "
+                "server.max_event_streams)",
                 retry_after=_RETRY_SECONDS,
             )
         self._check(token.token_id, "event_streams", self._streams[token.token_id], "close one")
@@ -196,7 +196,7 @@ class Tenants:
             bucket = self._buckets[token.token_id] = _Bucket(float(rate), now)
         if (wait := bucket.take(rate, now)) > 0:
             raise BusyError(
-                f"the quota requests_per_minute of this token ({rate}) is used up",
+                f"this token's quota requests_per_minute ({rate}) is used up",
                 retry_after=math.ceil(wait),
             )
 
@@ -209,7 +209,7 @@ class Tenants:
         limit = getattr(_NO_QUOTAS if token is None else token.quotas, quota)
         if limit is not None and used >= limit:
             raise BusyError(
-                f"the quota {quota} of this token ({limit}) is used up: {advice}",
+                f"this token's quota {quota} ({limit}) is used up: {advice}",
                 retry_after=_RETRY_SECONDS,
             )
 
@@ -249,7 +249,7 @@ def stored_group(tenant: str, group: str) -> str:
         tenant's group.
     """
     if _GROUP_MARK in group:
-        raise RequestError("group: the character U+001F cannot be in its name", param="group")
+        raise RequestError("group: names must not contain the character U+001F", param="group")
     return group if tenant in OWN_TENANTS else f"{tenant}{_GROUP_MARK}{group}"
 
 

@@ -139,11 +139,12 @@ class TokenBook:
         living = [token for token in self._tokens.values() if not token.why_dead(now)]
         if any(token.name == request.name for token in living):
             raise StateError(
-                f"there is a token named {request.name!r}: revoke it first, or choose another name",
+                f"a token named {request.name!r} already exists: revoke it first, or choose "
+                "another name",
                 param="name",
             )
         if len(living) >= MAX_TOKENS:
-            raise StateError(f"there are {MAX_TOKENS} valid tokens: revoke some")
+            raise StateError(f"the limit of {MAX_TOKENS} valid tokens is reached: revoke some")
         token_id = secrets.token_hex(6)
         secret = f"{TOKEN_PREFIX}{token_id}.{secrets.token_urlsafe(32)}"
         token = Token(
@@ -168,7 +169,9 @@ class TokenBook:
         """
         token = self._tokens.get(token_id)
         if token is None:
-            raise NotFoundError(f"no token {token_id!r}; `ajet token list` shows all", param="id")
+            raise NotFoundError(
+                f"no token {token_id!r}: list all tokens with `ajet token list`", param="id"
+            )
         if token.revoked_at is None:
             token.revoked_at = self._clock()
         self._write(self._tokens)
@@ -191,10 +194,11 @@ class TokenBook:
             return {}
         except (OSError, ValidationError) as error:
             known = isinstance(error, OSError)
-            problem = str(error) if known else "it holds something else"
+            problem = str(error) if known else "it does not contain a list of tokens"
             raise StoreError(
-                f"cannot read the tokens in {self._path}: {problem}. Restore it from a backup, or remove it, "
-                "which revokes all tokens that were made with `ajet token create`"
+                f"cannot read the tokens in {self._path}: {problem}. Restore the file from a "
+                "backup, or remove it to revoke all tokens that were created with `ajet "
+                "token create`"
             ) from None
         self._written = content
         return {token.token_id: Token(**dict(token)) for token in stored}
@@ -206,7 +210,7 @@ class TokenBook:
         except OSError as error:
             kind = StoreFullError if error.errno in _NO_SPACE else StoreError
             raise kind(
-                f"cannot write {self._path}: {error}; what was asked is not on disk, repeat it",
+                f"cannot write {self._path}: {error}; the change was not saved, so repeat it",
                 retry_after=30.0,
             ) from error
         self._written = content

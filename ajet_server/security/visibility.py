@@ -78,7 +78,7 @@ def status_for(viewer: Token, status: ServerStatus) -> ServerStatus:
                 update={"metrics": _totals(step.metrics), "forks": [], "findings": []}
             ),
             # The operator's text, or an error message of any tenant's agents.
-            "paused": status.paused and "the run is paused; its operator sees why",
+            "paused": status.paused and "the run is paused; ask its operator for the reason",
             "findings": _shared_findings(status),
             "set_aside": [
                 aside for aside in status.set_aside if aside.client_id == viewer.token_id
@@ -89,19 +89,21 @@ def status_for(viewer: Token, status: ServerStatus) -> ServerStatus:
             # Its text names episodes and tasks of other clients.
             "preflight": None,
             "error": error
-            and ErrorDetail(type=error.type, message="the run failed; its operator sees why"),
+            and ErrorDetail(
+                type=error.type, message="the run failed; ask its operator for the reason"
+            ),
         }
     )
 
 
 def _shared_findings(status: ServerStatus) -> list[Finding]:
-    without_names = "tasks that are begun lack episodes, which no client rolls out"
+    without_names = "some started tasks lack episodes, and no client is working on them"
     texts: dict[str, str] = {
         _STARVED: "; ".join(filter(None, [without_names, shortage(status.batch)]))
     }
     if status.mixture is not None:
         texts |= dict.fromkeys(
-            _TAG_FINDINGS, "one of the tags shows it; the run's operator sees which"
+            _TAG_FINDINGS, "this applies to one of the tags; ask the run's operator which"
         )
     return [
         finding.model_copy(update={"message": texts.get(finding.code, finding.message)})

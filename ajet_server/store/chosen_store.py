@@ -54,8 +54,8 @@ def store_of_run(run: Path, chosen: StoreSettings, plugins: PluginManager) -> Sa
     name, settings = note.get("name"), note.get("settings")
     if not (isinstance(name, str) and name and isinstance(settings, dict)):
         raise UnreadableFileError(
-            f"{run / NOTE} does not say which store the run has: start its server once more, or "
-            "remove the file and choose the store by the settings"
+            f"{run / NOTE} does not name the run's store: start the run's server once, or "
+            "remove the file and choose the store in the settings"
         )
     known = chosen.settings if chosen.name == name else {}
     return make_store(StoreSettings(name=name, settings=_over(settings, known)), plugins, run)

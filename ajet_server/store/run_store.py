@@ -181,7 +181,7 @@ class RunStore:
         def final(stored: EpisodeRecord) -> EpisodeRecord:
             if stored.state != "aborted":
                 raise StoreError(
-                    f"cannot give up episode {episode_id}: it is {stored.state}, not aborted"
+                    f"cannot abort episode {episode_id}: it is {stored.state}, not aborted"
                 )
             return stored if stored.final else replace(stored, final=True)
 
@@ -327,7 +327,7 @@ class RunStore:
             return count_evaluations(evaluated, pass_reward)
         except TypeError as error:
             raise DamagedRecordError(
-                f"an evaluation episode of the store cannot be counted ({error}): restore the "
+                f"cannot count an evaluation episode of the store ({error}): restore the "
                 "store from a backup, or start with another run_dir"
             ) from error
 
@@ -350,10 +350,10 @@ class RunStore:
     async def _add_episode(self, episode: EpisodeRecord) -> None:
         claim, joint = episode.claim_hash, episode.joint
         if claim in self._claims:
-            raise StoreError(f"cannot add episode {episode.episode_id}: its claim has one already")
+            raise StoreError(f"cannot add episode {episode.episode_id}: its claim already has one")
         if joint is not None and joint.joint_id in self._joint:
             raise StoreError(
-                f"cannot add episode {episode.episode_id}: its joint episode has one already"
+                f"cannot add episode {episode.episode_id}: its joint episode already has one"
             )
         # Index before the write, so that of two concurrent writes only one happens.
         self._index(episode)
@@ -405,7 +405,7 @@ class RunStore:
             for episode_id in (*batch.episode_ids, *batch.aborted_ids):
                 if episode_id in taken:
                     raise StoreError(
-                        f"cannot add batch {batch.batch_id}: it has episode {episode_id} twice"
+                        f"cannot add batch {batch.batch_id}: it lists episode {episode_id} twice"
                     )
                 taken.add(episode_id)
                 if episode_id in self._loose:
@@ -413,8 +413,8 @@ class RunStore:
                 episode = await self._store.get_episode(episode_id)
                 if episode is not None and episode.batch_id is not None:
                     raise StoreError(
-                        f"cannot add batch {batch.batch_id}: episode {episode_id} is in batch "
-                        f"{episode.batch_id} already"
+                        f"cannot add batch {batch.batch_id}: episode {episode_id} is already "
+                        f"in batch {episode.batch_id}"
                     )
             await self._store.append(batch)
             self._batched(batch)

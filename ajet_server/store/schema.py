@@ -150,8 +150,8 @@ UNDECODABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError
 def damaged_record(error: Exception, path: Path) -> DamagedRecordError:
     """Return the error for a row that cannot be decoded, although SQLite itself can read it."""
     return DamagedRecordError(
-        f"the store {path} holds a record that cannot be read ({type(error).__name__}: {error}): restore it from a "
-        "backup, or start with another run_dir"
+        f"the store {path} contains a record that cannot be read ({type(error).__name__}: "
+        f"{error}): restore it from a backup, or start with another run_dir"
     )
 
 
@@ -160,14 +160,14 @@ def store_error(error: sqlite3.Error, path: Path) -> StoreError:
     code = error_code(error)
     if code == sqlite3.SQLITE_FULL:
         return StoreFullError(
-            f"the store {path} is full ({error}): free disk space, or raise the store setting max_mib; "
-            "nothing of this write was kept",
+            f"the store {path} is full ({error}): free disk space, or raise the store "
+            "setting max_mib; nothing from this write was saved",
             retry_after=30.0,
         )
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return StoreError(
-            f"the store {path} is damaged ({error}): restore it from a backup, save what is readable "
-            f"with `sqlite3 {path.name} .recover`, or start with another run_dir"
+            f"the store {path} is damaged ({error}): restore it from a backup, save what is "
+            f"readable with `sqlite3 {path.name} .recover`, or start with another run_dir"
         )
     if code == sqlite3.SQLITE_BUSY:
         return StoreError(
@@ -199,7 +199,8 @@ def connect_writer(path: Path, settings: SqliteStoreSettings) -> sqlite3.Connect
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise StoreError(
-                f"the file system of {path} cannot hold a write-ahead log: use a local disk for run_dir"
+                f"the file system of {path} does not support a write-ahead log: use a local "
+                "disk for run_dir"
             )
         connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
         connection.execute("PRAGMA foreign_keys = ON")
@@ -232,8 +233,8 @@ def connect_beside_server(path: Path) -> sqlite3.Connection:
     """
     if not path.is_file():
         near = sorted(path.parent.glob(f"*/{path.name}"))
-        hint = f"; there is one in {near[0].parent}" if near else ""
-        raise StoreError(f"no store of a run: {path} does not exist{hint}")
+        hint = f"; {near[0].parent} contains one" if near else ""
+        raise StoreError(f"{path} does not exist, so there is no run to read{hint}")
     log = path.with_name(f"{path.name}-wal")
     idle = not (log.is_file() and log.stat().st_size)
     uri = path.resolve().as_uri()
@@ -266,19 +267,20 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         "SELECT count(*) FROM sqlite_master WHERE name = 'episodes'"
     ).fetchone()
     if not tables:
-        raise StoreError(f"{path} is not a store of agentjet")
+        raise StoreError(f"{path} is not an agentjet store")
     if version != SCHEMA_VERSION:
         raise StoreError(
-            f"{path} was written by another version of agentjet (schema {version}, this one knows "
-            f"{SCHEMA_VERSION}): read it with that one"
+            f"{path} was written by another version of agentjet (schema {version}; this "
+            f"version reads schema {SCHEMA_VERSION}): read it with that version"
         )
 
 
 def _unreadable(error: sqlite3.Error, path: Path) -> StoreError:
     if error_code(error) in _LOG_CODES:
         return StoreError(
-            f"cannot read {path} ({error}): its last writes are in the log {path.name}-wal, which cannot be "
-            "used in this directory; copy the run directory to one of your own and read it there"
+            f"cannot read {path} ({error}): its last writes are in the log {path.name}-wal, "
+            "which cannot be used in this directory; copy the run directory to a writable "
+            "directory and read it there"
         )
     return store_error(error, path)
 
@@ -299,18 +301,19 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if version > SCHEMA_VERSION:
         raise StoreError(
-            f"{path} was written by a newer agentjet (schema {version}, this one knows "
-            f"{SCHEMA_VERSION}): upgrade agentjet, or use another run_dir"
+            f"{path} was written by a newer agentjet (schema {version}; this version uses "
+            f"schema {SCHEMA_VERSION}): upgrade agentjet, or use another run_dir"
         )
     if version == SCHEMA_VERSION:
         return
     if version:
         raise StoreError(
-            f"{path} was written by an older agentjet (schema {version}, this one knows "
-            f"{SCHEMA_VERSION}): finish the run with that one, or use another run_dir"
+            f"{path} was written by an older agentjet (schema {version}; this version uses "
+            f"schema {SCHEMA_VERSION}): finish the run with that version, or use another "
+            "run_dir"
         )
     if tables:
-        raise StoreError(f"{path} is a database, but not a store of agentjet: use another run_dir")
+        raise StoreError(f"{path} is a database, but not an agentjet store: use another run_dir")
     # One transaction: a process killed here leaves an empty file, which the next one can fill.
     connection.execute("BEGIN IMMEDIATE")
     try:

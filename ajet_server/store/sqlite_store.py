@@ -91,7 +91,7 @@ class SqliteStore(SampleStore[SqliteStoreSettings]):
         :raises StoreError: it is already open, here or in another process, or it cannot be used.
         """
         if self._opened is not None:
-            raise StoreError(f"the store {self._path} is open already")
+            raise StoreError(f"the store {self._path} is already open")
         writing = None
         if read_only:
             connection = await asyncio.to_thread(connect_beside_server, self._path)
@@ -139,7 +139,7 @@ class SqliteStore(SampleStore[SqliteStoreSettings]):
                     episode = codec.episode_from_row(row)
                 except UNDECODABLE as error:
                     why = damaged_record(error, self._path).message
-                    _log.error("episode %r is left out: %s", row[0], why)
+                    _log.error("episode %r is skipped: %s", row[0], why)
                     continue
                 yield episode
             if len(page) < _PAGE:
@@ -207,7 +207,7 @@ class SqliteStore(SampleStore[SqliteStoreSettings]):
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"cannot make the run directory: {error}") from error
+            raise StoreError(f"cannot create the run directory: {error}") from error
         with contextlib.ExitStack() as undo:
             self._lock.acquire()
             undo.callback(self._lock.release)

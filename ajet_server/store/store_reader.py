@@ -108,14 +108,14 @@ class StoreReader:
         )
         if not found:
             raise EpisodeNotFoundError(
-                f"{self.run_dir} has no episode whose id begins with {prefix!r}: list them with "
-                "`ajet inspect RUN`"
+                f"{self.run_dir} has no episode whose id begins with {prefix!r}: list all "
+                "episodes with `ajet inspect RUN`"
             )
         if len(found) > 1 and found[0] != prefix:
             more = ", ..." if len(found) > _SHOWN else ""
             raise RequestError(
-                f"several episodes begin with {prefix!r}: {', '.join(found[:_SHOWN])}{more}; "
-                "give more of the id"
+                f"several episode ids begin with {prefix!r}: "
+                f"{', '.join(found[:_SHOWN])}{more}; add more characters of the id"
             )
         return found[0]
 

@@ -37,7 +37,9 @@ def pack(frame: list[Any]) -> bytes:
     """
     body: bytes = msgpack.packb(frame, use_bin_type=True)
     if len(body) > MAX_FRAME_BYTES:
-        raise WorkerError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
+        raise WorkerError(
+            f"the frame has {len(body)} bytes, more than the limit of {MAX_FRAME_BYTES}"
+        )
     return _HEADER.pack(len(body)) + body
 
 
@@ -79,7 +81,7 @@ async def read(reader: asyncio.StreamReader) -> AsyncIterator[list[Any]]:
             (size,) = _HEADER.unpack_from(buffer, start)
             if size > MAX_FRAME_BYTES:
                 raise WorkerError(
-                    f"a frame announces {size} bytes, over the limit of {MAX_FRAME_BYTES}"
+                    f"the frame announces {size} bytes, more than the limit of {MAX_FRAME_BYTES}"
                 )
             begin = start + _HEADER.size
             if len(buffer) < begin + size:
@@ -100,5 +102,5 @@ def _unpacked(body: memoryview) -> list[Any]:
     with body:
         frame = msgpack.unpackb(body, raw=False, strict_map_key=False)
     if not isinstance(frame, list):
-        raise WorkerError(f"a frame is a {type(frame).__name__}, expected an array")
+        raise WorkerError(f"expected the frame to be an array, but it is a {type(frame).__name__}")
     return frame

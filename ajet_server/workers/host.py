@@ -59,9 +59,9 @@ def _import(target: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise WorkerBootError(
-            f"cannot import {target!r} in this worker's interpreter, {sys.executable}: {error}; install what is missing "
-            "there, or make an environment for it (ajet doctor says how), or name another interpreter in the setting "
-            "workers.python"
+            f"cannot import {target!r} in this worker's interpreter, {sys.executable}: "
+            f"{error}; install the missing packages there, create an environment (`ajet "
+            "doctor` shows how), or set workers.python to another interpreter"
         ) from error
 
 
@@ -73,8 +73,8 @@ def _make(plan: ComponentPlan, context: WorkerContext) -> Any:
 def _check_version(of_server: object) -> None:
     if of_server != __version__:
         raise WorkerBootError(
-            f"this worker's interpreter, {sys.executable}, has agentjet {__version__}, and the server is agentjet "
-            f"{of_server}: both must have the same"
+            f"this worker's interpreter, {sys.executable}, has agentjet {__version__}, but "
+            f"the server is agentjet {of_server}: install the same version in both"
         )
 
 

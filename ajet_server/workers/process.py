@@ -47,7 +47,7 @@ def _signal_text(number: int) -> str:
     """Describe the end of a process that a signal killed."""
     text = f"killed by signal {number}"
     if number == signal.SIGKILL:
-        text += ", which is also what the kernel sends when memory runs out: see dmesg"
+        text += ", which the kernel also sends when memory runs out: see dmesg"
     return text
 
 
@@ -172,7 +172,7 @@ class WorkerProcess:
             async with asyncio.timeout(timeout):
                 return await self.connection.call(BOOT, plan)
         except WorkerDiedError as error:
-            message = f"the worker died while it booted: {error.message}"
+            message = f"the worker died during startup: {error.message}"
             raise (WorkerDiedError if self._killed else WorkerBootError)(message) from error
         except TimeoutError as error:
             raise WorkerBootError(
@@ -233,7 +233,7 @@ class WorkerProcess:
         # Whatever the error, all callers that wait for this worker must be notified.
         (error,) = await asyncio.gather(reading, return_exceptions=True)
         if isinstance(error, Exception):
-            problem = f" after a frame that could not be read ({type(error).__name__}: {error})"
+            problem = f" after sending an unreadable frame ({type(error).__name__}: {error})"
         # The process ends a moment after its connection, and its exit status says why.
         await asyncio.wait([ending], timeout=None if self.connection.closed else _EXIT_SECONDS)
         if not ending.done():

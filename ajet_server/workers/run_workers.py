@@ -71,7 +71,7 @@ class RunWorkers:
                     trained, served = await _together(*boots)
                 report = BootReport(served.engine, trained.trainer)
             if report.engine is None or report.trainer is None:
-                raise WorkerBootError("a worker came up without its engine or its trainer")
+                raise WorkerBootError("a worker started without its engine or its trainer")
             engine = boot.running["worker" if run.together else "engine"]
             trainer = boot.running["worker" if run.together else "trainer"]
             return cls(
@@ -164,6 +164,7 @@ class _Boot:
             if interpreter is None or not interpreter.remedy:
                 raise
             raise WorkerBootError(
-                f"{error.message}\nThe {name} runs in an environment that `ajet doctor` looks at. If something is wrong "
-                f"with it, make it anew: {interpreter.remedy}"
+                f"{error.message}\n"
+                f"The {name} runs in its own environment, which `ajet doctor` checks. If the "
+                f"environment is broken, recreate it: {interpreter.remedy}"
             ) from error

@@ -57,7 +57,7 @@ class Supervisor:
     @property
     def workers(self) -> RunWorkers:
         """The present workers; there must be some."""
-        assert self.running is not None, "the workers are booted before anything is asked of them"
+        assert self.running is not None, "the workers are booted before they are used"
         return self.running
 
     @property
@@ -142,8 +142,8 @@ class Supervisor:
                 await self._ping(what)
                 if self._clock() - began > limit:
                     raise WorkerDiedError(
-                        f"{what} took longer than {limit:g} s (setting server.step_timeout_seconds); the "
-                        "worker is replaced"
+                        f"{what} took longer than {limit:g} s (setting "
+                        "server.step_timeout_seconds); the worker is replaced"
                     )
         finally:
             if not task.done():
@@ -177,7 +177,8 @@ class Supervisor:
                     await worker.ping()
             except TimeoutError:
                 raise WorkerDiedError(
-                    f"worker {worker.pid} did not answer for {self.hang_seconds:g} s while {what}; it is replaced"
+                    f"worker {worker.pid} did not respond for {self.hang_seconds:g} s during "
+                    f"{what}; it is replaced"
                 ) from None
 
     async def _check_engine(self, workers: RunWorkers) -> None:
@@ -186,7 +187,7 @@ class Supervisor:
                 stats = await workers.engine.stats()
         except TimeoutError:
             raise EngineError(
-                f"the engine did not answer for {self.hang_seconds:g} s; its worker is replaced"
+                f"the engine did not respond for {self.hang_seconds:g} s; its worker is replaced"
             ) from None
         self._engine_watch.note(stats, self.gate.running, self._clock())
 

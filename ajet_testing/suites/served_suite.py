@@ -177,7 +177,7 @@ class ServedEngineSuite(EngineCase):
                 version = next(versions)
                 await engine.update_weights(sender.publish(self.module(which), version))
                 await self.assert_served(engine, which, version)
-            with pytest.raises(EngineError, match="of another model"):
+            with pytest.raises(EngineError, match="to another model"):
                 await engine.update_weights(sender.publish(self.other_module(), next(versions)))
             await self.assert_served(engine, 1, version)
 

@@ -96,7 +96,7 @@ class SampleStoreSuite:
 
     async def test_an_outcome_is_replaced(self, store: SampleStore) -> None:
         prepared = replace(make_joint(), state="prepared", reward=1.0)
-        aborted = replace(prepared, state="aborted", reward=None, reason="its arbiter said so")
+        aborted = replace(prepared, state="aborted", reward=None, reason="its arbiter decided it")
         for record in (make_joint(), prepared, aborted, replace(aborted, final=True)):
             await store.append(record)
         assert await found(store) == [replace(aborted, final=True)]

@@ -183,7 +183,7 @@ def test_what_fills_no_batch_is_said(
     monkeypatch.setenv("AJET_URL", own_swarm.url)
     monkeypatch.setenv("AJET_TOKEN", own_swarm.token)
     train(trainable(plain.play, reward=one), ["a", "b", "c"], progress=False)
-    assert "the open batch has 1 of 2 tasks: they are trained once 1 more are" in caplog.text
+    assert "the open batch has 1 of 2 tasks: it is trained once 1 more are" in caplog.text
     caplog.clear()
     train(trainable(plain.play, reward=one), ["d"], progress=False)
     assert "the open batch" not in caplog.text
@@ -203,7 +203,7 @@ def test_functions_run_in_threads_and_agents_as_they_are(own_swarm: ScriptedSwar
 async def test_what_cannot_be_trained_is_refused(own_swarm: ScriptedSwarm) -> None:
     client = AsyncSwarmClient(own_swarm.url, own_swarm.token)
     solve = trainable(plain.play, reward=one)
-    with pytest.raises(RequestError, match="two tasks are called 'a'"):
+    with pytest.raises(RequestError, match="two tasks have the id 'a'"):
         await train_async(solve, ["a", "b", "a"], client=client)
     with pytest.raises(RequestError, match="epochs is 0"):
         await train_async(solve, ["a"], client=client, epochs=0)
@@ -211,13 +211,13 @@ async def test_what_cannot_be_trained_is_refused(own_swarm: ScriptedSwarm) -> No
         await train_async(solve, ["a"], client=client, first_epoch=0)
     with pytest.raises(TypeError, match="`train`, which runs it in threads"):
         await train_async(trainable(plain.play_sync), ["a"], client=client)
-    with pytest.raises(TypeError, match="trained with AsyncSwarmClient"):
+    with pytest.raises(TypeError, match="requires AsyncSwarmClient"):
         train(solve, ["a"], client=SwarmClient(own_swarm.url))
     with pytest.raises(TypeError, match="await train_async"):
         train(solve, ["a"], client=client)
     with pytest.raises(RequestError, match="concurrency is 0"):
         train(solve, ["a"], client=client, concurrency=0)
-    with pytest.raises(TypeError, match="trained with SwarmClient"):
+    with pytest.raises(TypeError, match="requires SwarmClient"):
         train(trainable(plain.play_sync), ["a"], client=client)
     await client.close()
 
@@ -335,7 +335,7 @@ def test_a_group_size_that_fits_no_batch_is_said(
         with pytest.raises(RequestError, match="batches take 2 episodes of a task"):
             train(solve, ["a"], client=client, progress=False, group_size=size)
     train(solve, ["a"], client=client, progress=False, group_size=1)
-    assert "group_size is 1, and the run's batches take 2" in caplog.text
+    assert "group_size is 1, but the run's batches take 2" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -225,19 +225,19 @@ async def test_what_does_not_fit_is_refused(swarm: ScriptedSwarm) -> None:
         yield 1.0
 
     with SwarmClient(swarm.url) as sync:
-        with pytest.raises(TypeError, match="an async function needs AsyncSwarmClient"):
+        with pytest.raises(TypeError, match="an async function requires AsyncSwarmClient"):
             trainable(solve, sync)
         with pytest.raises(TypeError, match="generator"):
             trainable(generates, sync)
         with pytest.raises(TypeError, match="two clients"):
             trainable(sync, sync)
-        with pytest.raises(TypeError, match="leave the client out"):
+        with pytest.raises(TypeError, match="do not pass a client"):
             trainable(lambda task: 1.0, sync, models={"a": swarm.url})
-    with pytest.raises(TypeError, match="needs SwarmClient or Swarm, not AsyncSwarmClient"):
+    with pytest.raises(TypeError, match="requires SwarmClient or Swarm, not AsyncSwarmClient"):
         trainable(lambda task: 1.0, AsyncSwarmClient(swarm.url))
     with pytest.raises(ConfigError, match=r"builtins.object \(installed adapters: .*plain"):
         trainable(object())
-    with pytest.raises(TypeError, match="has no name"):
+    with pytest.raises(TypeError, match="has no id"):
         await trainable(solve, AsyncSwarmClient(swarm.url))(object())
 
 
@@ -290,7 +290,7 @@ async def test_models_by_the_names_that_are_asked_for(
         await ask("gpt-5-mini")
         with agent_name("executor"):
             await ask("planner")
-        with pytest.raises(openai.BadRequestError, match="belongs to none of the roles"):
+        with pytest.raises(openai.BadRequestError, match="matches none of the roles"):
             await ask("gpt-5")
         return 1.0
 
@@ -338,7 +338,7 @@ async def test_calls_that_all_failed_are_no_episode(
                 await llm.chat.completions.create(model="any", messages=[])
         return 1.0
 
-    with pytest.raises(RoutingError, match="none of its 1 model calls was answered"):
+    with pytest.raises(RoutingError, match="none of its 1 model calls succeeded"):
         await swallows("swallowed")
     assert last(swarm).state == "aborted"
 
@@ -386,7 +386,7 @@ async def test_attributes_of_an_object_are_its_own(client: AsyncSwarmClient) -> 
     assert program.plain is solver
     assert program.terms.tag == "math"
     assert callable(program.agent)
-    with pytest.raises(TypeError, match="trainable already"):
+    with pytest.raises(TypeError, match="already trainable"):
         trainable(program, reward=lambda task, result: 1.0)
 
 
@@ -395,9 +395,9 @@ def test_what_has_to_be_awaited_is_said_so(swarm: ScriptedSwarm) -> None:
         return 1.0
 
     with SwarmClient(swarm.url, swarm.token) as client:
-        with pytest.raises(TypeError, match="declare it `async def`"):
+        with pytest.raises(TypeError, match="declare it with `async def`"):
             trainable(lambda task: plain.play(f"{task}!"), client)("a lambda")
-        with pytest.raises(TypeError, match="the reward is async"):
+        with pytest.raises(TypeError, match="the reward function is async"):
             trainable(plain.play_sync, client, reward=judge)
 
 
@@ -448,12 +448,10 @@ async def test_a_call_in_a_dialect_that_is_not_spoken_is_left_alone_and_said_so_
                 await http.post(url, json={}, headers={"x-goog-api-key": "real"})
         return 1.0
 
-    with pytest.raises(
-        RoutingError, match=r"gemini\.example/v1beta/models/g:generateContent alone"
-    ):
+    with pytest.raises(RoutingError, match=r"gemini\.example/v1beta/models/g:generateContent: "):
         await solve("strange")
     assert asked == ["real", "real"]
-    assert sum("does not speak its dialect" in line for line in caplog.messages) == 1
+    assert sum("does not support its dialect" in line for line in caplog.messages) == 1
 
 
 def test_event_loops_leave_nothing_open(swarm: ScriptedSwarm) -> None:

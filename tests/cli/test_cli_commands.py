@@ -110,7 +110,7 @@ def test_status_shows_what_timelines_cost(server: type[FakeClient]) -> None:
     server.answers = [STATUS.model_copy(update={"last_step": step})]
     shown = " ".join(ajet("status").stdout.split())
     assert "12, 9000 tokens recorded, 1500 distinct, 1200 computed as group tree" in shown
-    assert "3 answers would have drifted (kept as sampled) 37% [paid] twice" in shown
+    assert "3 answers would have changed through text (kept as sampled) 37% [paid] twice" in shown
     assert "left out" not in shown
     assert "last step loss 0.5 timelines" in shown
 
@@ -173,7 +173,7 @@ def test_status_shows_what_it_waits_for_and_what_failed(server: type[FakeClient]
             "resume",
             ["--from-step", "5", "--retrain"],
             ("resume", 5, True),
-            "run run-7 resumed, going back to step 5",
+            "run run-7 resumed, from the checkpoint of step 5",
         ),
     ],
 )

@@ -94,11 +94,11 @@ def test_the_device_is_what_the_machine_has(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("create", "vlm"), "no environment 'vlm' to make; known: sglang"),
-        (("create", "trl", "--source", "."), "is no source tree of agentjet"),
+        (("create", "vlm"), "no recipe for an environment 'vlm'; known: sglang"),
+        (("create", "trl", "--source", "."), "is not a source tree of agentjet"),
         (("create", "trl", "--cpu", "--python", "/no/python"), "it does not run"),
-        (("path", "trl"), "make it with ajet env create trl"),
-        (("path", "vlm"), "no environment 'vlm'"),
+        (("path", "trl"), "create it with ajet env create trl"),
+        (("path", "vlm"), "no recipe for an environment 'vlm'"),
     ],
 )
 def test_mistakes_are_explained(args: tuple[str, ...], message: str) -> None:
@@ -116,7 +116,7 @@ def test_a_path_that_cannot_be_an_environment_is_refused(path: str, tmp_path: Pa
     python = f"--python={sys.executable}"
     result = ajet("env", "create", "trl", "--cpu", "--path", path, python)
     assert result.exit_code == 2
-    assert "give another --path" in result.output
+    assert "choose another --path" in result.output
 
 
 def test_environments_are_listed_with_those_that_can_be_made(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ async def test_an_answer_of_something_else_is_told(make: MakeFace) -> None:
 
 async def test_no_common_version(make: MakeFace) -> None:
     script = Script().on("GET /v1/protocol", (200, {"versions": ["2.0"], "server_version": "9"}))
-    with pytest.raises(VersionError, match=r"speaks protocol 2\.0, this client 1\.\d"):
+    with pytest.raises(VersionError, match=r"supports protocol 2\.0, but this client 1\.\d"):
         await make(script).call("status")
 
 
@@ -117,7 +117,7 @@ async def test_a_server_that_is_not_there_is_told_early_and_waited_for(
     # It may be starting; but whoever has a wrong URL reads so after a second or two.
     assert len(clock.sleeps) == DEFAULT_RETRIES
     (told,) = [r for r in caplog.records if r.name == "ajet.client"]
-    assert "no answer from" in told.getMessage()
+    assert "no response from" in told.getMessage()
 
 
 async def test_retry_after_of_body_and_header_is_honoured(make: MakeFace, clock: Clock) -> None:

@@ -229,7 +229,7 @@ def silence(clock: Clock, seconds: float) -> Callable[[httpx.Request], httpx.Res
 
     def answer(_: httpx.Request) -> httpx.Response:
         clock.sleep(seconds)
-        raise httpx.ReadTimeout("no answer")
+        raise httpx.ReadTimeout("no response")
 
     return answer
 
@@ -256,4 +256,4 @@ async def test_a_long_outage_is_in_the_log(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) >= 5
     assert all(text.startswith("GET /v1/run has waited ") for text in told)
-    assert all("no answer yet (ReadTimeout" in text for text in told)
+    assert all("no response yet (ReadTimeout" in text for text in told)

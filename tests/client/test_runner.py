@@ -110,7 +110,7 @@ def test_a_failing_task_leaves_the_others_alone(kind: str, url: str, stub: Swarm
     assert 'raise ValueError(f"cannot do it' in failure.traceback
     said = str(report)
     assert said.startswith("2 episodes ended in ")
-    assert "with a mean reward of 1; 2 were given up, the first, of task 'bad', because of" in said
+    assert "with a mean reward of 1; 2 failed, the first (task 'bad') because of" in said
     assert said.endswith("ValueError: cannot do it with ***")
     aborted = stub.by_task("bad")
     assert [o["state"] for o in aborted] == ["aborted"] * 4

@@ -93,7 +93,7 @@ async def test_leaving_without_a_reward_aborts(make: MakeFace, script: Script) -
         pass
 
     await within(make(script), body)
-    assert script.bodies()[1]["reason"] == "the client left the episode without a reward"
+    assert script.bodies()[1]["reason"] == "the client left the episode without reporting a reward"
 
 
 async def test_an_exception_after_the_end_changes_nothing(make: MakeFace, script: Script) -> None:

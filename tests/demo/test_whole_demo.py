@@ -76,7 +76,7 @@ def test_ctrl_c_stops_it_cleanly_and_the_same_command_goes_on(tmp_path: Path) ->
     second = start(run_dir, done + 1)
     out, err = second.communicate(timeout=200)
     assert second.returncode == 0, err
-    assert "making a tiny model" not in err
+    assert "creating a tiny model" not in err
     summary = json.loads(out.strip().splitlines()[-1])
     assert set(summary) >= KEYS
     assert summary["steps"] == done + 1

@@ -174,7 +174,7 @@ async def test_a_second_opener_is_told_who_has_the_store(
 
 
 async def test_a_store_is_opened_once(store: SqliteStore) -> None:
-    with pytest.raises(StoreError, match="open already"):
+    with pytest.raises(StoreError, match="already open"):
         await store.open()
 
 
@@ -193,7 +193,7 @@ async def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "samples.sqlite3")
     connection.execute("CREATE TABLE theirs (a)")
     connection.close()
-    with pytest.raises(StoreError, match="not a store of agentjet"):
+    with pytest.raises(StoreError, match="not an agentjet store"):
         await make_store(tmp_path).open()
 
 

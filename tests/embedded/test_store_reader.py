@@ -148,7 +148,7 @@ async def test_an_id_that_others_begin_with_is_found(reader: StoreReader) -> Non
 
 
 async def test_an_ambiguous_beginning_names_the_episodes(reader: StoreReader) -> None:
-    with pytest.raises(RequestError, match=r"several episodes begin with 'ep-': ep-1, ep-12;"):
+    with pytest.raises(RequestError, match=r"several episode ids begin with 'ep-': ep-1, ep-12;"):
         await reader.find("ep-")
 
 
@@ -170,7 +170,7 @@ async def test_the_file_itself_may_be_named(run_dir: Path) -> None:
 
 
 async def test_a_directory_above_is_told_where_the_run_is(run_dir: Path) -> None:
-    with pytest.raises(StoreError, match=f"there is one in {run_dir}"):
+    with pytest.raises(StoreError, match=f"{run_dir} contains one"):
         await reading(run_dir.parent).__aenter__()
 
 
@@ -211,7 +211,7 @@ async def test_another_database_is_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE mine (x)")
     connection.close()
-    with pytest.raises(StoreError, match="not a store of agentjet"):
+    with pytest.raises(StoreError, match="not an agentjet store"):
         await reading(tmp_path).__aenter__()
 
 

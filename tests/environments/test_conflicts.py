@@ -82,7 +82,7 @@ def test_the_backend_that_is_not_content_moves_into_an_environment(
     }
     assert str(conflict) == (
         f"{first} needs {ranges[first]}, and {second} needs {ranges[second]}: "
-        f"no version suits both ({transformers} is installed)"
+        f"no version satisfies both ({transformers} is installed)"
     )
     assert remedy == moved
 

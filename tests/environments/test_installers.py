@@ -103,7 +103,7 @@ def test_uv_is_taken_if_it_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.install(Path("/somewhere/python"))[-2:] == ["--python", "/somewhere/python"]
     monkeypatch.setattr(installers, "_uv", lambda: None)
     assert find_installer(None, PYTHON) is PIP
-    with pytest.raises(ConfigError, match="there is no uv"):
+    with pytest.raises(ConfigError, match="uv is not installed"):
         find_installer("uv", PYTHON)
 
 
@@ -121,5 +121,5 @@ def test_what_cannot_be_said_to_uv_is_left_to_pip(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.processes
 def test_a_pip_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(BackendEnvironmentError, match="how pip is configured"):
+    with pytest.raises(BackendEnvironmentError, match="the configuration of pip"):
         pip_configuration(tmp_path / "no-python")

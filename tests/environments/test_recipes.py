@@ -85,7 +85,7 @@ def test_no_recipe_names_a_place_to_install_from() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"no environment 'vlm'.*trl, verl, vllm"):
+    with pytest.raises(ConfigError, match=r"no recipe for an environment 'vlm'.*trl, verl, vllm"):
         recipe("vlm")
 
 

@@ -98,7 +98,7 @@ def test_a_file_is_not_replaced_without_force(run_dir: Path, tmp_path: Path) -> 
     path.write_text("mine")
     result = export(run_dir, path)
     assert result.exit_code == 2
-    assert "exists: give another name, or --force" in result.stderr
+    assert "exists: choose another name, or replace it with --force" in result.stderr
     assert path.read_text() == "mine"
     assert export(run_dir, path, "--force").exit_code == 0
     assert path.read_text() != "mine"

@@ -46,14 +46,14 @@ def test_a_row_has_the_episodes_numbers(run_dir: Path, recording: Recording) -> 
     assert row["tokens_raw"] == sum(call.length for call in calls)
     assert row["tokens"] < row["tokens_raw"]
     assert (row["timelines"], row["forks"], row["step"], row["reward"]) == (3, 2, 1, 1.0)
-    assert row["paid_again"] > 0
+    assert row["recomputed_tokens"] > 0
     assert found["total"] == 4
 
 
 def test_the_list_ends_with_what_forks_cost(run_dir: Path) -> None:
     output = inspect(run_dir).stdout
     assert "because your agent rewrites the system message (once" in output
-    assert "no tokens are paid twice" in inspect(run_dir, "--state", "open").stdout
+    assert "no tokens are recomputed" in inspect(run_dir, "--state", "open").stdout
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def with_a_refused_batch(run_dir: Path, copy: Path) -> Path:
 
 def test_refused_batches_are_told_and_their_episodes_listed(run_dir: Path, tmp_path: Path) -> None:
     assert rows(run_dir, "--refused") == []
-    assert "is of a refused batch" in inspect(run_dir, "--refused", "--html", "x.html").stderr
+    assert "belongs to a refused batch" in inspect(run_dir, "--refused", "--html", "x.html").stderr
     run_dir = with_a_refused_batch(run_dir, tmp_path / "run")
     assert rows(run_dir, "--refused") == ["ep-aab2", "ep-aaa1"]
     assert rows(run_dir, "--step", "1") == []
     shown = " ".join(inspect(run_dir).stdout.split())
-    assert "(2 episodes), which the trainer refused: its loss is NaN" in shown
+    assert "(2 episodes): its loss is NaN" in shown
     (told,) = json.loads(inspect(run_dir, "--json").stdout)["refused"]
     assert (told["step"], told["reason"]) == (1, "its loss is NaN")
     page = tmp_path / "refused.html"
@@ -190,9 +190,12 @@ def test_another_tokenizer_can_be_named(tmp_path: Path, model_dir: Path) -> None
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["ep-a"], "several episodes begin with 'ep-a': ep-aaa1, ep-aab2; give more of the id"),
+        (
+            ["ep-a"],
+            "several episode ids begin with 'ep-a': ep-aaa1, ep-aab2; add more characters of the id",
+        ),
         (["zzz"], "has no episode whose id begins with 'zzz'"),
-        (["--step", "9", "--html", "out.html"], "is of step 9"),
+        (["--step", "9", "--html", "out.html"], "belongs to step 9"),
     ],
 )
 def test_what_is_not_there_is_one_line(run_dir: Path, args: list[str], message: str) -> None:
@@ -205,7 +208,7 @@ def test_what_is_not_there_is_one_line(run_dir: Path, args: list[str], message: 
 def test_a_directory_without_a_run_is_one_line(tmp_path: Path) -> None:
     result = inspect(tmp_path)
     assert result.exit_code == 2
-    assert result.stderr.startswith("ajet: error: no store of a run: ")
+    assert result.stderr.startswith("ajet: error: ")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +233,7 @@ def test_a_page_is_written_whole_over_an_older_one(run_dir: Path, tmp_path: Path
 def test_a_page_of_a_step_that_is_cut_says_so(run_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     result = inspect(run_dir, "--step", 1, "--html", path, "--max-tokens", 50)
-    assert "tokens are not in it: raise --max-tokens" in result.stdout
+    assert "tokens are left out: raise --max-tokens" in result.stdout
 
 
 @pytest.mark.processes

@@ -102,4 +102,4 @@ def test_a_damaged_note_is_one_line(tmp_path: Path) -> None:
     (tmp_path / NOTE).write_text('{"name": 3}')
     result = CliRunner().invoke(cli, ["inspect", str(tmp_path)], prog_name="ajet")
     assert result.exit_code == 2
-    assert "does not say which store the run has" in result.stderr
+    assert "does not name the run's store" in result.stderr

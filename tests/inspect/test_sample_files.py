@@ -113,5 +113,5 @@ def test_nothing_is_left_of_a_file_that_failed(tmp_path: Path) -> None:
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "gone" / "out"
-    with pytest.raises(RequestError, match="no directory"), new_file(path, replace=True):
+    with pytest.raises(RequestError, match="does not exist"), new_file(path, replace=True):
         pass

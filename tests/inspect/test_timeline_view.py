@@ -141,5 +141,5 @@ def test_drift_and_echoes_are_told() -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(episode_tree(episode, TokenTexts(None)))
     shown = console.export_text()
-    assert "2 tokens would have drifted" in shown
-    assert "the answer before came back with another arguments" in shown
+    assert "2 tokens would have changed through text" in shown
+    assert "the previous answer came back with another arguments" in shown

@@ -134,7 +134,7 @@ async def test_an_arbiter_that_is_away_keeps_the_outcome_open(world: World) -> N
     await world[OTHER].service.peers.look()
     assert [record.state for record in await world[OTHER].records()] == ["prepared"]
     (part,) = world[OTHER].service.episodes.prepared
-    assert part.doubt == "http://executor.test does not answer (ConnectError)"
+    assert part.doubt == "http://executor.test is not reachable (ConnectError)"
     await world[ARBITER].start()
     await resolve(world, "the servers")
     assert await world.states() == {ARBITER: ["ended"], OTHER: ["ended"]}

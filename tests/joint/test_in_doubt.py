@@ -77,14 +77,17 @@ async def test_what_the_arbiter_says_is_done(world: World, outcome: str, state: 
 @pytest.mark.parametrize(
     ("answer", "doubt"),
     [
-        (says("unknown", "another run"), "has run another run, not run-of-executor"),
+        (says("unknown", "another run"), "belongs to run run-of-executor"),
         (says("ended", None), "has run None"),
-        (httpx.Response(401, json={}), "answers with HTTP 401"),
-        (httpx.Response(302, headers={"location": "https://evil.test/"}), "answers with HTTP 302"),
-        (httpx.Response(200, text="<html>"), "does not answer as a swarm server does"),
+        (httpx.Response(401, json={}), "responded with HTTP 401"),
+        (
+            httpx.Response(302, headers={"location": "https://evil.test/"}),
+            "responded with HTTP 302",
+        ),
+        (httpx.Response(200, text="<html>"), "did not send the response of a swarm server"),
         (
             httpx.Response(200, json={"run_id": f"run-of-{ARBITER}", "outcomes": {}}),
-            "it is open there",
+            "it is still open on its arbiter",
         ),
     ],
 )
@@ -113,7 +116,7 @@ async def test_an_evaluation_in_doubt_is_counted_once_after_a_restart(
     (evaluation,) = evaluations.all()
     assert (evaluation.open, evaluation.episodes) == (1, 0)
     await ask(world, says(outcome))
-    (evaluation,) = evaluations.settled()
+    (evaluation,) = evaluations.completed()
     assert (evaluation.open, evaluation.episodes) == (0, ended)
 
 
@@ -156,7 +159,7 @@ async def test_what_is_in_doubt_is_shown_to_operators_and_counted(world: World) 
     (finding,) = [found for found in status.findings if found.code == "joint_in_doubt"]
     assert finding.stuck
     assert episode in finding.message
-    assert f"whose arbiter is '{ARBITER}'" in finding.message
+    assert f"arbiter '{ARBITER}'" in finding.message
     assert status.counters["prepared_episodes"] == 1
     async with world.swarm() as swarm:
         seen = (await swarm.status())[OTHER]
@@ -169,7 +172,7 @@ def test_many_parts_in_doubt_are_one_finding() -> None:
     (finding,) = diagnose(view, 60.0)
     assert (finding.seconds, finding.stuck) == (24.0, False)
     assert finding.message.startswith("5 prepared parts of joint episodes wait for their arbiter: ")
-    assert "episode e4 for 24 s, whose arbiter is 'planner': away" in finding.message
+    assert "episode e4 for 24 s, arbiter 'planner': away" in finding.message
     assert finding.message.endswith("; and 2 more")
 
 
@@ -182,8 +185,8 @@ def test_a_part_that_was_just_prepared_is_in_no_doubt() -> None:
     ("peer", "why"),
     [
         ({"url": "http://planner.example:8642"}, "in the clear"),
-        ({"url": "ftp://planner"}, "not the URL of a server"),
-        ({"url": "https://user:word@planner"}, "not the URL of a server"),
+        ({"url": "ftp://planner"}, "not a valid server URL"),
+        ({"url": "https://user:word@planner"}, "not a valid server URL"),
     ],
 )
 def test_a_peer_that_would_give_its_token_away_is_refused(peer: dict[str, str], why: str) -> None:

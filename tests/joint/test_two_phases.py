@@ -47,7 +47,7 @@ async def test_a_joint_episode_that_fails_is_aborted_everywhere(world: World) ->
         assert "the agent is broken" in first.reason
         assert (second.state, second.reason) == (
             "aborted",
-            "the client left the episode without a reward",
+            "the client left the episode without reporting a reward",
         )
 
 
@@ -139,7 +139,7 @@ async def test_what_is_prepared_is_aborted_only_after_its_arbiter(world: World) 
     abort = f"/v1/episodes/{episode}/abort"
     refused = await world[OTHER].post(abort, {"reason": "x"})
     assert refused.status_code == 409
-    assert "its arbiter's to say" in error_of(refused)["message"]
+    assert "its arbiter decides its outcome" in error_of(refused)["message"]
     answer = await world[OTHER].post(
         abort, {"reason": "x", "cause": "timeout", "arbiter_aborted": True}
     )

@@ -186,7 +186,7 @@ async def test_text_is_continued_as_it_is(model_says) -> None:
         ("responses", {"input": []}, "input"),
         ("responses", {"input": "x", "tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
         ("completions", {"prompt": ["a", "b"]}, "several prompts"),
-        ("completions", {"prompt": ""}, "nothing to continue"),
+        ("completions", {"prompt": ""}, "must not be empty"),
         ("completions", {"prompt": [10**9]}, "token ids"),
         ("completions", {"prompt": "x", "suffix": "y"}, "suffix"),
         ("embeddings", {"input": "x"}, "embeddings"),

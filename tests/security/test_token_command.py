@@ -73,8 +73,8 @@ def test_tokens_are_made_listed_and_revoked_without_a_server() -> None:
     ("args", "says"),
     [
         (["create", "--name", "a b"], "name"),
-        (["create", "--name", "a", "--expires", "3y"], "no duration"),
-        (["create", "--name", "a", "--expires", "0d"], "no duration"),
+        (["create", "--name", "a", "--expires", "3y"], "not a duration"),
+        (["create", "--name", "a", "--expires", "0d"], "not a duration"),
         (["create", "--name", "a", "--max-open", "0"], "open_episodes"),
         (["create", "--name", "a", "--scope", "root"], "root"),
         (["create", "--name", "a", "--url", "http://127.0.0.1:1"], "cannot be combined"),

@@ -200,7 +200,7 @@ async def test_whatever_a_boot_fails_of_somebody_is_told(
     updating = asyncio.create_task(engine.update_weights(update(7)))
     engine.servers[0].dead = True
     for task in (asking, updating):
-        with pytest.raises(EngineError, match=r"can be brought back; the first: \w+"):
+        with pytest.raises(EngineError, match=r"can be restarted. First reason: \w+"):
             await task
     await engine.close()
 

@@ -48,7 +48,7 @@ def test_what_is_no_exposition_is_left_out(caplog: pytest.LogCaptureFixture) -> 
     told = labelled({0: "<html>not an exposition</html>", 1: text})
     (family,) = text_string_to_metric_families(told)
     assert [sample.labels for sample in family.samples] == [{"replica": "1"}]
-    assert "what server 0 measures cannot be read" in caplog.text
+    assert "cannot read the metrics of server 0" in caplog.text
 
 
 async def test_servers_that_do_not_answer_are_left_out(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ async def test_an_algorithm_field_that_the_trainer_does_not_honour_is_refused(
         assert answer.status_code == 400
         error = error_of(answer)
         assert (error["type"], error["param"]) == ("invalid_config", "algorithm.importance")
-        assert "'scripted' does not honour algorithm.importance" in error["message"]
+        assert "'scripted' does not support algorithm.importance" in error["message"]
         assert (await server.put_run(algorithm={"importance": "ratio"})).status_code == 200
 
 
@@ -380,7 +380,7 @@ async def test_a_client_that_is_started_again_configures_the_run_that_is_active(
         refused = await server.put_run(**other)
         assert refused.status_code == 409
         named = "steps" if "steps" in other else "seed"
-        assert f"one with another {named} is active" in error_of(refused)["message"]
+        assert f"a run with a different {named} is active" in error_of(refused)["message"]
     refused = await server.put_run(seed=3, mixture={"ratios": {"x": 1.0}})
     assert "PUT /v1/mixture" in error_of(refused)["message"]
     wrong = await server.put_run(model={"path": "nowhere", "renderer": "qwen3"})

@@ -47,7 +47,7 @@ async def test_a_run_that_is_taken_up_survives_a_worker_that_is_killed_while_it_
     async with servers.running() as server:
         await until_rolling(server)
         (death,) = deaths(server)
-        assert "died while it booted" in death
+        assert "died during startup" in death
         assert server.service.coordinator.step == 1
         await server.batch()
 

@@ -64,7 +64,7 @@ def test_training_episodes_are_no_evaluation() -> None:
     evaluations = Evaluations()
     rolled(evaluations, replace(ended(1.0), kind="train"))
     assert evaluations.all() == []
-    assert evaluations.settled() == []
+    assert evaluations.completed() == []
 
 
 def test_clients_task_sets_and_steps_are_counted_apart() -> None:
@@ -133,10 +133,10 @@ def test_an_evaluation_is_told_once_when_its_last_open_episode_is_over() -> None
     evaluations = Evaluations()
     evaluations.opened(episode("u"))
     rolled(evaluations, ended(1.0))
-    assert evaluations.settled() == []
+    assert evaluations.completed() == []
     evaluations.finished(ended(0.0, "u"))
-    assert [e.episodes for e in evaluations.settled()] == [2]
-    assert evaluations.settled() == []
+    assert [e.episodes for e in evaluations.completed()] == [2]
+    assert evaluations.completed() == []
 
 
 def test_inventing_tasks_does_not_fill_the_memory() -> None:

@@ -155,7 +155,7 @@ def test_an_engine_that_stands_still_with_calls_is_given_up() -> None:
     watch.note(stats(7), calls=1, now=0.0)
     watch.note(stats(7), calls=1, now=9.0)
     assert watch.stalled == 9.0
-    with pytest.raises(EngineError, match="sampled nothing for 11 s though 2 calls wait"):
+    with pytest.raises(EngineError, match="sampled nothing for 11 s while 2 calls wait"):
         watch.note(stats(7), calls=2, now=11.0)
     # The one that replaces it has its own time.
     watch.note(stats(0), calls=2, now=12.0)
@@ -188,13 +188,13 @@ def test_equal_rewards_are_told_apart_from_tasks_that_are_each_too_easy_or_too_h
     assert "all 2 rewards of the batch are 0.5" in same
     groups = [ended(f"{g}{n}", r, g) for g, r in (("x", 0.0), ("y", 1.0)) for n in range(2)]
     (flat,) = findings(groups)
-    assert "within each task all rewards are equal" in flat
+    assert "rewards are equal within each task" in flat
 
 
 def test_tasks_that_train_nothing_are_named_if_they_are_many() -> None:
     flat = [ended(f"x{n}", 1.0, "x") for n in range(2)]
     (found,) = findings([*flat, ended("y0", 0.0, "y"), ended("y1", 1.0, "y")])
-    assert "1 of 2 tasks have equal rewards in all their episodes and train nothing (x)" in found
+    assert "in 1 of 2 tasks, which therefore contribute nothing to training (x)" in found
     many = [ended(f"{g}{r:g}", r, g) for g in "yzw" for r in (0.0, 1.0)]
     assert findings([*flat, *many]) == []
 

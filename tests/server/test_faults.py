@@ -88,7 +88,7 @@ async def test_failing_agents_pause_the_run_with_a_diagnosis(server: Running) ->
     refused = await server.http.post("/v1/episodes", headers=CLIENT, json=body)
     assert refused.status_code == 503
     # Whose agents failed and how is not for every client.
-    assert "the server is PAUSED; its operator sees why" in error_of(refused)["message"]
+    assert "the server is PAUSED; ask its operator for the reason" in error_of(refused)["message"]
     waiting = asyncio.create_task(server.claim("y"))
     answer = await server.http.post("/v1/run/resume", headers=CONTROL)
     assert answer.status_code == 200
@@ -157,7 +157,7 @@ async def test_a_batch_that_workers_die_of_is_kept_and_the_next_one_takes_its_st
     await server.batch()
     assert server.service.coordinator.step == 2
     (kept,) = await server.service.store.batches(after_step=0, refused=True)
-    assert "training the batch cost 1 worker, the last one" in kept.refused
+    assert "1 worker died while training the batch; the last failure" in kept.refused
     assert kept.batch_id not in {s.batch_id for s in await server.service.store.steps()}
 
 
@@ -354,7 +354,7 @@ async def test_a_frozen_worker_is_replaced_in_the_middle_of_a_step(servers: Serv
             await training
         assert server.service.coordinator.step == 1
         died = [e["message"] for e in events(server, "worker") if e["what"] == "died"]
-        assert "did not answer for 0.5 s while training step 1" in died[0]
+        assert "did not respond for 0.5 s during training step 1" in died[0]
 
 
 @pytest.mark.usefixtures("worker_processes")

@@ -346,7 +346,7 @@ async def test_a_batch_is_made_without_late_tasks_that_are_spare(server: Running
     await until_step(server, 1)
     answer = await server.chat(late)
     assert answer.status_code == 410
-    assert "the batch of step 1 was made without it" in error_of(answer)["message"]
+    assert "the batch of step 1 was trained without it" in error_of(answer)["message"]
     (batch,) = await batches(server)
     assert len(batch.episode_ids) == 4
 

@@ -188,7 +188,7 @@ async def test_the_command_without_clients_ends_with_one_line_and_the_way_out(
     result = await ajet_preflight(server, "--wait", "0")
     assert result.exit_code == 2
     (_, line) = result.stderr.splitlines()
-    assert line.startswith("ajet: error: no batch to try within 0 s: ")
+    assert line.startswith("ajet: error: no batch to check within 0 s: ")
     assert "Run a client that rolls out episodes of your tasks" in line
 
 

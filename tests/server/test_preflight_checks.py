@@ -65,8 +65,8 @@ def test_a_healthy_batch_passes() -> None:
     [
         ((0.02,), "pass", "mean difference 0.02 nats over 40 tokens"),
         ((0.2,), "fail", "above preflight.max_logprob_gap 0.1"),
-        ((0.001, 0.001, 0.001, 0.3), "fail", "it depends on the position"),
-        ((0.001, 0.001, 0.001, 0.05), "warn", "not flat over the position"),
+        ((0.001, 0.001, 0.001, 0.3), "fail", "the difference depends on the position"),
+        ((0.001, 0.001, 0.001, 0.05), "warn", "varies with the position"),
         ((1e-7, 1e-7, 1e-7, 1e-4), "pass", "up to token 42"),
     ],
 )
@@ -84,7 +84,7 @@ def test_tokens_of_other_weights_say_nothing_of_the_gap() -> None:
 def test_a_gap_under_dropout_is_told_and_not_judged() -> None:
     check = verdict("logprobs", evidence(0.5, dropout=True))
     assert check.verdict == "pass"
-    assert "under dropout" in check.found
+    assert "with dropout" in check.found
 
 
 def test_a_batch_that_the_trainer_refuses() -> None:
@@ -117,7 +117,7 @@ def test_answers_that_come_back_in_another_form_are_told_and_kept() -> None:
     calls = [call(), call(metadata={"echo_fields": "content,arguments"})]
     check = verdict("template", evidence(0.0, calls=calls))
     assert check.verdict == "pass"
-    assert "1 of them came back from the agent in another form (arguments, content)" in check.found
+    assert "the agent sent back 1 of them in another form (arguments, content)" in check.found
 
 
 def test_tools_whose_calls_nobody_reads() -> None:
@@ -138,8 +138,8 @@ def test_an_agent_that_makes_no_call() -> None:
     ("longest", "expected", "says"),
     [
         (Longest(43, 100, 100), "pass", "100 tokens fit"),
-        (Longest(43, None, 43), "pass", "no model.max_context is set"),
-        (Longest(43, 100, 43), "warn", "the 100 that an episode may have were not tried"),
+        (Longest(43, None, 43), "pass", "model.max_context is not set"),
+        (Longest(43, 100, 43), "warn", "up to the limit of 100, were not tried"),
         (Longest(43, 100, 43, "too large"), "fail", "the longest call so far has 43 tokens"),
         (Longest(43, 100, 0), "warn", "no episode was computed"),
     ],

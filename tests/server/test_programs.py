@@ -260,7 +260,7 @@ async def test_tools_whose_calls_nobody_reads_are_a_finding(
         assert offered == [False, True, True]
     # What was meant as a call stays visible.
     assert "write_file" in answer["choices"][0]["message"]["content"]
-    assert caplog.text.count("no known parser reads") == 1
+    assert caplog.text.count("no known parser can read") == 1
 
 
 async def test_a_first_batch_whose_tool_calls_nobody_reads_pauses_the_run_untrained(

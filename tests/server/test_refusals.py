@@ -19,7 +19,10 @@ def test_the_deaths_of_each_batch_are_its_own() -> None:
     assert [found.died(batch, DEATH) for batch in ("a", "b")] == [None, None]
     refused = found.died("a", DEATH)
     assert refused is not None
-    assert "cost 2 workers, the last one: worker 7 ended (killed by signal 9)" in refused.message
+    assert (
+        "2 workers died while training the batch; the last failure: worker 7 ended (killed by signal 9)"
+        in refused.message
+    )
     assert "loading" not in refused.message
 
 

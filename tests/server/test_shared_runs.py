@@ -123,14 +123,14 @@ async def test_a_client_whose_episodes_cannot_be_trained_is_set_aside_and_the_ot
         await trained(server, step)
     refusal = await claim_as(server, headers, "next")
     assert refusal.status_code == 409
-    assert "the train episodes of this client are set aside" in error_of(refusal)["message"]
+    assert "this client's training episodes are set aside" in error_of(refusal)["message"]
     assert "do not fit into the memory" in error_of(refusal)["message"]
     assert (await claim_as(server, headers, "e", kind="eval")).status_code == 200
 
     (aside,) = (await status(server))["set_aside"]
     assert (aside["client_id"], aside["task_id"]) == (mallory, "")
     (finding,) = [f for f in (await status(server))["findings"] if f["code"] == "tasks_set_aside"]
-    assert f"all of client {mallory}" in finding["message"]
+    assert f"all tasks of client {mallory}" in finding["message"]
     own = (await server.http.get("/v1/status", headers=headers)).json()
     others = (await server.http.get("/v1/status", headers=CLIENT)).json()
     assert (own["set_aside"], others["set_aside"]) == ([aside], [])
@@ -147,7 +147,10 @@ async def test_a_client_whose_episodes_cannot_be_trained_is_set_aside_and_the_ot
         for batch in await server.service.store.batches(after_step=0, refused=True)
         if late["episode_id"] in batch.episode_ids
     ]
-    assert left_out.refused == f"their client is set aside (episodes: 1 of client {mallory})"
+    assert (
+        left_out.refused
+        == f"the client of these episodes is set aside (episodes: 1 of client {mallory})"
+    )
 
     # Somebody has looked.
     await server.http.post("/v1/run/resume", headers=CONTROL)

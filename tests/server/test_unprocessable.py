@@ -115,7 +115,7 @@ async def test_an_episode_whose_record_is_damaged_is_set_aside_alone(server: Run
     await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
     (aside,) = await server.service.store.batches(after_step=0, refused=True)
     assert aside.episode_ids == [damaged["episode_id"]]
-    assert "holds a record that cannot be read" in aside.refused
+    assert "contains a record that cannot be read" in aside.refused
 
 
 async def test_batches_of_nothing_that_can_be_processed_pause_the_run_and_outlive_a_restart(
@@ -202,7 +202,7 @@ async def test_rewards_too_large_to_add_up_are_refused(server: Running) -> None:
             assert refused.status_code == 400
             error = error_of(refused)
             assert error["param"] == param
-            assert "this server takes values from -1e+06 to 1e+06" in error["message"]
+            assert "but must be from -1e+06 to 1e+06" in error["message"]
             assert "(setting server.max_reward)" in error["message"]
         assert (await server.end(grant, 1e6)).status_code == 200
 

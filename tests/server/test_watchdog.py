@@ -33,7 +33,7 @@ def test_a_server_at_work_has_no_findings() -> None:
 def test_no_client() -> None:
     found = only(IDLE)
     assert (found.code, found.stuck, found.seconds) == ("no_client", True, 70.0)
-    assert "3 of 8 tasks, and is trained once clients have rolled out 5 more" in found.message
+    assert "3 of 8 tasks; it is trained once clients have rolled out 5 more" in found.message
     early = only(replace(IDLE, still=20.0))
     assert (early.code, early.stuck) == ("no_client", False)
 
@@ -63,7 +63,7 @@ def test_a_tag_that_others_wait_for_is_named() -> None:
     slow = TagProgress(ratio=0.5, places=4, ready=1, under_way=1, blocked=False)
     quick = slow.model_copy(update={"ready": 4, "under_way": 4})
     found = only(replace(IDLE, waiting_claims=4, tags={"slow": slow, "quick": quick}))
-    assert found.message.endswith("it waits for 'slow' (1 of 4); 3 of 8 complete")
+    assert found.message.endswith("it still needs 'slow' (1 of 4); 3 of 8 complete")
 
 
 def test_tasks_whose_rewards_do_not_differ() -> None:
@@ -79,13 +79,13 @@ def test_an_engine_that_stands_still_comes_before_everything_else() -> None:
 
 
 def test_slow_states_say_what_they_do() -> None:
-    found = only(ServerView(ServerState.BOOTING, 75.0, 75.0, doing="the workers load the model"))
+    found = only(ServerView(ServerState.BOOTING, 75.0, 75.0, activity="the workers load the model"))
     assert (found.code, found.stuck) == ("slow_state", True)
     assert found.message == "BOOTING for 75 s: the workers load the model"
 
 
 def test_a_long_step_is_told_where_rollouts_that_go_on_have_to_wait_for_it() -> None:
-    view = replace(IDLE, training=True, doing="step 3 is being trained", open=[EPISODE])
+    view = replace(IDLE, training=True, activity="step 3 is being trained", open=[EPISODE])
     assert diagnose(view, 60.0) == []
     found = only(replace(view, waiting_claims=2))
     assert (found.code, found.stuck, found.seconds) == ("slow_state", True, 70.0)
@@ -105,8 +105,11 @@ def test_a_pause_throttling_and_set_aside_tasks_are_findings() -> None:
     )
     paused, throttled, tasks = diagnose(view, 60.0)
     assert (paused.code, paused.message) == ("paused", "the run is paused: by hand")
-    assert "5 requests were refused with 429 in the last minute: too many" in throttled.message
-    assert "'t1' after 17 failures, the last: ValueError: no" in tasks.message
+    assert (
+        "5 requests were rejected with 429 in the last minute. Last reason: too many"
+        in throttled.message
+    )
+    assert "'t1' after 17 failures, last reason: ValueError: no" in tasks.message
     assert "and 1 more" in tasks.message
 
 

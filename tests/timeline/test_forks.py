@@ -36,14 +36,14 @@ def test_a_rewritten_system_message_costs_all_that_follows() -> None:
     assert (fork.kind, fork.message, fork.role, fork.field) == ("rewritten", 0, "system", "content")
     assert (fork.before, fork.after) == ("Be brief.", "Be kind.")
     # The user's message and the answer are there already; the system's and the tool's are new.
-    assert (fork.shared, fork.paid_again) == (1, 3 + 2)
+    assert (fork.shared, fork.recomputed_tokens) == (1, 3 + 2)
 
 
 def test_a_removed_message() -> None:
     one = first()
     fork = only_fork(one, second(SYSTEM, UP, SEEN, base=one))
     assert (fork.kind, fork.message, fork.role) == ("removed", 1, "assistant")
-    assert fork.paid_again == 2
+    assert fork.recomputed_tokens == 2
 
 
 def test_an_inserted_message() -> None:
@@ -63,7 +63,7 @@ def test_other_tools() -> None:
         '[{"name":"a"}]',
         "[]",
     )
-    assert fork.paid_again == 1 + 3 + 2
+    assert fork.recomputed_tokens == 1 + 3 + 2
 
 
 def test_reasoning_that_the_template_leaves_out() -> None:
@@ -76,13 +76,13 @@ def test_the_same_words_in_other_tokens() -> None:
     one = first()
     fork = only_fork(one, second(SYSTEM, USER, ("assistant", "up", [99, 30]), SEEN, base=one))
     assert (fork.kind, fork.message, fork.field) == ("tokens", -1, "")
-    assert fork.paid_again == 1
+    assert fork.recomputed_tokens == 1
 
 
 def test_asking_the_same_again_costs_nothing() -> None:
     one = first()
     fork = only_fork(one, second(SYSTEM, USER, base=one))
-    assert (fork.kind, fork.paid_again) == ("again", 0)
+    assert (fork.kind, fork.recomputed_tokens) == ("again", 0)
 
 
 def test_going_back_to_an_earlier_turn() -> None:
@@ -99,7 +99,7 @@ def test_another_conversation_starts() -> None:
     one = first()
     other = second(("system", "You check.", [8]), ("user", "check", [9]), base=one)
     fork = only_fork(one, other)
-    assert (fork.kind, fork.before_call_id, fork.paid_again) == ("start", None, 0)
+    assert (fork.kind, fork.before_call_id, fork.recomputed_tokens) == ("start", None, 0)
 
 
 def test_two_ways_to_go_on_from_one_answer_are_a_fork() -> None:
@@ -109,14 +109,14 @@ def test_two_ways_to_go_on_from_one_answer_are_a_fork() -> None:
     three = spoken("three", 2, [SYSTEM, USER, UP, ask], ("yes", [22]), base=one)
     fork = only_fork(one, two, three)
     assert (fork.call_id, fork.kind, fork.role) == ("three", "back", "user")
-    assert (fork.shared, fork.paid_again) == (one.length, 0)
+    assert (fork.shared, fork.recomputed_tokens) == (one.length, 0)
 
 
 def test_parallel_calls_that_are_held_whole_cost_nothing() -> None:
     calls = [spoken(f"c{i}", i, [SYSTEM, USER], ("up", [20 + i])) for i in range(6)]
     forks = find_forks(tree_of(calls))
     assert [fork.kind for fork in forks] == ["again"] * 5
-    assert sum(fork.paid_again for fork in forks) == 0
+    assert sum(fork.recomputed_tokens for fork in forks) == 0
 
 
 def test_other_tools_are_the_cause_whatever_else_changed() -> None:
@@ -124,7 +124,7 @@ def test_other_tools_are_the_cause_whatever_else_changed() -> None:
     said = ("assistant", "upwards", [99, 30])
     two = second(("system", "Be brief.", [1, 8]), USER, said, SEEN, base=one, tools="[]")
     fork = only_fork(one, two)
-    assert (fork.kind, fork.message, fork.paid_again) == ("tools", 0, 1 + 3)
+    assert (fork.kind, fork.message, fork.recomputed_tokens) == ("tools", 0, 1 + 3)
 
 
 def test_relaxed_merging_pays_less_again() -> None:
@@ -132,7 +132,7 @@ def test_relaxed_merging_pays_less_again() -> None:
     one = spoken("first", 0, [SYSTEM, USER], ("up", [20, 28, 29]))
     two = second(SYSTEM, USER, ("assistant", "up", [99, 30, 28, 29]), SEEN, base=one)
     exact, text = tree_of([one, two]), tree_of([one, two], "text")
-    assert [fork.paid_again for fork in find_forks(exact)] == [3]
+    assert [fork.recomputed_tokens for fork in find_forks(exact)] == [3]
     assert find_forks(text) == []
 
 
@@ -146,7 +146,7 @@ def test_the_sum_says_what_costs_most_and_why() -> None:
     assert summary.share == pytest.approx(5 / tree.tokens)
     (sentence,) = summary.sentences()
     assert sentence == (
-        f"{5 / tree.tokens:.0%} of your tokens are paid twice because your agent rewrites the "
+        f"{5 / tree.tokens:.0%} of your tokens are recomputed because your agent rewrites the "
         "system message (2 times, 10 tokens)"
     )
 
@@ -163,7 +163,7 @@ def test_nothing_is_said_where_nothing_is_paid_twice() -> None:
 def test_any_episode_has_a_report(calls: list[Call]) -> None:
     tree = tree_of(calls)
     forks = find_forks(tree)
-    assert sum(fork.paid_again for fork in forks) <= tree.tokens
+    assert sum(fork.recomputed_tokens for fork in forks) <= tree.tokens
     for fork in forks:
-        assert fork.paid_again >= 0
+        assert fork.recomputed_tokens >= 0
         assert fork.call_id in {call.call_id for call in calls}

@@ -106,7 +106,7 @@ async def test_a_worker_of_another_agentjet_is_refused_with_both_versions(
     worker: WorkerProcess, tmp_path: Path
 ) -> None:
     newer = replace(plan(tmp_path), version="99.0")
-    with pytest.raises(WorkerBootError, match=rf"{__version__}, and the server is agentjet 99\.0"):
+    with pytest.raises(WorkerBootError, match=rf"{__version__}, but the server is agentjet 99\.0"):
         await worker.boot(newer, 30)
 
 

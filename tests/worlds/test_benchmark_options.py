@@ -16,13 +16,13 @@ NEEDS_TORCH = {"health.py", "async_mode.py"}
 
 
 CASES = [
-    ("learning.py", "--jobs", "0", "must be at least 1, is 0"),
+    ("learning.py", "--jobs", "0", "must be at least 1, not 0"),
     ("learning.py", "--seeds", "five", "'five' is not a whole number"),
-    ("health.py", "--jobs", "0", "must be at least 1, is 0"),
-    ("async_mode.py", "--at-once", "0", "must be at least 1, is 0"),
-    ("async_mode.py", "--bound", "0", "must be at least 1, is 0"),
-    ("async_mode.py", "--update-share", "1", "must be between 0 and 1, is 1"),
-    ("recovery.py", "--minutes", "0", "must be above 0, is 0"),
+    ("health.py", "--jobs", "0", "must be at least 1, not 0"),
+    ("async_mode.py", "--at-once", "0", "must be at least 1, not 0"),
+    ("async_mode.py", "--bound", "0", "must be at least 1, not 0"),
+    ("async_mode.py", "--update-share", "1", "must be between 0 and 1, not 1"),
+    ("recovery.py", "--minutes", "0", "must be above 0, not 0"),
 ]
 
 

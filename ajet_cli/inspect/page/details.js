@@ -42,7 +42,7 @@ function samplingRows(by) {
   if (by.call.reward != null) rows.push(["reward of the call", brief(by.call.reward)]);
   rows.push(["temperature", brief(by.call.temperature)]);
   if (by.call.finish !== "stop") rows.push(["finish reason", by.call.finish]);
-  if (by.call.drift) rows.push(["would have drifted", `${grouped(by.call.drift)} tokens, kept as sampled`]);
+  if (by.call.drift) rows.push(["would have changed", `${grouped(by.call.drift)} tokens, kept as sampled`]);
   if (by.call.echo) rows.push(["answer came back with another", by.call.echo]);
   return rows;
 }

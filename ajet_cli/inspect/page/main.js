@@ -48,8 +48,8 @@ class Page {
     if (this.data.textProblem) notices.push(`Tokens are shown as ids: ${this.data.textProblem}.`);
     if (this.data.tokensCut) {
       notices.push(
-        `This page holds ${grouped(this.data.maxTokens)} tokens; ${grouped(this.data.tokensCut)} more are not in it. ` +
-          "Episodes that were cut say so.",
+        `This page holds ${grouped(this.data.maxTokens)} tokens; ${grouped(this.data.tokensCut)} more are left out. ` +
+          "Shortened episodes are marked.",
       );
     }
     $("notices").replaceChildren(...notices.map((text) => make("p", "notice", plain(text))));

@@ -2,7 +2,7 @@
 
 const REASONS = {
   start: "begins another conversation",
-  again: "asks the same again",
+  again: "repeats an earlier request",
   back: "goes back to an earlier turn",
   rewritten: "rewrites a message of its history",
   inserted: "inserts a message into its history",
@@ -58,8 +58,8 @@ function showForks(list, episode, onGo) {
     const call = episode.calls[fork.call];
     const index = call ? call.index : "?";
     const before = fork.before == null || !episode.calls[fork.before] ? "" : ` (parts from call ${episode.calls[fork.before].index})`;
-    const paid = fork.paidAgain ? make("b", "bad", `${plural(fork.paidAgain, "token")} paid twice`) : make("span", "dim", "costs nothing");
-    const top = make("span", "row", make("b", "", `call ${index}: ${fork.kind}`), paid);
+    const cost = fork.recomputedTokens ? make("b", "bad", `${plural(fork.recomputedTokens, "token")} recomputed`) : make("span", "dim", "costs nothing");
+    const top = make("span", "row", make("b", "", `call ${index}: ${fork.kind}`), cost);
     const parts = [top, make("span", "dim", (REASONS[fork.kind] || fork.kind) + before)];
     if (fork.message >= 0) parts.push(make("span", "dim", `message ${fork.message} (${plain(fork.role)}), field ${fork.field}`));
     const item = make("li", "", button("item", () => onGo(fork), ...parts));
@@ -92,7 +92,7 @@ function showHead(element, episode) {
     ["timelines", String(summary.timelines)],
     ["tokens", `${grouped(summary.tokens)} (${grouped(summary.tokens_raw)} raw)`],
   ];
-  if (summary.paid_again) facts.push(["paid twice", plural(summary.paid_again, "token")]);
+  if (summary.recomputed_tokens) facts.push(["recomputed", plural(summary.recomputed_tokens, "token")]);
   if (summary.calls_aborted) facts.push(["aborted", plural(summary.calls_aborted, "call")]);
   facts.push(["merged by", episode.altered ? `${episode.merger} (${plural(episode.altered, "token")} altered)` : episode.merger]);
   for (const [agent, reward] of Object.entries(episode.agentRewards)) facts.push([`reward of ${plain(agent)}`, brief(reward)]);

@@ -130,8 +130,8 @@ def _refuse_editing(settings: Any) -> None:
             )
         if edit.get("keep") not in _KEEP_ALL:
             raise UnsupportedError(
-                f'{_EDITING}.edits[{i}].keep: only "all" is supported: this server does not remove thinking '
-                "from conversations",
+                f'{_EDITING}.edits[{i}].keep: only "all" is supported: this server does not '
+                "remove thinking from conversations",
                 param=_EDITING,
             )
 
@@ -202,7 +202,8 @@ def _messages(body: _MessagesBody) -> Iterator[ChatMessage]:
             case "assistant":
                 if i == len(body.messages) - 1:
                     raise UnsupportedError(
-                        f"{path}.role: an answer cannot be begun for the model: end with a message of the user",
+                        f"{path}.role: prefilled answers are not supported: end with a user "
+                        "message",
                         param=f"{path}.role",
                     )
                 yield _assistant(message.get("content"), f"{path}.content")
@@ -228,7 +229,7 @@ def _user(content: Any, path: str) -> Iterator[ChatMessage]:
             where = f"{path}[{i}]"
             call_id = block.get("tool_use_id")
             if not (isinstance(call_id, str) and call_id):
-                wrong(f"{where}.tool_use_id", "the id of the tool use that this is the result of")
+                wrong(f"{where}.tool_use_id", "the id of the tool use that this block answers")
             result = block.get("content")
             yield ChatMessage(
                 "tool",
@@ -273,7 +274,7 @@ def _tool_use(block: dict[str, Any], path: str) -> ToolCall:
         text = as_json(arguments or {})
     except (ValueError, RecursionError) as error:
         raise RequestError(
-            f"{path}.input: cannot be written as JSON: {error}", param=f"{path}.input"
+            f"{path}.input: not serializable as JSON: {error}", param=f"{path}.input"
         ) from error
     return ToolCall(str(block.get("id") or ""), name, text)
 
@@ -298,7 +299,8 @@ def _block_text(block: dict[str, Any], path: str) -> str:
     kind = block.get("type")
     if kind != "text":
         raise UnsupportedError(
-            f"{path}.type: content of type {str(kind)[:40]!r} is not supported, this server reads text only",
+            f"{path}.type: content of type {str(kind)[:40]!r} is not supported: this server "
+            "reads text only",
             param=f"{path}.type",
         )
     text = block.get("text")

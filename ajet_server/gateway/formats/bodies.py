@@ -125,7 +125,8 @@ def stop_strings(stop: Any, name: str = "stop") -> tuple[str, ...]:
     ):
         wrong(
             name,
-            f"a text of at most {_MAX_STOP_LENGTH} characters, not empty, or a list of at most {_MAX_STOPS} of them",
+            f"a non-empty string of at most {_MAX_STOP_LENGTH} characters, or a list of at "
+            f"most {_MAX_STOPS} of them",
         )
     return tuple(dict.fromkeys(texts))
 
@@ -169,6 +170,9 @@ def logit_bias(given: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
     pairs = []
     for key, value in (given or {}).items():
         if not (key.isascii() and key.isdigit() and abs(value) <= _MAX_BIAS):
-            wrong("logit_bias", f"token ids with numbers from -{_MAX_BIAS} to {_MAX_BIAS}")
+            wrong(
+                "logit_bias",
+                f"an object that maps token ids to numbers from -{_MAX_BIAS} to {_MAX_BIAS}",
+            )
         pairs.append((int(key), value))
     return tuple(pairs)

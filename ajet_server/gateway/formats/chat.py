@@ -202,8 +202,8 @@ def content_text(content: Any, path: str) -> str:
             wrong(where, 'a content part with a "type"')
         if kind not in _TEXT_PARTS:
             raise UnsupportedError(
-                f"{where}.type: content of type {kind[:40]!r} is not supported, this server reads text "
-                "only",
+                f"{where}.type: content of type {kind[:40]!r} is not supported: this server "
+                "reads text only",
                 param=f"{where}.type",
             )
         key = _TEXT_PARTS[kind]
@@ -229,7 +229,7 @@ def _tool_call(body: ToolCallBody, path: str) -> ToolCall:
             arguments = as_json(arguments)
         except (ValueError, RecursionError) as error:
             raise RequestError(
-                f"{path}.function.arguments: cannot be written as JSON: {error}",
+                f"{path}.function.arguments: not serializable as JSON: {error}",
                 param=f"{path}.function.arguments",
             ) from error
     return ToolCall(body.id or "", body.function.name, arguments)
@@ -317,10 +317,10 @@ def read_chat_request(body: bytes, known: Sequence[ChatMessage] = ()) -> ModelRe
     tools = _tools(parsed.tools or ())
     choice = _choice(parsed)
     if parsed.top_logprobs and not parsed.logprobs:
-        raise RequestError("top_logprobs: needs logprobs to be true", param="top_logprobs")
+        raise RequestError("top_logprobs: set logprobs to true as well", param="top_logprobs")
     if (parsed.n or 1) * (parsed.top_logprobs or 0) > _MAX_LISTED:
         raise RequestError(
-            f"top_logprobs: at most {_MAX_LISTED} together with n; ask for fewer of either",
+            f"top_logprobs: at most {_MAX_LISTED} together with n; reduce either",
             param="top_logprobs",
         )
     return ModelRequest(

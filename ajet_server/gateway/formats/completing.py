@@ -69,9 +69,10 @@ _log = logging.getLogger("ajet.server")
 _RENDERING_AT_ONCE = 2
 
 _UNREAD_CALLS = (
-    "agents offer tools, but get the model's tool calls as text: no known parser reads what its chat template writes "
-    "for a call. Set model.renderer to the family whose format the model was trained on, or put a chat template that "
-    "writes calls in a known format into the model directory"
+    "agents offer tools, but receive the model's tool calls as text: no known parser can "
+    "read the calls that its chat template writes. Set model.renderer to the model family "
+    "whose format the model was trained on, or add a chat template that writes calls in a "
+    "known format to the model directory"
 )
 
 
@@ -222,7 +223,7 @@ class CompletionService:
             )
         if request.top_logprobs > self._capabilities.max_top_logprobs:
             raise UnsupportedError(
-                f"top_logprobs: this server's engine lists at most "
+                "top_logprobs: this server's engine returns at most "
                 f"{self._capabilities.max_top_logprobs} tokens",
                 param="top_logprobs",
             )
@@ -241,11 +242,11 @@ class CompletionService:
         param = choice.param if must or wanted is None else wanted.param
         if not self._capabilities.grammar:
             raise UnsupportedError(
-                f"{param}: this server's engine cannot force what the model writes; leave it to the model",
+                f"{param}: this server's engine does not support constrained output; leave it out",
                 param=param,
             )
         if tools is None:
-            assert wanted is not None, "one of the two is asked for"
+            assert wanted is not None, "a tool choice or an answer format is required"
             return self._constraints.answer(wanted)
         # A forced tool call leaves no other answer that could have a format.
         if wanted is None or choice.forced:
@@ -257,7 +258,7 @@ class CompletionService:
             return self._renderer.encode(prompt)
         if prompt and not 0 <= min(prompt) <= max(prompt) < self._info.vocab_size:
             raise UnsupportedError(
-                f"prompt: token ids are below {self._info.vocab_size}", param="prompt"
+                f"prompt: token ids must be below {self._info.vocab_size}", param="prompt"
             )
         return list(prompt)
 

@@ -87,7 +87,8 @@ def read_completions_request(body: bytes) -> tuple[ModelRequest, CompletionsBody
     refuse_unsupported(extra, _REFUSED, {})
     if parsed.echo and parsed.logprobs is not None:
         raise UnsupportedError(
-            "echo together with logprobs is not supported: prompts have no logprobs here",
+            "echo together with logprobs is not supported: this server computes no logprobs "
+            "of prompts",
             param="echo",
         )
     request = ModelRequest(
@@ -126,8 +127,8 @@ def _prompt(prompt: Any) -> str | tuple[int, ...]:
             param="prompt",
         )
     if prompt in (None, "", []):
-        raise RequestError("prompt: there is nothing to continue", param="prompt")
-    raise RequestError("prompt: expected a text or a list of token ids", param="prompt")
+        raise RequestError("prompt: must not be empty", param="prompt")
+    raise RequestError("prompt: expected a string or a list of token ids", param="prompt")
 
 
 class CompletionsDialect(Dialect):

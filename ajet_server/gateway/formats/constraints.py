@@ -117,7 +117,8 @@ class Constraints:
         probe = self._renderer.encode('{"a": 1}')
         if self._renderer.parse(probe, [], None).content != '{"a": 1}':
             raise UnsupportedError(
-                f"{wanted.param} is not supported with this model: its answers begin with reasoning",
+                f"{wanted.param} is not supported with this model, because its answers begin "
+                "with reasoning",
                 param=wanted.param,
             )
         schema = json.loads(wanted.schema) if wanted.schema else _OBJECT
@@ -133,13 +134,14 @@ class Constraints:
         form = self._call_format()
         if form is None:
             raise UnsupportedError(
-                f"{param} is not supported with this model and tools: how it writes calls is not known here",
+                f"{param} is not supported with this model and tools: this server does not "
+                "know the model's tool call format",
                 param=param,
             )
         named = [tool for tool in tools if choice.name in ("", tool["function"]["name"])]
         if not named:
             raise UnsupportedError(
-                f"{choice.param}: there is no tool {choice.name[:80]!r}", param=choice.param
+                f"{choice.param}: no tool is named {choice.name[:80]!r}", param=choice.param
             )
         rules = [
             f"call: {self._terminals(form.begin)} ({' | '.join(f'body{i}' for i in range(len(named)))}) "

@@ -12,7 +12,7 @@ from ajet_server.gateway.formats.request import ModelRequest
 from ajet_server.gateway.rendering.begun_calls import BegunCall, begun_call
 from ajet_server.gateway.rendering.messages import ToolCall
 from ajet_server.gateway.rendering.parsing import Parsed
-from ajet_server.gateway.rendering.settling import Settling, settled_text
+from ajet_server.gateway.rendering.stable_prefix import StablePrefix, stable_text
 
 # An answer of n tokens is parsed again after n/64 new tokens, so the total cost is linear in n.
 _PARSES_PER_DOUBLING = 64
@@ -38,36 +38,36 @@ class DeltaStream:
     def grown(self) -> Delta:
         """Return what has become certain since the last call."""
         generation = self.generation
-        settling = generation.renderer.settling
+        stable_prefix = generation.renderer.stable_prefix
         raw = self.request.prompt is not None
-        if generation.finish_reason is not None or (settling is None and not raw):
+        if generation.finish_reason is not None or (stable_prefix is None and not raw):
             return NOTHING
         tokens = len(generation.sampled_ids)
         if tokens - self._parsed_tokens < max(1, tokens // _PARSES_PER_DOUBLING):
             return NOTHING
         self._parsed_tokens = tokens
-        if raw or settling is None:
+        if raw or stable_prefix is None:
             text = generation.renderer.decode(generation.text_ids())
-            return Delta(content=self._new_content(settled_text(text)))
+            return Delta(content=self._new_content(stable_text(text)))
         parsed = generation.renderer.parse(
             generation.visible_ids(), generation.request.prompt_ids, self.request.tools
         )
-        reasoning, more = settling.part(parsed.reasoning), ""
+        reasoning, more = stable_prefix.part(parsed.reasoning), ""
         if len(reasoning) > len(self._reasoning) and reasoning.startswith(self._reasoning):
             more = reasoning[len(self._reasoning) :]
             self._reasoning = reasoning
         return Delta(
             more,
-            self._new_content(settling.part(parsed.content)),
-            self._new_calls(settling, parsed),
+            self._new_content(stable_prefix.part(parsed.content)),
+            self._new_calls(stable_prefix, parsed),
         )
 
-    def _new_calls(self, settling: Settling, parsed: Parsed) -> tuple[CallDelta, ...]:
+    def _new_calls(self, stable_prefix: StablePrefix, parsed: Parsed) -> tuple[CallDelta, ...]:
         """Return newly complete calls, and more of the arguments of a call in progress.
 
         A call is complete when the next token belongs to something else.
         """
-        if self.request.tools is None or not settling.calls or self._torn:
+        if self.request.tools is None or not stable_prefix.calls or self._torn:
             return ()
         if (
             not (parsed.malformed or len(parsed.calls) > len(self._calls))

@@ -34,7 +34,7 @@ class Tools:
             return None
         if choice.forced and not self.offered:
             raise RequestError(
-                f"{choice.param}: there are no tools to be called", param=choice.param
+                f"{choice.param}: the request has no tools to call", param=choice.param
             )
         return self.offered or None
 

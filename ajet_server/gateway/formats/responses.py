@@ -116,7 +116,7 @@ class Items:
         known = self.session.index.conversation(f"{ID_PREFIX}{stem.partition('-')[0]}")
         if known is None:
             raise NotFoundError(
-                f"{path}.id: there is no item {name[:80]!r} in this episode", param=f"{path}.id"
+                f"{path}.id: this episode has no item {name[:80]!r}", param=f"{path}.id"
             )
         answer = known[1][-1]
         if not self._messages or self._messages[-1] != answer:
@@ -157,7 +157,7 @@ def _call(item: dict[str, Any], path: str) -> ToolCall:
             arguments = as_json(arguments)
         except (ValueError, RecursionError) as error:
             raise RequestError(
-                f"{path}.arguments: cannot be written as JSON: {error}", param=f"{path}.arguments"
+                f"{path}.arguments: not serializable as JSON: {error}", param=f"{path}.arguments"
             ) from error
     if not isinstance(arguments, str | None):
         wrong(f"{path}.arguments", "JSON text")
@@ -167,7 +167,7 @@ def _call(item: dict[str, Any], path: str) -> ToolCall:
 def _output(item: dict[str, Any], path: str) -> ChatMessage:
     call_id = item.get("call_id")
     if not (isinstance(call_id, str) and call_id):
-        wrong(f"{path}.call_id", "the id of the call that this is the output of")
+        wrong(f"{path}.call_id", "the id of the call that this output belongs to")
     return ChatMessage(
         "tool", content_text(item.get("output"), f"{path}.output"), tool_call_id=call_id
     )
@@ -278,7 +278,7 @@ def read_responses_request(body: bytes, session: Session) -> tuple[ModelRequest,
     messages = [*_instructions(parsed), *_before(parsed, session)]
     messages += Items(session).read(parsed.input)
     if not messages:
-        raise RequestError("input: expected a text or a list of items", param="input")
+        raise RequestError("input: expected a string or a list of items", param="input")
     logprobs = LOGPROBS in (parsed.include or ())
     request = ModelRequest(
         id_prefix=ID_PREFIX,
@@ -325,7 +325,8 @@ def _answer_format(text: dict[str, Any]) -> AnswerFormat | None:
         case "json_schema" if isinstance(form, dict) and isinstance(form.get("schema"), dict):
             return AnswerFormat(json_text(form["schema"]), "text.format")
     raise RequestError(
-        'text.format: expected a format of type "text", "json_object" or "json_schema", with its schema',
+        'text.format: expected an object of type "text", "json_object" or "json_schema"; '
+        '"json_schema" needs a schema',
         param="text.format",
     )
 
@@ -339,7 +340,8 @@ def _choice(body: ResponsesBody) -> ToolChoice | None:
         return None
     if choice not in (None, "auto", "required", "function"):
         raise UnsupportedError(
-            f"tool_choice: {str(choice)[:40]!r} is not supported: functions can be forced, all or one by name",
+            f'tool_choice: {str(choice)[:40]!r} is not supported: set "required", or name '
+            "one function",
             param="tool_choice",
         )
     if choice == "function" and not name:
@@ -377,7 +379,7 @@ def _before(body: ResponsesBody, session: Session) -> list[ChatMessage]:
     known = session.index.conversation(name)
     if known is None:
         raise NotFoundError(
-            f"previous_response_id: there is no response {name[:80]!r} in this episode",
+            f"previous_response_id: this episode has no response {name[:80]!r}",
             param="previous_response_id",
         )
     call, messages = known

@@ -80,7 +80,8 @@ class Answers:
             make.close()
             if known.request.digest != request.digest:
                 raise RequestError(
-                    f"{KEY_HEADER}: another request of this episode has this key", param=KEY_HEADER
+                    f"{KEY_HEADER}: this episode has already used this key for a different request",
+                    param=KEY_HEADER,
                 )
             return known
         answer = SharedAnswer(asyncio.create_task(make), request, self)

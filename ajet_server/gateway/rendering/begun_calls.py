@@ -15,7 +15,7 @@ from ajet_server.gateway.rendering.parsing import Parsed, ParsedCall
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 from ajet_server.gateway.rendering.tagged_arguments import TAGGED_FAMILIES, takes_only_text
 
-_UNSETTLED = "\ufffd"
+_UNSTABLE = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ def _certain(call: ParsedCall, tools: Sequence[ToolSpec], end: str) -> str:
     known = {name: call.arguments[name] for name in before}
     if takes_only_text(call.name, last, tools):
         # Without the closing quotation mark and brace.
-        return as_json({**known, last: _settled(call.arguments[last], end)})[:-2]
+        return as_json({**known, last: _completed(call.arguments[last], end)})[:-2]
     return as_json(known)[:-1] if known else ""
 
 
-def _settled(value: str, end: str) -> str:
+def _completed(value: str, end: str) -> str:
     """Return a value without an end that may belong to the closing tag or precede it."""
-    kept = value.rstrip(_UNSETTLED)
+    kept = value.rstrip(_UNSTABLE)
     for length in range(min(len(end) - 1, len(kept)), 0, -1):
         if kept.endswith(end[:length]):
             kept = kept[:-length]

@@ -56,12 +56,12 @@ class CallFormat:
     """A parser that reads a model's tool calls.
 
     :param family: family whose format it is.
-    :param settles_as: name of the renderer whose streaming rules apply; see `Settling.of`.
+    :param streams_as: name of the renderer whose streaming rules apply; see `StablePrefix.of`.
     """
 
     family: str
     parser: AnswerParser
-    settles_as: str
+    streams_as: str
 
 
 def call_format(

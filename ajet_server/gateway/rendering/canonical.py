@@ -34,7 +34,7 @@ def canonical_tools(tools: Sequence[ToolSpec] | None) -> str:
     try:
         return _SORTED_ASCII.encode(tools) if tools else ""
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"tools: cannot be written as JSON: {error}", param="tools") from error
+        raise RequestError(f"tools: not serializable as JSON: {error}", param="tools") from error
 
 
 def tools_digest(tools: str) -> bytes:

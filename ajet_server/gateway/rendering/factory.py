@@ -41,11 +41,11 @@ def make_renderer(model: ModelConfig, directory: Path, *, words: bool = True) ->
         known = renderer_names()
     except ImportError as error:
         raise ConfigError(
-            f"the gateway needs the package renderers ({error}): pip install 'agentjet[server]'"
+            f"the gateway requires the package renderers ({error}): pip install 'agentjet[server]'"
         ) from error
     if model.renderer not in known:
         raise ConfigError(
-            f"unknown renderer {model.renderer!r}; known are {', '.join(known)}",
+            f"unknown renderer {model.renderer!r}; known: {', '.join(known)}",
             param="model.renderer",
         )
     public_name = public_model_name(directory)
@@ -56,7 +56,7 @@ def make_renderer(model: ModelConfig, directory: Path, *, words: bool = True) ->
         tokenizer = load_template_tokenizer(directory)
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
-                f"{directory} has no chat template, and no renderer was chosen: set model.renderer to "
+                f"{directory} has no chat template, and model.renderer is not set: set it to "
                 f"one of {', '.join(known)}",
                 param="model.renderer",
             )
@@ -81,8 +81,8 @@ def build_renderer(
     except Exception as error:
         # The library reports a missing token by AssertionError, ValueError or TypeError.
         raise ConfigError(
-            f"renderer {name!r} does not fit the tokenizer of {tokenizer.name_or_path}: {error}; "
-            "choose the renderer of the model's own family (model.renderer)",
+            f"renderer {name!r} does not fit the tokenizer of {tokenizer.name_or_path}: "
+            f"{error}; set model.renderer to the renderer of the model's own family",
             param="model.renderer",
         ) from error
     keeping = None

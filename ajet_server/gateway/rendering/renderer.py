@@ -13,7 +13,7 @@ from ajet_server.gateway.rendering.call_formats import CallFormat
 from ajet_server.gateway.rendering.messages import ChatMessage, ToolSpec, renderer_messages
 from ajet_server.gateway.rendering.parsing import AnswerParser, Parsed
 from ajet_server.gateway.rendering.placing import Span, attributed_spans, template_spans
-from ajet_server.gateway.rendering.settling import Settling
+from ajet_server.gateway.rendering.stable_prefix import StablePrefix
 from ajet_server.gateway.rendering.system_messages import SystemMessages
 from ajet_server.gateway.rendering.tokenizer import GatewayTokenizer, TokenJson
 
@@ -63,7 +63,7 @@ class ChatRenderer:
     :ivar quick_characters: requests with more characters take too long to render on the event loop.
     :ivar token_json: tokens as JSON.
     :ivar reads_calls: whether the parser tells tool calls apart from text.
-    :ivar settling: which part of a parsed answer further tokens can only extend; None if unknown.
+    :ivar stable_prefix: which part of a parsed answer further tokens can only extend; None if unknown.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ChatRenderer:
             if calls is None
             else calls.parser
         )
-        self.settling = Settling.of(name if calls is None else calls.settles_as, tokenizer)
+        self.stable_prefix = StablePrefix.of(name if calls is None else calls.streams_as, tokenizer)
         self.quick_characters = _QUICK_TEMPLATE if self._by_template else _QUICK
         self._system = SystemMessages(self._text_of)
         self.token_json = TokenJson(tokenizer)

@@ -60,7 +60,7 @@ class _Tags:
     def _end(self, block: str, start: int) -> int:
         first = end = block.find(self.closing, start)
         if first < 0:
-            raise ValueError(f"no {self.closing} follows")
+            raise ValueError(f"closing {self.closing} is missing")
         # A closing tag after another opening tag more likely ends that text.
         more = self.opening.search(block, first)
         limit = len(block) if more is None else more.start()
@@ -97,7 +97,7 @@ class TaggedArguments:
         """
         bodies = [(name, block)] if self.calls is None else self.calls.texts(block)
         if not bodies:
-            raise ValueError("no call is in it")
+            raise ValueError("it contains no call")
         return [
             (called, _values(self.arguments.texts(body), _schema_of(called, tools)))
             for called, body in bodies
@@ -216,7 +216,7 @@ def _json(text: str) -> Any:
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _types(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:

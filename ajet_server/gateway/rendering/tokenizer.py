@@ -135,8 +135,8 @@ def load_tokenizer(
     if not path.is_file():
         if not any((directory / other).is_file() for other in _OTHER_TOKENIZER_FILES):
             raise ModelDirectoryError(
-                f"{directory} has no tokenizer: none of tokenizer.json, "
-                f"{', '.join(_OTHER_TOKENIZER_FILES)} is in it; save the model's tokenizer beside "
+                f"{directory} has no tokenizer: it contains neither tokenizer.json nor "
+                f"{', '.join(_OTHER_TOKENIZER_FILES)}; save the model's tokenizer next to "
                 "its weights",
                 param="model.path",
             )
@@ -146,14 +146,14 @@ def load_tokenizer(
         from tokenizers import Tokenizer
     except ImportError as error:
         raise ConfigError(
-            "the gateway needs the package tokenizers: pip install 'agentjet[server]'"
+            "the gateway requires the package tokenizers: pip install 'agentjet[server]'"
         ) from error
     try:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:
         # The package raises plain Exception for all errors, from bad JSON to unknown model types.
         raise ModelDirectoryError(
-            f"{path} is no usable tokenizer: {error}", param="model.path"
+            f"{path} is not a usable tokenizer: {error}", param="model.path"
         ) from error
     special = _special_tokens(directory)
     return FastTokenizer(
@@ -176,9 +176,9 @@ def load_template_tokenizer(directory: Path) -> Any:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
     except ImportError as error:
         raise ConfigError(
-            f"reading the tokenizer or chat template of {directory} needs transformers and jinja2: "
-            "pip install transformers jinja2, or set model.renderer to the model's family "
-            "(with a tokenizer.json in the directory)",
+            f"reading the tokenizer or chat template of {directory} requires transformers "
+            "and jinja2: pip install transformers jinja2, or set model.renderer to the "
+            "model's family (with a tokenizer.json in the directory)",
             param="model.renderer",
         ) from error
     # AutoTokenizer would replace parts of a tokenizer.json, depending on the model type.

@@ -178,7 +178,7 @@ class TestAutoGen(AgentSuite):
     async def test_what_cannot_be_copied_is_refused(self, its: AgentAdapter) -> None:
         worker = program.make_worker()
         vars(worker)["lock"] = threading.Lock()
-        with pytest.raises(ConfigError, match="AssistantAgent cannot be copied"):
+        with pytest.raises(ConfigError, match="cannot copy AssistantAgent"):
             its.fresh(worker)
 
     # --- Others -----------------------------------------------------------------------------------

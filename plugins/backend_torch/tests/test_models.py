@@ -58,7 +58,7 @@ def test_pickled_weights_are_not_opened(broken):
 def test_cut_off_weights(broken):
     weights = broken[0] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
-    with pytest.raises(ModelDirectoryError, match=r"model\.safetensors is not readable"):
+    with pytest.raises(ModelDirectoryError, match=r"cannot read weight file .*model\.safetensors"):
         open_model(broken[0])
 
 

@@ -361,7 +361,7 @@ def test_a_tree_that_trains_nothing_is_left_out(model_dir, context):
 
 def test_a_call_that_is_trained_nowhere_is_refused(model_dir, context):
     b = batch()
-    with pytest.raises(TrainerError, match="trained nowhere"):
+    with pytest.raises(TrainerError, match="is not trained"):
         make(model_dir, context).step(replace(b, trees=b.trees[1:]))
 
 
@@ -484,8 +484,8 @@ def test_damaged_checkpoints_are_refused_and_change_nothing(model_dir, models, c
         ("format", "format 1"),
         ("llama", "another model"),
         ("lora", "LoRA"),
-        ("wider", r"weights.safetensors: .* but the model that is trained needs"),
-        ("nowhere", "no checkpoint"),
+        ("wider", r"weights.safetensors: .* but the trained model needs"),
+        ("nowhere", "not a checkpoint"),
     ):
         with pytest.raises(TrainerError, match=message):
             trainer.load(tmp_path / name)

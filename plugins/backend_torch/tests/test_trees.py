@@ -427,7 +427,7 @@ def test_models_with_a_window_are_trained_on_sequences_alone(models, context):
     found = batches(random.Random(3), episodes=3)
     expected = plain(trainer, found["separate"])
     assert_same(accumulated(trainer, AlgorithmConfig(), found["linear"]), expected)
-    with pytest.raises(TrainerError, match="linear sequences alone"):
+    with pytest.raises(TrainerError, match="linear sequences only"):
         trainer.step(found["group_tree"])
 
 

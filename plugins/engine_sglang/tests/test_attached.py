@@ -186,5 +186,7 @@ async def test_one_that_is_not_there_is_waited_for_and_named(
 ) -> None:
     servers = ModelServers(urls=("http://127.0.0.1:9",))
     engine = make_engine(tmp_path, servers, boot_timeout_seconds=0.1)
-    with pytest.raises(EngineError, match=r"no model server answered at http://127.0.0.1:9 within"):
+    with pytest.raises(
+        EngineError, match=r"no model server responded at http://127.0.0.1:9 within"
+    ):
         await engine.start(model_config(models.paths[0]))

@@ -98,7 +98,7 @@ def test_logprobs_are_at_the_temperature_whatever_the_environment_says(
     ],
 )
 def test_arguments_that_undo_what_is_needed_are_refused(argument: str) -> None:
-    with pytest.raises(ConfigError, match=r"servers\.sglang\.arguments must not have"):
+    with pytest.raises(ConfigError, match=r"servers\.sglang\.arguments must not contain"):
         check_arguments("sglang", (argument,), DENIED)
 
 
@@ -115,7 +115,7 @@ async def test_a_model_that_does_not_fit_is_told_with_what_to_set(
 ) -> None:
     path = too_large(write_model(tmp_path / "model", 0, CONTEXT), tmp_path / "large")
     engine = make_engine(tmp_path / "run", ModelServers(python=python))
-    with pytest.raises(EngineError, match=r"the model does not fit: set model\.max_context lower"):
+    with pytest.raises(EngineError, match=r"the model does not fit: lower model\.max_context"):
         await engine.start(ModelConfig(path=path, dtype="float32"))
 
 

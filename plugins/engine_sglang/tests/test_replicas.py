@@ -126,6 +126,6 @@ class TestSglangReplicas(ModelsCase, ServedEngineSuite):
         for prompt, answer in zip(prompts, await asyncio.gather(*tasks), strict=True):
             assert len(answer.ids) == 200
             self.assert_exact(1, prompt, answer)
-        assert "server 0 of sglang is replaced: it has sent nothing for its" in caplog.text
+        assert "server 0 of sglang is replaced: it sent nothing for its" in caplog.text
         await all_up(engine)
         assert engine.fleet.replicas[0].lives == lives + 1

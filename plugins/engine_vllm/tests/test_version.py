@@ -38,7 +38,7 @@ def test_others_are_taken_with_a_word_in_the_log(
 
 @pytest.mark.parametrize("text", ["0.30.9", "0.24.0", "0.30.1rc1.dev0"])
 def test_older_ones_are_refused_with_what_to_do(text: str) -> None:
-    with pytest.raises(EngineError, match=r"0\.31 or later is needed.*ajet env create vllm"):
+    with pytest.raises(EngineError, match=r"0\.31 or later is required.*ajet env create vllm"):
         check_version(text)
 
 
@@ -56,7 +56,7 @@ async def test_a_server_that_is_too_old_is_refused_before_it_is_used(tmp_path: P
     server = await asyncio.start_server(old_server, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     engine = make_engine(tmp_path, ModelServers(urls=(url,)))
-    with pytest.raises(EngineError, match=r"is of version 0\.24\.0"):
+    with pytest.raises(EngineError, match=r"has version 0\.24\.0"):
         await engine.start(ModelConfig(path="/models/tiny", dtype="float32"))
     await engine.close()
     server.close()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall, as_json
-from ajet_server.gateway.rendering.settling import STREAMED_FAMILIES
+from ajet_server.gateway.rendering.stable_prefix import STREAMED_FAMILIES
 from ajet_server.gateway.rendering.tagged_arguments import TAGGED_FAMILIES
 from ajet_testing.tokenizers import renderer_for
 from tests.server.dialects.scripted import (

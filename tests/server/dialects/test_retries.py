@@ -124,7 +124,7 @@ async def test_a_named_request_is_made_once_whoever_asks() -> None:
     model.free.set()
     assert await asyncio.gather(*waiting) == [b"answer 1"] * 2
     assert await answers.shared(same(**NAMED), model.answer()).wait() == b"answer 1"
-    with pytest.raises(RequestError, match="another request"):
+    with pytest.raises(RequestError, match="a different request"):
         answers.shared(same(b"[]", **NAMED), model.answer())
 
 

@@ -12,7 +12,7 @@ from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.formats.completions import read_completions_request
 from ajet_server.gateway.formats.events import Choice, ChoiceDelta
 from ajet_server.gateway.rendering.prompting import Continuation
-from ajet_server.gateway.rendering.settling import STREAMED_FAMILIES, Settling
+from ajet_server.gateway.rendering.stable_prefix import STREAMED_FAMILIES, StablePrefix
 from ajet_server.gateway.rendering.tagged_arguments import TAGGED_FAMILIES
 from ajet_testing.tokenizers import (
     CHATML,
@@ -255,7 +255,7 @@ async def test_a_call_that_turns_out_to_be_reasoning_is_not_sent(name):
 async def test_text_that_no_parser_reads_goes_out_as_tokens_come(settles):
     # Also of families whose answers go out in one piece.
     renderer = copy.copy(renderer_for("llama-3"))
-    renderer.settling = renderer.settling if settles else None
+    renderer.stable_prefix = renderer.stable_prefix if settles else None
     gate = Gateway(ScriptedEngine([renderer.encode("{I am there.")]), renderer)
     request, _ = read_completions_request(b'{"prompt": "x", "stream": true, "max_tokens": 50}')
     exchange = await gate.service.completions.begin(gate.session, request, gate.record)
@@ -358,5 +358,5 @@ def test_text_of_a_tokenizer_that_takes_spaces_out_is_not_settled():
     tokenizer = FAMILIES["default"].renderer()._tokenizer
     tidy: Any = copy.copy(tokenizer)
     tidy.clean_up_tokenization_spaces = True
-    assert Settling.of("default", tokenizer) is not None
-    assert Settling.of("default", tidy) is None
+    assert StablePrefix.of("default", tokenizer) is not None
+    assert StablePrefix.of("default", tidy) is None

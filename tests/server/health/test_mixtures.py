@@ -85,7 +85,7 @@ def test_a_fall_within_one_tag_is_found_and_named(seed: int) -> None:
     ((step, finding),) = judged(history)
     assert (finding.kind, finding.pauses) == ("reward_drop", True)
     assert step <= 20
-    assert finding.sentence.startswith("tag easy: the mean reward fell to")
+    assert finding.sentence.startswith("tag easy: the mean reward fell from")
     # Batches 17 and later are those of the fall; the weights before step 16 sampled what was good.
     assert 13 <= finding.good_step <= 15
 

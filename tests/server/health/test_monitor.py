@@ -77,9 +77,9 @@ def test_every_check_says_how_it_stands() -> None:
     standing = monitor(0.9).checks()
     assert standing["cut_off"] == "found"
     assert standing["malformed"] == "ok"
-    assert standing["reward_drop"] == "1 of the 5 steps that it needs"
+    assert standing["reward_drop"] == "it needs 5 steps and has 1"
     fresh = HealthMonitor(FailureConfig()).checks()
-    assert set(fresh.values()) == {"no step was trained yet"}
+    assert set(fresh.values()) == {"no step has been trained yet"}
 
 
 def test_a_batch_is_judged_before_it_is_trained_and_is_no_step() -> None:

@@ -43,7 +43,9 @@ async def test_a_batch_too_many_without_signal_is_held_back_until_somebody_has_l
     await until_state(server, ServerState.PAUSED)
     told = await status(server)
     assert told["step"] == 2
-    assert "the batch of step 3 is held back: 2 batches in a row have no signal" in told["paused"]
+    assert (
+        "the batch of step 3 was not trained: 2 batches in a row have no signal" in told["paused"]
+    )
     finding = found(told, "zero_signal")
     # The first step without signal is the second; there is a checkpoint of it, and none of the step before.
     assert (finding["since_step"], finding["good_step"]) == (2, 0)
@@ -78,7 +80,7 @@ async def test_a_batch_that_is_held_back_outlives_a_restart(servers: ServerFacto
         assert (servers.run_dir / "checkpoints" / "step-000001").is_dir()
     async with servers.running() as server:
         await until_state(server, ServerState.PAUSED)
-        assert "is held back" in (await status(server))["paused"]
+        assert "was not trained" in (await status(server))["paused"]
         assert len(await server.service.store.batches(after_step=1)) == 1
 
 
@@ -92,7 +94,7 @@ async def test_what_only_the_trainer_can_tell_pauses_after_the_step(server: Runn
     told = await status(server)
     assert told["step"] == 4
     assert "after step 4: the engine's logprobs differ from the trainer's by 0.4" in told["paused"]
-    assert "`ajet resume --from-step 3` goes back to it" in told["paused"]
+    assert "run `ajet resume --from-step 3` to return to it" in told["paused"]
     assert (found(told, "logprob_gap")["since_step"], found(told, "logprob_gap")["good_step"]) == (
         4,
         3,
@@ -127,7 +129,8 @@ async def test_the_status_shows_findings_once_with_where_to_go_back_to(server: R
     text = " | ".join(str(cell) for column in cells for cell in column._cells)
     assert text.count("were cut off by max_tokens") == 1
     assert (
-        "(since step 1; last good checkpoint: none, only the model that the run began with)" in text
+        "(since step 1; last good checkpoint: none, only the model that the run started with)"
+        in text
     )
     assert "check kl" in text
     seen = await server.http.get("/v1/status", headers=CLIENT)

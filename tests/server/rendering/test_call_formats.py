@@ -125,10 +125,10 @@ def test_calls_that_no_parser_gives_back_are_said_to_be_unread(name):
 
 
 def test_an_answer_that_may_be_a_call_as_a_whole_is_not_streamed_before_it_is_whole():
-    settling = renderer(*MODELS["llama"][1:]).settling
-    assert settling is not None
-    assert settling.part('{"name"') == "" and not settling.calls
-    assert renderer(*MODELS["hermes"][1:]).settling.calls
+    stable_prefix = renderer(*MODELS["llama"][1:]).stable_prefix
+    assert stable_prefix is not None
+    assert stable_prefix.part('{"name"') == "" and not stable_prefix.calls
+    assert renderer(*MODELS["hermes"][1:]).stable_prefix.calls
 
 
 def test_a_template_with_reasoning_is_read_behind_it():

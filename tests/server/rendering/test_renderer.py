@@ -48,7 +48,7 @@ def test_custom_renderers_cannot_be_named(tmp_path):
 
 
 def test_unknown_renderer_lists_the_known(tmp_path):
-    with pytest.raises(ConfigError, match=r"known are auto, .*llama-3, .*qwen3") as caught:
+    with pytest.raises(ConfigError, match=r"known: auto, .*llama-3, .*qwen3") as caught:
         make_renderer(model("qwen9"), tmp_path)
     assert caught.value.param == "model.renderer"
 
@@ -98,7 +98,7 @@ def test_default_renderer_takes_the_stop_tokens_of_the_generation_config(tmp_pat
 
 
 def test_no_template_and_no_renderer_says_what_to_do(tmp_path):
-    with pytest.raises(ConfigError, match=r"no chat template.* set model\.renderer"):
+    with pytest.raises(ConfigError, match=r"no chat template.* model\.renderer"):
         make_renderer(model(), write_model(tmp_path, "qwen3", template=None))
 
 

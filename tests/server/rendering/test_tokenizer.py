@@ -70,13 +70,13 @@ def test_fast_tokenizer_needs_no_transformers(tmp_path):
 
 
 def test_missing_tokenizer_is_named(tmp_path):
-    with pytest.raises(ModelDirectoryError, match=r"none of tokenizer\.json, tokenizer\.model"):
+    with pytest.raises(ModelDirectoryError, match=r"neither tokenizer\.json nor tokenizer\.model"):
         load_tokenizer(tmp_path)
 
 
 def test_broken_tokenizer_file_is_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ModelDirectoryError, match=r"tokenizer\.json is no usable tokenizer"):
+    with pytest.raises(ModelDirectoryError, match=r"tokenizer\.json is not a usable tokenizer"):
         load_tokenizer(tmp_path)
 
 

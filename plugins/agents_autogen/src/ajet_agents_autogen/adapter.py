@@ -52,6 +52,6 @@ def _input(task: object) -> Any:
         return list(task)
     # Converting the task to text could reveal to the model what only the reward may know.
     raise TypeError(
-        f"{type(task).__name__} is no task of an agent, which is a text or messages of AutoGen: decorate a function "
-        "that runs the agent"
+        f"{type(task).__name__} is not a task of an agent, which must be text or AutoGen "
+        "messages: decorate a function that runs the agent"
     )

@@ -46,8 +46,8 @@ def copied(agent: object) -> Any:
         twin = copy.deepcopy(agent, memo)
     except TypeError as error:
         raise ConfigError(
-            f"{type(agent).__name__} cannot be copied for each episode ({error}): decorate a function that makes it "
-            "and runs it"
+            f"cannot copy {type(agent).__name__} for each episode ({error}): decorate a "
+            "function that creates it and runs it"
         ) from error
     for part in _parts(twin):
         if isinstance(part, BaseGroupChat):
@@ -114,5 +114,6 @@ def _check(team: BaseGroupChat) -> None:
     missing = [name for name in _TEAM if not hasattr(team, name)]
     if missing:
         raise ConfigError(
-            f"teams of this version of AutoGen have no {', '.join(missing)}; agentjet-agents-autogen is made for 0.7"
+            f"teams of this version of AutoGen have no {', '.join(missing)}; "
+            "agentjet-agents-autogen supports 0.7"
         )

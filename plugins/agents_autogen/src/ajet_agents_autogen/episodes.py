@@ -47,7 +47,8 @@ def _keeping(run: Callable[..., Any]) -> Any:
         function = getattr(self, "_func", None)
         if function is None:
             raise ConfigError(
-                "FunctionTool of this version of AutoGen has no _func; agentjet-agents-autogen is made for 0.7"
+                "FunctionTool of this version of AutoGen has no _func; "
+                "agentjet-agents-autogen supports 0.7"
             )
         if inspect.iscoroutinefunction(function):
             return await run(self, *args, **kwargs)

@@ -58,6 +58,6 @@ def _messages(task: object) -> Any:
         return task
     # Converting the task to text could reveal to the model what only the reward may know.
     raise TypeError(
-        f"{type(task).__name__} is no input of an agent, which is a text or a list of messages: decorate a function "
-        "that runs the agent"
+        f"{type(task).__name__} is not an input of an agent, which must be text or a list of "
+        "messages: decorate a function that runs the agent"
     )

@@ -66,6 +66,6 @@ def _check(agent: Crew | Agent) -> None:
         members += [*agent.agents, agent.manager_agent]
     if any(getattr(member, "memory", None) for member in members):
         raise ConfigError(
-            "the memory of a crew or an agent would be shared by all episodes: leave it out, or decorate a function "
-            "that makes both"
+            "all episodes would share the memory of the crew or agent: remove the memory, "
+            "or decorate a function that creates both"
         )

@@ -22,8 +22,8 @@ def tell_nothing() -> None:
     """
     if _ASKED not in vars(Telemetry):
         raise ConfigError(
-            f"Telemetry of this version of CrewAI has no {_ASKED}; agentjet-agents-crewai is made for "
-            "CrewAI 1.15 and later 1.x, and was tested with 1.15"
+            f"Telemetry of this version of CrewAI has no {_ASKED}; agentjet-agents-crewai "
+            "supports CrewAI 1.15 and later 1.x, and was tested with 1.15"
         )
     override_method(Telemetry, _ASKED, _outside_episodes)
 

@@ -63,8 +63,9 @@ def _inputs(agent: Workflow, task: Any) -> Mapping[str, Any]:
     if isinstance(task, Mapping):
         if is_agent and not task.keys() & _ANSWERED:
             raise TypeError(
-                f"a task with {', '.join(map(repr, task))} is no input of an agent, which is a text or has one of "
-                f"{', '.join(sorted(_ANSWERED))}: decorate a function that runs the agent"
+                f"a task with {', '.join(map(repr, task))} is not an input of an agent, "
+                f"which must be text or have one of {', '.join(sorted(_ANSWERED))}: decorate "
+                "a function that runs the agent"
             )
         return task
     if is_agent and not isinstance(task, ChatMessage):

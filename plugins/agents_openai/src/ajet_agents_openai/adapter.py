@@ -53,7 +53,7 @@ def _input(task: object) -> Any:
     if "messages" not in task:
         # Converting the task to text could reveal to the model what only the reward may know.
         raise TypeError(
-            f"a task with {', '.join(map(repr, task))} is no input of an agent, which is a text or has 'messages': "
-            "decorate a function that runs the agent"
+            f"a task with {', '.join(map(repr, task))} is not an input of an agent, which "
+            "must be text or have 'messages': decorate a function that runs the agent"
         )
     return list(task["messages"])

@@ -162,7 +162,7 @@ def _attempt(
             optimiser.torn = True
         if not changed and isinstance(error, StepRefusedError) and not optimiser.is_finite():
             raise WeightsLostError(
-                f"the weights were not finite before step {step} already; continue from a checkpoint"
+                f"the weights were not finite before step {step}; continue from a checkpoint"
             ) from error
         raise
 
@@ -208,10 +208,10 @@ def _lower_budget(update: BatchUpdate, budget: int) -> int | None:
 
 def _too_large(policy: TrainedPolicy, batch: TrainBatch, tried: int, reason: str) -> TrainerError:
     return TrainerError(
-        f"step {batch.step} does not fit into the memory of {policy.device}, even with a token budget of "
-        f"{tried} ({reason}); weights and optimiser are as before. To need less, set "
-        "trainer.settings.gradient_checkpointing, model.lora, model.dtype to bfloat16, or a smaller "
-        "timelines.max_tokens or model.max_context; or give an engine on the same device less (max_requests, "
-        "kv_tokens)",
+        f"step {batch.step} does not fit into the memory of {policy.device}, even with a "
+        f"token budget of {tried} ({reason}); weights and optimiser are as before. To reduce "
+        "memory, set trainer.settings.gradient_checkpointing, model.lora, model.dtype to "
+        "bfloat16, or a smaller timelines.max_tokens or model.max_context; or reduce the "
+        "memory of an engine on the same device (max_requests, kv_tokens)",
         param="algorithm.token_budget",
     )

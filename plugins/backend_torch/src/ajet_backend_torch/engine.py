@@ -81,7 +81,7 @@ class TorchEngine(Engine[TorchEngineSettings]):
         :raises EngineError: the model does not fit into memory.
         """
         if self._loop is not None:
-            raise EngineError("the engine 'torch' was started already")
+            raise EngineError("the engine 'torch' has already been started")
         module, version = await asyncio.to_thread(self._open, model)
         self._config = model
         self._shapings = Shapings(model.path, self._vocab_size)
@@ -188,7 +188,8 @@ class TorchEngine(Engine[TorchEngineSettings]):
             )
         if vocabulary_size(shared.module) != self._vocab_size:
             raise EngineError(
-                f"the model shared as {update.location!r} has another vocabulary than the one served"
+                f"the model shared as {update.location!r} has another vocabulary than the "
+                "served model"
             )
         return shared.module
 
@@ -201,13 +202,13 @@ class TorchEngine(Engine[TorchEngineSettings]):
             loaded = load_model(config, torch.device("cpu"), dtype=self._model.dtype, strict=True)
         except ConfigError as error:
             raise EngineError(
-                f"the weights of policy version {update.policy_version} cannot be loaded: {error}; "
-                "the engine keeps its present weights"
+                f"cannot load the weights of policy version {update.policy_version}: "
+                f"{error}; the engine keeps its current weights"
             ) from error
         if not self._model_is_shared and _shapes(loaded) != _shapes(self._model.module):
             raise EngineError(
-                f"the weights in {update.location} are of another model than the one that is served; "
-                "the engine keeps its present weights"
+                f"the weights in {update.location} belong to another model than the served "
+                "one; the engine keeps its current weights"
             )
         return loaded
 
@@ -281,8 +282,9 @@ def _load(model: ModelConfig, device: torch.device) -> nn.Module:
         reason = headline(error)
     free_memory(device)
     raise EngineError(
-        f"{model.path} does not fit into the memory of {device} ({reason}); set model.dtype to bfloat16, let "
-        "the trainer on the same device need less, or serve a smaller model",
+        f"{model.path} does not fit into the memory of {device} ({reason}); set model.dtype "
+        "to bfloat16, reduce the memory of the trainer on the same device, or serve a "
+        "smaller model",
         param="model.path",
     )
 

@@ -186,7 +186,7 @@ def probe(module: nn.Module, vocab_size: int) -> None:
             param="model.path",
         )
     if not torch.isfinite(plain).all():
-        raise EngineError(f"{name} computes logits that are not finite; its weights are damaged")
+        raise EngineError(f"{name} computes logits that are not finite: its weights are damaged")
     gap = (torch.log_softmax(logits.float(), -1) - torch.log_softmax(plain.float(), -1)).abs().max()
     allowed = 1e-3 if cached.dtype == torch.float32 else 0.5
     if not float(gap) <= allowed:

@@ -156,7 +156,10 @@ class DecodeLoop:
         """End all requests with an error, and refuse new ones."""
         logger.error("the decode loop failed", exc_info=error)
         advice = (
-            "; to need less memory, set engine.settings.max_requests, kv_tokens or prefill_token_budget lower"
+            (
+                "; to reduce memory, lower engine.settings.max_requests, kv_tokens or "
+                "prefill_token_budget"
+            )
             if is_out_of_memory(error)
             else ""
         )

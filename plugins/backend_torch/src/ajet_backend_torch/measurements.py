@@ -123,7 +123,7 @@ def write_measurements(run_dir: Path, given: Conditions, measured: Measurements)
         run_dir.mkdir(parents=True, exist_ok=True)
         write_whole(run_dir / FILE, content.model_dump_json(indent=1).encode())
     except OSError as error:
-        _log.warning("%s could not be written: %s", run_dir / FILE, error)
+        _log.warning("cannot write %s: %s", run_dir / FILE, error)
 
 
 def _digest(module: nn.Module) -> str:

@@ -59,7 +59,7 @@ class TorchTrainer(Trainer[TorchTrainerSettings]):
         :raises TrainerError: model and optimiser do not fit into memory.
         """
         if self._policy is not None:
-            raise TrainerError("the trainer 'torch' was started already")
+            raise TrainerError("the trainer 'torch' has already been started")
         device = resolve_device(self.settings.device)
         set_threads(self.settings.threads, device)
         reason = ""
@@ -193,7 +193,8 @@ class TorchTrainer(Trainer[TorchTrainerSettings]):
         policy, model = self._running()
         if policy.optimiser.torn:
             raise WeightsLostError(
-                "an update of the trainer 'torch' failed half-way, so that its weights are lost; load a checkpoint"
+                "an update of the trainer 'torch' failed half-way, so its weights are lost; "
+                "load a checkpoint"
             )
         return policy, model
 

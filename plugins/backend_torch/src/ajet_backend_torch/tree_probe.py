@@ -63,7 +63,7 @@ def trees_are_exact(
     )
     if not exact:
         _log.warning(
-            "%s is trained on linear sequences: in a tree its logprobs or gradients are others",
+            "%s is trained on linear sequences: its logprobs or gradients would differ in a tree",
             type(module).__name__,
         )
     return exact

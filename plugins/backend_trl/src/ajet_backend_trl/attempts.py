@@ -92,9 +92,10 @@ class BatchStep:
                 if self._processes > 1:
                     policy.optimiser.torn = True
                     raise WeightsLostError(
-                        f"step {number} failed on one of {self._processes} processes, which are no longer at the same "
-                        f"place ({headline(error)}): continue from the last checkpoint. If memory was too little, set a "
-                        "smaller algorithm.token_budget"
+                        f"step {number} failed on one of {self._processes} processes, so "
+                        f"they are no longer in the same state ({headline(error)}): continue "
+                        "from the last checkpoint. If memory ran out, set a smaller "
+                        "algorithm.token_budget"
                     ) from error
                 if not is_out_of_memory(error):
                     raise TrainerError(
@@ -109,9 +110,11 @@ class BatchStep:
             if lower is None:
                 tried, policy.token_budget = policy.token_budget, budget
                 raise TrainerError(
-                    f"step {number} does not fit into the memory of {policy.device}, even with a token budget of "
-                    f"{tried} ({reason}); weights and optimiser are as before. To need less, set "
-                    "trainer.settings.gradient_checkpointing, model.lora, or a smaller timelines.max_tokens",
+                    f"step {number} does not fit into the memory of {policy.device}, even "
+                    f"with a token budget of {tried} ({reason}); weights and optimiser are "
+                    "as before. To reduce memory, set "
+                    "trainer.settings.gradient_checkpointing, model.lora, or a smaller "
+                    "timelines.max_tokens",
                     param="algorithm.token_budget",
                 )
             policy.token_budget = lower
@@ -150,9 +153,10 @@ class BatchStep:
             return
         if any(temperature != 1.0 for row in plan.rows for temperature in row.temperatures):
             raise TrainerError(
-                f"step {self.batch.step} has calls of other temperatures than 1. Logits are divided by dividing what "
-                "the head of the model (and of its teacher) is given, and this head has a bias or caps its logits: "
-                "sample at temperature 1, or use the trainer 'torch'"
+                f"step {self.batch.step} has calls with temperatures other than 1. The "
+                "trainer applies the temperature to the input of the head of the model (and "
+                "of its teacher), but this head has a bias or caps its logits: sample at "
+                "temperature 1, or use the trainer 'torch'"
             )
 
     def _attempt(self, plan: Plan) -> Tally:
@@ -206,7 +210,8 @@ class BatchStep:
                 optimiser.torn = True
             if error is tally.refused and not optimiser.is_finite():
                 raise WeightsLostError(
-                    f"the weights were not finite before step {self.batch.step} already; continue from a checkpoint"
+                    f"the weights were not finite before step {self.batch.step}; continue "
+                    "from a checkpoint"
                 ) from error
             raise
         return tally

@@ -50,7 +50,8 @@ def grpo_config(
     if options.loss_type is not None and algorithm.aggregation != "token_mean":
         raise ConfigError(
             f"trainer.settings.loss_type {options.loss_type!r} and algorithm.aggregation "
-            f"{algorithm.aggregation!r} both say how tokens are weighed: leave out one of them",
+            f"{algorithm.aggregation!r} both define how tokens are weighted: leave out one "
+            "of them",
             param="algorithm.aggregation",
         )
     known = {each.name for each in fields(GRPOConfig)}

@@ -84,7 +84,10 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
             name="trl_distillation",
             target="ajet_backend_trl.trainer:TrlDistillationTrainer",
             settings="ajet_backend_trl.settings:TrlDistillationSettings",
-            summary="TRL's DistillationTrainer: the student's own calls, towards a teacher's distribution",
+            summary=(
+                "TRL's DistillationTrainer: trains the student's own calls towards a teacher's "
+                "distribution"
+            ),
             capabilities=TrainerCapabilities(
                 weight_channels=WEIGHT_CHANNELS,
                 algorithm_fields=DISTILLATION_FIELDS,

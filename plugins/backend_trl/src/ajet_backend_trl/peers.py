@@ -82,7 +82,7 @@ class Peers:
                 raise WeightsLostError(f"training process {rank} failed: {failure}")
 
     @contextmanager
-    def doing(self, method: str, *arguments: object) -> Iterator[None]:
+    def running(self, method: str, *arguments: object) -> Iterator[None]:
         """Run a method in the peers while this process does the same inside the context.
 
         :raises WeightsLostError: some processes succeeded and others failed, so that they are out

@@ -132,7 +132,7 @@ class DeepSpeedSettings(ComponentSettings):
             raise ValueError("offload_param needs zero_stage 3")
         if unknown := sorted(self.zero_optimization.keys() - ZERO_KEYS):
             raise ValueError(
-                f"zero_optimization.{unknown[0]} cannot be set by a run; the keys that can are "
+                f"zero_optimization.{unknown[0]} cannot be set by a run; allowed keys: "
                 f"{', '.join(sorted(ZERO_KEYS))}"
             )
         return self
@@ -224,6 +224,7 @@ class TrlTrainerSettings(TrlSettings):
             if name in ELSEWHERE:
                 raise ValueError(f"grpo.{name} is set by {ELSEWHERE[name]}")
             raise ValueError(
-                f"grpo.{name} cannot be set by a run; the fields that can are {', '.join(sorted(PASSED_ON))}"
+                f"grpo.{name} cannot be set by a run; allowed fields: "
+                f"{', '.join(sorted(PASSED_ON))}"
             )
         return self

@@ -36,9 +36,10 @@ def load_teacher(
     theirs, ours = vocabulary_size(teacher), vocabulary_size(student)
     if theirs != ours:
         raise ConfigError(
-            f"the teacher {directory} has logits of {theirs} tokens, the model that is trained of {ours}: they are "
-            "compared token by token, so a teacher of the same family and vocabulary is needed. Models of one family "
-            "may be padded to different sizes",
+            f"the teacher {directory} has logits for {theirs} tokens, but the trained model "
+            f"for {ours}: they are compared token by token, so the teacher must be of the "
+            "same family and vocabulary. Models of one family may be padded to different "
+            "sizes",
             param=PARAM,
         )
     return teacher.requires_grad_(False)
@@ -59,9 +60,10 @@ def check_same_tokens(student: Path, teacher: Path) -> None:
     if different:
         first = different[0]
         raise ConfigError(
-            f"the teacher {teacher} has another vocabulary than {student}: {len(different)} tokens differ, the first is "
-            f"{first}, which is {_shown(theirs.get(first))} there and {_shown(ours.get(first))} here. Logits are compared "
-            "token by token, so a teacher with the same tokenizer is needed",
+            f"the teacher {teacher} has another vocabulary than {student}: {len(different)} "
+            f"tokens differ; the first is {first}, which is {_shown(theirs.get(first))} "
+            f"there and {_shown(ours.get(first))} here. Logits are compared token by token, "
+            "so the teacher must have the same tokenizer",
             param=PARAM,
         )
 
@@ -71,7 +73,9 @@ def _tokens(file: Path) -> dict[int, str]:
         found = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
     # The package raises plain Exception for all errors, from bad JSON to unknown model types.
     except Exception as error:
-        raise ModelDirectoryError(f"{file} is no tokenizer: {error}", param=PARAM) from error
+        raise ModelDirectoryError(
+            f"{file} is not a valid tokenizer: {error}", param=PARAM
+        ) from error
     return {number: token for token, number in found.items()}
 
 

@@ -81,7 +81,7 @@ class TrlTrainer(Trainer[TrlSettingsT_co]):
         :raises TrainerError: model and optimiser do not fit into memory.
         """
         if self._policy is not None:
-            raise TrainerError(f"the trainer {self.name!r} was started already")
+            raise TrainerError(f"the trainer {self.name!r} has already been started")
         if self.settings.distribution == "deepspeed":
             check_installed()
         if self.settings.processes > 1 and not self._is_peer:
@@ -117,7 +117,7 @@ class TrlTrainer(Trainer[TrlSettingsT_co]):
             yield
             return
         try:
-            with self._peers.doing(method, *arguments):
+            with self._peers.running(method, *arguments):
                 yield
         except WeightsLostError:
             if self._policy is not None:
@@ -267,8 +267,8 @@ class TrlTrainer(Trainer[TrlSettingsT_co]):
         policy, model = self._running()
         if policy.optimiser.torn:
             raise WeightsLostError(
-                f"an update of the trainer {self.name!r} failed half-way, or in some of its processes, so that its weights "
-                "are lost; load a checkpoint"
+                f"an update of the trainer {self.name!r} failed half-way, or in some of its "
+                "processes, so its weights are lost; load a checkpoint"
             )
         return policy, model
 

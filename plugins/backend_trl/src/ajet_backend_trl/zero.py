@@ -34,8 +34,8 @@ def check_installed() -> None:
     """
     if importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
-            "distribution 'deepspeed' needs DeepSpeed in the environment of the trainer, and it is not there: "
-            f"{sys.executable} -m pip install deepspeed",
+            "distribution 'deepspeed' requires DeepSpeed in the environment of the trainer, "
+            f"but it is not installed: {sys.executable} -m pip install deepspeed",
             param="trainer.settings.distribution",
         )
 

@@ -96,7 +96,8 @@ def _estimate(batch: TrainBatch, found: Sequence[Response], config: AlgoConfig) 
         )
     except (ValueError, AssertionError) as error:
         raise TrainerError(
-            f"verl's estimator {config.adv_estimator} cannot do with the batch {batch.batch_id}: {error}",
+            f"verl's estimator {config.adv_estimator} does not support the batch "
+            f"{batch.batch_id}: {error}",
             param="trainer.settings.adv_estimator",
         ) from error
     advantages: torch.Tensor = data.batch["advantages"]

@@ -108,10 +108,12 @@ class BatchStep:
             if lower >= peak:
                 tried, policy.token_budget = policy.token_budget, budget
                 raise TrainerError(
-                    f"step {number} does not fit into the memory of {policy.device}, even with a token budget of "
-                    f"{tried} ({reason}); weights and optimiser are as before. To need less, set "
-                    "trainer.settings.gradient_checkpointing, trainer.settings.workers_per_node or nodes, model.lora, "
-                    "or a smaller timelines.max_tokens",
+                    f"step {number} does not fit into the memory of {policy.device}, even "
+                    f"with a token budget of {tried} ({reason}); weights and optimiser are "
+                    "as before. To reduce memory, set "
+                    "trainer.settings.gradient_checkpointing, "
+                    "trainer.settings.workers_per_node or nodes, model.lora, or a smaller "
+                    "timelines.max_tokens",
                     param="algorithm.token_budget",
                 )
             policy.token_budget = lower
@@ -126,9 +128,11 @@ class BatchStep:
             wrong = [a for a in row.advantages if not math.isfinite(a)]
             if wrong:
                 raise StepRefusedError(
-                    f"step {self.batch.step} was refused before anything was computed: verl's estimator "
-                    f"{self.options.adv_estimator} gave the advantage {wrong[0]} to a token of episode "
-                    f"{self.batch.episodes[row.episode].episode_id}. Look for rewards that are too large"
+                    f"step {self.batch.step} was refused before anything was computed: "
+                    f"verl's estimator {self.options.adv_estimator} gave the advantage "
+                    f"{wrong[0]} to a token of episode "
+                    f"{self.batch.episodes[row.episode].episode_id}. Check for rewards that "
+                    "are too large"
                 )
 
     def _most_tokens(self, plan: Plan) -> int:
@@ -178,7 +182,7 @@ class BatchStep:
             elif changed:
                 policy.lose(f"step {number} failed after weights had changed ({error})")
             elif isinstance(error, StepRefusedError) and not policy.workers.is_finite():
-                policy.lose(f"they were not finite before step {number} already")
+                policy.lose(f"they were not finite before step {number}")
         except WorkerFailure as failure:
             policy.lose(f"step {number} could not be undone ({failure.message})")
         if policy.lost:

@@ -105,8 +105,9 @@ class Cluster:
         address = cluster_address()
         if nodes > 1 and not address:
             raise TrainerError(
-                f"trainer.settings.nodes is {nodes}, and a cluster that is started here has one. Start Ray on all "
-                f"machines (ray start), and name the first one in the server's environment: {ADDRESS_VARIABLE}=HOST:PORT",
+                f"trainer.settings.nodes is {nodes}, but a cluster that is started here has "
+                "only one node. Start Ray on all machines (ray start), and name the first "
+                f"one in the server's environment: {ADDRESS_VARIABLE}=HOST:PORT",
                 param="trainer.settings.nodes",
             )
         try:

@@ -142,8 +142,9 @@ class Workers:
             reason = failure.message if isinstance(failure, WorkerFailure) else _last_line(error)
             self.lost = f"a worker failed in {method} ({reason})"
             raise WeightsLostError(
-                f"{self.lost}, and not all {self.count} are at the place where they began: continue from the last checkpoint. "
-                "If memory was too little, set a smaller algorithm.token_budget"
+                f"{self.lost}, and not all {self.count} workers are in their initial state: "
+                "continue from the last checkpoint. If memory ran out, set a smaller "
+                "algorithm.token_budget"
             ) from error
         except ray.exceptions.RayError as error:
             self.lost = f"a worker or its node has ended in {method} ({_last_line(error)})"

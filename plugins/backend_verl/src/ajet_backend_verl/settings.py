@@ -132,22 +132,25 @@ class VerlTrainerSettings(ComponentSettings):
             raise ValueError(f"adv_estimator {name} is not possible: {OTHER_ESTIMATORS[name]}")
         if name is not None and name not in ESTIMATORS:
             raise ValueError(
-                f"verl has no adv_estimator {name}; those that can be had are {', '.join(sorted(ESTIMATORS))}"
+                f"verl has no adv_estimator {name}; available: {', '.join(sorted(ESTIMATORS))}"
             )
         for key in ("algorithm.gamma", "algorithm.norm_adv_by_std_in_grpo"):
             if name is None and key in self.verl:
                 raise ValueError(
-                    f"verl's {key} is for verl's estimators: set adv_estimator, or leave it out"
+                    f"verl's {key} applies only to verl's estimators: set adv_estimator, or "
+                    "leave it out"
                 )
 
     def _check_loss(self) -> None:
         if self.loss_mode in WEIGHS_ITSELF and self.loss_agg_mode is not None:
             raise ValueError(
-                f"loss_mode {self.loss_mode} weighs tokens by itself: leave out loss_agg_mode"
+                f"loss_mode {self.loss_mode} weights tokens by itself: leave out loss_agg_mode"
             )
         scaled = ACTOR + "loss_scale_factor"
         if scaled in self.verl and self.loss_agg_mode != "seq-mean-token-sum-norm":
-            raise ValueError(f"verl's {scaled} is for loss_agg_mode seq-mean-token-sum-norm")
+            raise ValueError(
+                f"verl's {scaled} applies only to loss_agg_mode seq-mean-token-sum-norm"
+            )
         if self.loss_mode == "dro" and ACTOR + "policy_loss.dro_beta" not in self.verl:
             raise ValueError(f"loss_mode dro needs verl's {ACTOR}policy_loss.dro_beta")
 
@@ -159,11 +162,13 @@ class VerlTrainerSettings(ComponentSettings):
             )
         if correction.get("bypass_mode") and self.loss_mode != "vanilla":
             raise ValueError(
-                f"verl's {CORRECTION}bypass_mode brings a loss of its own: leave out loss_mode {self.loss_mode}"
+                f"verl's {CORRECTION}bypass_mode has a loss of its own: leave out loss_mode "
+                f"{self.loss_mode}"
             )
         if "loss_type" in correction and not correction.get("bypass_mode"):
             raise ValueError(
-                f"verl's {CORRECTION}loss_type is for bypass_mode: set {CORRECTION}bypass_mode"
+                f"verl's {CORRECTION}loss_type applies only to bypass_mode: set "
+                f"{CORRECTION}bypass_mode"
             )
 
 
@@ -177,26 +182,29 @@ def check_algorithm(options: VerlTrainerSettings, algorithm: AlgorithmConfig) ->
         for name in ("advantage", "advantage_settings", "call_credit", "discount"):
             if getattr(algorithm, name) != getattr(plain, name):
                 raise ConfigError(
-                    f"trainer.settings.adv_estimator {options.adv_estimator!r} and algorithm.{name} both say what "
-                    "advantages are: leave out one of them",
+                    f"trainer.settings.adv_estimator {options.adv_estimator!r} and "
+                    f"algorithm.{name} both define the advantages: leave out one of them",
                     param=f"algorithm.{name}",
                 )
     if algorithm.aggregation != plain.aggregation:
         if options.loss_agg_mode is not None:
             raise ConfigError(
-                f"trainer.settings.loss_agg_mode {options.loss_agg_mode!r} and algorithm.aggregation "
-                f"{algorithm.aggregation!r} both say how tokens are weighed: leave out one of them",
+                f"trainer.settings.loss_agg_mode {options.loss_agg_mode!r} and "
+                f"algorithm.aggregation {algorithm.aggregation!r} both define how tokens are "
+                "weighted: leave out one of them",
                 param="algorithm.aggregation",
             )
         if options.loss_mode in NOT_PROPORTIONAL:
             raise ConfigError(
-                f"verl's loss {options.loss_mode!r} cannot weigh tokens by algorithm.aggregation "
-                f"{algorithm.aggregation!r}: set trainer.settings.loss_agg_mode, where the loss has one",
+                f"verl's loss {options.loss_mode!r} cannot weight tokens by "
+                f"algorithm.aggregation {algorithm.aggregation!r}: set "
+                "trainer.settings.loss_agg_mode if the loss has one",
                 param="algorithm.aggregation",
             )
     if options.correction and algorithm.importance == "truncated":
         raise ConfigError(
-            f"algorithm.importance {algorithm.importance!r} and verl's algorithm.rollout_correction both say how tokens "
-            "are weighed that other weights sampled: leave out one of them (with mode async, set the former to 'ratio')",
+            f"algorithm.importance {algorithm.importance!r} and verl's "
+            "algorithm.rollout_correction both define how tokens sampled by other weights "
+            "are weighted: leave out one of them (in mode async, set the former to 'ratio')",
             param="algorithm.importance",
         )

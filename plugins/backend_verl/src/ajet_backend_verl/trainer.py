@@ -57,7 +57,7 @@ class VerlTrainer(Trainer[VerlTrainerSettings]):
         :raises TrainerError: the cluster is too small, or model and optimiser do not fit into memory.
         """
         if self._policy is not None:
-            raise TrainerError("the trainer 'verl' was started already")
+            raise TrainerError("the trainer 'verl' has already been started")
         check_algorithm(self.settings, algorithm)
         device = resolve_device(self.settings.device)
         self._check(model, on_cpu=device.type == "cpu")
@@ -86,7 +86,8 @@ class VerlTrainer(Trainer[VerlTrainerSettings]):
             )
         if on_cpu and self.settings.offload:
             raise ConfigError(
-                "trainer.settings.offload moves weights from a GPU to the host, and the trainer computes on the CPU",
+                "trainer.settings.offload moves weights from a GPU to the host, but the "
+                "trainer computes on the CPU",
                 param="trainer.settings.offload",
             )
 

@@ -118,15 +118,15 @@ REFUSED: Mapping[str, str] = {
     ACTOR
     + "optim.lr_scheduler_type": "the learning rate is that of algorithm, constant after its warm-up",
     ACTOR
-    + "optim.optimizer": "the optimiser is torch's AdamW; others keep a state which checkpoints do not have",
-    ACTOR + "optim.optimizer_impl": "a run names no module to import",
+    + "optim.optimizer": "the optimiser is torch's AdamW; checkpoints do not have the state of others",
+    ACTOR + "optim.optimizer_impl": "a run cannot import modules",
     ACTOR + "strategy": "it is always fsdp2",
     ACTOR + "ulysses_sequence_parallel_size": "sequences are not divided over workers",
     FSDP + "ulysses_sequence_parallel_size": "sequences are not divided over workers",
     FSDP + "strategy": "it is always fsdp2",
-    MODEL + "external_lib": "a run names no module to import",
-    MODEL + "trust_remote_code": "no code of a model is run",
-    "algorithm.lam": "it is for gae, which needs a critic, and there is none",
+    MODEL + "external_lib": "a run cannot import modules",
+    MODEL + "trust_remote_code": "no code of a model is ever run",
+    "algorithm.lam": "it applies only to gae, which needs a critic, and there is none",
     "algorithm.use_kl_in_reward": "rewards come with the batch; algorithm.kl_coef adds a KL term to the loss",
 }
 """Keys that no run can set, and why."""
@@ -155,13 +155,14 @@ def _why_not(name: str) -> str:
     if name in REFUSED:
         return f"verl's {name} cannot be set by a run: {REFUSED[name]}"
     if name.startswith("actor_rollout_ref.rollout."):
-        return f"verl's {name} cannot be set: rollouts are the engine's, see engine.settings and the agents' requests"
+        return (
+            f"verl's {name} cannot be set: the engine does the rollouts, see engine.settings and "
+            "the agents' requests"
+        )
     if name.startswith(("critic.", "reward.", "reward_model.")):
         return f"verl's {name} cannot be set: rewards come with the batch, and there is no critic"
     near = get_close_matches(name, PASSED_ON, 1)
-    hint = (
-        f"did you mean {near[0]}?" if near else f"the keys that can be are {', '.join(PASSED_ON)}"
-    )
+    hint = f"did you mean {near[0]}?" if near else f"the allowed keys are {', '.join(PASSED_ON)}"
     return f"verl has no key {name} that a run may set; {hint}"
 
 

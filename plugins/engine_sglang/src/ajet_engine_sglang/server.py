@@ -29,8 +29,8 @@ from ajet_engines.shaping import is_shaped, sampling_overrides
 # SGLang leaves this many tokens of its context unused, whatever the prompt.
 RESERVED = 6
 _HOW_TO_FIT = (
-    "set model.max_context lower, or give the server more room for keys and values: engine.settings.kv_tokens on a CPU, "
-    "engine.settings.memory_fraction on GPUs"
+    "lower model.max_context, or give the server more memory for keys and values: "
+    "engine.settings.kv_tokens on a CPU, engine.settings.memory_fraction on GPUs"
 )
 # Shorter than the time limit of a GET, so that SGLang itself reports that it is not idle yet.
 _IDLE_SECONDS = 15
@@ -113,18 +113,18 @@ class SglangServer(HttpModelServer):
         wanted = self._model.max_context or room
         if room < min(wanted, int(config["max_position_embeddings"]) - RESERVED):
             raise EngineError(
-                f"the model does not fit: the SGLang server has room for {room} tokens of a prompt and its completion, "
-                f"and {wanted} are asked for; {_HOW_TO_FIT}"
+                f"the model does not fit: the SGLang server has room for {room} tokens of a "
+                f"prompt and its completion, but {wanted} are required; {_HOW_TO_FIT}"
             )
         if any(int(served.get(name) or 1) > 1 for name in ("dp_size", "pp_size")):
             raise EngineError(
-                "start the SGLang server without --dp-size and --pp-size: weights come to its parts by tensor parallelism "
-                "alone; have several servers instead"
+                "start the SGLang server without --dp-size and --pp-size: its parts can "
+                "receive weights by tensor parallelism only; use several servers instead"
             )
         if served.get("preferred_sampling_params"):
             raise EngineError(
-                "start the SGLang server without --preferred-sampling-params: requests would be sampled in another way than "
-                "they say"
+                "start the SGLang server without --preferred-sampling-params, which would "
+                "override the sampling parameters of requests"
             )
         await self.go_on()
         await self._probe()
@@ -135,7 +135,8 @@ class SglangServer(HttpModelServer):
         # A CPU has no GPU memory to free, and the routes still answer.
         if self._sleeps and gpu and not all(map(served.get, _SLEEPS)):
             raise EngineError(
-                f"the SGLang server cannot sleep, as engine.settings.sleep wants: start it with {SLEEPS}"
+                "the SGLang server cannot sleep, but engine.settings.sleep is set: start it "
+                f"with {SLEEPS}"
             )
         return EngineInfo(
             min(wanted, room), int(config["vocab_size"]), needs_probe=not self._shapes
@@ -147,13 +148,14 @@ class SglangServer(HttpModelServer):
         _, twice = await probed(self._sample, replace(PROBE, temperature=2.0))
         if not is_scaled(once, twice):
             raise EngineError(
-                "the SGLang server does not give logprobs at the sampling temperature: start it without "
-                "SGLANG_RETURN_ORIGINAL_LOGPROB in its environment"
+                "the SGLang server does not return logprobs at the sampling temperature: "
+                "start it without SGLANG_RETURN_ORIGINAL_LOGPROB in its environment"
             )
         _, cut = await probed(self._sample, replace(PROBE, top_k=1, top_logprobs=2))
         if not is_whole(cut, once):
             raise EngineError(
-                "the SGLang server gives no logprobs of the whole distribution: they are those of what top-k leaves"
+                "the SGLang server returns no logprobs of the whole distribution, only "
+                "those after top-k"
             )
 
     def sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
@@ -164,8 +166,9 @@ class SglangServer(HttpModelServer):
         """
         if is_shaped(request.sampling) and not self._shapes:
             raise UnsupportedError(
-                "an SGLang server that agentjet has not started knows no penalties, logit_bias and grammars: have it "
-                "start one, without servers.sglang.urls",
+                "an SGLang server that agentjet has not started does not support penalties, "
+                "logit_bias and grammars: let agentjet start one, without "
+                "servers.sglang.urls",
                 param="grammar" if request.sampling.grammar else "logit_bias",
             )
         return self._sample(request)
@@ -337,7 +340,7 @@ class _Answer:
         self._seen += fresh
         rows = meta.get("output_token_logprobs") or []
         if fresh > len(rows):
-            raise EngineError(f"SGLang told {len(rows)} logprobs of {fresh} tokens")
+            raise EngineError(f"SGLang returned {len(rows)} logprobs for {fresh} tokens")
         rows = rows[len(rows) - fresh :]
         ids = [int(row[1]) for row in rows]
         found = None

@@ -89,19 +89,20 @@ class VllmServer(HttpModelServer):
         check_version(str(json.loads(await self.get("/version"))["version"]))
         (served,) = json.loads(await self.get("/v1/models"))["data"][:1]
         if served["id"] != SERVED_NAME:
-            raise EngineError(f"the vLLM server is not made for agentjet: {HOW_TO_START}")
+            raise EngineError(f"the vLLM server is not set up for agentjet: {HOW_TO_START}")
         vocabulary = int(model_config(self._model)["vocab_size"])
         info = EngineInfo(int(served["max_model_len"]), vocabulary)
         try:
             await self.http.post("/resume")
         except ServerRefusedError as error:
             raise EngineError(
-                f"the vLLM server does not let its weights be changed ({error}): {HOW_TO_START}"
+                f"the vLLM server does not allow changes of its weights ({error}): {HOW_TO_START}"
             ) from error
         can = await self._rpc("ajet_report_policy_logprobs", {})
         if self._options.sleep and not all(one["sleeps"] for one in can):
             raise EngineError(
-                "the vLLM server cannot sleep, as engine.settings.sleep wants: start it with --enable-sleep-mode too"
+                "the vLLM server cannot sleep, but engine.settings.sleep is set: start it "
+                "with --enable-sleep-mode too"
             )
         await self._member.prepare()
         await self._probe()
@@ -113,7 +114,8 @@ class VllmServer(HttpModelServer):
         _, twice = await self._probed(replace(PROBE, temperature=2.0))
         if not is_scaled(once, twice):
             raise EngineError(
-                f"the vLLM server does not give logprobs at the sampling temperature: {HOW_TO_START}"
+                "the vLLM server does not return logprobs at the sampling temperature: "
+                f"{HOW_TO_START}"
             )
         top, cut = await self._probed(replace(PROBE, top_k=1, top_logprobs=2))
         self._cuts = is_whole(cut, once)
@@ -141,18 +143,20 @@ class VllmServer(HttpModelServer):
         sampling = request.sampling
         if is_shaped(sampling) and not self._shapes:
             raise UnsupportedError(
-                f"this vLLM server knows no penalties, logit_bias and grammars: {HOW_TO_START}",
+                "this vLLM server does not support penalties, logit_bias and grammars: "
+                f"{HOW_TO_START}",
                 param="grammar" if sampling.grammar else "logit_bias",
             )
         if sampling.grammar and not self._holds:
             raise UnsupportedError(
-                "this vLLM server keeps to no grammar: start it with the model's directory, which has its tokenizer.json",
+                "this vLLM server does not support grammars: start it with the model's "
+                "directory, which has its tokenizer.json",
                 param="grammar",
             )
         if sampling.temperature > 0 and not self._cuts and (sampling.top_p < 1 or sampling.top_k):
             raise UnsupportedError(
-                "this vLLM server gives no logprobs of the whole distribution together with top_p or top_k: leave "
-                "them out",
+                "this vLLM server does not return logprobs of the whole distribution "
+                "together with top_p or top_k: leave them out",
                 param="top_p" if sampling.top_p < 1 else "top_k",
             )
         return self._sample(request)

@@ -26,15 +26,19 @@ def check_version(text: str) -> None:
         version = Version(text)
     except InvalidVersion:
         _log.warning(
-            "the vLLM server says that it is %r: tried were %s to below %s", text, LEAST, BELOW
+            "the vLLM server reports version %r; tested versions: %s to below %s",
+            text,
+            LEAST,
+            BELOW,
         )
         return
     # A build between two releases counts as the later one.
     release = Version(version.base_version)
     if release < Version(LEAST):
         raise EngineError(
-            f"the vLLM server is of version {text}, and {LEAST} or later is needed: upgrade it "
-            f"(pip install 'vllm>={LEAST},<{BELOW}'), or make an environment for it (ajet env create vllm)"
+            f"the vLLM server has version {text}, but {LEAST} or later is required: upgrade "
+            f"it (pip install 'vllm>={LEAST},<{BELOW}'), or create an environment for it "
+            "(ajet env create vllm)"
         )
     if release >= Version(BELOW):
-        _log.warning("vLLM %s was not tried: known to work are %s to below %s", text, LEAST, BELOW)
+        _log.warning("vLLM %s is untested; tested versions: %s to below %s", text, LEAST, BELOW)

@@ -45,14 +45,14 @@ _BEGINNINGS: dict[str, tuple[str, ...]] = {
 # looks like text until it is complete.
 _MARKERS = ("<think>", "</think>")
 # The character to which an incomplete one decodes.
-_UNSETTLED = "\ufffd"
+_UNSTABLE = "\ufffd"
 
 STREAMED_FAMILIES = tuple(_BEGINNINGS)
 """Renderers whose answers are streamed as they are sampled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settling:
+class StablePrefix:
     """The rules by which parts of a family's answers become certain.
 
     :param beginnings: ambiguous beginnings; an answer with one of them is certain only at its end.
@@ -86,7 +86,7 @@ class Settling:
         """Return the part of `text` that further tokens can only extend."""
         if text.startswith(self.beginnings):
             return ""
-        kept = text.rstrip(_UNSETTLED)
+        kept = text.rstrip(_UNSTABLE)
         at = len(kept)
         while at > 0:
             starts = range(max(0, at - self.longest), at)
@@ -98,6 +98,6 @@ class Settling:
         return kept[:at].rstrip()
 
 
-def settled_text(text: str) -> str:
+def stable_text(text: str) -> str:
     """Return the certain part of unparsed text: all but an incomplete character at its end."""
-    return text.rstrip(_UNSETTLED)
+    return text.rstrip(_UNSTABLE)
