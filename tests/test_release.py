@@ -146,7 +146,7 @@ def give_a_plugin_its_own_version(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("obstacle", "message"),
     [
-        (set_tag, f"the tag v{VERSION} exists"),
+        (set_tag, f"the tag v{VERSION} already exists"),
         (leave_a_fragment, r"changelog\.d: \+late\.fixed\.md is not in CHANGELOG\.md"),
         (undate, f"{VERSION} has no date, but 'unreleased'"),
         (empty_the_section, f"{VERSION} has no entries"),
