@@ -131,11 +131,7 @@ def _checked(info: PluginInfo, kind: Kind, item: Any) -> ComponentSpec:
     if not isinstance(item, kind.spec):
         raise _wrong(info, kind, f"a sequence that contains a {type(item).__name__}")
     if not item.name or not isinstance(item.name, str):
-        raise _broken(
-            info,
-            f"hook {kind.hook} returned a {kind.name} with the name {item.name!r}, which is not "
-            "allowed",
-        )
+        raise _broken(info, f"hook {kind.hook} returned the invalid name {item.name!r}")
     for field in ("target", "settings"):
         value = getattr(item, field)
         if not isinstance(value, str) or not _TARGET.fullmatch(value):

@@ -220,10 +220,7 @@ class PluginManager:
         :raises ValueError: `hook_name` is not an observer hook.
         """
         if hook_name not in OBSERVERS:
-            raise ValueError(
-                f"{hook_name!r} is not an observer hook; the observer hooks are "
-                f"{', '.join(OBSERVERS)}"
-            )
+            raise ValueError(f"{hook_name!r} is not an observer hook: {', '.join(OBSERVERS)}")
         self._load()
         for plugin in self._loaded:
             try:

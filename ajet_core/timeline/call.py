@@ -68,11 +68,7 @@ class Call:
         if not 0 <= self.shared <= (0 if base is None else base.length):
             raise ValueError(
                 f"call {self.call_id} shares {self.shared} tokens with "
-                + (
-                    "no call"
-                    if base is None
-                    else f"call {base.call_id}, which has only {base.length}"
-                )
+                + ("no call" if base is None else f"call {base.call_id}, which has {base.length}")
             )
         if base is not None and base.episode_id != self.episode_id:
             raise ValueError(

@@ -93,7 +93,9 @@ def test_a_mistake_in_a_recipe_is_named(tmp_path: Path) -> None:
     made = tiny_recipe(tmp_path)
     path = made.directory / "tiny.toml"
     path.write_text(path.read_text().replace('python = ">=3.11"', 'python = "3.11 or so"', 1))
-    with pytest.raises(ConfigError, match=r"tiny\.toml.*(?s:.)*'3\.11 or so' is no range"):
+    with pytest.raises(
+        ConfigError, match=r"tiny\.toml.*(?s:.)*'3\.11 or so' is not a version range"
+    ):
         read_recipe(path)
 
 

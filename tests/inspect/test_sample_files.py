@@ -87,7 +87,7 @@ def test_a_file_that_is_made_meanwhile_is_not_replaced(tmp_path: Path) -> None:
             file.write_text("new")
             path.write_text("theirs")
 
-    with pytest.raises(RequestError, match="meanwhile"):
+    with pytest.raises(RequestError, match="in the meantime"):
         write()
     assert [each.read_text() for each in tmp_path.iterdir()] == ["theirs"]
 

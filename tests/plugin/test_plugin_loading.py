@@ -77,7 +77,7 @@ BROKEN = {
     ),
     "no-name": (
         "@hookimpl\ndef ajet_register_stores():\n    return [StoreSpec(name='', target='a:B')]",
-        "returned a store with the name ''",
+        "returned the invalid name ''",
     ),
     "twice": (
         (

@@ -91,7 +91,7 @@ def test_what_cannot_be_is_refused_with_the_reason(args: list[str], says: str) -
 def test_a_run_directory_that_is_not_there_is_named() -> None:
     refused = ajet("list", "--run-dir", "nowhere")
     assert refused.exit_code == 2
-    assert "no run directory nowhere" in refused.output
+    assert "the run directory nowhere does not exist" in refused.output
 
 
 async def test_a_running_server_knows_at_once(servers: ServerFactory) -> None:

@@ -128,11 +128,11 @@ async def test_what_answers_in_a_servers_place_is_not_waited_for(
     (task,) = await running(engine)
     monkeypatch.setattr(FakeServer, "prepare", page)
     engine.servers[0].dead = True
-    with pytest.raises(EngineError, match="what is not understood: JSONDecodeError"):
+    with pytest.raises(EngineError, match="sent an invalid response: JSONDecodeError"):
         await task
     assert len(engine.servers) == 4
     await engine.close()
-    with pytest.raises(EngineError, match="what is not understood: JSONDecodeError"):
+    with pytest.raises(EngineError, match="sent an invalid response: JSONDecodeError"):
         await started(tmp_path)
 
 

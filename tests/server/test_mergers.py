@@ -149,12 +149,12 @@ async def test_a_merger_that_is_not_installed_is_one_line(
         assert result.exit_code == 2
         (line,) = result.stderr.splitlines()
         assert "the run's merger 'branches' cannot be used here: no installed plugin" in line
-        assert "install the one that has it" in line
+        assert "Install the plugin that provides it" in line
     async with servers.running() as server:
         url = f"/v1/timelines/{grant['episode_id']}"
         answer = await server.http.get(url, headers=CONTROL)
         assert (answer.status_code, error_of(answer)["type"]) == (500, "plugin_error")
-        assert "install the one that has it" in error_of(answer)["message"]
+        assert "Install the plugin that provides it" in error_of(answer)["message"]
 
 
 def test_a_merger_that_fails_is_named_with_the_episode(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_task_that_nobody_goes_on_with_is_named() -> None:
 
 def test_claims_for_complete_tasks_alone_are_explained() -> None:
     found = only(replace(IDLE, waiting_claims=4, lacking=[("t7", 5, 0)]))
-    assert "the 4 waiting claims are for tasks that are complete in this batch" in found.message
+    assert "all 4 waiting claims are for tasks that are complete in this batch" in found.message
     assert "'t7' has 5 of 8" in found.message
 
 

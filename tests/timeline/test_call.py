@@ -64,7 +64,7 @@ def test_a_conversation_is_the_bases_with_its_answers_and_the_new_messages() -> 
     [
         ({"shared": 1}, "shares 1 tokens with no call"),
         ({"logprobs": []}, "2 sampled tokens, but 0 logprobs"),
-        ({"base": make_call("x", [1], [2]), "shared": 3}, "call x, which has only 2"),
+        ({"base": make_call("x", [1], [2]), "shared": 3}, "call x, which has 2"),
         (
             {"base": make_call("x", [1], [2], episode_id="y"), "shared": 1},
             "its base x to episode y",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ajet_core.interfaces import ComponentSettings
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_worlds import world_specs
@@ -38,6 +39,6 @@ def test_the_world_that_is_written_there_works() -> None:
     scope: dict[str, Any] = {}
     exec(compile(EXAMPLES[1], "worlds.md", "exec"), scope)
     (spec,) = scope["ajet_register_worlds"]()
-    world = scope[spec.target.partition(":")[2]]()
+    world = scope[spec.target.partition(":")[2]](ComponentSettings())
     played = rehearse(world, "t", world.expert, random.Random(0))
     assert played.outcome.success == 1.0

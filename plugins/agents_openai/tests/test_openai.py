@@ -166,7 +166,7 @@ class TestOpenAIAgents(AgentSuite):
         messages = [{"role": "user", "content": "t800x"}]
         task = {"id": "t800x", "messages": messages}
         assert await self.speakers(swarm, program.worker, task) == [WORKER, WORKER]
-        with pytest.raises(TypeError, match="'question', 'answer' is no input"):
+        with pytest.raises(TypeError, match="'question', 'answer' is not an input"):
             await its.run(program.worker, {"question": "?", "answer": "gold"})
 
 

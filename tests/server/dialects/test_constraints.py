@@ -130,7 +130,7 @@ def test_who_has_tools_calls_them_or_answers_as_json(checker, constraints) -> No
 
 
 def test_a_tool_that_is_not_there_cannot_be_forced(constraints) -> None:
-    with pytest.raises(UnsupportedError, match="no tool 'fly'"):
+    with pytest.raises(UnsupportedError, match="no tool is named 'fly'"):
         constraints.calls(ToolChoice(forced=True, name="fly"), TOOLS)
 
 

@@ -83,7 +83,9 @@ def test_broken_tokenizer_file_is_named(tmp_path):
 def test_broken_tokenizer_config_is_named(tmp_path):
     write_model(tmp_path, "qwen3")
     (tmp_path / "tokenizer_config.json").write_text("[1]")
-    with pytest.raises(ModelDirectoryError, match=r"tokenizer_config\.json holds no JSON object"):
+    with pytest.raises(
+        ModelDirectoryError, match=r"tokenizer_config\.json does not contain a JSON object"
+    ):
         load_tokenizer(tmp_path)
 
 
