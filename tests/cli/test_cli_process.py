@@ -93,14 +93,14 @@ def test_help_works_when_the_settings_do_not() -> None:
     done = ajet("--help")
     assert done.returncode == 0
     assert "serve" in done.stdout
-    assert "ajet.toml: not valid TOML" in done.stdout
+    assert "ajet.toml is not valid TOML" in done.stdout
 
 
 def test_a_bad_settings_file_stops_other_commands() -> None:
     Path("ajet.toml").write_text("[server\n")
     done = ajet("config")
     assert done.returncode == 2
-    assert done.stderr.startswith("ajet: error: ajet.toml: not valid TOML")
+    assert done.stderr.startswith("ajet: error: ajet.toml is not valid TOML")
 
 
 def test_the_settings_file_can_be_named_before_and_after_the_subcommand() -> None:

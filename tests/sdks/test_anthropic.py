@@ -123,7 +123,7 @@ async def test_tokens_are_counted_and_nothing_is_recorded(agent: Agent) -> None:
     ("changes", "named"),
     [
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
-        ({"messages": [ASKED, {"role": "assistant", "content": "I"}]}, "begun"),
+        ({"messages": [ASKED, {"role": "assistant", "content": "I"}]}, "prefilled answers"),
         ({"tool_choice": {"type": "any"}, "tools": TOOLS}, "tool_choice"),
         ({"messages": []}, "messages"),
     ],

@@ -310,7 +310,7 @@ async def test_a_clock_in_the_system_message_is_found_and_priced(server: Running
     # Reports on forks quote what agents said: clients are not shown them.
     status = (await server.http.get("/v1/status", headers=CONTROL)).json()
     (sentence,) = status["last_step"]["forks"]
-    assert "paid twice because your agent rewrites the system message (8 times" in sentence
+    assert "recomputed because your agent rewrites the system message (8 times" in sentence
     metrics = status["last_step"]["metrics"]
     assert metrics["forks"] == 8.0
     share = metrics["tokens_paid_again"] / metrics["tokens_merged"]
