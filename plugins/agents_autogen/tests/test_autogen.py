@@ -223,7 +223,7 @@ class TestAutoGen(AgentSuite):
                 await its.run(its.fresh(program.worker), each)
 
         assert await self.speakers(swarm, run, *tasks) == [WORKER] * 4
-        with pytest.raises(TypeError, match="dict is no task of an agent"):
+        with pytest.raises(TypeError, match="dict is not a task of an agent"):
             await its.run(its.fresh(program.worker), {"question": "?", "answer": "gold"})
 
 

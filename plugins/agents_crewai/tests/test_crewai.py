@@ -258,7 +258,7 @@ class TestCrewAI(AgentSuite):
         assert telemetry._should_execute_telemetry()
 
     async def test_a_dictionary_is_no_task_of_an_agent(self, its: AgentAdapter) -> None:
-        with pytest.raises(TypeError, match="dict is no input of an agent"):
+        with pytest.raises(TypeError, match="dict is not an input of an agent"):
             await its.run(its.fresh(program.worker), {"question": "?", "answer": "gold"})
 
 
