@@ -50,8 +50,8 @@ def pause(state: CliState, url: str | None, reason: str) -> None:
 def resume(state: CliState, url: str | None, from_step: int | None, retrain: bool) -> None:
     """Resume a paused run, and retry tasks that were set aside.
 
-    With --from-step the weights of that step are served and trained again. What was sampled by later ones is kept for
-    inspection (`ajet inspect --refused`) and not trained, unless --retrain asks for it.
+    With --from-step, the run loads the checkpoint of that step and continues from it. Later batches
+    are kept for inspection (`ajet inspect --refused`), and are trained only with --retrain.
     """
     if retrain and from_step is None:
         raise click.UsageError(

@@ -54,9 +54,9 @@ class ClaimRequest(Message):
     :param group: defaults to the task id.
     :param kind: ``eval`` episodes are never trained on.
     :param lease_seconds: without a model call or heartbeat for so long the episode is aborted.
-    :param heartbeat_seconds: how often the client will at least say that it lives, by calls or heartbeats. If it is
-        silent for three times as long, the episode goes on but its place in the batch is given to whoever asks,
-        long before the lease ends. None promises nothing, and keeps the place to the end of the lease.
+    :param heartbeat_seconds: the longest time between two calls or heartbeats that the client
+        promises. After three times as long, the episode stays open but loses its place in the
+        batch, long before the lease ends. With None it keeps the place until the lease ends.
     :param wait_seconds: how long the server may hold the request until an episode can be claimed.
     :param claim_id: at least 128 random bits as text. The same claim again, after an answer that was lost, gets the
         same episode with the same key, also from a server that was started again in between. A secret: the
@@ -110,8 +110,8 @@ class EndRequest(Message):
 class AbortRequest(Message):
     """Body of ``POST /v1/episodes/{id}/abort``.
 
-    :param final: nobody will try it again: its batch goes on with the episodes of its task that succeed. It may also be
-        said of an episode that is aborted already, by its lease say.
+    :param final: the client will not retry: the batch uses the episodes of its task that succeed.
+        Also accepted for an episode that is already aborted, for example by its lease.
     :param arbiter_aborted: the arbiter of its joint episode has aborted its own part. A prepared part is not aborted
         without it.
     """

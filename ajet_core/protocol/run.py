@@ -193,9 +193,9 @@ class RolloutConfig(Message):
     :param spare_tasks: ``sync``: tasks that may be rolled out beyond those that fill a batch, so that the slowest
         need not be waited for.
     :param drain_seconds: ``sync``: how long a full batch waits for episodes that are still open.
-    :param late: what becomes of a task with episodes that are open when its batch is made. ``carry``: it goes on and belongs
-        to a later batch, with all its episodes; ``drop``: nobody waits for them, and they are aborted, in ``sync`` at
-        once, in ``async`` when they are too old to be trained.
+    :param late: what happens to a task that has open episodes when its batch is made. ``carry``:
+        it belongs to a later batch, with all its episodes. ``drop``: the server aborts the open
+        episodes, in ``sync`` at once, in ``async`` when they are too old to be trained.
     :param late_seconds: ``carry``: how long a batch that is complete but for tasks that would be too old for the next one waits
         for them. Their open episodes are aborted then, and what has ended of them is trained.
     :param engine_sleeps: ``sync``: the engine frees its device memory while a step is trained, for a trainer on the same
@@ -271,8 +271,8 @@ class MixtureConfig(Message):
 
     :param ratios: by tag of the episodes; they sum to 1. Episodes of other tags are refused.
     :param schedule: ratios that take their place from certain steps on, in order.
-    :param grace_seconds: when nobody has rolled out a tag or waited to do so for so long, its places go to the
-        others, until somebody comes.
+    :param grace_seconds: if no client has claimed a tag or waited for it for so long, other tags
+        get its places, until a client claims it.
     """
 
     ratios: Ratios
@@ -397,8 +397,8 @@ class PreflightConfig(Message):
     """What is looked at before a run changes any weights: its first batch is computed, and nothing is applied.
 
     :param enabled: the run pauses if engine and trainer disagree about the first batch, if nothing
-        reads the model's tool calls, or if the longest episode does not fit into memory. What else
-        is wrong with it is told.
+        reads the model's tool calls, or if the longest episode does not fit into memory. Other
+        problems are reported.
     :param max_logprob_gap: between engine and trainer, in nats: the mean absolute difference of the sampled tokens'
         logprobs, at any quarter of the context.
     """
@@ -451,7 +451,7 @@ class RunConfig(Message):
     :param mixture: None takes episodes of any tag as they come.
     :param weight_channel: how weights come from the trainer to the engine, such as ``safetensors_dir`` or
         ``collective``; None takes the first that the trainer offers and the engine accepts.
-    :param steps: the run stops by itself after this many steps; None goes on until it is stopped.
+    :param steps: the run stops by itself after this many steps; None: only when it is stopped.
     :param checkpoint_every: steps between checkpoints; one is also written when the run stops.
     """
 

@@ -19,7 +19,7 @@ class ServerState(StrEnum):
     OFFLINE -> BOOTING -> ROLLING -> ROLLING_POST -> WEIGHT_SYNCING -> ROLLING. In ROLLING episodes
     are claimed and model calls answered; in ROLLING_POST the trainer steps; in WEIGHT_SYNCING the
     engine takes the new weights. Model calls that arrive in the last two wait. PAUSED is ROLLING without new
-    episodes: those that are open go on and end, and no batch is trained.
+    episodes: open episodes can end, and no batch is trained.
     """
 
     OFFLINE = "OFFLINE"
@@ -130,7 +130,7 @@ class TagProgress(Message):
     :param places: its share of the batch.
     :param ready: what is complete.
     :param under_way: what is begun, those that are ready included.
-    :param blocked: nobody rolls it out, and its places have gone to the others.
+    :param blocked: no client works on it, and other tags have its places.
     """
 
     ratio: float
@@ -156,7 +156,7 @@ class MixtureStatus(Message):
 class RolloutStatus(Message):
     """How rolling out and training take turns at present.
 
-    :param training_step: the step that is being trained or published, while rollouts go on or wait.
+    :param training_step: the step that is being trained or published, while rollouts continue or wait.
     :param staleness_mean: of the tokens of the last step, see `RolloutConfig`; None before the first.
     """
 
@@ -175,7 +175,7 @@ class Finding(Message):
         or a `HealthKind`.
     :param message: the cause in words, and what to do.
     :param seconds: for how long it has been so.
-    :param stuck: nothing will go on by itself.
+    :param stuck: nothing changes without help.
     :param since_step: of a finding about training, the first step that shows it.
     :param good_step: of a finding about training, the step of the newest checkpoint from before it; 0 is the model
         that the run began with.
@@ -210,7 +210,7 @@ class ServerStatus(Message):
 
     :param error: what ended the run, if it failed.
     :param paused: why the run is PAUSED.
-    :param findings: what keeps the server from going on, and what else somebody should know.
+    :param findings: what blocks the server, and other findings.
     :param set_aside: tasks that are not tried again, and why.
     :param checks: of each kind of finding about training, "ok", "found", "off", or why it cannot be judged.
     :param rollout: None while no run is active.

@@ -39,7 +39,7 @@ class TimelineNode(Message):
     """A run of tokens without a branch.
 
     :param parent: index of the node it continues, -1 for a root; parents stand before their children.
-    :param samplings: who sampled the tokens; nobody for context.
+    :param samplings: the calls that sampled the tokens; empty for context.
     """
 
     parent: int
@@ -52,7 +52,7 @@ class TimelineCall(Message):
     """One model call. A number that is not finite is null.
 
     :param end: the node it ends in, -1 for a call without a token.
-    :param parent_call_id: the call whose tokens it goes on from, if it is known.
+    :param parent_call_id: the call whose tokens it continues, if known.
     :param prompt_tokens: length of its prompt.
     :param logprobs: of each sampled token, at the sampling temperature, by the engine.
     :param trainer_logprobs: the same by the trainer; empty if it computed none.
@@ -83,7 +83,7 @@ class TimelineCall(Message):
 
 
 class TimelineFork(Message):
-    """A call that does not go on where an earlier one ended.
+    """A call that does not continue where an earlier one ended.
 
     :param kind: what the agent did, see `ajet_server.observe.forks`.
     :param message: index of the first message that differs, -1 if none does.

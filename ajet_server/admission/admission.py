@@ -114,11 +114,11 @@ class Admission:
             self._give(ticket, builder)
 
     def relieve(self) -> None:
-        """Grant the first claim for a complete task if the batch lacks episodes and none is open.
+        """Grant a waiting claim out of turn if the batch lacks episodes and no episode is open.
 
-        This happens only when nothing has moved for `RELIEF_SECONDS`. Otherwise the claim would
-        wait until the batch is trained, while its client may claim the tasks that the batch lacks
-        only after this one. A lost response to `end` can cause this.
+        This happens only when nothing has moved for `RELIEF_SECONDS`. Otherwise this can deadlock:
+        the batch waits for other tasks, and the client does not claim those before this claim is
+        granted. A lost response to `end` can cause this.
         """
         builder = self._builder
         if builder is None or not self._board.rolling:

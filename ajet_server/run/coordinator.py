@@ -35,7 +35,7 @@ _log = logging.getLogger("ajet.server")
 
 
 class Coordinator:
-    """Manages the run of a server, of which at most one is active.
+    """Manages the run of a server. At most one run is active at a time.
 
     :ivar error: the error that ended the last run, if it failed.
     """

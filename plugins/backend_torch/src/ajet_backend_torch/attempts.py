@@ -1,8 +1,9 @@
-"""One training step, applied completely or not at all, and retried with less memory if it ran out.
+"""One training step, applied as a whole and retried with smaller passes if memory runs out.
 
 A failure before the first optimiser step changes nothing, so nothing has to be restored. For later
 failures, weights and optimiser state are copied to host memory, except when there is only one
-optimiser step and the copy would be large. By then all checks of the batch have passed.
+optimiser step and the copy would be large. All checks of the batch have passed before that step; if
+it fails nevertheless, the weights are lost (`WeightsLostError`).
 """
 
 from __future__ import annotations
