@@ -214,7 +214,7 @@ def test_weights_that_were_damaged_before_are_not_the_fault_of_the_batch(model_d
     trainer = make(model_dir, context, RATE)
     with torch.no_grad():
         next(module_of(trainer).parameters())[3, 5] = math.nan
-    with pytest.raises(TrainerError, match="before step 1 already") as found:
+    with pytest.raises(TrainerError, match="not finite before step 1") as found:
         trainer.step(batch())
     assert not isinstance(found.value, StepRefusedError)
 

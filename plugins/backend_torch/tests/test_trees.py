@@ -443,7 +443,7 @@ def test_a_context_whose_length_changes_its_positions_is_refused(models, context
 
     assert trainer.policy.trees
     assert math.isfinite(trainer.step(of(128)).metrics["loss"])
-    with pytest.raises(TrainerError, match=r"129 tokens.*up to 128 only"):
+    with pytest.raises(TrainerError, match=r"129 tokens.*only up to 128"):
         trainer.step(of(129))
 
 
@@ -493,13 +493,13 @@ def two(changes: dict[str, object]) -> TrainBatch:
         ({"segment": {"parent": -1}}, "tree 1: segment 1 has parent -1"),
         ({"root": {"parent": 0}}, "tree 1: segment 0 has parent 0"),
         ({"root": {"spans": [TrainSpan(0, 1, 0, 1)]}}, "tree 1: segment 0: the first token"),
-        ({"span": {"call": 2}}, "tree 1: segment 1: a span names call 2 of 2"),
+        ({"span": {"call": 2}}, "tree 1: segment 1: a span names call 2, but there are only 2"),
         ({"span": {"offset": 2}}, "tree 1: segment 1: a span of 2 tokens at 2"),
         ({"span": {"offset": -1}}, "tree 1: segment 1: a span of 2 tokens at -1"),
         ({"span": {"length": 0}}, "tree 1: segment 1: a span of 0 tokens"),
         ({"span": {"start": 1}}, "2 tokens that call c1 sampled"),
         ({"span": {"call": 0}}, r"sampled token 0 of call c0 is trained 2 times"),
-        ({"call": {"episode": 9}}, r"call 1 \(c1\): it names episode 9 of 2"),
+        ({"call": {"episode": 9}}, r"call 1 \(c1\): it names episode 9, but there are only 2"),
         ({"call": {"temperature": 0.0}}, r"call 1 \(c1\): its temperature"),
         ({"call": {"policy_versions": [0]}}, r"call 1 \(c1\): 2 logprobs, but 1"),
     ],

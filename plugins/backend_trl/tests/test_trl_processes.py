@@ -158,7 +158,7 @@ def test_a_checkpoint_that_one_process_alone_can_load_loses_the_weights(
     found = run(models, tmp_path, 2, "apart", distribution)
     loading, *others = found["there"]["refused"]
     assert loading.startswith("training process 0 failed and process 1 did not: ")
-    assert "there is no checkpoint" in loading
+    assert "there is not a checkpoint" in loading
     assert len(others) == 3
     loading, *others = found["here"]["refused"]
     assert "training process 1 failed: here is no checkpoint" in loading

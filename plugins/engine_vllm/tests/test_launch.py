@@ -135,7 +135,7 @@ def test_replicas_get_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     two = plan(cpu=False, replicas=2, tensor_parallel_size=2)
     assert [two.environment(n)["CUDA_VISIBLE_DEVICES"] for n in (0, 1)] == ["4,5", "6,7"]
-    with pytest.raises(ConfigError, match="has 4"):
+    with pytest.raises(ConfigError, match="lists 4"):
         plan(cpu=False, replicas=3, tensor_parallel_size=2).environment(2)
 
 
