@@ -161,7 +161,7 @@ def test_a_checkpoint_that_one_process_alone_can_load_loses_the_weights(
     assert "there is not a checkpoint" in loading
     assert len(others) == 3
     loading, *others = found["here"]["refused"]
-    assert "training process 1 failed: here is no checkpoint" in loading
+    assert "training process 1 failed: here is not a checkpoint" in loading
     assert len(others) == 3
     assert all("load a checkpoint" in message for message in others)
     assert found["there"]["mended"]
