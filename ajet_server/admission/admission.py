@@ -275,7 +275,7 @@ class Admission:
         progress = builder.progress()
         unit = "episodes" if progress.full_by == "episodes" else "tasks"
         return (
-            f"{state} and the batch has no slot for it: {progress.ready} of "
+            f"{state} and the batch has no place for it: {progress.ready} of "
             f"{progress.needed} {unit} are complete, {progress.open_episodes} episodes are "
             "open"
         )
