@@ -18,9 +18,13 @@ served, so they include filling and draining the pipeline. `speedup` is the rati
 step was trained, because its batch was not full. `max_staleness` is the highest of any token of any
 run, `episodes_stale` the number of episodes left out because they were older than the bound.
 
-`--seeds`, `--update-share` and `--bound` take several values; then the line has a table of all
-pairs of share and bound, and sync runs once for each seed and share. `--at-once` runs share the
-machine, each with a separate client process.
+`--spare-tasks` also measures sync with so many spare tasks, of which late ones are carried over to
+later batches (`rollout.late = "carry"`), with the same time per step. These rows have
+`success_spare` instead of `success_async`, and `spare_tasks` instead of `bound`.
+
+`--seeds`, `--update-share`, `--bound` and `--spare-tasks` take several values; then the line has a
+table of all pairs, and sync runs once for each seed and share. `--at-once` runs share the machine,
+each with a separate client process.
 
 The JSON line comes last; `--output` also writes it to a file, with date and hardware.
 """
@@ -39,6 +43,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +73,34 @@ POLL_SECONDS = 0.05
 Figures = dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """How a run rolls out.
+
+    :param bound: `rollout.max_staleness` of an asynchronous run; None for a synchronous one.
+    :param spare_tasks: of a synchronous run.
+    """
+
+    bound: int | None = None
+    spare_tasks: int = 0
+
+    @property
+    def name(self) -> str:
+        """Part of the name of a run."""
+        if self.bound is not None:
+            return f"bound-{self.bound}"
+        return f"spare-{self.spare_tasks}" if self.spare_tasks else "sync"
+
+    def config(self) -> RolloutConfig:
+        """Return the configuration; all else is the default."""
+        if self.bound is not None:
+            return RolloutConfig(mode="async", max_staleness=self.bound)
+        return RolloutConfig(spare_tasks=self.spare_tasks)
+
+
+SYNC = Rollout()
+
+
 class SlowTools(SlowGridWorld):
     """The world ``slow-grid``, which also sums the time of its tools."""
 
@@ -82,14 +115,13 @@ class SlowTools(SlowGridWorld):
 
 
 def configured(
-    model: Path, seed: int, bound: int | None, trainer: dict[str, float], checkpoint_every: int
+    model: Path, seed: int, rollout: Rollout, trainer: dict[str, float], checkpoint_every: int
 ) -> RunConfig:
-    """Return the demo's configuration; asynchronous if there is a bound of staleness."""
+    """Return the demo's configuration with another way to roll out."""
     config = run_config(model, seed)
-    rollout = RolloutConfig() if bound is None else RolloutConfig(mode="async", max_staleness=bound)
     return config.model_copy(
         update={
-            "rollout": rollout,
+            "rollout": rollout.config(),
             "trainer": ComponentChoice(name="waiting", settings=trainer),
             "checkpoint_every": checkpoint_every,
         }
@@ -146,17 +178,17 @@ async def train(
 
 
 def run(
-    directory: Path, seed: int, steps: int, bound: int | None, trainer: dict[str, float]
+    directory: Path, seed: int, steps: int, rollout: Rollout, trainer: dict[str, float]
 ) -> Figures:
     """Train in one mode on a new server, in a directory that contains the model."""
     # One batch that fills, in async one that is trained, and one that waits for places.
-    concurrency = EPISODES_PER_STEP * (2 if bound is None else 3)
+    concurrency = EPISODES_PER_STEP * (2 if rollout.bound is None else 3)
     with terminate_as_interrupt(), DemoServer(directory) as server:
         server.client.sync_train_config(
-            configured(directory / "model", seed, bound, trainer, steps)
+            configured(directory / "model", seed, rollout, trainer, steps)
         )
         server.client.start_engine()
-        found = asyncio.run(
+        figures = asyncio.run(
             train(
                 server.client.url,
                 server.client_token,
@@ -174,13 +206,13 @@ def run(
     def total(name: str) -> float:
         return float(sum(step[name] for step in trained))
 
-    return found | {
+    return figures | {
         "max_staleness": max(step["staleness_max"] for step in trained),
         "mean_staleness": total("staleness_mean") / steps,
         "episodes_stale": total("episodes_stale"),
         "update_seconds": total("update_seconds") / steps,
-        "update_share": total("update_seconds") / found["seconds"],
-        "waited_share": total("rollout_seconds") / found["seconds"],
+        "update_share": total("update_seconds") / figures["seconds"],
+        "waited_share": total("rollout_seconds") / figures["seconds"],
     }
 
 
@@ -205,14 +237,12 @@ class Runs:
             create_tiny_model(directory, seed=seed)
         return directory
 
-    def measure(
-        self, name: str, seed: int, bound: int | None, trainer: dict[str, float]
-    ) -> Figures:
+    def measure(self, name: str, seed: int, rollout: Rollout, trainer: dict[str, float]) -> Figures:
         """Return the figures of one run."""
         directory = self._root / name
         directory.mkdir()
         shutil.copytree(self._root / f"model-{seed}", directory / "model")
-        arguments = json.dumps([str(directory), seed, self._steps, bound, trainer])
+        arguments = json.dumps([str(directory), seed, self._steps, asdict(rollout), trainer])
         command = [sys.executable, __file__, "run", arguments]
         with self._lock:
             if self._ended:
@@ -226,12 +256,12 @@ class Runs:
             self._processes.remove(process)
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command)
-        found: Figures = json.loads(written.splitlines()[-1])
-        print(json.dumps({"run": name, **found}), file=sys.stderr, flush=True)
+        figures: Figures = json.loads(written.splitlines()[-1])
+        print(json.dumps({"run": name, **figures}), file=sys.stderr, flush=True)
         if self._histories is not None:
             shutil.copy(directory / "server" / "metrics.jsonl", self._histories / f"{name}.jsonl")
         shutil.rmtree(directory)
-        return found
+        return figures
 
     def end(self) -> None:
         """Stop the runs in progress and their servers, and start no others."""
@@ -240,21 +270,24 @@ class Runs:
             for process in self._processes:
                 process.terminate()
 
-    def pair(self, share: float, seed: int, bounds: Sequence[int]) -> dict[int | None, Figures]:
-        """Return the runs of a seed with one share, by bound; None for sync."""
+    def of_seed(
+        self, share: float, seed: int, rollouts: Sequence[Rollout]
+    ) -> dict[Rollout, Figures]:
+        """Return the runs of a seed with one share: in sync, and with other rollouts."""
         name = f"seed-{seed}-share-{share:g}"
-        sync = self.measure(f"{name}-sync", seed, None, {"share": share})
-        found: dict[int | None, Figures] = {None: sync}
-        for bound in bounds:
+        sync = self.measure(f"{name}-{SYNC.name}", seed, SYNC, {"share": share})
+        figures = {SYNC: sync}
+        for rollout in rollouts:
             trainer = {"seconds": sync["update_seconds"]}
-            found[bound] = self.measure(f"{name}-bound-{bound}", seed, bound, trainer)
-        return found
+            figures[rollout] = self.measure(f"{name}-{rollout.name}", seed, rollout, trainer)
+        return figures
 
 
 def compared(
-    sync: Sequence[Figures], asynchronous: Sequence[Figures], bound: int
+    sync: Sequence[Figures], others: Sequence[Figures], rollout: Rollout
 ) -> dict[str, Any]:
-    """Return the reported figures of the runs of all seeds with one share and bound."""
+    """Return the reported figures of the runs of all seeds with one share and rollout."""
+    kind = "spare" if rollout.bound is None else "async"
 
     def each(runs: Sequence[Figures], name: str) -> list[float]:
         return [round(run[name], 3) for run in runs]
@@ -262,24 +295,28 @@ def compared(
     def mean(runs: Sequence[Figures], name: str) -> float:
         return round(sum(run[name] for run in runs) / len(runs), 3)
 
-    seconds = [sum(run["seconds"] for run in runs) for runs in (sync, asynchronous)]
+    seconds = [sum(run["seconds"] for run in runs) for runs in (sync, others)]
     return {
         "success_sync": each(sync, "success"),
-        "success_async": each(asynchronous, "success"),
+        f"success_{kind}": each(others, "success"),
         "mean_success_sync": mean(sync, "success"),
-        "mean_success_async": mean(asynchronous, "success"),
+        f"mean_success_{kind}": mean(others, "success"),
         "speedup": round(seconds[0] / seconds[1], 3),
         "update_share": mean(sync, "update_share"),
-        "max_staleness": max(run["max_staleness"] for run in asynchronous),
-        "bound": bound,
-        "mean_staleness": mean(asynchronous, "mean_staleness"),
-        "episodes_stale": sum(run["episodes_stale"] for run in asynchronous),
+        "max_staleness": max(run["max_staleness"] for run in others),
+        **(
+            {"spare_tasks": rollout.spare_tasks}
+            if rollout.bound is None
+            else {"bound": rollout.bound}
+        ),
+        "mean_staleness": mean(others, "mean_staleness"),
+        "episodes_stale": sum(run["episodes_stale"] for run in others),
         "seconds_sync": each(sync, "seconds"),
-        "seconds_async": each(asynchronous, "seconds"),
-        "update_share_async": mean(asynchronous, "update_share"),
+        f"seconds_{kind}": each(others, "seconds"),
+        f"update_share_{kind}": mean(others, "update_share"),
         "waited_share_sync": mean(sync, "waited_share"),
-        "waited_share_async": mean(asynchronous, "waited_share"),
-        "extra_tasks": sum(run["extra_tasks"] for run in (*sync, *asynchronous)),
+        f"waited_share_{kind}": mean(others, "waited_share"),
+        "extra_tasks": sum(run["extra_tasks"] for run in (*sync, *others)),
     }
 
 
@@ -287,7 +324,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=at_least(1), default=20)
     parser.add_argument(
-        "--bound", type=at_least(1), nargs="+", default=[2], help="rollout.max_staleness"
+        "--bound", type=at_least(1), nargs="+", help="rollout.max_staleness of async (default: 2)"
+    )
+    parser.add_argument(
+        "--spare-tasks", type=at_least(1), nargs="+", default=[], help="rollout.spare_tasks of sync"
     )
     parser.add_argument("--update-share", type=fraction, nargs="+", default=[0.3])
     parser.add_argument("--seeds", type=at_least(1), default=5, help="how many")
@@ -300,6 +340,11 @@ def main() -> None:
     if options.histories is not None:
         options.histories.mkdir(parents=True, exist_ok=True)
     seeds = range(options.seeds)
+    bounds = options.bound or ([] if options.spare_tasks else [2])
+    rollouts = [
+        *(Rollout(bound=bound) for bound in bounds),
+        *(Rollout(spare_tasks=tasks) for tasks in options.spare_tasks),
+    ]
     pairs = [(share, seed) for share in options.update_share for seed in seeds]
     with (
         terminate_as_interrupt(),
@@ -310,31 +355,29 @@ def main() -> None:
             runs.model(seed)
         with ThreadPoolExecutor(options.at_once) as pool:
             try:
-                runs_of_pairs = pool.map(
-                    lambda pair: runs.pair(pair[0], pair[1], options.bound), pairs
-                )
-                found = dict(zip(pairs, runs_of_pairs, strict=True))
+                of_pairs = pool.map(lambda pair: runs.of_seed(pair[0], pair[1], rollouts), pairs)
+                measured = dict(zip(pairs, of_pairs, strict=True))
             except BaseException:
                 # Leaving the pool waits for its threads, which wait for these processes.
                 runs.end()
                 raise
     table = [
         compared(
-            [found[share, seed][None] for seed in seeds],
-            [found[share, seed][bound] for seed in seeds],
-            bound,
+            [measured[share, seed][SYNC] for seed in seeds],
+            [measured[share, seed][rollout] for seed in seeds],
+            rollout,
         )
         for share in options.update_share
-        for bound in options.bound
+        for rollout in rollouts
     ]
-    tools = sum(f["tool_seconds"] for of_pair in found.values() for f in of_pair.values())
+    tools = sum(f["tool_seconds"] for of_pair in measured.values() for f in of_pair.values())
     report(
         {
             **(table[0] if len(table) == 1 else {"table": table}),
             "steps": options.steps,
             "seeds": list(seeds),
             "at_once": options.at_once,
-            "tool_seconds_per_episode": round(tools / sum(map(len, found)), 3),
+            "tool_seconds_per_episode": round(tools / sum(map(len, measured.values())), 3),
         },
         options.output,
     )
@@ -342,7 +385,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["run"]:
-        place, *rest = json.loads(sys.argv[2])
-        print(json.dumps(run(Path(place), *rest)))
+        place, seed, steps, rollout, trainer = json.loads(sys.argv[2])
+        print(json.dumps(run(Path(place), seed, steps, Rollout(**rollout), trainer)))
     else:
         main()
