@@ -1,1 +1,1 @@
-"""Parts shared by engines that serve a model in separate processes."""
+"""Parts shared by engines, and what checks the models and weights that they serve."""

@@ -17,8 +17,8 @@ from transformers.utils import logging as hf_logging
 
 from ajet_core.errors import ConfigError, ModelDirectoryError
 from ajet_core.files import read_json
-from ajet_core.model_config import read_model_config
 from ajet_core.protocol.run import ModelConfig
+from ajet_engines.model_config import read_model_config
 from ajet_torch.memory import is_out_of_memory
 
 _SAID_CHARACTERS = 1000

@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "ajet_engines": {"ajet_core", "ajet_installation"},
     "ajet_training": {"ajet_core"},
     "ajet_torch": {"ajet_core", "ajet_engines"},
-    "ajet_server": {"ajet_core", "ajet_installation", "ajet_training"},
+    "ajet_server": {"ajet_core", "ajet_installation", "ajet_engines", "ajet_training"},
     "ajet_worlds": {"ajet_core", "ajet_installation", "agentjet"},
     "ajet_cli": {"ajet_core", "ajet_installation", "agentjet", "ajet_server"},
     "ajet_demo": {"ajet_core", "ajet_installation", "agentjet", "ajet_worlds"},

@@ -9,7 +9,7 @@ import pytest
 
 from ajet_core.errors import SealError
 from ajet_core.interfaces import Probe, SealReport, WeightUpdate
-from ajet_core.probe import ProbeWatch, probe_ids
+from ajet_engines.probe import ProbeWatch, probe_ids
 
 TOKENS = 64
 WHO = "server 0"

@@ -114,7 +114,7 @@ class EngineCapabilities:
     :param penalties: whether the two penalties and `SamplingParams.logit_bias` are supported.
     :param grammar: whether `SamplingParams.grammar` is supported.
     :param seals: whether the engine proves that it serves the published weights, by checksums
-        (`ajet_engines.seal`) or a probe (`ajet_core.probe`); see `Engine.seal`.
+        (`ajet_engines.seal`) or a probe (`ajet_engines.probe`); see `Engine.seal`.
     """
 
     weight_channels: tuple[str, ...]
@@ -182,7 +182,7 @@ class WeightUpdate:
     :param checksums: by the name that a tensor has in files, the checksums that it may have where
         it is served (`ajet_engines.in_server.ajet_checksums`); empty if the trainer does not
         provide them or shares its tensors.
-    :param probe: proves the weights where there are no checksums to compare (`ajet_core.probe`).
+    :param probe: proves the weights where there are no checksums to compare (`ajet_engines.probe`).
     :param seal_seconds: seconds that checksums and probe took.
     """
 

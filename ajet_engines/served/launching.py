@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ajet_core.errors import ConfigError, EngineError
-from ajet_core.model_config import read_model_config
 from ajet_core.protocol.run import ModelConfig
+from ajet_engines.model_config import read_model_config
 
 SHARED_IN_SERVER = Path(__file__).parents[1] / "in_server"
 """Directory of agentjet's modules that run in servers of every kind."""

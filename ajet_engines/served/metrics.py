@@ -33,11 +33,11 @@ def labelled(texts: Mapping[int, str]) -> str:
             for sample in found.samples:
                 family.samples.append(sample._replace(labels={**sample.labels, LABEL: str(number)}))
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Once(list(families.values())))
+    registry.register(_Families(list(families.values())))
     return generate_latest(registry).decode()
 
 
-class _Once(Collector):
+class _Families(Collector):
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from ajet_core.errors import SealError
 from ajet_core.interfaces import SealReport, WeightUpdate
-from ajet_core.probe import ProbeWatch
 from ajet_engines.in_server.ajet_checksums import OTHERWISE
+from ajet_engines.probe import ProbeWatch
 from ajet_engines.seal import check_seal
 from ajet_engines.served.replica import Replica
 

@@ -34,12 +34,12 @@ _ABORTED = "aborted_"
 def exposition(status: ServerStatus) -> bytes:
     """Return `status` as the response to a scrape."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Once(status))
+    registry.register(_OneStatus(status))
     return generate_latest(registry)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Once(Collector):
+class _OneStatus(Collector):
     status: ServerStatus
 
     def collect(self) -> Iterable[Metric]:

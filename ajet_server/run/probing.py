@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from ajet_core.errors import TrainerError, WeightsLostError
 from ajet_core.interfaces import Probe, WeightUpdate
-from ajet_core.probe import probe_ids
 from ajet_core.timeline import (
     TrainBatch,
     TrainCall,
@@ -17,6 +16,7 @@ from ajet_core.timeline import (
     TrainSpan,
     TrainTree,
 )
+from ajet_engines.probe import probe_ids
 from ajet_server.run.run_setup import ResolvedRun
 from ajet_server.workers.run_workers import RunWorkers
 

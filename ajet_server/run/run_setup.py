@@ -20,7 +20,6 @@ from ajet_core.interfaces import (
     RunRecord,
     WorkerContext,
 )
-from ajet_core.model_config import read_model_config
 from ajet_core.plugin import (
     ComponentSpec,
     EngineSpec,
@@ -30,6 +29,7 @@ from ajet_core.plugin import (
 )
 from ajet_core.plugin.kinds import kind_of
 from ajet_core.protocol import AlgorithmConfig, ComponentChoice, RunConfig
+from ajet_engines.model_config import read_model_config
 from ajet_installation.environment import Interpreter
 from ajet_installation.interpreters import choose_interpreters, find_engine, find_trainer
 from ajet_installation.settings import Settings

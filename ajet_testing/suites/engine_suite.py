@@ -17,7 +17,7 @@ from ajet_core.errors import (
     UnsupportedError,
 )
 from ajet_core.interfaces import Engine, Probe, WeightUpdate
-from ajet_core.probe import probe_ids
+from ajet_engines.probe import probe_ids
 from ajet_testing.planted import PLANTED, Planted, planted, sealed
 from ajet_testing.suites.asking import ask, begin, make_request, until
 from ajet_testing.suites.engine_case import versions

@@ -14,8 +14,8 @@ from tiny_models import VOCAB, load, write_model
 
 from ajet_core.errors import EngineError, SealError
 from ajet_core.interfaces import Probe
-from ajet_core.probe import probe_ids
 from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+from ajet_engines.probe import probe_ids
 from ajet_server.run.probing import batch_of_one
 
 ALGORITHM = AlgorithmConfig(learning_rate=1e-2)

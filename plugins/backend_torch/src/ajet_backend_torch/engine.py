@@ -34,10 +34,10 @@ from ajet_core.interfaces import (
     WorkerContext,
     check_request,
 )
-from ajet_core.probe import ProbeWatch
 from ajet_core.protocol.run import ModelConfig
 from ajet_engines.collective import file_tensors
 from ajet_engines.in_server.ajet_checksums import checksum
+from ajet_engines.probe import ProbeWatch
 from ajet_engines.seal import check_seal
 from ajet_engines.shaping import Shapings
 from ajet_torch.memory import free_memory, headline, is_out_of_memory
