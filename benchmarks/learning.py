@@ -7,6 +7,9 @@ Student's t, clipped to 0 and 1, and the worst seed is listed next to it. `curve
 success of training episodes by the policy version that they started with. `seconds` count only
 training, without making the model, booting and evaluating.
 
+With `--runs FILE` each run appends its result to FILE when it ends, and runs whose results are
+there are not repeated: an interrupted benchmark continues.
+
 The JSON line comes last; `--output` also writes it to a file, with date and hardware, and `--plot`
 plots it.
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import math
 import multiprocessing
 import os
@@ -24,7 +28,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +72,36 @@ class Run:
     mode: str
     steps: int | None
     eval_tasks: int
+
+
+class Results:
+    """The results of runs, kept in a file.
+
+    :param path: a file with a JSON object per line; None keeps nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._known: dict[str, Learned | str] = {}
+        if path is not None and path.exists():
+            for text in path.read_text(encoding="utf-8").splitlines():
+                kept = json.loads(text)
+                learned = kept["learned"]
+                if isinstance(learned, dict):
+                    learned = Learned(**{**learned, "curve": tuple(learned["curve"])})
+                self._known[json.dumps(kept["run"])] = learned
+
+    def get(self, run: Run) -> Learned | str | None:
+        """Return the result of a run; None if it has not ended."""
+        return self._known.get(json.dumps(asdict(run)))
+
+    def add(self, run: Run, learned: Learned | str) -> None:
+        """Keep the result of a run."""
+        if self._path is None:
+            return
+        result = learned if isinstance(learned, str) else asdict(learned)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"run": asdict(run), "learned": result}) + "\n")
 
 
 def measure(run: Run) -> Learned | str:
@@ -252,6 +286,7 @@ def main() -> None:
     parser.add_argument(
         "--jobs", type=at_least(1), default=1, help="number of runs at the same time"
     )
+    parser.add_argument("--runs", type=Path, help="file of the results of single runs")
     parser.add_argument("--output", type=Path, help="also write the results to this file")
     parser.add_argument("--plot", type=Path, help="also plot them to this PNG file")
     options = parser.parse_args()
@@ -280,13 +315,20 @@ def main() -> None:
     ]
     results: dict[str, list[Learned]] = {world: [] for world in worlds}
     failures: dict[str, list[str]] = {world: [] for world in worlds}
+    kept = Results(options.runs)
+    missing = [run for run in runs if kept.get(run) is None]
     context = multiprocessing.get_context("spawn")
     with (
         terminate_as_interrupt(),
         ProcessPoolExecutor(options.jobs, mp_context=context) as pool,
         ended_with_their_parent(),
     ):
-        for run, learned in zip(runs, pool.map(measure, runs), strict=True):
+        measured = zip(missing, pool.map(measure, missing), strict=True)
+        for run in runs:
+            learned = kept.get(run)
+            if learned is None:
+                _, learned = next(measured)
+                kept.add(run, learned)
             if isinstance(learned, str):
                 failures[run.world].append(learned)
                 print(f"{run.world} {learned}", file=sys.stderr)

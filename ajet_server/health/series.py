@@ -15,6 +15,11 @@ WINDOW = 20
 """The number of steps that define the usual level."""
 
 _NOW = 3
+# The share of tasks with equal rewards, in the last batches with a signal, if little is left to
+# learn.
+_FADED = 0.5
+# Means of batches rarely differ by more than this many standard errors.
+_NOISE = 3.0
 # The standard deviation of a normal distribution over its median absolute deviation.
 _MAD = 1.4826
 
@@ -129,4 +134,10 @@ def solved(history: Sequence[Mapping[str, float]]) -> bool:
     trend, rewards = reward_trend(taught), values(history, "reward_mean")[-_NOW:]
     if trend is None or not trend.height or 2 * trend.risen < trend.height:
         return False
-    return abs(max(values(taught, "reward_mean")) - fmean(rewards)) <= 0.25 * trend.height
+    now, near = fmean(rewards), 0.25 * trend.height
+    if abs(max(values(taught, "reward_mean")) - now) <= near:
+        return True
+    # If the signal faded, batches differ only in their tasks, and the best one had easier tasks. A
+    # broken reward ends the signal at once.
+    fading = fmean(ratios(taught, "tasks_equal", "tasks")[-_NOW:] or [0.0]) >= _FADED
+    return fading and abs(trend.best - now) <= near + _NOISE * trend.noise

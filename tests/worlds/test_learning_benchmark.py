@@ -87,3 +87,18 @@ def test_a_plot_has_a_panel_for_each_world(learning: ModuleType, tmp_path: Path)
     results = dict.fromkeys(("bandit", "grid", "memory", "pair"), seeds)
     learning.draw(results, tmp_path / "plot.png", "title")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_results_of_single_runs_are_read_back(learning: ModuleType, tmp_path: Path) -> None:
+    def run(seed: int) -> object:
+        return learning.Run("grid", seed, "torch", "torch", "sync", None, 128)
+
+    learned = Learned(0.1, 0.9, (0.0, 0.5), 10.0)
+    kept = learning.Results(tmp_path / "runs.jsonl")
+    assert kept.get(run(0)) is None
+    kept.add(run(0), learned)
+    kept.add(run(1), "seed 1: the run paused")
+    again = learning.Results(tmp_path / "runs.jsonl")
+    assert again.get(run(0)) == learned
+    assert again.get(run(1)) == "seed 1: the run paused"
+    assert again.get(run(2)) is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
+from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
@@ -134,6 +136,50 @@ def test_a_model_that_is_as_good_as_it_ever_was_is_no_reason_to_pause() -> None:
     assert read("zero_signal", foreign).pauses
     constant = steps(8, reward_mean=1.0, no_signal=1.0)
     assert read("zero_signal", constant).pauses
+
+
+def solving(rng: random.Random, count: int) -> list[dict[str, float]]:
+    """A model that learns to solve all tasks, of which one in ten cannot be solved: 16 tasks a step."""
+    history = []
+    for step in range(count):
+        ability = min(0.998, 0.25 + step / 30)
+        rewards = [
+            [float(paid and rng.random() < ability) for _ in range(8)]
+            for paid in (rng.random() < 0.9 for _ in range(16))
+        ]
+        equal = sum(len(set(task)) == 1 for task in rewards)
+        every = [reward for task in rewards for reward in task]
+        history.append(
+            {
+                **HEALTHY,
+                "tasks": 16,
+                "tasks_equal": equal,
+                "no_signal": float(equal == 16),
+                "reward_mean": fmean(every),
+                "reward_std": pstdev(every),
+            }
+        )
+    return history
+
+
+def test_solved_tasks_of_different_worth_are_no_reason_to_pause() -> None:
+    silent = paused = 0
+    for seed in range(100):
+        history = solving(random.Random(seed), 80)
+        for end in range(30, 80, 5):
+            reading = read("zero_signal", history[:end])
+            silent += reading.level >= 1
+            paused += reading.level >= 1 and reading.pauses
+    assert silent > 100
+    assert paused == 0
+
+
+def test_rewards_that_become_constant_at_once_pause_a_run_that_has_learned() -> None:
+    for seed in range(50):
+        # Half way, with most tasks still undecided.
+        history = solving(random.Random(seed), 10)
+        broken = [{**history[-1], "no_signal": 1.0, "tasks_equal": 16, "reward_mean": 0.25}] * 5
+        assert read("zero_signal", [*history, *broken]).pauses
 
 
 def test_a_model_that_never_knew_the_form_of_a_call_is_no_reason_to_pause() -> None:
